@@ -1,0 +1,1 @@
+"""The engine of Tandem: paged KV cache, iteration-level scheduling, SplitFuse."""

@@ -1,0 +1,1 @@
+"""Plain data that crosses the engine's doors; pydantic and the standard library only."""

@@ -1,0 +1,47 @@
+"""The errors that the engine shows to its callers.
+
+EngineError
+├── ConfigError              a setting cannot be; the replica does not start
+├── CheckpointError          a model's files are missing, damaged or not understood
+├── RequestError             one request cannot be served; the caller is at fault
+│   ├── InvalidParameter     a value is of the wrong type or out of range
+│   └── PromptTooLong        the prompt leaves no room for a token
+├── RequestFailed            a request died while running; the engine goes on
+└── EngineStopped            the engine takes no more requests
+"""
+
+
+class EngineError(Exception):
+    """Base of all errors of the engine; the text is one sentence for a person."""
+
+
+class ConfigError(EngineError):
+    """A setting cannot be; the replica does not start."""
+
+
+class CheckpointError(EngineError):
+    """A model's files are missing, damaged or of a kind that is not understood."""
+
+
+class RequestError(EngineError):
+    """One request cannot be served as it was asked; `parameter` names what to change."""
+
+    def __init__(self, message: str, *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class InvalidParameter(RequestError):
+    """A parameter of a request is of the wrong type or out of its range."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for a single new token."""
+
+
+class RequestFailed(EngineError):
+    """A request died while running; its cause is in the text, others are not touched."""
+
+
+class EngineStopped(EngineError):
+    """The engine is stopping or has stopped and takes no more requests."""

@@ -1,0 +1,109 @@
+"""The engine as a server sees it: text in, a stream of outputs back."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.output import EngineStats, Output
+from tandem_engine.api.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What one replica can hold; fixed when it starts."""
+
+    max_seq_len: int
+    """Prompt and output of one request together, in tokens."""
+    max_input_token_len: int
+    """Longest prompt in tokens."""
+    vocab_size: int
+    cache_block_size: int
+    num_kv_blocks: int
+    max_sequences: int
+    """Sequences of max_seq_len tokens that fit into the KV cache at once."""
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back, as the checkpoint's tokenizer does it."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`."""
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special tokens included; not valid UTF-8 becomes U+FFFD."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token as the bytes that it stands for."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation under the checkpoint's chat template.
+
+        Raises:
+            InvalidParameter: there is no template, or it refuses the messages (its words are kept).
+        """
+
+
+class OutputStream(Protocol):
+    """The outputs of one request, all choices interleaved; ends when every choice has ended."""
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        """Iterate over the outputs.
+
+        Raises (while iterating):
+            RequestFailed: the request died; the text is the cause.
+            EngineStopped: the engine stopped before the end.
+        """
+
+    def abort(self) -> None:
+        """Give everything back that the request holds; harmless when it has ended."""
+
+
+class EngineFront(Protocol):
+    """What the server may ask of a running engine; all methods are called on one event loop."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the replica can hold."""
+
+    @property
+    def codec(self) -> TextCodec:
+        """The checkpoint's tokenizer."""
+
+    def submit(
+        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+    ) -> OutputStream:
+        """Queue a request; its choices are n (or best_of) sequences.
+
+        Raises (at once):
+            RequestError: the request can never be served; nothing was queued.
+            EngineStopped: the engine takes no more requests.
+        """
+
+    def reconfigure(self, schedule: ScheduleConfig) -> None:
+        """Take over live settings between two steps.
+
+        Raises:
+            ConfigError: a setting needs a restart; nothing was changed.
+        """
+
+    def stats(self) -> EngineStats:
+        """The inner state after the last step."""
+
+    def metrics(self) -> bytes:
+        """The engine's metrics in Prometheus' text format."""
+
+    def check_health(self) -> None:
+        """Raise EngineStopped, with the cause, when the engine cannot serve any more."""
+
+    async def stop(self) -> None:
+        """End the step loop; running requests end with EngineStopped."""

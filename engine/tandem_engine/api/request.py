@@ -1,0 +1,127 @@
+"""What a caller asks of the engine: one prompt and how to sample its continuation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tandem_engine.api.errors import InvalidParameter
+
+MAX_TOP_LOGPROBS: Final = 20
+MAX_STOP_STRINGS: Final = 1024
+MAX_CHOICES: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to turn logits into tokens, and when to stop. Ranges are MindIE's.
+
+    Raises:
+        InvalidParameter: a value is out of its range.
+    """
+
+    max_tokens: int
+    """Output tokens at most; the engine lowers it to maxIterTimes and to the room in maxSeqLen."""
+    min_tokens: int = 0
+    """Output tokens before an end token or stop id may come."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = -1
+    """Keep the k most likely tokens; -1 or 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens whose probabilities add up to top_p."""
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as likely as the likeliest."""
+    repetition_penalty: float = 1.0
+    """Divides (or multiplies, if negative) the logit of every token seen in prompt or output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token of the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of every token of the output, times its count there."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids, each in [-100, 100]."""
+    seed: int | None = None
+    """Same seed, same tokens, whatever else is in the batch; None draws one."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the output; they are not part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output, beside the model's own end tokens."""
+    ignore_eos: bool = False
+    """Go on past the model's own end tokens."""
+    logprobs: int | None = None
+    """None: no log-probabilities. k: those of the token and of the k likeliest ones."""
+    n: int = 1
+    """Choices to return."""
+    best_of: int | None = None
+    """Choices to generate, of which the n likeliest (by mean log-probability) are returned."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+
+    def __post_init__(self) -> None:
+        for name, ok, allowed in self._ranges():
+            if not ok:
+                raise InvalidParameter(
+                    f"{name} is {getattr(self, name)}; it must be {allowed}.", parameter=name
+                )
+
+    def _ranges(self) -> tuple[tuple[str, bool, str], ...]:
+        biases = self.logit_bias.values()
+        return (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            (
+                "min_tokens",
+                0 <= self.min_tokens <= self.max_tokens,
+                f"in [0, max_tokens], here [0, {self.max_tokens}]",
+            ),
+            ("temperature", 0.0 <= self.temperature <= 100.0, "in [0, 100]"),
+            ("top_k", self.top_k >= -1, "-1 or 0 (off), or at least 1"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "in (0, 100]"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
+            (
+                "logit_bias",
+                all(-100.0 <= bias <= 100.0 for bias in biases)
+                and all(token_id >= 0 for token_id in self.logit_bias),
+                "a mapping of token ids to values in [-100, 100]",
+            ),
+            (
+                "seed",
+                self.seed is None or -(2**63) <= self.seed < 2**63,
+                "a 64-bit integer",
+            ),
+            (
+                "stop",
+                len(self.stop) <= MAX_STOP_STRINGS and all(self.stop),
+                f"at most {MAX_STOP_STRINGS} strings, none of them empty",
+            ),
+            (
+                "logprobs",
+                self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
+                f"in [0, {MAX_TOP_LOGPROBS}]",
+            ),
+            ("n", 1 <= self.n <= MAX_CHOICES, f"in [1, {MAX_CHOICES}]"),
+            (
+                "best_of",
+                self.best_of is None or self.n <= self.best_of <= MAX_CHOICES,
+                f"in [n, {MAX_CHOICES}], here [{self.n}, {MAX_CHOICES}]",
+            ),
+        )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to compute: a prompt and how to continue it."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int] = frozenset()
+    """All ids that end it: the caller's and, unless ignore_eos, the model's end tokens."""
+    seed: int = 0
+    """The seed in force; the front derives one a choice."""

@@ -1,0 +1,1 @@
+"""The server of Tandem: the InferenceService manifest, HTTP, Ray Serve."""
