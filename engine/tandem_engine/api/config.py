@@ -17,16 +17,16 @@ class SplitFuseConfig(Model):
     """SplitFuse: prompt chunks ride in the same step as decodes, under a token budget."""
 
     enabled: bool | None = None
-    """Cut prompts into chunks; absent means: when templateType is Mix (the only value it works with)."""
+    """Cut prompts into chunks; absent means: when templateType is Mix, which it needs."""
 
     split_chunk_tokens: Annotated[int, Field(ge=16, le=8192)] = 512
-    """Tokens of one step, decodes and prompt chunks together (MindIE splitChunkTokens); a multiple of 16."""
+    """Tokens of one step, decodes and prompt chunks together; a multiple of 16."""
 
     split_start_type: bool = False
     """true: test splitStartBatchSize anew at every step; false: once it was met, keep splitting."""
 
     split_start_batch_size: Annotated[int, Field(ge=0)] = 16
-    """Sequences in the batch from which prompts are cut; below it they run whole, under maxPrefillTokens."""
+    """Sequences in the batch from which prompts are cut; below, they run whole."""
 
     @field_validator("split_chunk_tokens")
     @classmethod
@@ -78,23 +78,21 @@ class ScheduleConfig(Model):
                 "templateType Mix needs splitFuse.enabled true, not false; "
                 "set templateType: Standard to run without SplitFuse"
             )
-        if (
-            "max_prefill_batch_size" in self.model_fields_set
-            and self.max_prefill_batch_size > self.max_batch_size
-        ):
-            raise ValueError(
-                f"maxPrefillBatchSize {self.max_prefill_batch_size} is larger than "
-                f"maxBatchSize {self.max_batch_size}; lower it or raise maxBatchSize"
-            )
-        if (
-            "split_start_batch_size" in self.split_fuse.model_fields_set
-            and self.split_fuse.split_start_batch_size > self.max_batch_size
-        ):
-            raise ValueError(
-                f"splitFuse.splitStartBatchSize {self.split_fuse.split_start_batch_size} is larger "
-                f"than maxBatchSize {self.max_batch_size}; lower it or raise maxBatchSize"
-            )
+        # A default that is too large for a small maxBatchSize is lowered where it is used;
+        # only a value that somebody wrote is refused.
+        if "max_prefill_batch_size" in self.model_fields_set:
+            self._at_most_batch_size("maxPrefillBatchSize", self.max_prefill_batch_size)
+        if "split_start_batch_size" in self.split_fuse.model_fields_set:
+            start = self.split_fuse.split_start_batch_size
+            self._at_most_batch_size("splitFuse.splitStartBatchSize", start)
         return self
+
+    def _at_most_batch_size(self, name: str, value: int) -> None:
+        if value > self.max_batch_size:
+            raise ValueError(
+                f"{name} {value} is larger than maxBatchSize {self.max_batch_size}; "
+                f"lower it or raise maxBatchSize"
+            )
 
     @property
     def is_split_fuse(self) -> bool:
@@ -105,6 +103,12 @@ class ScheduleConfig(Model):
     def prefill_rows(self) -> int:
         """Sequences that may prefill in one step: maxPrefillBatchSize, never over maxBatchSize."""
         return min(self.max_prefill_batch_size or self.max_batch_size, self.max_batch_size)
+
+    @property
+    def largest_step(self) -> int:
+        """Tokens of the largest step that these settings allow."""
+        cut = self.split_fuse.split_chunk_tokens if self.is_split_fuse else 0
+        return max(self.max_prefill_tokens + self.max_batch_size, cut)
 
 
 class EngineConfig(Model):

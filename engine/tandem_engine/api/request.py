@@ -9,6 +9,18 @@ from tandem_engine.api.errors import InvalidParameter
 MAX_TOP_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 1024
 MAX_CHOICES: Final = 128
+MAX_PENALTY: Final = 100.0
+MAX_BIAS: Final = 100.0
+MAX_SEED: Final = 2**63 - 1
+_CLOSED_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0.0, 100.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-MAX_SEED - 1, MAX_SEED),
+    "logprobs": (0, MAX_TOP_LOGPROBS),
+    "n": (1, MAX_CHOICES),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,56 +69,57 @@ class SamplingParams:
     """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
-        for name, ok, allowed in self._ranges():
-            if not ok:
-                raise InvalidParameter(
-                    f"{name} is {getattr(self, name)}; it must be {allowed}.", parameter=name
-                )
+        for name, (low, high) in _CLOSED_RANGES.items():
+            value = getattr(self, name)
+            self._require(
+                name, ok=value is None or low <= value <= high, allowed=f"in [{low}, {high}]"
+            )
+        self._check_lengths()
+        self._check_filters()
+        self._check_lists()
 
-    def _ranges(self) -> tuple[tuple[str, bool, str], ...]:
-        biases = self.logit_bias.values()
-        return (
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
-            (
-                "min_tokens",
-                0 <= self.min_tokens <= self.max_tokens,
-                f"in [0, max_tokens], here [0, {self.max_tokens}]",
-            ),
-            ("temperature", 0.0 <= self.temperature <= 100.0, "in [0, 100]"),
-            ("top_k", self.top_k >= -1, "-1 or 0 (off), or at least 1"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "in (0, 100]"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
-            (
-                "logit_bias",
-                all(-100.0 <= bias <= 100.0 for bias in biases)
-                and all(token_id >= 0 for token_id in self.logit_bias),
-                "a mapping of token ids to values in [-100, 100]",
-            ),
-            (
-                "seed",
-                self.seed is None or -(2**63) <= self.seed < 2**63,
-                "a 64-bit integer",
-            ),
-            (
-                "stop",
-                len(self.stop) <= MAX_STOP_STRINGS and all(self.stop),
-                f"at most {MAX_STOP_STRINGS} strings, none of them empty",
-            ),
-            (
-                "logprobs",
-                self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
-                f"in [0, {MAX_TOP_LOGPROBS}]",
-            ),
-            ("n", 1 <= self.n <= MAX_CHOICES, f"in [1, {MAX_CHOICES}]"),
-            (
-                "best_of",
-                self.best_of is None or self.n <= self.best_of <= MAX_CHOICES,
-                f"in [n, {MAX_CHOICES}], here [{self.n}, {MAX_CHOICES}]",
-            ),
+    def _check_lengths(self) -> None:
+        self._require("max_tokens", ok=self.max_tokens >= 1, allowed="at least 1")
+        self._require(
+            "min_tokens",
+            ok=0 <= self.min_tokens <= self.max_tokens,
+            allowed=f"in [0, max_tokens], here [0, {self.max_tokens}]",
         )
+        self._require(
+            "best_of",
+            ok=self.best_of is None or self.n <= self.best_of <= MAX_CHOICES,
+            allowed=f"in [n, {MAX_CHOICES}], here [{self.n}, {MAX_CHOICES}]",
+        )
+
+    def _check_filters(self) -> None:
+        self._require("top_k", ok=self.top_k >= -1, allowed="-1 or 0 (off), or at least 1")
+        self._require("top_p", ok=0.0 < self.top_p <= 1.0, allowed="in (0, 1]")
+        self._require(
+            "repetition_penalty",
+            ok=0.0 < self.repetition_penalty <= MAX_PENALTY,
+            allowed="in (0, 100]",
+        )
+
+    def _check_lists(self) -> None:
+        self._require(
+            "logit_bias",
+            ok=all(
+                token_id >= 0 and -MAX_BIAS <= bias <= MAX_BIAS
+                for token_id, bias in self.logit_bias.items()
+            ),
+            allowed="a mapping of token ids to values in [-100, 100]",
+        )
+        self._require(
+            "stop",
+            ok=len(self.stop) <= MAX_STOP_STRINGS and all(self.stop),
+            allowed=f"at most {MAX_STOP_STRINGS} strings, none of them empty",
+        )
+
+    def _require(self, name: str, *, ok: bool, allowed: str) -> None:
+        if not ok:
+            raise InvalidParameter(
+                f"{name} is {getattr(self, name)!r}; it must be {allowed}.", parameter=name
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -121,6 +134,8 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    max_new_tokens: int
+    """Output tokens at most: the least of max_tokens, maxIterTimes and the room in maxSeqLen."""
     stop_token_ids: frozenset[int] = frozenset()
     """All ids that end it: the caller's and, unless ignore_eos, the model's end tokens."""
     seed: int = 0

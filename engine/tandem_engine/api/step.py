@@ -39,6 +39,16 @@ class SampledToken:
     logprob: TokenLogprob | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What the runner made of a step."""
+
+    tokens: Mapping[str, SampledToken] = field(default_factory=dict)
+    """Request id → its new token, for each row whose known tokens are all computed."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Request id → why this row, and no other, came to nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Advance:
     """One request got one more token, perhaps its last."""
@@ -54,8 +64,8 @@ class Runner(Protocol):
     def add(self, request: Request) -> None:
         """Learn the prompt and the sampling of a request before its first step."""
 
-    def run(self, step: Step) -> Mapping[str, SampledToken]:
-        """Compute `step`; return a token for each row whose known tokens are all computed."""
+    def run(self, step: Step) -> StepResult:
+        """Compute `step`. An exception means that all of its rows are lost."""
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored."""

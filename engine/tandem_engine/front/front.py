@@ -1,0 +1,161 @@
+"""The engine as an asyncio server sees it; implements `tandem_engine.api.front.EngineFront`."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.errors import ConfigError, InvalidParameter, PromptTooLong
+from tandem_engine.api.front import EngineLimits, OutputStream
+from tandem_engine.api.output import EngineStats
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.front.choice import Choice
+from tandem_engine.front.loop import EngineLoop
+from tandem_engine.front.metrics import EngineMetrics
+from tandem_engine.front.stream import BestOfStream, RequestStream
+from tandem_engine.sampling.chance import derive_seed
+from tandem_engine.text.codec import CheckpointCodec
+
+
+class ThreadedFront:
+    """Checks requests, fans them out into choices, and hands them to the engine's thread."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        *,
+        codec: CheckpointCodec,
+        limits: EngineLimits,
+        schedule: ScheduleConfig,
+        end_token_ids: frozenset[int],
+        metrics: EngineMetrics,
+    ) -> None:
+        self._loop = loop
+        self._codec = codec
+        self._limits = limits
+        self._schedule = schedule
+        self._end_token_ids = end_token_ids
+        self._metrics = metrics
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the replica can hold."""
+        return self._limits
+
+    @property
+    def codec(self) -> CheckpointCodec:
+        """The checkpoint's tokenizer."""
+        return self._codec
+
+    def submit(
+        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+    ) -> OutputStream:
+        """Queue a request; see `EngineFront.submit`."""
+        self.check_health()
+        self._check(prompt_token_ids, sampling)
+        self._loop.attach(asyncio.get_running_loop())
+        num_choices = sampling.best_of or sampling.n
+        ids = [f"{request_id}-{index}" for index in range(num_choices)]
+        stream = RequestStream(num_choices, abort=lambda: self._loop.abort(ids))
+        requests = self._requests(ids, tuple(prompt_token_ids), sampling)
+        arrived = time.perf_counter()
+        self._loop.begin(
+            [
+                Choice(request, index=index, stream=stream, codec=self._codec, arrived=arrived)
+                for index, request in enumerate(requests)
+            ]
+        )
+        if num_choices == sampling.n:
+            return stream
+        with_logprobs = sampling.logprobs is not None
+        return BestOfStream(stream, num_best=sampling.n, with_logprobs=with_logprobs)
+
+    def reconfigure(self, schedule: ScheduleConfig) -> None:
+        """Take over live settings; see `EngineFront.reconfigure`."""
+        if schedule.cache_block_size != self._schedule.cache_block_size:
+            raise ConfigError(
+                f"cacheBlockSize {schedule.cache_block_size} needs a restart; "
+                f"this replica's blocks have {self._schedule.cache_block_size} tokens."
+            )
+        self._schedule = schedule
+        self._loop.reconfigure(schedule)
+
+    def stats(self) -> EngineStats:
+        """The inner state after the last step."""
+        return self._loop.stats
+
+    def metrics(self) -> bytes:
+        """The engine's metrics in Prometheus' text format."""
+        return self._metrics.text()
+
+    def check_health(self) -> None:
+        """Raise EngineStopped, with the cause, when the engine cannot serve any more."""
+        if self._loop.stopped is not None:
+            raise self._loop.stopped
+
+    async def stop(self) -> None:
+        """End the step loop; running requests end with EngineStopped."""
+        self._loop.stop()
+        await asyncio.to_thread(self._loop.join)
+
+    def _requests(
+        self, ids: Sequence[str], prompt: tuple[int, ...], sampling: SamplingParams
+    ) -> list[Request]:
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        own_ends = frozenset() if sampling.ignore_eos else self._end_token_ids
+        if sampling.best_of is not None and sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)  # the choices are ranked by them
+        return [
+            Request(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                max_new_tokens=self._max_new_tokens(len(prompt), sampling),
+                stop_token_ids=own_ends.union(sampling.stop_token_ids),
+                seed=derive_seed(seed, index),
+            )
+            for index, request_id in enumerate(ids)
+        ]
+
+    def _max_new_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
+        room = self._limits.max_seq_len - num_prompt
+        return min(sampling.max_tokens, self._schedule.max_iter_times, room)
+
+    def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        if not prompt:
+            raise InvalidParameter(
+                "The prompt is empty; give at least one token.", parameter="prompt"
+            )
+        if len(prompt) > self._limits.max_input_token_len:
+            raise PromptTooLong(
+                f"The prompt has {len(prompt)} tokens; this model takes "
+                f"{self._limits.max_input_token_len} at most. Shorten it, or serve with a larger "
+                f"maxInputTokenLen and maxSeqLen.",
+                parameter="prompt",
+            )
+        self._check_ids(prompt, "prompt")
+        self._check_ids(sampling.logit_bias, "logit_bias")
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_batch(sampling)
+
+    def _check_ids(self, token_ids: Iterable[int], name: str) -> None:
+        vocab_size = self._limits.vocab_size
+        wrong = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+        if wrong:
+            raise InvalidParameter(
+                f"{name} names the token {wrong[0]}; the model's tokens are 0 to {vocab_size - 1}.",
+                parameter=name,
+            )
+
+    def _check_batch(self, sampling: SamplingParams) -> None:
+        name, value = ("n", sampling.n)
+        if sampling.best_of is not None:
+            name, value = ("best_of", sampling.best_of)
+        limit = self._schedule.max_batch_size
+        if value > limit:
+            raise InvalidParameter(
+                f"{name} is {value}; it must be in [1, {limit}], the maxBatchSize of this service.",
+                parameter=name,
+            )

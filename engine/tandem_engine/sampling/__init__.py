@@ -1,0 +1,1 @@
+"""Logits to tokens, for all rows of a step at once."""

@@ -1,0 +1,22 @@
+"""When SplitFuse begins to cut prompts: MindIE's splitStartBatchSize and splitStartType."""
+
+from tandem_engine.api.config import SplitFuseConfig
+
+
+class SplitGate:
+    """Tells whether prompts are cut, by the number of sequences already in the batch.
+
+    MindIE up to 2.3 documents the two parameters but not what exactly it counts; here it is
+    the rows of the step in the making: all decodes, and the prompts placed so far.
+    """
+
+    def __init__(self) -> None:
+        self._latched = False
+
+    def is_open(self, config: SplitFuseConfig, num_rows: int) -> bool:
+        """Whether a prompt that joins `num_rows` other rows is cut."""
+        reached = num_rows >= config.split_start_batch_size
+        if config.split_start_type:
+            return reached
+        self._latched = self._latched or reached
+        return self._latched

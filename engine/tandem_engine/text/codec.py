@@ -1,0 +1,130 @@
+"""The checkpoint's tokenizer: tokenizer.json by the `tokenizers` library, and its chat template."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tandem_engine.api.errors import CheckpointError, InvalidParameter
+from tandem_engine.text.chat_template import ChatTemplate
+from tandem_engine.text.detokenizer import Detokenizer
+
+
+class CheckpointCodec:
+    """Implements `tandem_engine.api.front.TextCodec`."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._byte_of = _byte_of_symbol()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the tokenizer can make, special tokens included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`."""
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special tokens included; not valid UTF-8 becomes U+FFFD."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token as the bytes that it stands for."""
+        symbol = self._tokenizer.id_to_token(token_id) or ""
+        if all(char in self._byte_of for char in symbol):
+            return bytes(self._byte_of[char] for char in symbol)
+        return self.token_text(token_id).encode()
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation; the template writes the special tokens itself.
+
+        Raises:
+            InvalidParameter: there is no template, or it refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidParameter(
+                "The model has no chat template; use /v1/completions with a plain prompt.",
+                parameter="messages",
+            )
+        text = self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, extra=template_kwargs
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A decoder for one growing output."""
+        return Detokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
+
+
+def load_codec(folder: Path) -> CheckpointCodec:
+    """Read tokenizer.json, tokenizer_config.json and a chat template from a checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; a checkpoint needs a fast tokenizer.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path} is not a tokenizer: {error}.") from error
+    settings = _read_settings(folder / "tokenizer_config.json")
+    return CheckpointCodec(tokenizer, _read_template(folder, settings))
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} holds no JSON object.")
+    return settings
+
+
+def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
+    own_file = folder / "chat_template.jinja"
+    source = own_file.read_text() if own_file.is_file() else settings.get("chat_template")
+    if isinstance(source, list):  # several named templates, as in some older checkpoints
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    if not source:
+        return None
+    return ChatTemplate(source, _special_tokens(settings))
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like; each stands as a text or as an object with its content."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = settings.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        tokens[name] = content or ""
+    return tokens
+
+
+def _byte_of_symbol() -> dict[str, int]:
+    """The printable symbols by which byte-level BPE (GPT-2) writes the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted

@@ -1,0 +1,200 @@
+"""Sampling, against plain formulas row by row."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.sampling.chance import derive_seed, uniform
+from tandem_engine.sampling.row import Row, row_of
+from tandem_engine.sampling.sampler import Sampler
+
+VOCAB = 24
+
+
+def row(
+    *,
+    prompt: tuple[int, ...] = (1, 2),
+    output: tuple[int, ...] = (),
+    seed: int = 0,
+    **sampling: object,
+) -> Row:
+    params = SamplingParams(max_tokens=64, **sampling)  # type: ignore[arg-type]
+    made = row_of(
+        Request(
+            request_id="r",
+            prompt_token_ids=prompt,
+            sampling=params,
+            max_new_tokens=64,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            seed=seed,
+        )
+    )
+    made.tokens += output
+    return made
+
+
+def sample(logits: torch.Tensor, rows: list[Row]) -> list[int]:
+    return [token.token_id for token in Sampler().sample(logits, rows) if token is not None]
+
+
+def allowed_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
+    """The tokens that temperature, top_k, top_p and min_p leave, in plain Python."""
+    weights = [math.exp((x - max(logits)) / params.temperature) for x in logits]
+    weights = [w if w >= params.min_p else 0.0 for w in weights]
+    order = sorted(range(len(weights)), key=lambda i: -weights[i])
+    if params.top_k > 0:
+        order = order[: params.top_k]
+    total = sum(weights[i] for i in order)
+    kept, before = set(), 0.0
+    for i in order:
+        if weights[i] > 0 and (before < params.top_p or not kept):
+            kept.add(i)
+        before += weights[i] / total
+    return kept
+
+
+logit_lists = st.lists(
+    st.integers(-60, 60).map(lambda x: x / 8), min_size=VOCAB, max_size=VOCAB, unique=True
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    logits=logit_lists,
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([-1, 1, 3, 100]),
+    top_p=st.sampled_from([0.013, 0.517, 0.913, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0531, 0.531]),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_a_drawn_token_passed_every_filter(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    drawn = row(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    [token] = sample(torch.tensor([logits]), [drawn])
+
+    assert token in allowed_by_hand(logits, drawn.sampling)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = torch.tensor([[0.0, math.log(2), math.log(5), -torch.inf]])
+    counts = Counter(
+        sample(logits, [row(output=(0,) * position, seed=7)])[0] for position in range(4000)
+    )
+
+    assert counts[3] == 0
+    for token, share in ((0, 1 / 8), (1, 2 / 8), (2, 5 / 8)):
+        assert abs(counts[token] / 4000 - share) < 0.03
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**63 - 1), st.integers(0, 5), st.integers(1, 6))
+def test_a_seed_gives_the_same_token_whatever_else_is_in_the_batch(
+    seed: int, position: int, others: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed % 1000)
+    logits = torch.randn(others + 1, VOCAB, generator=generator)
+    mine = row(output=(0,) * position, seed=seed, top_p=0.9)
+    crowd = [row(seed=index, temperature=0.5, top_k=3) for index in range(others)]
+    alone = sample(logits[:1], [mine])[0]
+
+    assert sample(logits, [mine, *crowd])[0] == alone
+    assert sample(logits.flip(0), [*crowd, mine])[-1] == alone
+
+
+def test_greedy_and_drawn_rows_stand_side_by_side() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 5] = 3.0
+
+    assert sample(logits, [row(temperature=0.0), row(top_k=1)]) == [5, 5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    logits=logit_lists,
+    output=st.lists(st.integers(0, VOCAB - 1), max_size=8),
+    repetition=st.sampled_from([1.0, 1.3, 0.7]),
+    presence=st.sampled_from([0.0, 1.5, -1.0]),
+    frequency=st.sampled_from([0.0, 0.5]),
+)
+def test_penalties_are_the_textbooks(
+    logits: list[float], output: list[int], repetition: float, presence: float, frequency: float
+) -> None:
+    penalised = row(
+        prompt=(1, 2, 3),
+        output=tuple(output),
+        temperature=0.0,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+    )
+    expected = list(logits)
+    for token in {1, 2, 3, *output}:
+        x = expected[token]
+        expected[token] = x / repetition if x > 0 else x * repetition
+    for token, count in Counter(output).items():
+        expected[token] -= frequency * count + presence
+    [token] = sample(torch.tensor([logits]), [penalised])
+
+    assert expected[token] >= max(expected) - 1e-4
+
+
+def test_bias_and_min_tokens_change_the_choice() -> None:
+    logits = torch.zeros(3, VOCAB)
+    logits[:, 4] = 2.0
+    rows = [
+        row(temperature=0.0, logit_bias={9: 50.0}),
+        row(temperature=0.0, stop_token_ids=(4,), min_tokens=1),
+        row(temperature=0.0, stop_token_ids=(4,), min_tokens=1, output=(7,)),
+    ]
+    logits[1, 8] = 1.0
+
+    assert sample(logits, rows) == [9, 8, 4]
+    assert logits[0, 9] == 0.0, "the model's own logits are not changed"
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    asks = row(temperature=0.0, logprobs=3, logit_bias={7: 100.0})
+    [token] = Sampler().sample(logits, [asks])
+    table = torch.log_softmax(logits[0], -1)
+
+    assert token is not None
+    assert token.logprob is not None
+    assert token.token_id == 7
+    assert math.isclose(token.logprob.logprob, table[7].item(), abs_tol=1e-6)
+    best = table.topk(3)
+    assert [i for i, _ in token.logprob.top] == best.indices.tolist()
+    assert np.allclose([p for _, p in token.logprob.top], best.values.tolist())
+
+
+def test_a_row_without_numbers_gives_no_token_and_disturbs_nobody() -> None:
+    logits = torch.zeros(3, VOCAB)
+    logits[1, 3] = torch.nan
+    logits[2, 6] = 1.0
+    rows = [row(seed=1), row(seed=2), row(temperature=0.0)]
+    tokens = Sampler().sample(logits, rows)
+
+    assert tokens[1] is None
+    assert tokens[0] is not None
+    assert tokens[2] is not None
+    assert tokens[2].token_id == 6
+
+
+def test_uniform_numbers_are_in_range_and_spread() -> None:
+    numbers = uniform(np.full(10_000, 42, dtype=np.uint64), np.arange(10_000, dtype=np.uint64))
+
+    assert numbers.min() >= 0.0
+    assert numbers.max() < 1.0
+    assert np.allclose(np.histogram(numbers, bins=10, range=(0, 1))[0] / 1000, 1.0, atol=0.15)
+
+
+def test_the_first_choice_keeps_the_seed_and_others_get_their_own() -> None:
+    assert derive_seed(5, 0) == 5
+    assert len({derive_seed(5, index) for index in range(100)}) == 100
+    assert derive_seed(-1, 0) == 2**64 - 1
