@@ -1,0 +1,58 @@
+# One command a chore. `make up` is the way in, `make test` is what CI runs.
+
+VENV    ?= .venv
+PYTHON  ?= python3
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+EXAMPLE := examples/tandem-tiny/isvc.yaml
+UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help up down test check format bench
+
+help:  ## Say what there is
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+up: $(READY)  ## Start tandem-tiny on this machine and ask it something
+	@$(BIN)/tandem serve -f $(EXAMPLE) --detach
+	@echo
+	@echo 'You ask: 47+38=?'
+	@printf 'It answers: '
+	@$(BIN)/tandem chat -m '47+38=?'
+	@echo
+	@echo 'What to try next:'
+	@echo '  $(BIN)/tandem chat                       talk to it'
+	@echo '  $(BIN)/tandem status                     what runs, and where'
+	@echo '  $(BIN)/tandem apply -f $(EXAMPLE)   change splitChunkTokens there first: live'
+	@echo '  make bench                               throughput, TTFT and TPOT, with a plot'
+	@echo '  make down                                end it'
+
+down: $(READY)  ## End what `make up` started
+	@$(BIN)/tandem stop --all
+
+test: check  ## Run every check and every test, as CI does
+	$(BIN)/pytest
+
+check: $(READY)  ## Lint, type-check, and hold the layers apart
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## Lay out the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## Measure tandem-tiny through HTTP: a table, JSON and a plot
+	$(BIN)/python -m benchmarks.serving --case 1x32x64 --case 16x32x64 --case 16x256x64 \
+		--case 32x128x32 --out benchmarks/results/latest
+
+# uv installs from its per-user cache, so that a fresh clone is ready in seconds.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 14); \
+	sys.exit(0 if ok else "Tandem needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.11" % sys.version_info[:2])'
+	@echo 'Installing into $(VENV); the first time this takes some minutes, torch alone is 5 GB.'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
+	$(BIN)/uv pip install --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
+	@touch $@
