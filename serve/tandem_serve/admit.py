@@ -1,0 +1,76 @@
+"""Whether one more request may come in; pure, so that the rule can be tested as a table.
+
+MindIE's maxLinkNum = N means: N requests are processed at once, 2N more may wait, and request
+number 3N + 1 is refused. Which of them run is the engine's choice; this rule bounds their sum.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+PLACES_PER_LINK: Final = 3
+"""One place in process and two in the waiting room."""
+
+MIN_RETRY_AFTER_S: Final = 1
+MAX_RETRY_AFTER_S: Final = 60
+UNKNOWN_RETRY_AFTER_S: Final = 5
+"""While nothing has finished yet there is no rate to reckon with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """There is a place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """All places are taken."""
+
+    num_in_flight: int
+    max_in_flight: int
+    retry_after_s: int
+    """When enough places should be free again, in whole seconds."""
+
+
+Admission = Admitted | Refused
+
+
+def max_in_flight(max_link_num: int) -> int:
+    """Requests that may be in process and waiting together."""
+    return PLACES_PER_LINK * max_link_num
+
+
+def admit(
+    *,
+    num_in_flight: int,
+    max_link_num: int,
+    num_new: int = 1,
+    completions_per_s: float = 0.0,
+) -> Admission:
+    """Decide on `num_new` requests that come together; they get in all or not at all.
+
+    Args:
+        num_in_flight: requests in process or waiting now.
+        max_link_num: MindIE's maxLinkNum.
+        num_new: requests that ask to come in.
+        completions_per_s: how fast requests have ended of late; 0 when that is not known.
+    """
+    allowed = max_in_flight(max_link_num)
+    num_missing = num_in_flight + num_new - allowed
+    if num_missing <= 0:
+        return Admitted()
+    return Refused(
+        num_in_flight=num_in_flight,
+        max_in_flight=allowed,
+        retry_after_s=estimate_retry_after(num_missing, completions_per_s),
+    )
+
+
+def estimate_retry_after(num_missing: int, completions_per_s: float) -> int:
+    """Whole seconds until `num_missing` places should have become free, in [1, 60]."""
+    if completions_per_s <= 0.0:
+        return UNKNOWN_RETRY_AFTER_S
+    seconds = num_missing / completions_per_s
+    if seconds >= MAX_RETRY_AFTER_S:
+        return MAX_RETRY_AFTER_S
+    return max(MIN_RETRY_AFTER_S, math.ceil(seconds))

@@ -1,0 +1,63 @@
+"""Puts the application together."""
+
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from tandem_engine.api.errors import EngineError
+from tandem_serve.http import errors
+from tandem_serve.http.chat import create_chat_completion
+from tandem_serve.http.completions import create_completion
+from tandem_serve.http.gate import Gate
+from tandem_serve.http.metrics import ResponseCounts
+from tandem_serve.http.middleware import RequestMiddleware
+from tandem_serve.http.models import list_models, retrieve_model
+from tandem_serve.http.operations import health, metrics
+from tandem_serve.http.settings import HttpSettings, Outside
+from tandem_serve.http.state import GetEngine, HttpState
+from tandem_serve.http.tokenize import detokenize, tokenize
+
+_ROUTES: Final = (
+    ("GET", "/health", health),
+    ("GET", "/metrics", metrics),
+    ("GET", "/v1/models", list_models),
+    # Names of models may have slashes.
+    ("GET", "/v1/models/{model:path}", retrieve_model),
+    ("POST", "/v1/chat/completions", create_chat_completion),
+    ("POST", "/v1/completions", create_completion),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+)
+
+
+def build_app(
+    settings: HttpSettings, get_engine: GetEngine, *, outside: Outside | None = None
+) -> FastAPI:
+    """The HTTP application of one replica.
+
+    Args:
+        settings: what it is told once and for all.
+        get_engine: the engine of this process, None while it starts; asked at every request, on
+            the event loop, so that the engine may be built after the application.
+        outside: clocks and chance; the real ones unless a test says otherwise.
+    """
+    outside = outside or Outside()
+    state = HttpState(
+        settings=settings,
+        outside=outside,
+        get_engine=get_engine,
+        gate=Gate(settings.max_link_num, outside.monotonic_s),
+        counts=ResponseCounts(),
+    )
+    # Requests are parsed by hand (errors in OpenAI's form), so FastAPI has no schema to show.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.http = state
+    app.add_middleware(RequestMiddleware, state=state)
+    for method, path, endpoint in _ROUTES:
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    app.add_exception_handler(errors.ApiError, errors.answer_error)
+    app.add_exception_handler(EngineError, errors.answer_error)
+    app.add_exception_handler(errors.ClientGone, errors.answer_client_gone)
+    app.add_exception_handler(HTTPException, errors.answer_http_error)
+    return app

@@ -1,0 +1,117 @@
+"""POST /v1/chat/completions."""
+
+from contextlib import ExitStack
+from typing import Any, Final
+
+from fastapi import Request, Response
+
+from tandem_engine.api.front import EngineFront, TextCodec
+from tandem_engine.api.output import Output
+from tandem_serve.http.answer import Choice
+from tandem_serve.http.body import read_request
+from tandem_serve.http.call import answer_call, check_stream_options
+from tandem_serve.http.errors import ApiError
+from tandem_serve.http.generation import EngineRequest
+from tandem_serve.http.logprobs import chat_logprobs
+from tandem_serve.http.openai_types import ChatRequest
+from tandem_serve.http.prompts import check_length, encode_messages
+from tandem_serve.http.sampling import sampling_params
+from tandem_serve.http.state import state_of
+
+ID_PREFIX: Final = "chatcmpl"
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation."""
+    http = state_of(request)
+    asked = await read_request(request, ChatRequest)
+    http.check_model(asked.model)
+    check_stream_options(asked)
+    num_logprobs = _num_logprobs(asked)
+    engine = http.engine()
+    with ExitStack() as held:
+        held.enter_context(http.gate.places(1))
+        engine_request = await _engine_request(
+            asked, engine, num_logprobs, http.settings.max_inline_length
+        )
+        return await answer_call(
+            request,
+            asked=asked,
+            engine=engine,
+            engine_requests=[engine_request],
+            form=ChatForm(engine.codec, has_logprobs=num_logprobs is not None),
+            id_prefix=ID_PREFIX,
+            held=held,
+        )
+
+
+async def _engine_request(
+    asked: ChatRequest, engine: EngineFront, num_logprobs: int | None, max_inline_length: int
+) -> EngineRequest:
+    limits = engine.limits
+    token_ids = await encode_messages(
+        engine.codec,
+        asked.messages,
+        add_generation_prompt=asked.add_generation_prompt,
+        template_kwargs=asked.chat_template_kwargs,
+        max_inline_length=max_inline_length,
+    )
+    check_length(len(token_ids), limits, "messages")
+    room = limits.max_seq_len - len(token_ids)
+    sampling = sampling_params(
+        asked,
+        max_tokens=asked.max_completion_tokens or asked.max_tokens or room,
+        logprobs=num_logprobs,
+        vocab_size=limits.vocab_size,
+    )
+    return EngineRequest(prompt_token_ids=token_ids, sampling=sampling)
+
+
+def _num_logprobs(asked: ChatRequest) -> int | None:
+    if asked.logprobs:
+        return asked.top_logprobs or 0
+    if asked.top_logprobs:
+        raise ApiError(
+            f"top_logprobs is {asked.top_logprobs}, but logprobs is not true; set it to true.",
+            param="top_logprobs",
+            code="invalid_value",
+        )
+    return None
+
+
+class ChatForm:
+    """Choices as messages, whole or in deltas."""
+
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def __init__(self, codec: TextCodec, *, has_logprobs: bool) -> None:
+        self._codec = codec
+        self._has_logprobs = has_logprobs
+        self._begun: set[int] = set()
+
+    def part(self, index: int, output: Output) -> dict[str, Any]:
+        """A choice of a chunk; the first of each choice says who speaks."""
+        delta: dict[str, Any] = {}
+        if index not in self._begun:
+            self._begun.add(index)
+            delta = {"role": "assistant", "content": output.text}
+        elif output.text:
+            delta = {"content": output.text}
+        has_logprobs = self._has_logprobs and bool(output.logprobs)
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": chat_logprobs(self._codec, output.logprobs) if has_logprobs else None,
+            "finish_reason": output.finish_reason,
+        }
+
+    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        logprobs = chat_logprobs(self._codec, choice.logprobs) if self._has_logprobs else None
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+        }

@@ -1,0 +1,203 @@
+"""POST /v1/completions."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
+
+from fastapi import Request, Response
+
+from tandem_engine.api.front import EngineFront, EngineLimits, TextCodec
+from tandem_engine.api.output import Output, TokenLogprob
+from tandem_serve.http.answer import Choice
+from tandem_serve.http.body import read_request
+from tandem_serve.http.call import answer_call, check_stream_options
+from tandem_serve.http.errors import ApiError
+from tandem_serve.http.generation import EngineRequest
+from tandem_serve.http.logprobs import TextOffsets, completion_logprobs
+from tandem_serve.http.openai_types import CompletionRequest
+from tandem_serve.http.prompts import check_length, encode_texts
+from tandem_serve.http.sampling import (
+    DEFAULT_COMPLETION_TOKENS,
+    check_token_ids,
+    sampling_params,
+)
+from tandem_serve.http.state import state_of
+
+ID_PREFIX: Final = "cmpl"
+
+
+async def create_completion(request: Request) -> Response:
+    """Continue one or several prompts."""
+    http = state_of(request)
+    asked = await read_request(request, CompletionRequest)
+    http.check_model(asked.model)
+    _check_combinations(asked)
+    engine = http.engine()
+    prompts = _split(asked.prompt)
+    with ExitStack() as held:
+        held.enter_context(http.gate.places(len(prompts.each), param="prompt"))
+        token_ids = await _encode(prompts, asked, engine, http.settings.max_inline_length)
+        return await answer_call(
+            request,
+            asked=asked,
+            engine=engine,
+            engine_requests=_engine_requests(asked, token_ids, engine.limits),
+            form=CompletionForm(
+                engine.codec,
+                has_logprobs=asked.logprobs is not None,
+                echoes=_echoes(prompts, engine.codec) if asked.echo else (),
+                choices_per_prompt=asked.n or 1,
+            ),
+            id_prefix=ID_PREFIX,
+            held=held,
+        )
+
+
+def _check_combinations(asked: CompletionRequest) -> None:
+    check_stream_options(asked)
+    if asked.stream and asked.best_of is not None and asked.best_of > (asked.n or 1):
+        raise ApiError(
+            f"best_of is {asked.best_of}, more than n ({asked.n or 1}), which needs all choices "
+            "before the first can be returned; leave out stream or best_of.",
+            param="best_of",
+            code="invalid_value",
+        )
+    if asked.echo and asked.logprobs is not None:
+        raise ApiError(
+            "echo together with logprobs is not supported: Tandem computes no log-probabilities "
+            "of prompts; leave out one of them.",
+            param="echo",
+            code="unsupported_parameter",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    each: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenIds:
+    each: list[list[int]]
+
+
+def _split(prompt: str | list[str] | list[int] | list[list[int]]) -> _Texts | _TokenIds:
+    if isinstance(prompt, str):
+        return _Texts([prompt])
+    if not prompt:
+        raise ApiError(
+            "prompt is an empty list; send at least one text or token id.",
+            param="prompt",
+            code="invalid_value",
+        )
+    if _are_texts(prompt):
+        return _Texts(prompt)
+    if _are_ids(prompt):
+        return _TokenIds([prompt])
+    return _TokenIds([ids for ids in prompt if isinstance(ids, list)])
+
+
+def _are_texts(prompt: list[Any]) -> TypeGuard[list[str]]:
+    return isinstance(prompt[0], str)
+
+
+def _are_ids(prompt: list[Any]) -> TypeGuard[list[int]]:
+    return isinstance(prompt[0], int)
+
+
+async def _encode(
+    prompts: _Texts | _TokenIds,
+    asked: CompletionRequest,
+    engine: EngineFront,
+    max_inline_length: int,
+) -> list[list[int]]:
+    match prompts:
+        case _Texts(each=texts):
+            return await encode_texts(
+                engine.codec,
+                texts,
+                add_special_tokens=asked.add_special_tokens is not False,
+                max_inline_length=max_inline_length,
+            )
+        case _TokenIds(each=lists):
+            for token_ids in lists:
+                check_token_ids(token_ids, engine.limits.vocab_size, "prompt")
+            return lists
+
+
+def _engine_requests(
+    asked: CompletionRequest, prompts: Sequence[list[int]], limits: EngineLimits
+) -> list[EngineRequest]:
+    for i, token_ids in enumerate(prompts):
+        check_length(len(token_ids), limits, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
+    sampling = sampling_params(
+        asked,
+        max_tokens=asked.max_tokens or DEFAULT_COMPLETION_TOKENS,
+        logprobs=asked.logprobs,
+        vocab_size=limits.vocab_size,
+        best_of=asked.best_of,
+    )
+    return [EngineRequest(prompt_token_ids=token_ids, sampling=sampling) for token_ids in prompts]
+
+
+def _echoes(prompts: _Texts | _TokenIds, codec: TextCodec) -> list[str]:
+    match prompts:
+        case _Texts(each=texts):
+            return texts
+        case _TokenIds(each=lists):
+            return [codec.decode(token_ids) for token_ids in lists]
+
+
+class CompletionForm:
+    """Choices as texts, whole or in pieces, after their prompts if these are echoed."""
+
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        *,
+        has_logprobs: bool,
+        echoes: Sequence[str],
+        choices_per_prompt: int,
+    ) -> None:
+        self._codec = codec
+        self._has_logprobs = has_logprobs
+        self._echoes = echoes
+        self._choices_per_prompt = choices_per_prompt
+        self._begun: set[int] = set()
+        self._offsets: defaultdict[int, TextOffsets] = defaultdict(TextOffsets)
+
+    def part(self, index: int, output: Output) -> dict[str, Any]:
+        """A choice of a chunk; the first of each choice has the echo."""
+        return {
+            "index": index,
+            "text": self._echo(index) + output.text,
+            "logprobs": self._logprobs(index, output.logprobs) if output.logprobs else None,
+            "finish_reason": output.finish_reason,
+        }
+
+    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        return {
+            "index": index,
+            "text": self._echo(index) + "".join(choice.texts),
+            "logprobs": self._logprobs(index, choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _echo(self, index: int) -> str:
+        if not self._echoes or index in self._begun:
+            return ""
+        self._begun.add(index)
+        return self._echoes[index // self._choices_per_prompt]
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self._has_logprobs:
+            return None
+        offsets = self._offsets[index]
+        places = [offsets.place(self._codec.token_bytes(token.token_id)) for token in tokens]
+        return completion_logprobs(self._codec, tokens, places)

@@ -1,0 +1,197 @@
+"""Every failure in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import Request, Response
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+
+from tandem_engine.api.errors import (
+    EngineError,
+    EngineStopped,
+    PromptTooLong,
+    RequestError,
+    RequestFailed,
+)
+from tandem_serve.admit import Refused
+
+logger = logging.getLogger(__name__)
+
+INVALID_REQUEST: Final = "invalid_request_error"
+SERVER_ERROR: Final = "server_error"
+STATUS_CLIENT_GONE: Final = 499
+"""nginx's number for a caller that did not wait; nobody reads it but the metrics."""
+STARTING_RETRY_AFTER_S: Final = 1
+
+
+class ApiError(Exception):
+    """A request that ends with an error; the text is one sentence for the caller."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = HTTPStatus.BAD_REQUEST,
+        kind: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def document(self) -> dict[str, Any]:
+        """The body of the response, or the data of an event."""
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        """The whole response, for an error that is known before the first byte."""
+        return Response(
+            to_json(self.document()),
+            status_code=self.status,
+            headers=dict(self.headers),
+            media_type="application/json",
+        )
+
+
+class ClientGone(Exception):
+    """The caller went away before the answer was complete; nobody is left to tell."""
+
+
+def queue_full(refused: Refused) -> ApiError:
+    """All places are taken: 429, and when to come back."""
+    return ApiError(
+        f"{refused.num_in_flight} requests are in process or waiting here, of "
+        f"{refused.max_in_flight} at most; try again in {refused.retry_after_s} s.",
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        kind="queue_full",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(refused.retry_after_s)},
+    )
+
+
+def model_not_found(asked: str, served: str) -> ApiError:
+    """Another model than the served one was asked for."""
+    return ApiError(
+        f"The model '{asked}' does not exist here; this server serves '{served}'.",
+        status=HTTPStatus.NOT_FOUND,
+        param="model",
+        code="model_not_found",
+    )
+
+
+def body_too_large(max_bytes: int) -> ApiError:
+    """The body is larger than this server reads; the connection ends with it unread."""
+    return ApiError(
+        f"The body has more than the {max_bytes} bytes that this server takes; send less.",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def prompt_too_long(message: str, param: str | None) -> ApiError:
+    """The prompt leaves no room for an answer."""
+    return ApiError(message, param=param, code="context_length_exceeded")
+
+
+def engine_starting() -> ApiError:
+    """The replica has no engine yet."""
+    return ApiError(
+        "The engine is still starting; try again in a moment.",
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        kind=SERVER_ERROR,
+        code="engine_starting",
+        headers={"Retry-After": str(STARTING_RETRY_AFTER_S)},
+    )
+
+
+def unexpected() -> ApiError:
+    """A bug: its traceback is in the log, not in the response."""
+    return ApiError(
+        "The server failed in a way that it does not know; its log has the cause. "
+        "This is a bug, please report it.",
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        kind=SERVER_ERROR,
+        code="internal_error",
+    )
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """What the engine raised, as the caller should see it; its sentence is kept."""
+    match error:
+        case PromptTooLong():
+            return prompt_too_long(str(error), error.parameter)
+        case RequestError():
+            return ApiError(str(error), param=error.parameter, code="invalid_value")
+        case EngineStopped():
+            return ApiError(
+                str(error) or "The engine is stopping and takes no more requests.",
+                status=HTTPStatus.SERVICE_UNAVAILABLE,
+                kind=SERVER_ERROR,
+                code="engine_stopped",
+            )
+        case _:
+            return ApiError(
+                str(error),
+                status=HTTPStatus.INTERNAL_SERVER_ERROR,
+                kind=SERVER_ERROR,
+                code="request_failed" if isinstance(error, RequestFailed) else "internal_error",
+            )
+
+
+def from_exception(error: Exception) -> ApiError:
+    """Any exception as an API error; one that nobody foresaw is logged with its traceback."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineError):
+        return from_engine(error)
+    logger.error("A request failed unexpectedly; this is a bug.", exc_info=error)
+    return unexpected()
+
+
+def from_http(error: HTTPException, request: Request) -> ApiError:
+    """What the router refuses: an unknown path, or a known one with another method."""
+    path, method = request.url.path, request.method
+    headers = error.headers or {}
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        paths = ", ".join(getattr(route, "path", "") for route in request.app.routes)
+        message = f"There is nothing at {path}; there is {paths}."
+        code = "unknown_url"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{path} does not take {method}; it takes {headers.get('Allow', 'another')}."
+        code = "method_not_allowed"
+    else:
+        message, code = str(error.detail), "http_error"
+    return ApiError(message, status=error.status_code, code=code, headers=headers)
+
+
+async def answer_error(_request: Request, error: Exception) -> Response:
+    """The handler for ApiError and EngineError that came before the first byte."""
+    return from_exception(error).response()
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """The handler for what the router refuses."""
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"{type(error).__name__} came to the router's handler; this is a bug.")
+    return from_http(error, request).response()
+
+
+async def answer_client_gone(_request: Request, _error: Exception) -> Response:
+    """The handler for a caller that went away; the response reaches nobody."""
+    return Response(status_code=STATUS_CLIENT_GONE)

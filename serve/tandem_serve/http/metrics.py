@@ -1,0 +1,63 @@
+"""The HTTP layer's own numbers. Plain data: the Prometheus objects are made when asked for."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+UNKNOWN_PATH = "unknown"
+
+
+class ResponseCounts:
+    """Responses by route, method and status code."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, int]] = Counter()
+
+    def record(self, path: str, method: str, status: int) -> None:
+        """Count a response; `path` is the route's template, so that there are few of them."""
+        self._counts[path, method, status] += 1
+
+    def items(self) -> list[tuple[tuple[str, str, int], int]]:
+        """(path, method, status code) → responses, sorted."""
+        return sorted(self._counts.items())
+
+
+class _Snapshot(Collector):
+    """Shows numbers at one moment to a registry that lives as long as one scrape."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
+
+
+def exposition(counts: ResponseCounts, *, num_refused: int, num_in_flight: int) -> bytes:
+    """The numbers in Prometheus' text format."""
+    refused = CounterMetricFamily(
+        "tandem_http_requests_refused",
+        "Requests that were answered 429 because all places were taken.",
+        value=num_refused,
+    )
+    in_flight = GaugeMetricFamily(
+        "tandem_http_requests_in_flight",
+        "Requests that hold a place: in process or waiting. Each prompt counts as one.",
+        value=num_in_flight,
+    )
+    registry = CollectorRegistry()
+    registry.register(_Snapshot([_responses(counts), refused, in_flight]))
+    return generate_latest(registry)
+
+
+def _responses(counts: ResponseCounts) -> Metric:
+    family = CounterMetricFamily(
+        "tandem_http_requests",
+        "HTTP requests by path, method and status code (499: the caller went away).",
+        labels=["path", "method", "code"],
+    )
+    for (path, method, status), count in counts.items():
+        family.add_metric([path, method, str(status)], count)
+    return family

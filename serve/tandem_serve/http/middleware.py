@@ -1,0 +1,70 @@
+"""Around every request: its id, its count, and the last catch."""
+
+import re
+from typing import Any, Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tandem_serve.http.errors import STATUS_CLIENT_GONE, from_exception
+from tandem_serve.http.metrics import UNKNOWN_PATH
+from tandem_serve.http.state import HttpState
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+_FIT_FOR_AN_ID: Final = re.compile(r"[!-~]{1,128}")
+
+
+class RequestMiddleware:
+    """Gives each request an id, counts its response, and answers 500 to what nobody caught."""
+
+    def __init__(self, app: ASGIApp, *, state: HttpState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection; what is not HTTP (lifespan) passes through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = self._request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        watched = _WatchedSend(send, request_id if self._returns_request_id else None)
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if watched.status is not None:
+                raise  # The head is out: only cutting the connection can still tell the caller.
+            await from_exception(error).response()(scope, receive, watched)
+        finally:
+            self._count(scope, watched.status)
+
+    @property
+    def _returns_request_id(self) -> bool:
+        return self._state.settings.returns_request_id
+
+    def _request_id(self, scope: Scope) -> str:
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        if _FIT_FOR_AN_ID.fullmatch(given):
+            return given
+        return self._state.outside.new_id()
+
+    def _count(self, scope: Scope, status: int | None) -> None:
+        # The route's template, not the path: anyone can make up paths without end.
+        path: Any = getattr(scope.get("route"), "path", UNKNOWN_PATH)
+        self._state.counts.record(path, scope["method"], status or STATUS_CLIENT_GONE)
+
+
+class _WatchedSend:
+    """ASGI's send that remembers the status and adds the request id."""
+
+    def __init__(self, send: Send, request_id: str | None) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._request_id is not None:
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._request_id
+        await self._send(message)

@@ -1,0 +1,29 @@
+"""GET /health and GET /metrics: for probes and for Prometheus."""
+
+from fastapi import Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
+
+from tandem_serve.http.metrics import exposition
+from tandem_serve.http.state import state_of
+
+
+async def health(request: Request) -> Response:
+    """Answer 200 while the engine can serve, 503 with the cause otherwise."""
+    http = state_of(request)
+    http.engine().check_health()
+    document = {"status": "ok", "model": http.settings.model_name}
+    return Response(to_json(document), media_type="application/json")
+
+
+async def metrics(request: Request) -> Response:
+    """The engine's metrics, then those of this layer; while the engine starts, only the latter."""
+    http = state_of(request)
+    engine = http.get_engine()
+    own = exposition(
+        http.counts,
+        num_refused=http.gate.num_refused,
+        num_in_flight=http.gate.num_in_flight,
+    )
+    body = own if engine is None else engine.metrics() + own
+    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

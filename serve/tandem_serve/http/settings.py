@@ -1,0 +1,61 @@
+"""What the HTTP layer is told when it is built, and the outside things that it looks at."""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tandem_engine.api.errors import ConfigError
+
+MAX_LINK_NUM: Final = 4096
+"""MindIE's upper bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """The settings of one HTTP application.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    model_name: str
+    """The name that requests give in `model` and that /v1/models lists."""
+    created_s: int
+    """When the model was made available, in seconds since 1970."""
+    max_link_num: int = 1000
+    """MindIE's maxLinkNum: three times as many requests may be in process and waiting."""
+    max_request_bytes: int = 32 * 2**20
+    """Largest body of a request; a larger one is refused before it is read to its end."""
+    max_inline_length: int = 8192
+    """Bodies (bytes) and prompts (characters) up to this are handled on the event loop at once;
+    longer ones in a thread, so that they do not hold up the streams of others."""
+    returns_request_id: bool = True
+    """Put x-request-id on responses. Ray Serve does so itself: false there, or it comes twice."""
+
+    def __post_init__(self) -> None:
+        if not self.model_name:
+            raise ConfigError("model_name is empty; give the model a name.")
+        if not 1 <= self.max_link_num <= MAX_LINK_NUM:
+            raise ConfigError(
+                f"max_link_num is {self.max_link_num}; it must be in [1, {MAX_LINK_NUM}]."
+            )
+        if self.max_request_bytes < 1:
+            raise ConfigError(
+                f"max_request_bytes is {self.max_request_bytes}; it must be at least 1."
+            )
+
+
+def random_id() -> str:
+    """32 hexadecimal digits that nobody has had before."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """Clocks and chance; tests pass their own."""
+
+    unix_time_s: Callable[[], float] = time.time
+    monotonic_s: Callable[[], float] = time.monotonic
+    new_id: Callable[[], str] = random_id

@@ -1,0 +1,54 @@
+"""What all handlers of one application share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from tandem_engine.api.front import EngineFront
+from tandem_serve.http import errors
+from tandem_serve.http.gate import Gate
+from tandem_serve.http.metrics import ResponseCounts
+from tandem_serve.http.settings import HttpSettings, Outside
+
+GetEngine = Callable[[], EngineFront | None]
+"""The engine of this process, or None while it starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpState:
+    """Settings, the way to the engine, and the running counts."""
+
+    settings: HttpSettings
+    outside: Outside
+    get_engine: GetEngine
+    gate: Gate
+    counts: ResponseCounts
+
+    def engine(self) -> EngineFront:
+        """The engine.
+
+        Raises:
+            ApiError: it is still starting (503).
+        """
+        engine = self.get_engine()
+        if engine is None:
+            raise errors.engine_starting()
+        return engine
+
+    def check_model(self, asked: str | None) -> None:
+        """Refuse any model but the served one; None, where a request may leave it out, is fine.
+
+        Raises:
+            ApiError: it is another model (404).
+        """
+        if asked is not None and asked != self.settings.model_name:
+            raise errors.model_not_found(asked, self.settings.model_name)
+
+
+def state_of(request: Request) -> HttpState:
+    """The state of the application that serves `request`."""
+    state = request.app.state.http
+    if not isinstance(state, HttpState):
+        raise TypeError("The application was not made by build_app; this is a bug.")
+    return state

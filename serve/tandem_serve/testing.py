@@ -1,0 +1,358 @@
+"""An engine whose answers can be worked out on paper, and a caller that can hang up.
+
+Both ship with the product: unit tests, the documents and anyone who builds on the HTTP layer
+use them. Nothing here looks at a clock.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, Final
+
+import httpx
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message
+
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.errors import EngineStopped, InvalidParameter, PromptTooLong
+from tandem_engine.api.front import EngineLimits
+from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLogprob
+from tandem_engine.api.request import SamplingParams
+from tandem_serve.http.app import build_app
+from tandem_serve.http.settings import HttpSettings, Outside
+
+NUM_BYTES: Final = 256
+BEGIN: Final = 256
+"""Token that stands before every text."""
+END: Final = 257
+"""Token that ends an answer."""
+VOCAB_SIZE: Final = 258
+SPECIAL_TEXTS: Final = {BEGIN: "<begin>", END: "<end>"}
+
+LIMITS: Final = EngineLimits(
+    max_seq_len=128,
+    max_input_token_len=100,
+    vocab_size=VOCAB_SIZE,
+    cache_block_size=16,
+    num_kv_blocks=64,
+    max_sequences=8,
+)
+
+
+class ByteCodec:
+    """One token a byte; `<begin>` before a text, `role:content;` for a message."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The bytes of `text`, after `<begin>` if special tokens are wanted."""
+        return [BEGIN] * add_special_tokens + list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of the bytes, special tokens in angle brackets if they are wanted."""
+        wanted = (i for i in token_ids if i < NUM_BYTES or not skip_special_tokens)
+        return b"".join(map(self.token_bytes, wanted)).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte, or the name of a special token."""
+        if token_id < NUM_BYTES:
+            return bytes([token_id])
+        return SPECIAL_TEXTS[token_id].encode()
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """`<begin>role:content;…` and, before an answer, `assistant:`.
+
+        Raises:
+            InvalidParameter: template_kwargs has `refuse`, whose value is the sentence.
+        """
+        if template_kwargs and "refuse" in template_kwargs:
+            raise InvalidParameter(str(template_kwargs["refuse"]), parameter="messages")
+        text = "".join(f"{message['role']}:{message['content']};" for message in messages)
+        return self.encode(text + "assistant:" * add_generation_prompt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What was handed to `FakeFront.submit`."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class FakeFront:
+    """An engine that answers with the prompt's bytes in reverse, then `<end>`; one byte an output.
+
+    All choices of a request say the same, choice 0 first at every token. The log-probability of
+    each token is -0.5, those of the likeliest are -0.5, -1.5, … for the token and the ids above.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: EngineLimits = LIMITS,
+        pauses_after: int | None = None,
+        fails_after: int | None = None,
+        failure: Exception | None = None,
+        max_requests: int | None = None,
+    ) -> None:
+        """Make an engine.
+
+        Args:
+            limits: what it can hold.
+            pauses_after: outputs of each request before it sets `paused` and waits for `resume`.
+            fails_after: outputs of each request before `failure` is raised.
+            failure: what is raised then.
+            max_requests: requests that it takes before it stops.
+        """
+        self._limits = limits
+        self._pauses_after = pauses_after
+        self._fails_after = fails_after
+        self._failure = failure
+        self._max_requests = max_requests
+        self._stopped_because: str | None = None
+        self.codec = ByteCodec()
+        self.submitted: list[Submitted] = []
+        self.aborted: list[str] = []
+        """Ids of requests that were aborted before their end."""
+        self.num_paused = 0
+        self.paused = asyncio.Event()
+        self.resume = asyncio.Event()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What it can hold."""
+        return self._limits
+
+    def submit(
+        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+    ) -> "FakeStream":
+        """Answer a prompt.
+
+        Raises:
+            PromptTooLong: it leaves no room for a token.
+            EngineStopped: `stop_because` or `stop` was called.
+        """
+        self.check_health()
+        if len(self.submitted) == self._max_requests:
+            raise EngineStopped("The engine takes no more requests.")
+        if len(prompt_token_ids) >= self._limits.max_seq_len:
+            raise PromptTooLong(f"{len(prompt_token_ids)} tokens are too many.", parameter="prompt")
+        submitted = Submitted(
+            request_id=request_id, prompt_token_ids=tuple(prompt_token_ids), sampling=sampling
+        )
+        self.submitted.append(submitted)
+        return FakeStream(self, submitted)
+
+    def reconfigure(self, schedule: ScheduleConfig) -> None:
+        """Nothing to do: there is no schedule."""
+
+    def stats(self) -> EngineStats:
+        """An idle engine's."""
+        return EngineStats(
+            num_running=0,
+            num_waiting=0,
+            num_kv_blocks=self._limits.num_kv_blocks,
+            num_free_kv_blocks=self._limits.num_kv_blocks,
+            num_preemptions=0,
+        )
+
+    def metrics(self) -> bytes:
+        """One line in Prometheus' text format."""
+        return f"fake_requests_total {len(self.submitted)}\n".encode()
+
+    def check_health(self) -> None:
+        """Raise EngineStopped once it was stopped."""
+        if self._stopped_because is not None:
+            raise EngineStopped(self._stopped_because)
+
+    def stop_because(self, cause: str) -> None:
+        """Take no more requests; `cause` is what callers are told."""
+        self._stopped_because = cause
+
+    async def stop(self) -> None:
+        """Take no more requests."""
+        self.stop_because("The engine was stopped.")
+
+    async def before_output(self, num_done: int) -> None:
+        """Pause or fail if it is time for it."""
+        if num_done == self._fails_after and self._failure is not None:
+            raise self._failure
+        if num_done == self._pauses_after:
+            self.num_paused += 1
+            self.paused.set()
+            await self.resume.wait()
+
+
+class FakeStream:
+    """The outputs of one request to a `FakeFront`."""
+
+    def __init__(self, front: FakeFront, submitted: Submitted) -> None:
+        self._front = front
+        self._submitted = submitted
+        self._has_ended = False
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """Give out the answer, token by token."""
+        for num_done, output in enumerate(self._outputs()):
+            await self._front.before_output(num_done)
+            yield output
+        self._has_ended = True
+
+    def abort(self) -> None:
+        """Note that the request was given up, unless it has ended."""
+        if not self._has_ended:
+            self._front.aborted.append(self._submitted.request_id)
+
+    def _outputs(self) -> Iterator[Output]:
+        sampling = self._submitted.sampling
+        room = self._front.limits.max_seq_len - len(self._submitted.prompt_token_ids)
+        num_tokens = min(sampling.max_tokens, room)
+        tokens = list(islice(_reversed_then_end(self._submitted), num_tokens))
+        texts, is_stopped = _texts(tokens, sampling.stop)
+        tokens = tokens[: len(texts)]
+        for i, (token, text) in enumerate(zip(tokens, texts, strict=True)):
+            is_last = i == len(tokens) - 1
+            ending: FinishReason = "stop" if is_stopped or token == END else "length"
+            for index in range(sampling.n):
+                yield Output(
+                    index=index,
+                    text=text,
+                    token_ids=(token,),
+                    logprobs=_logprobs(token, sampling.logprobs),
+                    finish_reason=ending if is_last else None,
+                )
+
+
+def _reversed_then_end(submitted: Submitted) -> Iterator[int]:
+    prompt = [token for token in submitted.prompt_token_ids if token < NUM_BYTES]
+    yield from reversed(prompt)
+    if not submitted.sampling.ignore_eos:
+        yield END
+        return
+    while prompt:
+        yield from reversed(prompt)
+
+
+def _texts(tokens: Sequence[int], stop: Sequence[str]) -> tuple[list[str], bool]:
+    """The text that each token adds, up to a stop string, and whether one came.
+
+    Like a real engine, it holds back what may be the beginning of a stop string.
+    """
+    texts: list[str] = []
+    seen = ""
+    num_sent = 0
+    for i, token in enumerate(tokens):
+        seen += chr(token) if token < NUM_BYTES else ""
+        cuts = [seen.find(word) for word in stop if word in seen]
+        is_last = i == len(tokens) - 1 or token == END
+        num_ready = min(cuts) if cuts else len(seen) - (0 if is_last else _num_held(seen, stop))
+        texts.append(seen[num_sent:num_ready])
+        num_sent = num_ready
+        if cuts:
+            return texts, True
+    return texts, False
+
+
+def _num_held(seen: str, stop: Sequence[str]) -> int:
+    """Characters at the end of `seen` that may begin a stop string."""
+    lengths = range(max(map(len, stop), default=0), 0, -1)
+    return next(
+        (n for n in lengths if any(seen[-n:] == word[:n] for word in stop if n < len(word))), 0
+    )
+
+
+def _logprobs(token: int, num_top: int | None) -> tuple[TokenLogprob, ...]:
+    if num_top is None:
+        return ()
+    top = tuple(((token + i) % VOCAB_SIZE, -0.5 - i) for i in range(num_top))
+    return (TokenLogprob(token, -0.5, top),)
+
+
+def fake_app(
+    front: FakeFront | None, *, monotonic_s: Callable[[], float] = float, **settings: Any
+) -> FastAPI:
+    """The HTTP application over `front` for the model `tiny`; clocks stand still, ids count.
+
+    Args:
+        front: the engine, or None for one that is still starting.
+        monotonic_s: the clock that the rate of completions is taken with.
+        settings: settings of the HTTP layer that are not to have their defaults.
+    """
+    numbers = count(1)
+    named: dict[str, Any] = {"model_name": "tiny", "created_s": 1_700_000_000} | settings
+    outside = Outside(
+        unix_time_s=lambda: 1_800_000_000.0,
+        monotonic_s=monotonic_s,
+        new_id=lambda: f"{next(numbers):032x}",
+    )
+    return build_app(HttpSettings(**named), lambda: front, outside=outside)
+
+
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
+    """A client that talks to `app` in the same process."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+class Caller:
+    """An HTTP caller in the same process that sees each event as it comes and may hang up.
+
+    httpx's own transport gives a response only when it is complete.
+    """
+
+    def __init__(self, app: ASGIApp, path: str, body: object) -> None:
+        self._app = app
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "query_string": b"",
+            "headers": [],
+            "server": ("test", 80),
+            "client": ("test", 1),
+        }
+        self._pieces = [json.dumps(body).encode()]
+        self._is_gone = asyncio.Event()
+        self._num_left: int | None = None
+        self.received: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def call(self) -> None:
+        """Serve the request to its end; what is sent goes to `received`."""
+        await self._app(self._scope, self._receive, self._send)
+
+    def break_after(self, num_messages: int) -> None:
+        """Let the connection break when so many messages have been sent."""
+        self._num_left = num_messages
+
+    def hang_up(self) -> None:
+        """Go away; what has not been sent yet never comes."""
+        self._pieces.clear()
+        self._is_gone.set()
+
+    async def _send(self, message: Message) -> None:
+        if self._num_left == 0:
+            raise OSError("The connection is broken.")
+        if self._num_left is not None:
+            self._num_left -= 1
+        await self.received.put(message)
+
+    async def _receive(self) -> Message:
+        if self._pieces:
+            return {"type": "http.request", "body": self._pieces.pop(), "more_body": False}
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}

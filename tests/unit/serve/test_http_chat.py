@@ -1,0 +1,272 @@
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem_serve.testing import BEGIN, END, FakeFront, client_of, fake_app
+
+HELLO = {"role": "user", "content": "hi"}
+# <begin>user:hi;assistant: in reverse.
+ANSWER = ":tnatsissa;ih:resu"
+NUM_PROMPT_TOKENS = 19
+
+
+async def chat(front: FakeFront, **body: Any) -> httpx.Response:
+    async with client_of(fake_app(front)) as client:
+        return await client.post(
+            "/v1/chat/completions", json={"model": "tiny", "messages": [HELLO]} | body
+        )
+
+
+def events(response: httpx.Response) -> list[Any]:
+    lines = response.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def test_a_whole_answer() -> None:
+    response = await chat(FakeFront())
+
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {
+        "id": f"chatcmpl-{2:032x}",
+        "object": "chat.completion",
+        "created": 1_800_000_000,
+        "model": "tiny",
+        "system_fingerprint": None,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": ANSWER, "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": NUM_PROMPT_TOKENS,
+            "completion_tokens": 19,
+            "total_tokens": 38,
+        },
+    }
+
+
+async def test_a_stream_says_the_same_in_pieces() -> None:
+    response = await chat(FakeFront(), stream=True)
+
+    chunks = events(response)
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert "content-length" not in response.headers
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == ANSWER
+    assert chunks[0] == {
+        "id": f"chatcmpl-{2:032x}",
+        "object": "chat.completion.chunk",
+        "created": 1_800_000_000,
+        "model": "tiny",
+        "system_fingerprint": None,
+        "choices": [
+            {
+                "index": 0,
+                "delta": {"role": "assistant", "content": ":"},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ],
+    }
+    assert chunks[1]["choices"][0]["delta"] == {"content": "t"}
+    assert chunks[-1]["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+
+
+async def test_include_usage_adds_a_last_chunk_and_null_to_the_others() -> None:
+    response = await chat(
+        FakeFront(), stream=True, max_tokens=3, n=2, stream_options={"include_usage": True}
+    )
+
+    *chunks, last = events(response)
+    assert len(chunks) == 6
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": NUM_PROMPT_TOKENS,
+        "completion_tokens": 6,
+        "total_tokens": 25,
+    }
+
+
+async def test_each_choice_begins_with_its_role() -> None:
+    response = await chat(FakeFront(), stream=True, max_tokens=2, n=2)
+
+    choices = [chunk["choices"][0] for chunk in events(response)]
+    assert [(c["index"], c["delta"].get("role")) for c in choices] == [
+        (0, "assistant"),
+        (1, "assistant"),
+        (0, None),
+        (1, None),
+    ]
+
+
+async def test_no_event_without_text_but_its_token_counts() -> None:
+    # "tn" may begin the stop string "tna" and is held back; "tna" ends the answer.
+    response = await chat(
+        FakeFront(), stream=True, stop="tna", stream_options={"include_usage": True}
+    )
+
+    chunks = events(response)
+    assert [c["choices"][0]["delta"] for c in chunks[:-1]] == [
+        {"role": "assistant", "content": ":"},
+        {},
+    ]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["usage"]["completion_tokens"] == 4
+
+
+async def test_choices_of_a_whole_answer_stand_in_order() -> None:
+    body = (await chat(FakeFront(), n=3, max_tokens=2)).json()
+
+    assert [c["index"] for c in body["choices"]] == [0, 1, 2]
+    assert [c["message"]["content"] for c in body["choices"]] == [":t", ":t", ":t"]
+    assert [c["finish_reason"] for c in body["choices"]] == ["length"] * 3
+    assert body["usage"]["completion_tokens"] == 6
+
+
+async def test_logprobs_have_tokens_bytes_and_the_likeliest() -> None:
+    body = (await chat(FakeFront(), logprobs=True, top_logprobs=2, max_tokens=1)).json()
+
+    assert body["choices"][0]["logprobs"] == {
+        "content": [
+            {
+                "token": ":",
+                "logprob": -0.5,
+                "bytes": [58],
+                "top_logprobs": [
+                    {"token": ":", "logprob": -0.5, "bytes": [58]},
+                    {"token": ";", "logprob": -1.5, "bytes": [59]},
+                ],
+            }
+        ],
+        "refusal": None,
+    }
+
+
+async def test_streamed_logprobs_come_with_their_tokens() -> None:
+    response = await chat(FakeFront(), stream=True, logprobs=True, max_tokens=2)
+
+    logprobs = [c["choices"][0]["logprobs"]["content"] for c in events(response)]
+    assert [[entry["token"] for entry in content] for content in logprobs] == [[":"], ["t"]]
+    assert logprobs[0][0]["top_logprobs"] == []
+
+
+async def test_without_max_tokens_the_answer_may_fill_the_room() -> None:
+    front = FakeFront()
+
+    await chat(front)
+
+    assert front.submitted[0].sampling.max_tokens == 128 - NUM_PROMPT_TOKENS
+    assert front.submitted[0].sampling.temperature == 1.0
+    assert front.submitted[0].sampling.top_p == 1.0
+
+
+async def test_every_parameter_reaches_the_engine() -> None:
+    front = FakeFront()
+
+    response = await chat(
+        front,
+        max_tokens=9,
+        max_completion_tokens=7,
+        min_tokens=2,
+        temperature=0,
+        top_p=0.5,
+        top_k=4,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={"65": 3},
+        seed=11,
+        stop=["x", "y"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        skip_special_tokens=False,
+        n=2,
+    )
+
+    assert response.status_code == 200
+    sampling = front.submitted[0].sampling
+    assert sampling.max_tokens == 7  # OpenAI's newer name goes before the older.
+    assert (sampling.min_tokens, sampling.top_k, sampling.n, sampling.seed) == (2, 4, 2, 11)
+    assert (sampling.temperature, sampling.top_p, sampling.min_p) == (0.0, 0.5, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert sampling.repetition_penalty == 1.5
+    assert sampling.logit_bias == {65: 3.0}
+    assert (sampling.stop, sampling.stop_token_ids) == (("x", "y"), (5,))
+    assert sampling.ignore_eos
+    assert not sampling.skip_special_tokens
+    assert sampling.logprobs is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"},
+        {"parallel_tool_calls": True, "store": False, "service_tier": "auto"},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "none"},
+        {"tools": [], "tool_choice": None, "functions": None, "reasoning_effort": None},
+        {"temperature": None, "stop": None, "max_tokens": None, "stream": None, "n": None},
+    ],
+)
+async def test_what_asks_for_nothing_is_accepted(body: dict[str, Any]) -> None:
+    assert (await chat(FakeFront(), **body)).status_code == 200
+
+
+async def test_messages_become_roles_and_texts() -> None:
+    front = FakeFront()
+    messages = [
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None},
+        {"role": "user", "content": "d"},
+    ]
+
+    await chat(front, messages=messages)
+
+    text = "system:be kind;user:a\nb;assistant:c;user:d;assistant:"
+    assert front.submitted[0].prompt_token_ids == (BEGIN, *text.encode())
+
+
+async def test_the_template_is_told_what_was_asked() -> None:
+    front = FakeFront()
+
+    await chat(front, add_generation_prompt=False)
+    refused = await chat(front, chat_template_kwargs={"refuse": "No such role."})
+
+    assert front.submitted[0].prompt_token_ids == (BEGIN, *b"user:hi;")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "No such role."
+    assert refused.json()["error"]["param"] == "messages"
+
+
+async def test_a_long_conversation_is_tokenized_in_a_thread() -> None:
+    front = FakeFront()
+    async with client_of(fake_app(front, max_inline_length=1)) as client:
+        response = await client.post(
+            "/v1/chat/completions", json={"model": "tiny", "messages": [HELLO], "max_tokens": 1}
+        )
+
+    assert response.json()["choices"][0]["message"]["content"] == ":"
+
+
+async def test_an_answer_may_end_with_its_first_token() -> None:
+    front = FakeFront()
+
+    response = await chat(front, stream=True, logit_bias={str(END): 100}, stop=":")
+
+    assert [c["choices"][0]["delta"] for c in events(response)] == [
+        {"role": "assistant", "content": ""}
+    ]
