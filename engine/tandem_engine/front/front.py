@@ -105,7 +105,7 @@ class ThreadedFront:
     ) -> list[Request]:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         own_ends = frozenset() if sampling.ignore_eos else self._end_token_ids
-        if sampling.best_of is not None and sampling.logprobs is None:
+        if len(ids) > sampling.n and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)  # the choices are ranked by them
         return [
             Request(

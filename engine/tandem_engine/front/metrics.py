@@ -7,7 +7,14 @@ request, so they hold no network time.
 from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from tandem_engine.api.output import EngineStats
 from tandem_engine.front.timeline import Timeline
@@ -74,6 +81,7 @@ class EngineMetrics:
     """One engine's series in a registry of their own; the only label is the model's name."""
 
     def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # a second series for each counter and histogram, of no use here
         self._registry = CollectorRegistry()
         self._model = model_name
         self._received = self._counter("request_received", "Requests taken.")

@@ -1,7 +1,7 @@
 """How many KV blocks a replica's memory holds; arithmetic only."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from tandem_engine.api.errors import ConfigError
 
@@ -40,6 +40,23 @@ class Capacity:
         """Tokens that fit."""
         return self.num_blocks * self.block_size
 
+    def checked(self, shape: ModelShape, *, available: int, activations: int) -> Self:
+        """Itself, unless not even one sequence of the longest length fits.
+
+        Raises:
+            ConfigError: it does not; the text says what is left of the memory, and what to change.
+        """
+        if self.max_sequences >= 1:
+            return self
+        needed = self.max_seq_len * shape.kv_bytes_per_token
+        raise ConfigError(
+            f"The KV cache has room for {self.num_tokens} tokens, one sequence of maxSeqLen "
+            f"{self.max_seq_len} needs {needed / GIB:.2f} GiB: {available / GIB:.2f} GiB are left "
+            f"after the weights, of which the largest step takes {activations / GIB:.2f} GiB; "
+            f"raise resources.memory or npuMemSize, or lower maxSeqLen, maxPrefillTokens or "
+            f"maxBatchSize."
+        )
+
     @property
     def max_sequences(self) -> int:
         """Sequences of the longest length that fit at once."""
@@ -68,12 +85,8 @@ def size_by_memory(
         ConfigError: not even one sequence of the longest length fits.
     """
     num_blocks = max(0, available - activations) // (shape.kv_bytes_per_token * block_size)
-    return _checked(
-        Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len),
-        shape,
-        available=available,
-        activations=activations,
-    )
+    capacity = Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len)
+    return capacity.checked(shape, available=available, activations=activations)
 
 
 def size_by_gib(shape: ModelShape, *, block_size: int, max_seq_len: int, gib: int) -> Capacity:
@@ -83,23 +96,5 @@ def size_by_gib(shape: ModelShape, *, block_size: int, max_seq_len: int, gib: in
         ConfigError: not even one sequence of the longest length fits.
     """
     num_blocks = gib * GIB // (shape.kv_bytes_per_token * block_size)
-    return _checked(
-        Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len),
-        shape,
-        available=gib * GIB,
-        activations=0,
-    )
-
-
-def _checked(
-    capacity: Capacity, shape: ModelShape, *, available: int, activations: int
-) -> Capacity:
-    if capacity.max_sequences >= 1:
-        return capacity
-    needed = capacity.max_seq_len * shape.kv_bytes_per_token
-    raise ConfigError(
-        f"The KV cache has room for {capacity.num_tokens} tokens, one sequence of maxSeqLen "
-        f"{capacity.max_seq_len} needs {needed / GIB:.2f} GiB: {available / GIB:.2f} GiB are left "
-        f"after the weights, of which the largest step takes {activations / GIB:.2f} GiB; raise "
-        f"resources.memory or npuMemSize, or lower maxSeqLen, maxPrefillTokens or maxBatchSize."
-    )
+    capacity = Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len)
+    return capacity.checked(shape, available=gib * GIB, activations=0)

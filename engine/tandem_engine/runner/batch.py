@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
-from tandem_engine.device.runtime import AttentionMetadata, build_attention_metadata
+from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.sampling.row import Row
 
 
@@ -25,9 +25,8 @@ class FlatBatch:
 
     token_ids: Tensor
     """int64 [tokens]"""
-    positions: Tensor
-    """int64 [tokens], the place of each token in its sequence"""
     attention: AttentionMetadata
+    """Positions, slots and blocks of the tokens."""
     yield_at: Tensor
     """int64 [yielding rows], index of each one's last token in the flat batch"""
     yielding: Sequence[Row]
@@ -52,7 +51,6 @@ def flatten(
     yielding = [at for at, row in enumerate(members) if ends[at] == len(row.tokens)]
     return FlatBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-        positions=torch.from_numpy(_positions(starts, lengths)).to(device),
         attention=build_attention_metadata(
             query_lens=lengths,
             context_lens=ends,
@@ -63,11 +61,3 @@ def flatten(
         yield_at=torch.from_numpy(lasts[yielding]).to(device),
         yielding=[members[at] for at in yielding],
     )
-
-
-def _positions(starts: Sequence[int], lengths: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """start, start+1, … of every row, one after the other."""
-    widths = np.asarray(lengths, dtype=np.int64)
-    firsts = np.cumsum(widths) - widths
-    offsets = np.repeat(np.asarray(starts, dtype=np.int64) - firsts, widths)
-    return np.arange(widths.sum(), dtype=np.int64) + offsets

@@ -38,9 +38,7 @@ class ModelRunner:
         """Compute `step`: flatten → forward → sample."""
         if not step.num_tokens:
             return StepResult()
-        batch = flatten(
-            step, self._rows, block_size=self._block_size, device=self._runtime.torch_device
-        )
+        batch = flatten(step, self._rows, block_size=self._block_size, device=self._runtime.device)
         logits = self.forward(batch)
         return self._sample(logits, batch)
 
@@ -48,11 +46,11 @@ class ModelRunner:
         """Logits of the yielding rows: float32 [yielding rows, vocabulary]."""
         return self._decoder.forward(
             batch.token_ids,
-            batch.positions,
+            batch.attention.positions,
             self._kv_cache,
             batch.attention,
             self._runtime.kernels,
-            batch.yield_at,
+            logits_rows=batch.yield_at,
         )
 
     def _sample(self, logits: Tensor, batch: FlatBatch) -> StepResult:

@@ -15,7 +15,14 @@ from tandem_engine.text.detokenizer import Detokenizer
 class CheckpointCodec:
     """Implements `tandem_engine.api.front.TextCodec`."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        end_token_id: int | None = None,
+    ) -> None:
+        self.end_token_id = end_token_id
         self._tokenizer = tokenizer
         self._template = template
         self._byte_of = _byte_of_symbol()
@@ -86,7 +93,12 @@ def load_codec(folder: Path) -> CheckpointCodec:
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{path} is not a tokenizer: {error}.") from error
     settings = _read_settings(folder / "tokenizer_config.json")
-    return CheckpointCodec(tokenizer, _read_template(folder, settings))
+    end_token = _special_tokens(settings)["eos_token"]
+    return CheckpointCodec(
+        tokenizer,
+        _read_template(folder, settings),
+        end_token_id=tokenizer.token_to_id(end_token) if end_token else None,
+    )
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

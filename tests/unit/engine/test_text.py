@@ -12,8 +12,7 @@ from tandem_engine.text.detokenizer import Detokenizer, StopStrings
 
 
 def byte_tokenizer() -> Tokenizer:
-    vocabulary = {symbol: byte for symbol, byte in _byte_of_symbol().items()}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=_byte_of_symbol(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

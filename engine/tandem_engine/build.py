@@ -1,0 +1,215 @@
+"""From settings to a running engine: the one public factory."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tandem_engine.api.config import EngineConfig
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.front import EngineLimits
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.device.registry import open_device
+from tandem_engine.device.runtime import DeviceRuntime
+from tandem_engine.engine import Engine
+from tandem_engine.front.front import ThreadedFront
+from tandem_engine.front.loop import EngineLoop
+from tandem_engine.front.metrics import EngineMetrics
+from tandem_engine.kvcache.capacity import (
+    GIB,
+    Capacity,
+    ModelShape,
+    activation_bytes,
+    size_by_gib,
+    size_by_memory,
+)
+from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.model.config import DecoderConfig, read_decoder_config
+from tandem_engine.model.decoder import Decoder, allocate_kv_cache, kv_bytes_per_token
+from tandem_engine.model.load import load_decoder
+from tandem_engine.runner.runner import ModelRunner
+from tandem_engine.scheduler.scheduler import Scheduler
+from tandem_engine.text.codec import CheckpointCodec, load_codec
+
+_LOG = logging.getLogger(__name__)
+_MIB = 2**20
+_WARM_UP_PROMPT = 32
+_REPORT_EVERY_S = 0.5
+
+Report = Callable[[str], None]
+
+
+def build_engine(
+    config: EngineConfig, *, model_name: str = "model", report: Report = _LOG.info
+) -> ThreadedFront:
+    """Load a checkpoint, size the KV cache and start the step loop in a thread of its own.
+
+    Args:
+        config: All settings of the replica.
+        model_name: The label of its metrics.
+        report: Called with one line for a person at each stage of the start.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged or not understood.
+        ConfigError: the settings do not fit the model or the memory.
+    """
+    folder = Path(config.model_path)
+    codec = load_codec(folder)
+    max_seq_len = _max_seq_len(config, read_decoder_config(folder))
+    runtime = open_device(config.device, memory_bytes=config.memory_bytes)
+    if config.num_threads is not None:
+        runtime.set_num_threads(config.num_threads)
+    decoder = _load(config, runtime, max_seq_len, report)
+    capacity = _capacity(config, decoder, runtime, max_seq_len)
+    report(_capacity_line(capacity, decoder))
+    engine = _engine(config, decoder, capacity, runtime)
+    _warm_up(engine, capacity)
+    metrics = EngineMetrics(model_name)
+    loop = EngineLoop(engine, metrics)
+    loop.start()
+    return ThreadedFront(
+        loop,
+        codec=codec,
+        limits=_limits(config, decoder, capacity),
+        schedule=config.schedule,
+        end_token_ids=_end_token_ids(decoder.config, codec),
+        metrics=metrics,
+    )
+
+
+def _max_seq_len(config: EngineConfig, model: DecoderConfig) -> int:
+    limit = model.max_position_embeddings
+    wanted = config.max_seq_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"maxSeqLen is {wanted}, the model is made for {limit} tokens at most; lower it."
+        )
+    if config.max_input_token_len is not None and config.max_input_token_len >= wanted:
+        raise ConfigError(
+            f"maxInputTokenLen is {config.max_input_token_len}; it must be below maxSeqLen "
+            f"{wanted}, so that there is room for an answer."
+        )
+    return wanted
+
+
+def _load(
+    config: EngineConfig, runtime: DeviceRuntime, max_seq_len: int, report: Report
+) -> Decoder:
+    started = last = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done == total:
+            report(f"Loaded {total / _MIB:.1f} MiB of weights in {now - started:.1f} s")
+        elif now - last >= _REPORT_EVERY_S:
+            last = now
+            report(f"Loading weights: {100 * done // total} % of {total / _MIB:.1f} MiB")
+
+    return load_decoder(
+        config.model_path,
+        dtype=config.dtype,
+        runtime=runtime,
+        max_positions=max_seq_len,
+        progress=progress,
+    )
+
+
+def _capacity(
+    config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, max_seq_len: int
+) -> Capacity:
+    block_size = config.schedule.cache_block_size
+    shape = _shape(decoder)
+    if config.num_kv_blocks is not None:
+        return Capacity(
+            num_blocks=config.num_kv_blocks, block_size=block_size, max_seq_len=max_seq_len
+        ).checked(shape, available=0, activations=0)
+    if config.npu_mem_size > 0:
+        return size_by_gib(
+            shape, block_size=block_size, max_seq_len=max_seq_len, gib=config.npu_mem_size
+        )
+    memory = runtime.memory()
+    return size_by_memory(
+        shape,
+        block_size=block_size,
+        max_seq_len=max_seq_len,
+        available=memory.total - memory.used,
+        activations=_largest_step(config, shape, max_seq_len),
+    )
+
+
+def _largest_step(config: EngineConfig, shape: ModelShape, max_seq_len: int) -> int:
+    """Bytes of the activations of the largest step that the settings allow at the start."""
+    schedule = config.schedule
+    step_tokens = max(schedule.largest_step, max_seq_len)
+    return activation_bytes(shape, step_tokens=step_tokens, rows=schedule.max_batch_size)
+
+
+def _shape(decoder: Decoder) -> ModelShape:
+    config = decoder.config
+    return ModelShape(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        kv_bytes_per_token=kv_bytes_per_token(config, decoder.dtype),
+        dtype_bytes=decoder.dtype.itemsize,
+    )
+
+
+def _capacity_line(capacity: Capacity, decoder: Decoder) -> str:
+    size = capacity.num_tokens * kv_bytes_per_token(decoder.config, decoder.dtype)
+    return (
+        f"KV cache: {capacity.num_blocks} blocks of {capacity.block_size} tokens "
+        f"({size / GIB:.2f} GiB), room for {capacity.max_sequences} sequences of "
+        f"{capacity.max_seq_len} tokens"
+    )
+
+
+def _engine(
+    config: EngineConfig, decoder: Decoder, capacity: Capacity, runtime: DeviceRuntime
+) -> Engine:
+    kv_cache = allocate_kv_cache(
+        decoder.config,
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
+    runner = ModelRunner(decoder, kv_cache, runtime=runtime, block_size=capacity.block_size)
+    pool = BlockPool(capacity.num_blocks, capacity.block_size)
+    return Engine(Scheduler(config.schedule, pool), runner)
+
+
+def _warm_up(engine: Engine, capacity: Capacity) -> None:
+    """Run one short request, so that the first real one does not pay for first-use set-up."""
+    num_prompt = min(_WARM_UP_PROMPT, capacity.max_seq_len - 2)
+    engine.add(
+        Request(
+            request_id="warm-up",
+            prompt_token_ids=(0,) * max(1, num_prompt),
+            sampling=SamplingParams(max_tokens=2),
+            max_new_tokens=min(2, capacity.max_seq_len - num_prompt),
+        )
+    )
+    while engine.has_work:
+        failed = engine.step().failed
+        if failed:
+            raise ConfigError(f"The model does not run: {failed['warm-up']}.")
+
+
+def _limits(config: EngineConfig, decoder: Decoder, capacity: Capacity) -> EngineLimits:
+    return EngineLimits(
+        max_seq_len=capacity.max_seq_len,
+        max_input_token_len=config.max_input_token_len or capacity.max_seq_len - 1,
+        vocab_size=decoder.config.vocab_size,
+        cache_block_size=capacity.block_size,
+        num_kv_blocks=capacity.num_blocks,
+        max_sequences=capacity.max_sequences,
+    )
+
+
+def _end_token_ids(model: DecoderConfig, codec: CheckpointCodec) -> frozenset[int]:
+    """The model's end tokens; the tokenizer's own when the configuration names none."""
+    if model.eos_token_ids:
+        return frozenset(model.eos_token_ids)
+    return frozenset() if codec.end_token_id is None else frozenset({codec.end_token_id})

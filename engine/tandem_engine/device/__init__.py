@@ -1,0 +1,1 @@
+"""The door to the device: streams, events, memory and kernels of one backend."""

@@ -1,0 +1,276 @@
+"""What attention must know of one step: computed once on the host, read by every layer.
+
+One step is one flat batch. The tokens of all rows lie one after another, without padding:
+
+    row            0  1  2 |      3      |    4
+    tokens         d  d  d | p p p p p p | p p p
+    row_starts     0  1  2   3             9      12
+                   decodes     prompt chunks
+
+A *row* is one sequence. Decode rows bring one token each and come first; a chunk brings one
+token or more of a prompt. The last tokens of a row's context are the row's own tokens of the step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+TILE_TOKENS = 512
+"""Queries of a continued chunk that attend together; bounds the causal mask, which they share."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeUnits:
+    """The KV blocks of all decode rows, as one list. A unit is one block of one row."""
+
+    blocks: Tensor
+    """[units] int64: id of the block; the units of a row stand together, in token order."""
+    rows: Tensor
+    """[units] int64: the decode row that the unit belongs to."""
+    tail_bias: Tensor
+    """[units, 1, block_size] float32: 0 for a token of the row, -inf behind its last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Queries of one chunk that attend to the same keys."""
+
+    tokens: slice
+    """Where the queries lie in the flat batch."""
+    num_keys: int
+    """Tokens of the row's context up to and including the last query."""
+    mask: Tensor | None
+    """[queries, num_keys] bool, true where a query sees a key; None: see `is_causal`."""
+    is_causal: bool
+    """True when queries and keys are the same tokens, so that the kernel can mask by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One prompt chunk."""
+
+    blocks: Tensor
+    """[blocks] int64: ids of the blocks that hold the row's context."""
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """Rows, contexts and blocks of one step; see the module for the layout of the batch."""
+
+    block_size: int
+    row_starts: tuple[int, ...]
+    """[rows + 1]: first token of each row in the flat batch; the last entry counts all tokens."""
+    context_lens: tuple[int, ...]
+    """[rows]: tokens of each row in the cache once the step is done, the new ones included."""
+    block_tables: Sequence[Sequence[int]]
+    """[rows][blocks]: ids of each row's blocks; there may be more than the context fills."""
+    num_decode_rows: int
+    """Leading rows that bring exactly one token."""
+
+    positions: Tensor
+    """[tokens] int64: place of each token in its sequence, from 0."""
+    slots: Tensor
+    """[tokens] int64: where K and V of each token go, block id * block_size + offset."""
+    slot_blocks: Tensor
+    """[tokens] int64: slots // block_size."""
+    slot_offsets: Tensor
+    """[tokens] int64: slots % block_size."""
+
+    decodes: DecodeUnits | None
+    """None when no row decodes."""
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the flat batch."""
+        return self.row_starts[-1]
+
+
+def build_attention_metadata(
+    *,
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    block_size: int,
+    device: torch.device | str = "cpu",
+) -> AttentionMetadata:
+    """Lay out one step.
+
+    Args:
+        query_lens: New tokens of each row, at least 1; rows with one token come first.
+        context_lens: Tokens of each row after the step, the new ones included.
+        block_tables: Ids of each row's KV blocks in token order, enough for its context.
+        block_size: Tokens of one block.
+        device: Where the index tensors go.
+
+    Raises:
+        ValueError: The lists contradict each other, which is a bug of the caller.
+    """
+    queries = np.asarray(query_lens, dtype=np.int64)
+    contexts = np.asarray(context_lens, dtype=np.int64)
+    num_blocks = -(-contexts // block_size)  # of each row, as far as its context fills them
+    _check(queries, contexts, num_blocks, block_tables)
+
+    blocks = np.fromiter(
+        chain.from_iterable(
+            table[:count] for table, count in zip(block_tables, num_blocks.tolist(), strict=True)
+        ),
+        dtype=np.int64,
+        count=int(num_blocks.sum()),
+    )
+    first_block = _starts(num_blocks)  # [rows + 1], into blocks
+    row_starts = _starts(queries)
+    token_rows = np.repeat(np.arange(len(queries)), queries)
+    begins = contexts - queries  # tokens of each row that stand in the cache already
+    positions = begins[token_rows] + np.arange(row_starts[-1]) - row_starts[token_rows]
+    slot_blocks = blocks[first_block[token_rows] + positions // block_size]
+    slot_offsets = positions % block_size
+    num_decode_rows = _leading_ones(queries)
+
+    def put(array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    all_blocks = put(blocks)
+    return AttentionMetadata(
+        block_size=block_size,
+        row_starts=tuple(row_starts.tolist()),
+        context_lens=tuple(contexts.tolist()),
+        block_tables=block_tables,
+        num_decode_rows=num_decode_rows,
+        positions=put(positions),
+        slots=put(slot_blocks * block_size + slot_offsets),
+        slot_blocks=put(slot_blocks),
+        slot_offsets=put(slot_offsets),
+        decodes=_decode_units(
+            contexts[:num_decode_rows], num_blocks[:num_decode_rows], all_blocks, block_size
+        ),
+        chunks=_chunks(num_decode_rows, row_starts, begins, first_block, all_blocks),
+    )
+
+
+def _check(
+    queries: Ints, contexts: Ints, num_blocks: Ints, block_tables: Sequence[Sequence[int]]
+) -> None:
+    if not len(queries) == len(contexts) == len(block_tables):
+        raise ValueError(
+            f"{len(queries)} query lengths, {len(contexts)} context lengths and "
+            f"{len(block_tables)} block tables are not of the same rows; this is a bug"
+        )
+    tables = np.fromiter(map(len, block_tables), dtype=np.int64, count=len(block_tables))
+    wrong = (queries < 1) | (contexts < queries) | (tables < num_blocks)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"row {row} brings {queries[row]} tokens to a context of {contexts[row]} "
+            f"in {tables[row]} blocks, which cannot be; this is a bug"
+        )
+
+
+def _starts(lengths: Ints) -> Ints:
+    """Where each of the pieces begins that follow one another, and where the last one ends."""
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+
+
+def _leading_ones(queries: Ints) -> int:
+    longer = queries != 1
+    return int(longer.argmax()) if longer.any() else len(queries)
+
+
+def _decode_units(
+    contexts: Ints, num_blocks: Ints, all_blocks: Tensor, block_size: int
+) -> DecodeUnits | None:
+    if not len(contexts):
+        return None
+    last = np.cumsum(num_blocks) - 1  # unit that holds the end of each row
+    filled = contexts - (num_blocks - 1) * block_size  # tokens in it
+    bias = np.zeros((int(last[-1]) + 1, 1, block_size), dtype=np.float32)
+    bias[last, 0] = np.where(np.arange(block_size) < filled[:, None], 0.0, -np.inf)
+    rows = np.repeat(np.arange(len(contexts)), num_blocks)
+    device = all_blocks.device
+    return DecodeUnits(
+        blocks=all_blocks[: len(rows)],
+        rows=torch.from_numpy(rows).to(device, non_blocking=True),
+        tail_bias=torch.from_numpy(bias).to(device, non_blocking=True),
+    )
+
+
+def _chunks(
+    first_row: int, row_starts: Ints, begins: Ints, first_block: Ints, all_blocks: Tensor
+) -> tuple[Chunk, ...]:
+    """The rows from `first_row` on, each as a chunk."""
+    rows = range(first_row, len(begins))
+    cuts = [_cut(int(row_starts[row]), int(row_starts[row + 1]), int(begins[row])) for row in rows]
+    causal = _CausalMask.over([cut for row_cuts in cuts for cut in row_cuts], all_blocks.device)
+    return tuple(
+        Chunk(
+            blocks=all_blocks[int(first_block[row]) : int(first_block[row + 1])],
+            tiles=tuple(causal.tile(cut) for cut in row_cuts),
+        )
+        for row, row_cuts in zip(rows, cuts, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Queries that attend together, and the keys of their row that come before the first."""
+
+    start: int
+    end: int
+    before: int
+
+    @property
+    def needs_mask(self) -> bool:
+        # A single query sees every key, and with nothing before it the kernel masks by itself.
+        return self.before > 0 and self.end - self.start > 1
+
+
+def _cut(start: int, end: int, begin: int) -> list[_Cut]:
+    if begin == 0:
+        return [_Cut(start, end, 0)]
+    return [
+        _Cut(tile, min(tile + TILE_TOKENS, end), begin + tile - start)
+        for tile in range(start, end, TILE_TOKENS)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _CausalMask:
+    """One mask from which that of every tile is a window, because it depends on j - i alone.
+
+    Query i of a tile with p keys before it sees key j when j <= i + p. Here p is the largest of
+    the step; a tile with a smaller one begins further to the right:
+
+        k k k k . .    largest p = 3, 3 queries
+        k k k k k .        . . [k k . .]  the window of p = 1 leaves out 2 columns
+        k k k k k k        . . [k k k .]
+                           . . [k k k k]
+    """
+
+    mask: Tensor  # [queries, before + queries] bool
+    before: int
+
+    @classmethod
+    def over(cls, cuts: Sequence[_Cut], device: torch.device) -> "_CausalMask":
+        masked = [cut for cut in cuts if cut.needs_mask]
+        queries = max((cut.end - cut.start for cut in masked), default=0)
+        before = max((cut.before for cut in masked), default=0)
+        mask = torch.ones(queries, before + queries, dtype=torch.bool, device=device)
+        return cls(mask.tril_(before), before)
+
+    def tile(self, cut: _Cut) -> Tile:
+        queries = cut.end - cut.start
+        window = self.mask[:queries, self.before - cut.before : self.before + queries]
+        return Tile(
+            tokens=slice(cut.start, cut.end),
+            num_keys=cut.before + queries,
+            mask=window if cut.needs_mask else None,
+            is_causal=cut.before == 0,
+        )

@@ -1,0 +1,78 @@
+"""The CPU backend: always there, and the reference for the others.
+
+Work is done when the call returns, so streams and events have nothing to order. torch's own CPU
+stream and event objects are not used: recording an event on the CPU raises.
+"""
+
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tandem_engine.device.host_memory import available_memory, resident_memory
+from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.runtime import Event, Memory, Stream
+
+SHARE_OF_AVAILABLE = 0.8
+"""The rest is left to other processes and to what grows later, such as the page cache."""
+
+
+class CpuEvent:
+    """An event of the past: what it marks is done."""
+
+    def record(self, stream: Stream) -> None:
+        """Nothing is under way that could be marked."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+class CpuStream:
+    """A stream that is always empty."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to switch back."""
+
+    def wait(self, event: Event) -> None:
+        """Return at once: `event` is of the past."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+class CpuRuntime:
+    """The processor and the main memory of this machine, or of this container."""
+
+    name = "cpu"
+
+    def __init__(self, *, memory_bytes: int | None = None) -> None:
+        self.device = torch.device("cpu")
+        self.kernels = ReferenceKernels()
+        # Found out once: what is available shrinks as this very process fills it.
+        self._memory_bytes = memory_bytes or int(
+            SHARE_OF_AVAILABLE * (available_memory() + resident_memory())
+        )
+
+    def stream(self) -> Stream:
+        """A stream that is always empty."""
+        return CpuStream()
+
+    def event(self) -> Event:
+        """An event of the past."""
+        return CpuEvent()
+
+    def memory(self) -> Memory:
+        """The given limit, or 0.8 of what was available at the start; and what is resident now."""
+        return Memory(total=self._memory_bytes, used=resident_memory())
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Use so many threads in torch's operators, for the whole process."""
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,1 @@
+"""The decoder-only transformer: its shapes, its parameters and its forward pass."""

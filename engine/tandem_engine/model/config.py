@@ -1,0 +1,294 @@
+"""A decoder's shapes and constants, as the config.json of a checkpoint gives them.
+
+Both layouts of Hugging Face are read: the one up to transformers 4 (torch_dtype, rope_theta,
+rope_scaling) and the one from 5 (dtype, rope_parameters). What is asked for there and not
+computed here is refused: a model that runs and is subtly wrong is worse than one that does not.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem_engine.api.errors import CheckpointError
+from tandem_engine.model.rope import Rope, RopeDefault, RopeLinear, RopeLlama3, RopeYarn
+
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Shapes and constants of a decoder-only transformer."""
+
+    architecture: str
+    """Hugging Face's name of the class, such as Qwen3ForCausalLM."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    """Width of the gated feed-forward layer."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    """Heads of K and V; divides num_heads."""
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    """Longest sequence that the checkpoint is made for, in tokens."""
+    rope: Rope
+    tie_word_embeddings: bool
+    """Whether the output head is the embedding."""
+    qkv_bias: bool
+    output_bias: bool
+    """Whether the projection after attention has a bias."""
+    mlp_bias: bool
+    qk_norm: bool
+    """Whether each head of Q and K is normalised before it is rotated."""
+    dtype: str | None
+    """One of DTYPES; None when the checkpoint does not say."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end an answer; generation_config.json wins over config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """What config.json leaves unsaid, because it is in the code of the architecture."""
+
+    qkv_bias: bool | None = None  # None: as attention_bias says
+    output_bias: bool | None = None
+    qk_norm: bool = False
+    head_dim: int | None = None  # None: hidden_size / heads
+    has_mlp_bias: bool = False
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "LlamaForCausalLM": _Family(has_mlp_bias=True),
+    "Qwen2ForCausalLM": _Family(qkv_bias=True, output_bias=False),
+    "Qwen3ForCausalLM": _Family(qk_norm=True, head_dim=128),
+}
+
+
+def read_decoder_config(folder: Path | str) -> DecoderConfig:
+    """Read config.json, and generation_config.json where there is one, of a checkpoint.
+
+    Raises:
+        CheckpointError: A file is missing or garbled, a value cannot be, or the model needs
+            something that this engine does not compute; the text names the file and the reason.
+    """
+    folder = Path(folder)
+    fields = _read_fields(folder / CONFIG_FILE)
+    architecture = _architecture(fields)
+    family = FAMILIES[architecture]
+    _refuse_what_is_not_computed(fields)
+    heads = fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.error(
+            f"{heads} attention heads cannot share {kv_heads} key-value heads evenly"
+        )
+    max_positions = fields.count("max_position_embeddings")
+    attention_bias = fields.flag("attention_bias")
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=fields.count("hidden_size"),
+        intermediate_size=fields.count("intermediate_size"),
+        num_layers=fields.count("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_head_dim(fields, family, heads),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=max_positions,
+        rope=_rope(fields, max_positions),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=attention_bias if family.output_bias is None else family.output_bias,
+        mlp_bias=family.has_mlp_bias and fields.flag("mlp_bias"),
+        qk_norm=family.qk_norm,
+        dtype=_dtype(fields),
+        eos_token_ids=_eos_token_ids(folder, fields),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of one JSON object, read with the type that they must have."""
+
+    path: Path
+    values: Mapping[str, Any]
+    within: str = ""
+
+    def error(self, reason: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {reason}")
+
+    def get(self, key: str) -> Any:
+        """The value, or None where there is none or it is null."""
+        return self.values.get(key)
+
+    def refuse(self, key: str, wanted: str) -> CheckpointError:
+        if self.get(key) is None:
+            return self.error(f"{self.within}{key} is missing")
+        return self.error(f"{self.within}{key} is {json.dumps(self.get(key))}, not {wanted}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = default if self.get(key) is None else self.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refuse(key, "a whole number above 0")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = default if self.get(key) is None else self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refuse(key, "a number above 0")
+        if not math.isfinite(value) or value <= 0:
+            raise self.refuse(key, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        value = default if self.get(key) is None else self.get(key)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "true or false")
+        return value
+
+
+def _read_fields(path: Path) -> _Fields:
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist; a checkpoint is a folder with {CONFIG_FILE} in it"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return _Fields(path, values)
+
+
+def _architecture(fields: _Fields) -> str:
+    named = fields.get("architectures")
+    if not isinstance(named, list) or not named:
+        raise fields.refuse("architectures", "a list of names")
+    for name in named:
+        if isinstance(name, str) and name in FAMILIES:
+            return name
+    raise fields.error(
+        f"the architecture {', '.join(map(str, named))} is not known; "
+        f"known are {', '.join(sorted(FAMILIES))}"
+    )
+
+
+def _refuse_what_is_not_computed(fields: _Fields) -> None:
+    activation = fields.get("hidden_act")
+    if activation not in (None, "silu"):
+        raise fields.error(f"hidden_act is {json.dumps(activation)}; only silu is computed")
+    layer_types = fields.get("layer_types")
+    has_window = isinstance(layer_types, list) and any(
+        kind != "full_attention" for kind in layer_types
+    )
+    if has_window or fields.flag("use_sliding_window"):
+        raise fields.error("the model attends in a sliding window, which is not computed")
+    quantization = fields.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise fields.error(
+            f"the weights are quantized ({method or 'quantization_config'}); "
+            f"take a checkpoint in {', '.join(DTYPES)}"
+        )
+
+
+def _head_dim(fields: _Fields, family: _Family, heads: int) -> int:
+    head_dim = fields.count("head_dim", family.head_dim or fields.count("hidden_size") // heads)
+    if head_dim % 2:
+        raise fields.error(f"head_dim is {head_dim}; it must be even to be rotated")
+    return head_dim
+
+
+def _dtype(fields: _Fields) -> str | None:
+    value = fields.get("dtype") or fields.get("torch_dtype")
+    if value is None:
+        return None
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.error(f"dtype is {json.dumps(value)}, not one of {', '.join(DTYPES)}")
+    return name
+
+
+def _rope(fields: _Fields, max_positions: int) -> Rope:
+    """Read rope_parameters (transformers 5) or rope_scaling beside rope_theta (before)."""
+    key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    values = fields.get(key) or {}
+    if not isinstance(values, dict):
+        raise fields.refuse(key, "an object")
+    scaling = _Fields(fields.path, values, f"{key}.")
+    if any(part.get("partial_rotary_factor") not in (None, 1) for part in (fields, scaling)):
+        raise fields.error("partial_rotary_factor is not 1; only whole heads are rotated")
+    theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
+    # The field beside the object goes first, as in transformers.
+    original = fields.get("original_max_position_embeddings") and fields.count(
+        "original_max_position_embeddings"
+    )
+    original = original or scaling.count("original_max_position_embeddings", max_positions)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    match kind:
+        case "default":
+            return RopeDefault(theta=theta)
+        case "linear":
+            return RopeLinear(theta=theta, factor=scaling.number("factor"))
+        case "llama3":
+            return _llama3(scaling, theta, original)
+        case "yarn":
+            return _yarn(scaling, theta, original, max_positions)
+    raise fields.error(
+        f"the rope type {json.dumps(kind)} is not computed; "
+        "computed are default, linear, llama3 and yarn"
+    )
+
+
+def _llama3(scaling: _Fields, theta: float, original: int) -> RopeLlama3:
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if high <= low:
+        raise scaling.error(f"high_freq_factor {high} is not above low_freq_factor {low}")
+    return RopeLlama3(
+        theta=theta,
+        factor=scaling.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=original,
+    )
+
+
+def _yarn(scaling: _Fields, theta: float, original: int, max_positions: int) -> RopeYarn:
+    def optional(key: str) -> float | None:
+        return scaling.number(key) if scaling.get(key) is not None else None
+
+    return RopeYarn(
+        theta=theta,
+        factor=scaling.number("factor", max_positions / original),
+        original_max_position_embeddings=original,
+        attention_factor=optional("attention_factor"),
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+        truncate=scaling.flag("truncate", default=True),
+    )
+
+
+def _eos_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
+    path = folder / GENERATION_CONFIG_FILE
+    sources = [_read_fields(path), fields] if path.exists() else [fields]
+    for source in sources:
+        value = source.get("eos_token_id")
+        if value is None:
+            continue
+        ids: Sequence[Any] = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+            raise source.refuse("eos_token_id", "a token id or a list of them")
+        return tuple(dict.fromkeys(ids))
+    return ()

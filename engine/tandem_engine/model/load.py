@@ -1,0 +1,66 @@
+"""From a checkpoint's folder to a decoder on a device."""
+
+from pathlib import Path
+
+import torch
+
+from tandem_engine.api.config import DType
+from tandem_engine.device.runtime import DeviceRuntime
+from tandem_engine.model.config import DecoderConfig, read_decoder_config
+from tandem_engine.model.decoder import Decoder
+from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
+from tandem_engine.model.rope import RopeTable
+from tandem_engine.weights.checkpoint import Checkpoint
+from tandem_engine.weights.load import Progress, fill
+
+
+def load_decoder(
+    folder: Path | str,
+    *,
+    dtype: DType = "auto",
+    runtime: DeviceRuntime,
+    max_positions: int | None = None,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Read a checkpoint in Hugging Face layout into a decoder on `runtime`'s device.
+
+    The host holds the weights at most once (not at all for another device), and one tensor of the
+    checkpoint besides.
+
+    Args:
+        folder: Holds config.json and the weights in safetensors.
+        dtype: Of the parameters; auto takes the checkpoint's.
+        runtime: Where the parameters go.
+        max_positions: Tokens that a sequence may have; None takes the checkpoint's limit.
+        progress: Called with bytes done and bytes in all as tensors arrive.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or of a kind that is not understood.
+    """
+    config = read_decoder_config(folder)
+    with Checkpoint.open(folder) as checkpoint:
+        torch_dtype = _resolve_dtype(dtype, config, checkpoint)
+        parameters = allocate_parameters(config, dtype=torch_dtype, device=runtime.device)
+        fill(
+            checkpoint,
+            list(checkpoint_parts(config, parameters)),
+            is_harmless=lambda name: is_harmless(config, name),
+            progress=progress,
+        )
+    rope = RopeTable(
+        config.rope,
+        head_dim=config.head_dim,
+        num_positions=max_positions or config.max_position_embeddings,
+        dtype=torch_dtype,
+        device=runtime.device,
+    )
+    return Decoder(config, parameters, rope)
+
+
+def _resolve_dtype(asked: DType, config: DecoderConfig, checkpoint: Checkpoint) -> torch.dtype:
+    name = config.dtype if asked == "auto" else asked
+    if name is None:
+        return checkpoint.entry("model.embed_tokens.weight").dtype
+    resolved = getattr(torch, name)
+    assert isinstance(resolved, torch.dtype), "names of dtypes are torch's; this is a bug"  # noqa: S101
+    return resolved

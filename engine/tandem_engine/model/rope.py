@@ -1,0 +1,163 @@
+"""Rotary position embedding: the frequencies, and the table of cosines and sines.
+
+Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. Each kind of
+scaling gives the same numbers as transformers (modeling_rope_utils.py) to the last bit, so the
+order of the operations matters.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeDefault:
+    """Wavelengths from 2π to 2π·theta, in geometric order."""
+
+    theta: float
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Angle per position of each pair, in radians: [head_dim / 2] float32."""
+        return 1.0 / _wavelengths(self.theta, head_dim)
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeLinear:
+    """Positions divided by `factor`: position interpolation (Chen et al., 2023)."""
+
+    theta: float
+    factor: float
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Angle per position of each pair, in radians: [head_dim / 2] float32."""
+        return 1.0 / _wavelengths(self.theta, head_dim) / self.factor
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeLlama3:
+    """Llama 3.1: long waves stretched by `factor`, short ones kept, those between blended."""
+
+    theta: float
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+    """Tokens that the model saw before it was extended."""
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Angle per position of each pair, in radians: [head_dim / 2] float32."""
+        frequencies = 1.0 / _wavelengths(self.theta, head_dim)
+        length = self.original_max_position_embeddings
+        low, high = self.low_freq_factor, self.high_freq_factor
+        waves = 2 * math.pi / frequencies  # tokens of one turn
+        stretched = torch.where(waves > length / low, frequencies / self.factor, frequencies)
+        share = (length / waves - low) / (high - low)
+        blended = (1 - share) * stretched / self.factor + share * stretched
+        is_between = ~(waves < length / high) & ~(waves > length / low)
+        return torch.where(is_between, blended, stretched)
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeYarn:
+    """YaRN (Peng et al., 2023): a ramp between kept and stretched waves, and sharper attention."""
+
+    theta: float
+    factor: float
+    original_max_position_embeddings: int
+    """Tokens that the model saw before it was extended."""
+    attention_factor: float | None = None
+    """What cosines and sines are multiplied by; None: follows from the others."""
+    beta_fast: float = 32.0
+    """Turns within the original length from which a wave is kept."""
+    beta_slow: float = 1.0
+    """Turns within the original length up to which a wave is stretched by the whole factor."""
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    """Whether the ends of the ramp are rounded to whole pairs."""
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Angle per position of each pair, in radians: [head_dim / 2] float32."""
+        wavelengths = _wavelengths(self.theta, head_dim)
+        low = self._pair_with_turns(self.beta_fast, head_dim)
+        high = self._pair_with_turns(self.beta_slow, head_dim)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        if low == high:
+            high += 0.001  # a ramp needs some length
+        ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+        kept = 1 - ramp.clamp(0, 1)
+        return 1.0 / (self.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._sharpness(self.mscale) / self._sharpness(self.mscale_all_dim)
+        return self._sharpness(1.0)
+
+    def _pair_with_turns(self, turns: float, head_dim: int) -> float:
+        """Which pair makes so many turns within the original length."""
+        length = self.original_max_position_embeddings
+        return (head_dim * math.log(length / (turns * 2 * math.pi))) / (2 * math.log(self.theta))
+
+    def _sharpness(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
+
+
+Rope = RopeDefault | RopeLinear | RopeLlama3 | RopeYarn
+
+
+def _wavelengths(theta: float, head_dim: int) -> Tensor:
+    """Tokens per radian of each pair."""
+    wavelengths: Tensor = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    return wavelengths
+
+
+class RopeTable:
+    """Cosines and sines of every position."""
+
+    def __init__(
+        self,
+        rope: Rope,
+        *,
+        head_dim: int,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [positions, head_dim/2]
+        # One half of each is kept, side by side: the other half of a head is the same.
+        table = torch.cat((angles.cos(), angles.sin()), dim=1) * rope.amplitude
+        self._table = table.to(dtype=dtype, device=device)  # [positions, head_dim]
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that the table holds."""
+        return len(self._table)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at `positions` [tokens], each [tokens, head_dim]."""
+        cos, sin = self._table.index_select(0, positions).chunk(2, dim=1)
+        return torch.cat((cos, cos), dim=1), torch.cat((sin, sin), dim=1)

@@ -1,0 +1,255 @@
+"""The weights of a checkpoint on disk: one safetensors file, or several under an index.
+
+Files are mapped, not read: a tensor's pages come in when it is copied, and are given back right
+after, so that the process never holds weights twice. Headers are read when the checkpoint is
+opened, and every range is checked against the length of its file there: a download that was cut
+off is found before the first byte is copied.
+
+The format: 8 bytes length of the header (little endian), the header (JSON: name → dtype, shape and
+data_offsets, counted from the end of the header), then the data.
+https://huggingface.co/docs/safetensors/index#format
+"""
+
+import json
+import math
+import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tandem_engine.api.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+LENGTH_BYTES = 8
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+LFS_MARK = b"version "  # a Git LFS pointer: a few lines of text in place of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file."""
+
+    path: Path
+    name: str
+    dtype_name: str
+    """As the file says it: BF16, F32, I64 …"""
+    shape: tuple[int, ...]
+    start: int
+    """First byte in the file."""
+    end: int
+    """First byte behind it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in the file."""
+        return self.end - self.start
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Raise CheckpointError for a dtype that is not among DTYPES."""
+        if self.dtype_name not in DTYPES:
+            raise CheckpointError(
+                f"{self.path}: the tensor {self.name} is of dtype {self.dtype_name}, "
+                f"not one of {', '.join(DTYPES)}"
+            )
+        return DTYPES[self.dtype_name]
+
+
+class Checkpoint:
+    """The tensors of a folder, by name. Use it as a context manager: it holds files open."""
+
+    def __init__(self, folder: Path, entries: Mapping[str, Entry]) -> None:
+        self._folder = folder
+        self._entries = entries
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._open = ExitStack()
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Self:
+        """Read the headers of all files.
+
+        Raises:
+            CheckpointError: A file is missing, cut off, or not what its name says.
+        """
+        folder = Path(folder)
+        single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+        if single.exists():
+            return cls(folder, _read_header(single))
+        if index.exists():
+            return cls(folder, _read_shards(index))
+        raise CheckpointError(
+            f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; "
+            "weights are read from safetensors files only"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._maps.clear()
+        self._open.close()
+
+    def names(self) -> Iterator[str]:
+        """Names of all tensors."""
+        return iter(self._entries)
+
+    def entry(self, name: str) -> Entry:
+        """Where the tensor is and what it is.
+
+        Raises:
+            CheckpointError: There is no such tensor.
+        """
+        if name not in self._entries:
+            files = sorted({entry.path.name for entry in self._entries.values()})
+            held = files[0] if len(files) == 1 else f"{INDEX_FILE} ({len(files)} files)"
+            raise CheckpointError(f"{self._folder / held} lacks the tensor {name}")
+        return self._entries[name]
+
+    def path_of(self, name: str) -> Path:
+        """The file that holds the tensor."""
+        return self.entry(name).path
+
+    def place(self, name: str) -> tuple[str, int]:
+        """A key that sorts tensors as they lie on disk."""
+        entry = self.entry(name)
+        return str(entry.path), entry.start
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Make sure that `copy` can fill a tensor of `shape`.
+
+        Raises:
+            CheckpointError: The tensor is missing, of another shape, or of an unknown dtype.
+        """
+        entry = self.entry(name)
+        if entry.shape != shape:
+            raise CheckpointError(
+                f"{entry.path}: the tensor {name} has the shape {list(entry.shape)}, "
+                f"but config.json asks for {list(shape)}"
+            )
+        _ = entry.dtype
+
+    def copy(self, name: str, destination: Tensor) -> None:
+        """Copy a tensor into `destination`, to its dtype and device."""
+        entry = self.entry(name)
+        data = self._map(entry.path)
+        # The view must not live on: it reads from the map, which `__exit__` closes.
+        view = torch.frombuffer(data, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
+        destination.copy_(_typed(view, entry).view(entry.shape))
+        _give_back(data, entry)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            file = self._open.enter_context(path.open("rb"))
+            # A private map, because torch warns of memory that it may not write to.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._maps[path] = self._open.enter_context(data)
+        return self._maps[path]
+
+
+def _typed(view: Tensor, entry: Entry) -> Tensor:
+    if entry.start % entry.dtype.itemsize:
+        view = view.clone()  # only old files are not aligned
+    return view.view(entry.dtype)
+
+
+def _give_back(data: mmap.mmap, entry: Entry) -> None:
+    """Drop the tensor's pages; a neighbour's on the same page are simply read again."""
+    start = entry.start - entry.start % mmap.PAGESIZE
+    with suppress(OSError):  # advice
+        data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+
+def _read_shards(index: Path) -> dict[str, Entry]:
+    """The tensors of all files that the index names."""
+    document = _parse_json(index, index.read_bytes(), "the index")
+    weight_map = document.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) for file in weight_map.values()
+    ):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+    entries: dict[str, Entry] = {}
+    for file in sorted(set(weight_map.values())):
+        entries |= _read_header(_shard_path(index, file))
+    for name, file in weight_map.items():
+        if name not in entries or entries[name].path.name != file:
+            raise CheckpointError(f"{index.parent / file} lacks the tensor {name}, of {index.name}")
+    return entries
+
+
+def _shard_path(index: Path, file: str) -> Path:
+    if Path(file).name != file:
+        raise CheckpointError(f"{index} names {file}, which is not a file beside it")
+    path = index.parent / file
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist, but {index.name} names it")
+    return path
+
+
+def _read_header(path: Path) -> dict[str, Entry]:
+    """What one safetensors file holds, every range checked against its length."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(LENGTH_BYTES)
+        if prefix == LFS_MARK:
+            raise CheckpointError(f"{path} is a Git LFS pointer, not the file; run 'git lfs pull'")
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < LENGTH_BYTES or length > size - LENGTH_BYTES:
+            raise CheckpointError(
+                f"{path} is not a safetensors file, or is cut off within its header "
+                f"({size} bytes long)"
+            )
+        header = _parse_json(path, file.read(length), "the header of a safetensors file")
+    data_start = LENGTH_BYTES + length
+    entries = {
+        name: _entry(path, name, fields, data_start)
+        for name, fields in header.items()
+        if name != "__metadata__"
+    }
+    for entry in sorted(entries.values(), key=lambda entry: entry.end):
+        if entry.end > size:
+            raise CheckpointError(
+                f"{path} is cut off: the tensor {entry.name} ends at byte {entry.end}, "
+                f"the file at {size}"
+            )
+    return entries
+
+
+def _parse_json(path: Path, data: bytes, what: str) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path} does not hold {what}: {error}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} does not hold {what}: it is not a JSON object")
+    return document
+
+
+def _entry(path: Path, name: str, fields: Any, data_start: int) -> Entry:
+    match fields:
+        case {
+            "dtype": str(dtype_name),
+            "shape": [*shape],
+            "data_offsets": [int(start), int(end)],
+        } if 0 <= start <= end and all(isinstance(size, int) and size >= 0 for size in shape):
+            pass
+        case _:
+            raise CheckpointError(f"{path}: the header does not say what the tensor {name} is")
+    entry = Entry(path, name, dtype_name, tuple(shape), data_start + start, data_start + end)
+    if dtype_name in DTYPES and math.prod(shape) * entry.dtype.itemsize != entry.num_bytes:
+        raise CheckpointError(
+            f"{path}: the tensor {name} takes {entry.num_bytes} bytes, "
+            f"which is not the size of {shape} in {dtype_name}"
+        )
+    return entry

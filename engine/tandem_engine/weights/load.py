@@ -1,0 +1,72 @@
+"""Filling parameters from a checkpoint: check all of it first, then copy."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tandem_engine.api.errors import CheckpointError
+from tandem_engine.weights.checkpoint import Checkpoint
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of the checkpoint that are loaded, and those that there are to load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of the checkpoint and the memory that it fills."""
+
+    name: str
+    destination: Tensor
+    """A parameter, or some rows of one; has the shape that the tensor must have."""
+
+
+def fill(
+    checkpoint: Checkpoint,
+    parts: Sequence[Part],
+    *,
+    is_harmless: Callable[[str], bool],
+    progress: Progress | None = None,
+) -> None:
+    """Copy each part's tensor into its destination, converted to the destination's dtype.
+
+    Args:
+        checkpoint: The source.
+        parts: What to copy; the order does not matter.
+        is_harmless: Whether a tensor of the checkpoint that no part names may be left out.
+        progress: Called after each tensor, and once before the first.
+
+    Raises:
+        CheckpointError: A tensor is missing, of another shape or of a dtype that is not
+            understood, or the checkpoint holds one that the model has no place for.
+    """
+    for part in parts:
+        checkpoint.check(part.name, tuple(part.destination.shape))
+    _refuse_strangers(checkpoint, {part.name for part in parts}, is_harmless)
+    # In the order of the files, so that a disk reads them from front to back.
+    ordered = sorted(parts, key=lambda part: checkpoint.place(part.name))
+    total = sum(checkpoint.entry(part.name).num_bytes for part in parts)
+    done = 0
+    report = progress or (lambda _done, _total: None)
+    report(done, total)
+    for part in ordered:
+        checkpoint.copy(part.name, part.destination)
+        done += checkpoint.entry(part.name).num_bytes
+        report(done, total)
+
+
+def _refuse_strangers(
+    checkpoint: Checkpoint, known: set[str], is_harmless: Callable[[str], bool]
+) -> None:
+    # A bias or a norm that nobody applies makes a model that runs and is wrong, so this is no
+    # warning: nobody would see it.
+    strangers = sorted(
+        name for name in checkpoint.names() if name not in known and not is_harmless(name)
+    )
+    if strangers:
+        others = f" and {len(strangers) - 1} more" if strangers[1:] else ""
+        raise CheckpointError(
+            f"{checkpoint.path_of(strangers[0])} holds the tensor {strangers[0]}{others}, "
+            "for which the model that config.json describes has no place; "
+            "the weights and config.json do not belong together"
+        )

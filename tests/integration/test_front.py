@@ -1,0 +1,309 @@
+"""The asynchronous front over a real model: streams, aborts, failures, pre-emption."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
+from tandem_engine.api.errors import (
+    ConfigError,
+    EngineStopped,
+    InvalidParameter,
+    PromptTooLong,
+    RequestFailed,
+)
+from tandem_engine.api.output import Output
+from tandem_engine.api.request import SamplingParams
+from tandem_engine.api.step import Step, StepResult
+from tandem_engine.build import build_engine
+from tandem_engine.front.front import ThreadedFront
+
+PROMPT = tuple(range(65, 90))
+MIX = ScheduleConfig(
+    template_type="Mix",
+    cache_block_size=16,
+    split_fuse=SplitFuseConfig(split_chunk_tokens=64, split_start_batch_size=0),
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
+    return make_checkpoint("Qwen3ForCausalLM", max_position_embeddings=1024)
+
+
+@asynccontextmanager
+async def front_of(checkpoint: Path, **settings: Any) -> AsyncIterator[ThreadedFront]:
+    values = {"schedule": MIX, "num_kv_blocks": 256, "max_seq_len": 512, **settings}
+    config = EngineConfig(model_path=str(checkpoint), dtype="float32", **values)
+    front = build_engine(config, report=lambda line: None)
+    try:
+        yield front
+    finally:
+        await front.stop()
+
+
+def params(**values: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 16, "ignore_eos": True, "seed": 1, **values})
+
+
+async def read(front: ThreadedFront, sampling: SamplingParams, name: str = "r") -> list[Output]:
+    return [output async for output in front.submit(name, PROMPT, sampling)]
+
+
+def tokens(outputs: list[Output], index: int = 0) -> list[int]:
+    return [token for output in outputs if output.index == index for token in output.token_ids]
+
+
+def text(outputs: list[Output], index: int = 0) -> str:
+    return "".join(output.text for output in outputs if output.index == index)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; fails by pytest's own limit, never by a guess at a time."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def all_free(front: ThreadedFront) -> bool:
+    stats = front.stats()
+    idle = stats.num_running == stats.num_waiting == 0
+    return idle and stats.num_free_kv_blocks == stats.num_kv_blocks
+
+
+async def test_a_stream_ends_with_its_reason_and_leaves_no_block(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        outputs = await read(front, params())
+
+        assert len(tokens(outputs)) == 16
+        assert [output.finish_reason for output in outputs][-1] == "length"
+        assert all(output.finish_reason is None for output in outputs[:-1])
+        await until(lambda: all_free(front))
+
+
+async def test_an_abort_frees_every_block(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        stream = front.submit("long", PROMPT, params(max_tokens=400, n=4))
+        await anext(aiter(stream))
+        assert not all_free(front)
+
+        stream.abort()
+
+        await until(lambda: all_free(front))
+        assert b"tandem_request_aborted_total" in front.metrics()
+
+
+async def test_aborts_at_random_moments_leave_no_block_and_disturb_nobody(
+    checkpoint: Path,
+) -> None:
+    async with front_of(checkpoint, num_kv_blocks=48) as front:
+        quiet = tokens(await read(front, params(), "alone"))
+
+        async def leave_after(count: int) -> None:
+            stream = front.submit(f"leaver{count}", PROMPT, params(max_tokens=100, n=2))
+            async for _ in stream:
+                count -= 1
+                if count <= 0:
+                    break
+            stream.abort()
+
+        async def stay(name: str) -> list[int]:
+            return tokens(await read(front, params(), name))
+
+        leavers = [leave_after(count) for count in range(40)]
+        stayers = [stay(f"stayer{index}") for index in range(8)]
+        results = await asyncio.gather(*stayers, *leavers)
+
+        assert all(result == quiet for result in results[:8])
+        await until(lambda: all_free(front))
+
+
+async def test_requests_that_lose_their_blocks_say_the_same_in_the_end(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as roomy, front_of(checkpoint, num_kv_blocks=32) as scarce:
+        wanted = params(max_tokens=60, temperature=0.0)
+        expected = tokens(await read(roomy, wanted))
+        results = await asyncio.gather(*(read(scarce, wanted, f"r{i}") for i in range(12)))
+
+        assert all(tokens(outputs) == expected for outputs in results)
+        assert scarce.stats().num_preemptions > 0
+        await until(lambda: all_free(scarce))
+
+
+async def test_a_seed_gives_the_same_tokens_whatever_else_runs(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        alone = tokens(await read(front, params(seed=7, top_p=0.95)))
+        crowd = [read(front, params(seed=i, temperature=1.3), f"c{i}") for i in range(10)]
+        together = await asyncio.gather(read(front, params(seed=7, top_p=0.95), "me"), *crowd)
+
+        assert tokens(together[0]) == alone
+
+
+async def test_choices_differ_and_the_first_is_that_of_n_1(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        one = tokens(await read(front, params(seed=3)))
+        three = await read(front, params(seed=3, n=3))
+        choices = [tokens(three, index) for index in range(3)]
+
+        assert choices[0] == one
+        assert len({tuple(choice) for choice in choices}) == 3
+
+
+async def test_best_of_returns_the_likeliest_choices(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        every = await read(front, params(n=6, logprobs=0))
+        best = await read(front, params(n=2, best_of=6))
+
+        def mean(index: int) -> float:
+            parts = [e.logprob for o in every if o.index == index for e in o.logprobs]
+            return sum(parts) / len(parts)
+
+        order = sorted(range(6), key=mean, reverse=True)
+        assert [tokens(best, index) for index in range(2)] == [tokens(every, i) for i in order[:2]]
+        assert all(not output.logprobs for output in best), "nobody asked for them"
+
+
+async def test_a_stop_string_ends_the_text_before_it(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        whole = text(await read(front, params(temperature=0.0)))
+        assert len(whole) >= 8
+        outputs = await read(front, params(temperature=0.0, stop=(whole[4:6],)))
+
+        assert text(outputs) == whole[: whole.index(whole[4:6])]
+        assert outputs[-1].finish_reason == "stop"
+        await until(lambda: all_free(front))
+
+
+async def test_a_stop_id_is_counted_but_not_said(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        plain = tokens(await read(front, params(temperature=0.0)))
+        outputs = await read(front, params(temperature=0.0, stop_token_ids=(plain[3],)))
+        end = plain.index(plain[3])
+
+        assert tokens(outputs) == plain[: end + 1]
+        assert text(outputs) == front.codec.decode(plain[:end])
+        assert outputs[-1].finish_reason == "stop"
+
+
+async def test_logprobs_come_one_a_token_with_the_likeliest(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        outputs = await read(front, params(temperature=0.0, logprobs=2))
+        entries = [entry for output in outputs for entry in output.logprobs]
+
+        assert [entry.token_id for entry in entries] == tokens(outputs)
+        assert all(
+            entry.top[0] == (entry.token_id, pytest.approx(entry.logprob)) for entry in entries
+        )
+        assert all(len(entry.top) == 2 for entry in entries)
+
+
+async def test_live_settings_change_between_steps_and_lose_nothing(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        wanted = params(max_tokens=60, temperature=0.0)
+        expected = tokens(await read(front, wanted))
+        running = [asyncio.create_task(read(front, wanted, f"r{i}")) for i in range(12)]
+        for chunk in (16, 512, 32):
+            split = SplitFuseConfig(split_chunk_tokens=chunk, split_start_batch_size=0)
+            front.reconfigure(MIX.model_copy(update={"split_fuse": split, "max_batch_size": 4}))
+            await asyncio.sleep(0)
+        front.reconfigure(ScheduleConfig(cache_block_size=16))
+
+        assert all(tokens(outputs) == expected for outputs in await asyncio.gather(*running))
+
+
+async def test_a_block_size_is_not_a_live_setting(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        with pytest.raises(ConfigError, match="cacheBlockSize 32 needs a restart"):
+            front.reconfigure(MIX.model_copy(update={"cache_block_size": 32}))
+
+
+async def test_a_step_that_raises_fails_its_requests_with_the_cause(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front_of(checkpoint) as front:
+        runner = front._loop._engine._runner
+        run = runner.run
+
+        def break_down(step: Step) -> StepResult:
+            if any(name.startswith("poison") for name in step.num_tokens):
+                raise RuntimeError("no such kernel")
+            return run(step)
+
+        monkeypatch.setattr(runner, "run", break_down)
+        with pytest.raises(RequestFailed, match="RuntimeError: no such kernel"):
+            await read(front, params(), "poison")
+
+        assert len(tokens(await read(front, params(), "healthy"))) == 16
+        await until(lambda: all_free(front))
+
+
+async def test_a_loop_that_dies_tells_every_stream_and_the_health_check(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front_of(checkpoint) as front:
+        engine = front._loop._engine
+
+        def die() -> None:
+            raise AssertionError("a block is lost")
+
+        stream = front.submit("r", PROMPT, params(max_tokens=400))
+        await anext(aiter(stream))
+        monkeypatch.setattr(engine, "step", die)
+
+        with pytest.raises(EngineStopped, match="a block is lost"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineStopped, match="The engine died"):
+            front.check_health()
+        with pytest.raises(EngineStopped):
+            front.submit("late", PROMPT, params())
+
+
+async def test_a_stop_ends_running_requests_with_words(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        stream = front.submit("r", PROMPT, params(max_tokens=400))
+        await anext(aiter(stream))
+        await front.stop()
+
+        with pytest.raises(EngineStopped):
+            async for _ in stream:
+                pass
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "error", "words"),
+    [
+        ((), {}, InvalidParameter, "The prompt is empty"),
+        ((65,) * 600, {}, PromptTooLong, "600 tokens; this model takes 511 at most"),
+        ((65, 99999), {}, InvalidParameter, "prompt names the token 99999"),
+        (PROMPT, {"logit_bias": {5000: 1.0}}, InvalidParameter, "logit_bias names the token 5000"),
+        (PROMPT, {"n": 100}, InvalidParameter, r"n is 100; it must be in \[1, 8\]"),
+    ],
+)
+async def test_what_can_never_be_served_is_refused_at_once(
+    checkpoint: Path,
+    prompt: tuple[int, ...],
+    sampling: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    schedule = MIX.model_copy(update={"max_batch_size": 8})
+    async with front_of(checkpoint, schedule=schedule) as front:
+        with pytest.raises(error, match=words):
+            front.submit("r", prompt, params(**sampling))
+        assert all_free(front)
+
+
+def test_memory_too_small_for_one_sequence_is_refused_with_numbers(checkpoint: Path) -> None:
+    config = EngineConfig(model_path=str(checkpoint), num_kv_blocks=3, schedule=MIX)
+    with pytest.raises(ConfigError, match=r"room for 48 tokens.*lower maxSeqLen"):
+        build_engine(config)
+
+
+def test_a_length_beyond_the_model_is_refused(checkpoint: Path) -> None:
+    config = EngineConfig(model_path=str(checkpoint), max_seq_len=10**6)
+    with pytest.raises(ConfigError, match="maxSeqLen is 1000000, the model is made for"):
+        build_engine(config)

@@ -1,0 +1,304 @@
+"""Weights on disk: every way to store them loads alike, every damage is named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tandem_engine.api.errors import CheckpointError
+from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.model.decoder import Decoder
+from tandem_engine.model.load import load_decoder
+from tandem_engine.weights.checkpoint import Checkpoint
+
+RUNTIME = CpuRuntime(memory_bytes=1 << 30)
+MakeCheckpoint = Callable[..., Path]
+
+
+def parameters(decoder: Decoder) -> list[Tensor]:
+    """All of a decoder's parameters, in one order."""
+    found = [decoder.parameters.embedding, decoder.parameters.norm, decoder.parameters.head]
+    for layer in decoder.parameters.layers:
+        found += [layer.attention_norm, layer.mlp_norm]
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            found += [linear.weight] + ([] if linear.bias is None else [linear.bias])
+    return found
+
+
+@pytest.fixture
+def folder(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
+    """A checkpoint that a test may damage."""
+    return shutil.copytree(make_checkpoint("Qwen2ForCausalLM"), tmp_path / "model")
+
+
+@pytest.fixture
+def sharded(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
+    """The same in several files, to be damaged too."""
+    source = make_checkpoint("Qwen2ForCausalLM", max_shard_size="100KB")
+    return shutil.copytree(source, tmp_path / "sharded")
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    """Save the tensors of the single file anew after `change`."""
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    change(tensors)
+    save_file(tensors, path)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_decoder(folder, runtime=RUNTIME)
+    return str(caught.value)
+
+
+def test_shards_load_like_a_single_file(folder: Path, sharded: Path) -> None:
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert len(list(folder.glob("*.safetensors"))) == 1
+
+    one, many = (load_decoder(where, runtime=RUNTIME) for where in (folder, sharded))
+
+    torch.testing.assert_close(parameters(many), parameters(one), atol=0, rtol=0)
+
+
+def test_projections_that_read_the_same_input_are_one_matrix(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+
+    layer = load_decoder(folder, runtime=RUNTIME).parameters.layers[1]
+
+    def stacked(kind: str, *names: str) -> Tensor:
+        return torch.cat([tensors[f"model.layers.1.{name}_proj.{kind}"] for name in names])
+
+    qkv = ("self_attn.q", "self_attn.k", "self_attn.v")
+    assert torch.equal(layer.qkv.weight, stacked("weight", *qkv))
+    assert layer.qkv.bias is not None
+    assert torch.equal(layer.qkv.bias, stacked("bias", *qkv))
+    assert torch.equal(layer.gate_up.weight, stacked("weight", "mlp.gate", "mlp.up"))
+
+
+def test_a_tied_head_is_the_embedding_itself(make_checkpoint: MakeCheckpoint) -> None:
+    tied = load_decoder(
+        make_checkpoint("Qwen3ForCausalLM", tie_word_embeddings=True), runtime=RUNTIME
+    )
+    untied = load_decoder(make_checkpoint("Qwen3ForCausalLM"), runtime=RUNTIME)
+
+    assert tied.parameters.head is tied.parameters.embedding
+    assert not torch.equal(untied.parameters.head, untied.parameters.embedding)
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("asked", ["auto", "float32", "bfloat16", "float16"])
+def test_any_dtype_is_converted_to_any_other(
+    make_checkpoint: MakeCheckpoint, stored: str, asked: Any
+) -> None:
+    source = make_checkpoint("LlamaForCausalLM", dtype=stored)
+
+    decoder = load_decoder(source, dtype=asked, runtime=RUNTIME)
+
+    expected = getattr(torch, stored if asked == "auto" else asked)
+    embedding = load_file(source / "model.safetensors")["model.embed_tokens.weight"]
+    assert {tensor.dtype for tensor in parameters(decoder)} == {expected}
+    assert torch.equal(decoder.parameters.embedding, embedding.to(expected))
+
+
+def test_auto_takes_the_dtype_of_the_tensors_when_config_json_is_silent(folder: Path) -> None:
+    document = json.loads((folder / "config.json").read_text())
+    del document["dtype"]
+    (folder / "config.json").write_text(json.dumps(document))
+
+    assert load_decoder(folder, runtime=RUNTIME).dtype == torch.float32
+
+
+def test_progress_counts_up_to_all_bytes(folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+
+    load_decoder(folder, runtime=RUNTIME, progress=lambda done, total: calls.append((done, total)))
+
+    size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert calls[0] == (0, size)
+    assert calls[-1] == (size, size)
+    assert calls == sorted(calls)
+
+
+def test_the_decoder_outlives_its_files(folder: Path) -> None:
+    expected = load_file(folder / "model.safetensors")["model.norm.weight"].clone()
+    decoder = load_decoder(folder, runtime=RUNTIME)
+
+    (folder / "model.safetensors").write_bytes(b"")
+
+    assert torch.equal(decoder.parameters.norm, expected)
+
+
+def test_tensors_that_do_not_start_at_a_multiple_of_their_size_are_read(tmp_path: Path) -> None:
+    values = torch.arange(6, dtype=torch.float32)
+    fields = {"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [1, 25]}}
+    header = json.dumps(fields).encode()
+    (tmp_path / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + b"." + values.numpy().tobytes()
+    )
+    destination = torch.empty(2, 3)
+
+    with Checkpoint.open(tmp_path) as checkpoint:
+        checkpoint.copy("x", destination)
+
+    assert torch.equal(destination, values.view(2, 3))
+
+
+def test_a_missing_tensor_is_named_with_its_file(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def leave_out(tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+
+    rewrite(folder, leave_out)
+
+    path = folder / "model.safetensors"
+    assert refusal(folder) == f"{path} lacks the tensor {name}"
+
+
+def test_a_tensor_that_no_shard_holds_is_named(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    first = min(document["weight_map"].values())
+    document["weight_map"]["model.made.up"] = first
+    index.write_text(json.dumps(document))
+
+    assert refusal(sharded) == f"{sharded / first} lacks the tensor model.made.up, of {index.name}"
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.unlink()
+
+    expected = f"{shard} does not exist, but model.safetensors.index.json names it"
+    assert refusal(sharded) == expected
+
+
+def test_a_file_that_is_cut_off_is_named_with_the_first_tensor_beyond(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    with Checkpoint.open(folder) as checkpoint:
+        entries = sorted(map(checkpoint.entry, checkpoint.names()), key=lambda entry: entry.end)
+    path.write_bytes(path.read_bytes()[: entries[3].end - 1])
+
+    assert refusal(folder) == (
+        f"{path} is cut off: the tensor {entries[3].name} ends at byte {entries[3].end}, "
+        f"the file at {entries[3].end - 1}"
+    )
+
+
+def test_a_wrong_shape_is_named(folder: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: torch.zeros(32, 60)}))
+
+    assert refusal(folder) == (
+        f"{folder / 'model.safetensors'}: the tensor {name} has the shape [32, 60], "
+        "but config.json asks for [32, 64]"
+    )
+
+
+def test_an_unknown_dtype_is_named(folder: Path) -> None:
+    rewrite(
+        folder,
+        lambda tensors: tensors.update(
+            {"model.norm.weight": torch.zeros(64, dtype=torch.float8_e4m3fn)}
+        ),
+    )
+
+    assert refusal(folder) == (
+        f"{folder / 'model.safetensors'}: the tensor model.norm.weight is of dtype F8_E4M3, "
+        "not one of BF16, F16, F32"
+    )
+
+
+def test_a_tensor_without_a_place_is_refused(folder: Path) -> None:
+    name = "model.layers.0.self_attn.q_norm.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: torch.zeros(16)}))
+
+    assert refusal(folder).startswith(f"{folder / 'model.safetensors'} holds the tensor {name}, ")
+
+
+def test_what_is_known_to_be_harmless_is_passed_over(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint("Qwen3ForCausalLM", tie_word_embeddings=True)
+    folder = shutil.copytree(source, tmp_path / "model")
+    extra = {
+        "lm_head.weight": torch.zeros(272, 64),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
+    }
+    rewrite(folder, lambda tensors: tensors.update(extra))
+
+    decoder = load_decoder(folder, runtime=RUNTIME)
+
+    assert decoder.parameters.head.any()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(b"", "cut off within its header (0 bytes long)", id="empty"),
+        pytest.param(b"\x80" * 100, "cut off within its header (100 bytes long)", id="garbage"),
+        pytest.param(
+            (5).to_bytes(8, "little") + b"PK\x03\x04zip", "does not hold the header", id="no JSON"
+        ),
+        pytest.param(
+            (2).to_bytes(8, "little") + b"[]", "does not hold the header", id="no JSON object"
+        ),
+        pytest.param(
+            (15).to_bytes(8, "little") + b'{"a": {"b": 1}}',
+            "the header does not say what the tensor a is",
+            id="no fields",
+        ),
+        pytest.param(
+            (69).to_bytes(8, "little")
+            + b'{"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 12]}}    '
+            + bytes(16),
+            "the tensor a takes 12 bytes, which is not the size of [2, 2] in F32",
+            id="contradiction",
+        ),
+        pytest.param(
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "is a Git LFS pointer, not the file; run 'git lfs pull'",
+            id="Git LFS",
+        ),
+    ],
+)
+def test_a_file_that_is_not_safetensors_is_named(folder: Path, content: bytes, reason: str) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(content)
+
+    message = refusal(folder)
+    assert message.startswith(str(path))
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param("{", "does not hold the index: ", id="garbled"),
+        pytest.param('{"metadata": {}}', "has no weight_map from tensors to files", id="no map"),
+        pytest.param(
+            '{"weight_map": {"x": "../x"}}', "names ../x, which is not a file beside it", id="path"
+        ),
+    ],
+)
+def test_a_bad_index_is_named(sharded: Path, content: str, reason: str) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(content)
+
+    assert refusal(sharded).startswith(f"{index} {reason}")
+
+
+def test_a_folder_without_weights_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+    assert refusal(folder) == (
+        f"{folder} holds neither model.safetensors nor model.safetensors.index.json; "
+        "weights are read from safetensors files only"
+    )
