@@ -34,8 +34,8 @@ def held_out(count: int = NUM_QUESTIONS) -> list[Any]:
 
 def accuracy(conversations: Sequence[Any], answers: Mapping[int, str]) -> float:
     """Share of answers that are exactly right; an answer that is missing is wrong."""
-    right = [answers.get(at) == each.answer for at, each in enumerate(conversations)]
-    return sum(right) / len(right)
+    right = sum(answers.get(at) == each.answer for at, each in enumerate(conversations))
+    return float(right / len(conversations))
 
 
 def misses(conversations: Sequence[Any], answers: Mapping[int, str]) -> list[str]:

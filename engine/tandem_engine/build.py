@@ -35,6 +35,7 @@ _LOG = logging.getLogger(__name__)
 _MIB = 2**20
 _WARM_UP_PROMPT = 32
 _REPORT_EVERY_S = 0.5
+_BAR_WIDTH = 24
 
 Report = Callable[[str], None]
 
@@ -104,7 +105,7 @@ def _load(
             report(f"Loaded {total / _MIB:.1f} MiB of weights in {now - started:.1f} s")
         elif now - last >= _REPORT_EVERY_S:
             last = now
-            report(f"Loading weights: {100 * done // total} % of {total / _MIB:.1f} MiB")
+            report(_progress_line(done, total))
 
     return load_decoder(
         config.model_path,
@@ -113,6 +114,13 @@ def _load(
         max_positions=max_seq_len,
         progress=progress,
     )
+
+
+def _progress_line(done: int, total: int) -> str:
+    """A progress bar as one line: it is shown wherever the replica's log is read."""
+    filled = _BAR_WIDTH * done // total
+    bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
+    return f"Loading weights {bar} {100 * done // total} % of {total / _MIB:.1f} MiB"
 
 
 def _capacity(

@@ -81,7 +81,8 @@ class EngineMetrics:
     """One engine's series in a registry of their own; the only label is the model's name."""
 
     def __init__(self, model_name: str) -> None:
-        disable_created_metrics()  # a second series for each counter and histogram, of no use here
+        # They are a second series for each counter and histogram, of no use here.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no type there
         self._registry = CollectorRegistry()
         self._model = model_name
         self._received = self._counter("request_received", "Requests taken.")
