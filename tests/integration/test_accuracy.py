@@ -4,12 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.build import build_engine
 from tandem_engine.front.front import ThreadedFront
+from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
 
 MIX = ScheduleConfig(
     template_type="Mix",

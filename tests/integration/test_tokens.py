@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny import TINY
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +18,7 @@ from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.model.load import load_decoder
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.runner import ModelRunner
+from tests.tiny import TINY
 
 NUM_PROMPTS = 64
 LONGEST_PROMPT = 700

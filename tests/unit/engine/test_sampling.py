@@ -50,7 +50,8 @@ def allowed_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
     if params.top_k > 0:
         order = order[: params.top_k]
     total = sum(weights[i] for i in order)
-    kept, before = set(), 0.0
+    kept: set[int] = set()
+    before = 0.0
     for i in order:
         if weights[i] > 0 and (before < params.top_p or not kept):
             kept.add(i)

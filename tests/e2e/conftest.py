@@ -1,0 +1,40 @@
+"""A service as a user runs it: `tandem serve` in a process of its own, on ports of its own."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import TINY, Service, Tandem, free_port, write_manifest
+
+
+@pytest.fixture(scope="session")
+def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
+    """The trained model of the examples, or a random one where it is not there."""
+    if (TINY / "model.safetensors").is_file():
+        return TINY
+    return make_checkpoint("Qwen3ForCausalLM", max_position_embeddings=2048)
+
+
+@pytest.fixture
+def tandem(tmp_path: Path) -> Tandem:
+    """The command, with no service running."""
+    return Tandem(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that runs for all tests of the session; put back what you change."""
+    tandem = Tandem(tmp_path_factory.mktemp("service"))
+    manifest, port = write_manifest(tandem.home, checkpoint), free_port()
+    command = tandem.start("serve", "-f", str(manifest), "--port", str(port))
+    try:
+        command.wait_for_output("serves at")
+        yield Service(tandem, "tiny", manifest, port)
+    finally:
+        command.process.send_signal(signal.SIGINT)
+        try:
+            command.wait()
+        finally:
+            command.kill()

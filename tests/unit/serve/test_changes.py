@@ -1,0 +1,153 @@
+"""What a change costs, and that the Serve document agrees."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_serve.api.changes import Change, ChangeKind, classify, kind_of
+from tandem_serve.api.document import Exposure, serve_document
+from tandem_serve.api.manifest import parse_manifest
+from tandem_serve.api.spec import InferenceService
+
+LIVE, IN_PLACE, REPLACE = ChangeKind.LIVE, ChangeKind.IN_PLACE, ChangeKind.REPLACE
+
+
+def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+schedules = optional(
+    cacheBlockSize=st.integers(1, 8).map(lambda blocks: 16 * blocks),
+    maxPrefillBatchSize=st.integers(0, 10),
+    maxPrefillTokens=st.integers(2048, 16384),
+    maxBatchSize=st.integers(50, 300),
+    maxIterTimes=st.integers(1, 64),
+    splitFuse=optional(
+        splitChunkTokens=st.integers(1, 64).map(lambda tiles: 16 * tiles),
+        splitStartType=st.booleans(),
+        splitStartBatchSize=st.integers(0, 20),
+    ),
+    templateType=st.sampled_from(["Standard", "Mix"]),
+)
+specs = st.fixed_dictionaries(
+    {
+        "model": st.fixed_dictionaries(
+            {"source": st.sampled_from(["file:///models/a", "file:///models/b"])},
+            optional={
+                "name": st.sampled_from(["a", "b"]),
+                "maxSeqLen": st.integers(1025, 2048),
+                "maxInputTokenLen": st.integers(1, 1024),
+            },
+        )
+    },
+    optional={
+        "engine": optional(
+            dtype=st.sampled_from(["auto", "bfloat16", "float32"]),
+            npuMemSize=st.sampled_from([-1, 1]),
+            schedule=schedules,
+        ),
+        "server": optional(maxLinkNum=st.integers(1, 4096), maxRequestLength=st.integers(1, 100)),
+        "scaling": optional(minReplicas=st.integers(1, 4)),
+        "resources": optional(cpu=st.integers(1, 4), memory=st.sampled_from(["2Gi", "4Gi"])),
+    },
+)
+
+
+def service_of(spec: dict[str, Any]) -> InferenceService:
+    document = {
+        "apiVersion": "serving.tandem.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "tiny"},
+        "spec": spec,
+    }
+    return parse_manifest(yaml.safe_dump(document), folder=Path("/"))
+
+
+services = specs.map(service_of)
+
+
+def kinds_by_document(old: InferenceService, new: InferenceService) -> set[ChangeKind]:
+    """What Ray does when the document of `new` follows that of `old` (measured facts)."""
+    before = serve_document(old, Exposure())["applications"][0]
+    after = serve_document(new, Exposure())["applications"][0]
+    first, second = before["deployments"][0], after["deployments"][0]
+    kinds = set()
+    if before["args"] != after["args"]:
+        kinds.add(REPLACE)
+    if first["ray_actor_options"] != second["ray_actor_options"]:
+        kinds.add(REPLACE)
+    if first["user_config"] != second["user_config"]:
+        kinds.add(LIVE)
+    if first["num_replicas"] != second["num_replicas"]:
+        kinds.add(IN_PLACE)
+    return kinds
+
+
+@given(services)
+def test_a_service_does_not_differ_from_itself(service: InferenceService) -> None:
+    assert classify(service, service) == []
+
+
+@given(services, services)
+def test_the_classes_are_what_the_serve_document_makes_ray_do(
+    old: InferenceService, new: InferenceService
+) -> None:
+    assert {change.kind for change in classify(old, new)} == kinds_by_document(old, new)
+
+
+@given(services, services)
+def test_the_way_back_undoes_the_same_fields(old: InferenceService, new: InferenceService) -> None:
+    there = {(change.path, change.old, change.new) for change in classify(old, new)}
+    back = {(change.path, change.new, change.old) for change in classify(new, old)}
+
+    assert there == back
+
+
+@given(services)
+def test_every_field_of_the_spec_has_exactly_one_class(service: InferenceService) -> None:
+    for path in leaves(service.resolved()["spec"], "spec"):
+        assert kind_of(path) in ChangeKind
+
+
+def leaves(document: dict[str, Any], path: str) -> list[str]:
+    found = []
+    for name, value in document.items():
+        here = f"{path}.{name}"
+        found += leaves(value, here) if isinstance(value, dict) else [here]
+    return found
+
+
+def test_a_change_tells_path_values_and_class() -> None:
+    model = {"source": "file:///models/a"}
+    old = service_of({"model": model})
+    new = service_of(
+        {
+            "model": model,
+            "engine": {"schedule": {"maxIterTimes": 64, "cacheBlockSize": 16}},
+            "scaling": {"minReplicas": 2},
+        }
+    )
+
+    assert classify(old, new) == [
+        Change("spec.engine.schedule.cacheBlockSize", 128, 16, REPLACE),
+        Change("spec.engine.schedule.maxIterTimes", 512, 64, LIVE),
+        Change("spec.scaling.minReplicas", 1, 2, IN_PLACE),
+    ]
+
+
+def test_another_name_is_another_service() -> None:
+    old = service_of({"model": {"source": "file:///models/a"}})
+    document = old.manifest() | {"metadata": {"name": "other"}}
+    new = InferenceService.model_validate(document)
+
+    with pytest.raises(ValueError, match="'other' is another service than 'tiny'"):
+        classify(old, new)
+
+
+def test_a_field_that_cannot_change_has_no_class() -> None:
+    with pytest.raises(KeyError):
+        kind_of("apiVersion")

@@ -1,0 +1,192 @@
+"""The command line: what it prints and with which code it ends."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tandem_serve import cli
+from tandem_serve.cli import app
+
+MANIFEST = """\
+apiVersion: serving.tandem.dev/v1alpha1
+kind: InferenceService
+metadata: {name: tiny}
+spec: {model: {source: ./model}}
+"""
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    file = tmp_path / "isvc.yaml"
+    file.write_text(MANIFEST)
+    return file
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def make_checkpoint(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+
+
+def test_help_needs_neither_ray_nor_torch_nor_the_network() -> None:
+    code = (
+        "import sys, tandem_serve.cli\n"
+        "try: tandem_serve.cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'ray', 'torch', 'fastapi', 'openai', 'httpx'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["serve", "apply", "status", "stop", "validate", "chat"])
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = runner.invoke(app, [command, "--help"])
+
+    assert done.exit_code == 0
+    assert "Examples" in done.stdout
+    assert f"tandem {command}" in done.stdout
+
+
+def test_validate_prints_the_manifest_with_its_defaults(manifest: Path) -> None:
+    done = runner.invoke(app, ["validate", "-f", str(manifest)])
+
+    assert done.exit_code == 0
+    assert f"source: file://{manifest.parent}/model\n" in done.stdout
+    assert "maxBatchSize: 200\n" in done.stdout
+
+
+def test_validate_reads_standard_input() -> None:
+    done = runner.invoke(app, ["validate", "-f", "-"], input=MANIFEST)
+
+    assert done.exit_code == 0
+    assert f"file://{Path.cwd()}/model" in done.stdout
+
+
+def test_validate_lists_every_problem_and_fails(manifest: Path) -> None:
+    manifest.write_text(MANIFEST.replace("./model", "/m, maxSeqLn: 8"))
+
+    done = runner.invoke(app, ["validate", "-f", str(manifest)])
+
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        "error: spec.model.maxSeqLn: unknown field; did you mean 'maxSeqLen'?",
+        "error: spec.model.source: '/m' is a bare path; write file:///m",
+    ]
+
+
+def test_serve_refuses_a_folder_without_a_checkpoint_at_once(manifest: Path) -> None:
+    folder = manifest.parent / "model"
+
+    missing = runner.invoke(app, ["serve", "-f", str(manifest)])
+    folder.mkdir()
+    empty = runner.invoke(app, ["serve", "-f", str(manifest)])
+
+    assert missing.exit_code == empty.exit_code == 1
+    assert f"spec.model.source: {folder}: there is no such folder" in missing.stderr
+    assert f"spec.model.source: {folder}: it holds no config.json" in empty.stderr
+
+
+def test_serve_refuses_a_port_that_is_taken(manifest: Path, taken_port: int) -> None:
+    make_checkpoint(manifest.parent)
+
+    done = runner.invoke(app, ["serve", "-f", str(manifest), "--port", str(taken_port)])
+
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        f"error: Port {taken_port} of 127.0.0.1 is taken, or not this machine's; choose another "
+        "one with --port, or stop what listens there."
+    ]
+
+
+def test_apply_needs_a_service_that_runs(manifest: Path) -> None:
+    make_checkpoint(manifest.parent)
+
+    done = runner.invoke(app, ["apply", "-f", str(manifest)])
+
+    assert done.exit_code == 1
+    assert "No service 'tiny' runs here; start it with: tandem serve -f" in done.stderr
+
+
+def test_stop_and_chat_need_a_service_that_runs() -> None:
+    for command in ("stop", "chat"):
+        done = runner.invoke(app, [command])
+
+        assert done.exit_code == 1
+        assert "No service runs here; start one with: tandem serve -f FILE" in done.stderr
+
+
+def test_status_without_a_service_says_how_to_start_one() -> None:
+    done = runner.invoke(app, ["status"])
+
+    assert done.exit_code == 0
+    assert "No service runs here" in done.stdout
+
+
+def test_chat_says_when_nothing_answers() -> None:
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+        done = runner.invoke(app, ["chat", "--url", url, "-m", "hello"])
+
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [f"error: Nothing answers at {url}; is the service running?"]
+
+
+def greet() -> None:
+    """Say hello."""
+    typer.echo("hello")
+
+
+def test_other_packages_add_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = typer.Typer()
+    group.command("plan")(greet)
+    points = {"greet": greet, "operator": group}
+
+    class Point:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def load(self) -> object:
+            return points[self.name]
+
+    fresh = typer.Typer()
+    monkeypatch.setattr(cli, "app", fresh)
+    monkeypatch.setattr(cli, "entry_points", lambda *, group: [Point(name) for name in points])
+
+    cli.add_commands_of_others()
+
+    assert runner.invoke(fresh, ["greet"]).stdout == "hello\n"
+    assert "plan" in runner.invoke(fresh, ["operator", "--help"]).stdout
+
+
+def test_the_entry_point_group_is_the_documented_one() -> None:
+    point = EntryPoint(name="x", value="y:z", group=cli.COMMANDS_GROUP)
+
+    assert point.group == "tandem.commands"

@@ -1,0 +1,130 @@
+"""The Serve document that is rendered from a service."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem_engine.api.config import EngineConfig
+from tandem_serve.api.document import AppArgs, Exposure, LiveSettings, serve_document
+from tandem_serve.api.manifest import parse_manifest
+from tandem_serve.api.spec import InferenceService
+
+MANIFEST = """
+apiVersion: serving.tandem.dev/v1alpha1
+kind: InferenceService
+metadata: {name: tiny}
+spec:
+  model: {name: tandem-tiny, source: file:///models/tiny, maxSeqLen: 1024, maxInputTokenLen: 1000}
+  engine:
+    dtype: bfloat16
+    npuMemSize: 1
+    schedule:
+      templateType: Mix
+      cacheBlockSize: 16
+      maxBatchSize: 8
+      splitFuse: {splitChunkTokens: 256}
+  server: {maxLinkNum: 100, maxRequestLength: 2}
+  scaling: {minReplicas: 3}
+  resources: {cpu: 2, memory: 2Gi}
+"""
+
+
+def service(**spec: Any) -> InferenceService:
+    document = yaml.safe_load(MANIFEST)
+    document["spec"] |= spec
+    return parse_manifest(yaml.safe_dump(document), folder=Path("/"))
+
+
+def deployment(document: dict[str, Any]) -> dict[str, Any]:
+    (application,) = document["applications"]
+    (found,) = application["deployments"]
+    return dict(found)
+
+
+def test_one_application_is_named_after_the_service() -> None:
+    document = serve_document(service(), Exposure(host="127.0.0.1", port=9000))
+
+    (application,) = document["applications"]
+    assert application["name"] == "tiny"
+    assert application["route_prefix"] == "/"
+    assert application["import_path"] == "tandem_serve.app:build"
+    assert document["http_options"] == {"host": "127.0.0.1", "port": 9000}
+
+
+def test_the_deployment_carries_replicas_and_resources() -> None:
+    found = deployment(serve_document(service(), Exposure(max_surge_percent=100)))
+
+    assert found["num_replicas"] == 3
+    assert found["max_surge_percent"] == 100
+    assert found["ray_actor_options"] == {"num_cpus": 2, "memory": 2 * 2**30}
+
+
+def test_ray_refuses_no_request_that_the_engine_would_queue() -> None:
+    found = deployment(serve_document(service(), Exposure()))
+
+    assert found["max_ongoing_requests"] > 3 * 100 + 1
+
+
+def test_live_settings_are_the_schedule_without_its_block_size() -> None:
+    found = deployment(serve_document(service(), Exposure()))
+
+    assert found["user_config"]["schedule"] == {
+        "templateType": "Mix",
+        "maxPrefillBatchSize": 8,
+        "maxPrefillTokens": 8192,
+        "maxBatchSize": 8,
+        "maxIterTimes": 512,
+        "splitFuse": {
+            "enabled": True,
+            "splitChunkTokens": 256,
+            "splitStartType": False,
+            "splitStartBatchSize": 8,
+        },
+    }
+
+
+def test_a_replica_reads_back_what_was_asked_for() -> None:
+    document = json.loads(json.dumps(serve_document(service(), Exposure())))
+
+    args = AppArgs.model_validate(document["applications"][0]["args"])
+    live = LiveSettings.model_validate(deployment(document)["user_config"])
+    config = args.engine.engine_config(live)
+
+    assert args.model_name == "tandem-tiny"
+    assert args.server == service().spec.server
+    assert config == EngineConfig(
+        model_path="/models/tiny",
+        dtype="bfloat16",
+        max_seq_len=1024,
+        max_input_token_len=1000,
+        npu_mem_size=1,
+        memory_bytes=2 * 2**30,
+        num_threads=2,
+        schedule=config.schedule,
+    )
+    assert config.schedule.cache_block_size == 16
+    assert config.schedule.split_fuse.split_chunk_tokens == 256
+
+
+def test_writing_a_default_down_changes_nothing() -> None:
+    short = service(server={}, resources={}, engine={"schedule": {"maxBatchSize": 8}})
+    long = service(
+        server={"maxLinkNum": 1000, "maxRequestLength": 40},
+        resources={"cpu": 1, "memory": "4Gi"},
+        scaling={"minReplicas": 3},
+        engine={
+            "device": "cpu",
+            "dtype": "auto",
+            "npuMemSize": -1,
+            "schedule": {
+                "maxBatchSize": 8,
+                "templateType": "Standard",
+                "maxPrefillBatchSize": 8,
+                "splitFuse": {"enabled": False},
+            },
+        },
+    )
+
+    assert serve_document(short, Exposure()) == serve_document(long, Exposure())

@@ -1,0 +1,317 @@
+"""What a manifest may say, and what is said about one that it may not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from tandem_serve.api.manifest import ManifestError, load_manifest, parse_manifest
+from tandem_serve.api.problems import part_of
+from tandem_serve.api.quantity import format_memory, parse_memory
+from tandem_serve.api.spec import InferenceService
+
+FOLDER = Path("/models")
+
+SMALLEST = """
+apiVersion: serving.tandem.dev/v1alpha1
+kind: InferenceService
+metadata: {name: tiny}
+spec: {model: {source: file:///models/tiny}}
+"""
+
+
+def manifest(**spec: Any) -> str:
+    document = yaml.safe_load(SMALLEST)
+    document["spec"] |= spec
+    return yaml.safe_dump(document)
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(text, folder=FOLDER)
+    return caught.value.problems
+
+
+def models_below(model: type[BaseModel]) -> list[type[BaseModel]]:
+    parts = [part for field in model.model_fields.values() if (part := part_of(field))]
+    return [model, *(found for part in parts for found in models_below(part))]
+
+
+def test_the_smallest_manifest_is_a_name_and_a_source() -> None:
+    service = parse_manifest(SMALLEST, folder=FOLDER)
+
+    assert service.model_name == "tiny"
+    assert service.spec.model.path == "/models/tiny"
+    assert service.spec.server.max_link_num == 1000
+    assert service.spec.server.max_request_length == 40
+    assert service.spec.scaling.min_replicas == 1
+    assert service.spec.resources.memory_bytes == 4 * 2**30
+    assert service.spec.engine.schedule.max_batch_size == 200
+
+
+@pytest.mark.parametrize("model", models_below(InferenceService), ids=lambda model: model.__name__)
+def test_every_field_is_described(model: type[BaseModel]) -> None:
+    assert all(field.description for field in model.model_fields.values())
+
+
+def test_a_relative_source_starts_at_the_manifest(tmp_path: Path) -> None:
+    file = tmp_path / "isvc.yaml"
+    file.write_text(manifest(model={"source": "../a model"}))
+
+    service = load_manifest(file)
+
+    assert service.spec.model.source == f"file://{tmp_path.parent}/a%20model"
+    assert service.spec.model.path == f"{tmp_path.parent}/a model"
+
+
+def test_what_was_not_written_stays_unwritten() -> None:
+    service = parse_manifest(SMALLEST, folder=FOLDER)
+
+    assert service.manifest() == yaml.safe_load(SMALLEST)
+
+
+def test_resolved_defaults_read_back_as_the_same_service() -> None:
+    text = manifest(engine={"schedule": {"maxBatchSize": 8}})
+    resolved = parse_manifest(text, folder=FOLDER).resolved()
+
+    again = parse_manifest(yaml.safe_dump(_without_nulls(resolved)), folder=FOLDER)
+
+    assert again.resolved() == resolved
+    assert resolved["spec"]["engine"]["schedule"]["maxPrefillBatchSize"] == 8
+
+
+def _without_nulls(document: Any) -> Any:
+    if not isinstance(document, dict):
+        return document
+    return {key: _without_nulls(value) for key, value in document.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (
+            {"engine": {"schedule": {"maxBatchSize": 0}}},
+            "spec.engine.schedule.maxBatchSize: 0 is too small; allowed: 1 to 819200 (default 200)",
+        ),
+        (
+            {"server": {"maxLinkNum": 5000}},
+            "spec.server.maxLinkNum: 5000 is too large; allowed: 1 to 4096 (default 1000)",
+        ),
+        (
+            {"engine": {"schedule": {"templateType": "mix"}}},
+            "spec.engine.schedule.templateType: 'mix' is not one of its values "
+            "(did you mean 'Mix'?); allowed: Standard, Mix (default 'Standard')",
+        ),
+        (
+            {"engine": {"schedule": {"maxBatchSiz": 8}}},
+            "spec.engine.schedule.maxBatchSiz: unknown field; did you mean 'maxBatchSize'?",
+        ),
+        (
+            {"engine": {"schedule": {"max_batch_size": 8}}},
+            "spec.engine.schedule.max_batch_size: unknown field; did you mean 'maxBatchSize'?",
+        ),
+        (
+            {"resources": {"gpus": 1}},
+            "spec.resources.gpus: unknown field; known fields are cpu, memory",
+        ),
+        (
+            {"resources": {"memory": "4GB"}},
+            "spec.resources.memory: '4GB' is not an amount of memory; write a number and a unit "
+            "out of Ki, Mi, Gi, Ti, k, M, G, T, such as 2Gi",
+        ),
+        (
+            {"resources": {"memory": 4}},
+            "spec.resources.memory: 4 is a number, where text is wanted; put it in quotes",
+        ),
+        (
+            {"resources": {"cpu": "2"}},
+            "spec.resources.cpu: '2' is text, where a whole number is wanted; "
+            "write it without quotes; allowed: 1 or more (default 1)",
+        ),
+        (
+            {"scaling": []},
+            "spec.scaling: this is a list, where a mapping is wanted",
+        ),
+        (
+            {"scaling": {"minReplicas": True}},
+            "spec.scaling.minReplicas: true is a truth value (YAML reads yes, no, on and off as "
+            "such, too), where a whole number is wanted; allowed: 1 or more (default 1)",
+        ),
+        (
+            {"engine": {"npuMemSize": 0}},
+            "spec.engine.npuMemSize: 0 is neither -1 (all that is left) nor a size in GiB; "
+            "allowed: -1, or 1 or more",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_in_words(spec: dict[str, Any], problem: str) -> None:
+    assert problems_of(manifest(**spec)) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("source", "way_out"),
+    [
+        ("/models/tiny", "write file:///models/tiny"),
+        ("tiny", "write ./tiny for a folder beside the manifest"),
+        ("hf://Qwen/Qwen3-8B", "has the scheme 'hf'"),
+        ("file://relative", "allowed: file:///absolute/path"),
+    ],
+)
+def test_a_source_of_another_form_is_refused_with_a_way_out(source: str, way_out: str) -> None:
+    (problem,) = problems_of(manifest(model={"source": source}))
+
+    assert problem.startswith("spec.model.source: ")
+    assert way_out in problem
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"model": {"source": "./m", "maxSeqLen": 512, "maxInputTokenLen": 512}},
+            "maxInputTokenLen 512 leaves no room",
+        ),
+        (
+            {
+                "model": {"source": "./m", "maxSeqLen": 256},
+                "engine": {"schedule": {"maxIterTimes": 257}},
+            },
+            "maxIterTimes 257 is larger than model.maxSeqLen 256",
+        ),
+        (
+            {
+                "model": {"source": "./m", "maxInputTokenLen": 600},
+                "engine": {"schedule": {"maxPrefillTokens": 512}},
+            },
+            "maxPrefillTokens 512 is smaller than model.maxInputTokenLen 600",
+        ),
+        (
+            {"engine": {"npuMemSize": 4}},
+            "npuMemSize 4 (GiB) leaves nothing of resources.memory 4Gi (4 GiB)",
+        ),
+        (
+            {"engine": {"schedule": {"splitFuse": {"enabled": True}}}},
+            "splitFuse.enabled needs templateType Mix",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused(spec: dict[str, Any], words: str) -> None:
+    (problem,) = problems_of(manifest(**spec))
+
+    assert words in problem
+
+
+def test_defaults_never_clash_with_what_is_written() -> None:
+    text = manifest(
+        model={"source": "./m", "maxSeqLen": 64, "maxInputTokenLen": 32},
+        engine={"schedule": {"maxBatchSize": 2}},
+    )
+
+    assert parse_manifest(text, folder=FOLDER).spec.model.max_seq_len == 64
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    text = manifest(
+        model={"name": "on-", "sauce": "x"},
+        engine={"schedule": {"maxBatchSize": 0, "cacheBlockSize": 17}},
+    )
+
+    found = {problem.partition(":")[0] for problem in problems_of(text)}
+
+    assert found == {
+        "spec.model.sauce",
+        "spec.model.name",
+        "spec.model.source",
+        "spec.engine.schedule.maxBatchSize",
+        "spec.engine.schedule.cacheBlockSize",
+    }
+
+
+@pytest.mark.parametrize("name", ["Tiny", "1st", "a_b", "a-", "a" * 64, ""])
+def test_a_name_that_is_no_dns_label_is_refused(name: str) -> None:
+    document = yaml.safe_load(SMALLEST)
+    document["metadata"]["name"] = name
+
+    (problem,) = problems_of(yaml.safe_dump(document))
+
+    assert problem.startswith("metadata.name: ")
+    assert "DNS label" in problem
+
+
+def test_a_date_that_was_meant_as_a_name_is_recognized() -> None:
+    problem = problems_of(SMALLEST.replace("tiny}", "2024-01-01}"))
+
+    assert problem == [
+        "metadata.name: 2024-01-01 is a date, where text is wanted; put it in quotes"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the manifest is empty; see docs/manifest.md for the smallest one"),
+        ("- 1", "the manifest is a list; it must be a mapping with kind: InferenceService"),
+        ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
+        ("a: 1\na: 2", "line 2, column 1: the field 'a' stands here twice; keep one"),
+        ("a: [1", "line 1, column 6: while parsing a flow sequence expected ',' or ']'"),
+        (
+            SMALLEST.replace("v1alpha1", "v1"),
+            "apiVersion: 'serving.tandem.dev/v1' is not served here; "
+            "allowed: serving.tandem.dev/v1alpha1",
+        ),
+        (
+            SMALLEST.replace("kind: InferenceService", "kind: Deployment"),
+            "kind: 'Deployment' is not served here; allowed: InferenceService",
+        ),
+        ("kind: a\n---\nkind: b", "none of the 2 documents is of kind InferenceService; add one"),
+        (
+            f"{SMALLEST}---{SMALLEST}",
+            "2 documents are of kind InferenceService; put each into a file of its own",
+        ),
+    ],
+)
+def test_what_is_no_manifest_is_refused_in_words(text: str, problem: str) -> None:
+    assert problems_of(text)[0].startswith(problem)
+
+
+def test_the_service_is_found_among_other_documents() -> None:
+    text = f"kind: ConfigMap\n---{SMALLEST}---\n"
+
+    assert parse_manifest(text, folder=FOLDER).name == "tiny"
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+
+    for path, words in (
+        (tmp_path / "none.yaml", "there is no such file"),
+        (tmp_path, "is a folder"),
+        (binary, "is not UTF-8"),
+    ):
+        with pytest.raises(ManifestError, match=words):
+            load_manifest(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2Gi", 2**31), ("512Mi", 2**29), ("1.5Gi", 3 * 2**29), ("1G", 10**9), ("100", 100)],
+)
+def test_a_quantity_is_a_number_of_bytes(text: str, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "-1Gi", "1 Gi", "0", "0.1", "1e3", "2gi"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"memory"):
+        parse_memory(text)
+
+
+def test_bytes_are_shown_with_the_largest_unit_that_fits() -> None:
+    assert [format_memory(size) for size in (3 * 2**29, 2**20, 12)] == [
+        "1.5 GiB",
+        "1 MiB",
+        "12 bytes",
+    ]
