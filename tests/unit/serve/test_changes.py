@@ -13,6 +13,7 @@ from tandem_serve.api.document import Exposure, serve_document
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 
+MANUAL = Path(__file__).parents[3] / "docs" / "manifest.md"
 LIVE, IN_PLACE, REPLACE = ChangeKind.LIVE, ChangeKind.IN_PLACE, ChangeKind.REPLACE
 
 
@@ -111,6 +112,20 @@ def test_the_way_back_undoes_the_same_fields(old: InferenceService, new: Inferen
 def test_every_field_of_the_spec_has_exactly_one_class(service: InferenceService) -> None:
     for path in leaves(service.resolved()["spec"], "spec"):
         assert kind_of(path) in ChangeKind
+
+
+def test_the_manual_lists_every_field_with_its_class() -> None:
+    resolved = service_of({"model": {"source": "file:///models/a"}}).resolved()
+    rows = {
+        cells[1].strip(" `"): cells[-2].strip()
+        for line in MANUAL.read_text().splitlines()
+        if line.startswith("| `spec.")
+        for cells in [line.split("|")]
+    }
+
+    fields = leaves(resolved["spec"], "spec")
+
+    assert rows == {field: kind_of(field).value for field in fields}
 
 
 def leaves(document: dict[str, Any], path: str) -> list[str]:

@@ -32,9 +32,12 @@ def replica(state: str, pid: int | None = 7) -> dict[str, Any]:
     return {"replica_id": "abc", "state": state} | ({"pid": pid} if pid else {})
 
 
-def test_a_service_is_ready_when_all_that_was_asked_for_runs() -> None:
+@pytest.mark.parametrize("others", [[], [replica("STOPPING", pid=8)]])
+def test_a_service_is_ready_when_all_that_was_asked_for_runs(others: list[Any]) -> None:
+    found = [replica("RUNNING"), *others]
+
     state = service_state(
-        answer({"status": "RUNNING"}, target_num_replicas=1, replicas=[replica("RUNNING")]), "tiny"
+        answer({"status": "RUNNING"}, target_num_replicas=1, replicas=found), "tiny"
     )
 
     assert state is not None
@@ -47,7 +50,7 @@ def test_a_service_is_ready_when_all_that_was_asked_for_runs() -> None:
     [
         ("DEPLOYING", 1, ["RUNNING"]),
         ("RUNNING", 2, ["RUNNING"]),
-        ("RUNNING", 1, ["RUNNING", "STOPPING"]),
+        ("RUNNING", 1, ["RUNNING", "STARTING"]),
         ("RUNNING", 1, ["UPDATING"]),
     ],
 )

@@ -1,0 +1,86 @@
+"""What differs between two versions of a service, and what each difference costs; pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from tandem_serve.api.spec import InferenceService
+
+
+class ChangeKind(StrEnum):
+    """What a change does to the replicas."""
+
+    LIVE = "live"
+    """Running replicas take it over between two steps; no request notices."""
+
+    IN_PLACE = "in place"
+    """Ray or Kubernetes applies it; running replicas stay."""
+
+    REPLACE = "replace"
+    """New replicas take the place of the running ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field that differs."""
+
+    path: str
+    old: Any
+    new: Any
+    kind: ChangeKind
+
+
+# The longest matching prefix decides.
+_KINDS: Final[Mapping[str, ChangeKind]] = {
+    "metadata": ChangeKind.IN_PLACE,
+    "spec.model": ChangeKind.REPLACE,
+    "spec.engine": ChangeKind.REPLACE,
+    "spec.engine.schedule": ChangeKind.LIVE,
+    "spec.engine.schedule.cacheBlockSize": ChangeKind.REPLACE,
+    "spec.server": ChangeKind.REPLACE,
+    "spec.scaling": ChangeKind.IN_PLACE,
+    "spec.resources": ChangeKind.REPLACE,
+}
+
+
+def classify(old: InferenceService, new: InferenceService) -> list[Change]:
+    """Every field that differs between two versions of one service, in the order of the form.
+
+    Defaults count as values: writing one down is no change.
+
+    Raises:
+        ValueError: the two are not versions of one service.
+    """
+    if old.name != new.name:
+        raise ValueError(f"'{new.name}' is another service than '{old.name}', not a version of it")
+    before, after = dict(_leaves(old.resolved())), dict(_leaves(new.resolved()))
+    paths = [*before, *(path for path in after if path not in before)]
+    return [
+        Change(path, before.get(path), after.get(path), kind_of(path))
+        for path in paths
+        if before.get(path) != after.get(path)
+    ]
+
+
+def kind_of(path: str) -> ChangeKind:
+    """What a change of the field at `path`, such as spec.engine.dtype, does.
+
+    Raises:
+        KeyError: there is no such field that may change.
+    """
+    prefix = path
+    while prefix:
+        if prefix in _KINDS:
+            return _KINDS[prefix]
+        prefix = prefix.rpartition(".")[0]
+    raise KeyError(path)
+
+
+def _leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        here = f"{path}.{name}" if path else name
+        if isinstance(value, Mapping):
+            yield from _leaves(value, here)
+        else:
+            yield here, value

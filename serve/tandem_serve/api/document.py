@@ -1,0 +1,167 @@
+"""InferenceService → the Serve document that Ray's REST interface takes; pure.
+
+What the document says decides what a change costs: Ray replaces every replica when `args` or
+`ray_actor_options` differ, hands a different `user_config` to the running ones, and applies the
+rest in place.
+"""
+
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field
+
+from tandem_engine.api.config import DType, EngineConfig, ScheduleConfig
+from tandem_engine.api.model import Model
+from tandem_serve.api.spec import InferenceService, ServerSpec, resolve_schedule
+
+IMPORT_PATH: Final = "tandem_serve.app:build"
+DEPLOYMENT: Final = "replica"
+
+# The engine queues and refuses by its own rule, at 3 maxLinkNum + 1. Ray's limit is only a
+# fence above it, with room for health checks and metrics.
+_SPARE_REQUESTS: Final = 64
+_HEALTH_CHECK_PERIOD_S: Final = 1.0
+_HEALTH_CHECK_TIMEOUT_S: Final = 10.0
+# MindIE's e2eTimeout: the longest that a replica told to stop goes on with its requests.
+_GRACEFUL_SHUTDOWN_TIMEOUT_S: Final = 600.0
+
+
+class EngineArgs(Model):
+    """The engine's settings that need a new replica when they change."""
+
+    model_path: str
+    """Folder of the checkpoint."""
+
+    device: str
+    """Device backend."""
+
+    dtype: DType
+    """Type of weights, activations and KV cache."""
+
+    max_seq_len: int | None
+    """Tokens of prompt and output together; None takes the model's own limit."""
+
+    max_input_token_len: int | None
+    """Tokens of a prompt; None means max_seq_len − 1."""
+
+    npu_mem_size: int
+    """KV cache memory in GiB; -1: what is left."""
+
+    memory_bytes: int
+    """Memory of the replica."""
+
+    num_threads: int
+    """Compute threads of the replica."""
+
+    cache_block_size: int
+    """Tokens of one KV block."""
+
+    def engine_config(self, live: "LiveSettings") -> EngineConfig:
+        """These settings and the live ones as the engine takes them."""
+        fixed = self.model_dump(exclude={"cache_block_size"})
+        schedule = live.schedule_config(self.cache_block_size)
+        return EngineConfig.model_validate({**fixed, "schedule": schedule})
+
+
+class AppArgs(Model):
+    """`args` of the Serve application: what a replica is built from."""
+
+    model_name: str
+    """Name under which requests ask for the model."""
+
+    engine: EngineArgs
+    """The engine's settings that need a new replica when they change."""
+
+    server: ServerSpec
+    """What the replica's HTTP server takes in."""
+
+    @classmethod
+    def of(cls, service: InferenceService) -> Self:
+        """The arguments that `service` asks for."""
+        model, engine, resources = service.spec.model, service.spec.engine, service.spec.resources
+        return cls(
+            model_name=service.model_name,
+            engine=EngineArgs(
+                model_path=model.path,
+                device=engine.device,
+                dtype=engine.dtype,
+                max_seq_len=model.max_seq_len,
+                max_input_token_len=model.max_input_token_len,
+                npu_mem_size=engine.npu_mem_size,
+                memory_bytes=resources.memory_bytes,
+                num_threads=resources.cpu,
+                cache_block_size=engine.schedule.cache_block_size,
+            ),
+            server=service.spec.server,
+        )
+
+
+class LiveSettings(Model):
+    """`user_config` of the deployment: what running replicas take over between two steps."""
+
+    schedule: dict[str, Any]
+    """ScheduleConfig by its outside names, without cacheBlockSize."""
+
+    @classmethod
+    def of(cls, service: InferenceService) -> Self:
+        """The live settings that `service` asks for."""
+        schedule = resolve_schedule(service.spec.engine.schedule).document()
+        del schedule["cacheBlockSize"]
+        return cls(schedule=schedule)
+
+    def schedule_config(self, cache_block_size: int) -> ScheduleConfig:
+        """The schedule, with the block size that the replica was built with."""
+        return ScheduleConfig.model_validate(
+            {**self.schedule, "cacheBlockSize": cache_block_size}, by_alias=True, by_name=False
+        )
+
+
+class Exposure(Model):
+    """Where the service listens, and what an update may take; not the manifest's business."""
+
+    host: str = "0.0.0.0"  # noqa: S104  # a pod's own network; locally the caller says 127.0.0.1
+    """Address that the proxy binds."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """Port that the proxy binds."""
+
+    max_surge_percent: Annotated[int, Field(ge=0, le=100)] = 0
+    """Replicas, in percent, that may start before their predecessors stop."""
+
+
+def serve_document(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+    """The body of `PUT /api/serve/applications/` for `service` alone.
+
+    The source must be absolute, as `load_manifest` makes it.
+    """
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": exposure.host, "port": exposure.port},
+        "applications": [_application(service, exposure)],
+    }
+
+
+def _application(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+    return {
+        "name": service.name,
+        "route_prefix": "/",
+        "import_path": IMPORT_PATH,
+        "args": AppArgs.of(service).document(),
+        "deployments": [_deployment(service, exposure)],
+    }
+
+
+def _deployment(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+    resources = service.spec.resources
+    return {
+        "name": DEPLOYMENT,
+        "num_replicas": service.spec.scaling.min_replicas,
+        "max_ongoing_requests": 4 * service.spec.server.max_link_num + _SPARE_REQUESTS,
+        "max_queued_requests": -1,
+        "user_config": LiveSettings.of(service).document(),
+        "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": _GRACEFUL_SHUTDOWN_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "max_surge_percent": exposure.max_surge_percent,
+        "ray_actor_options": {"num_cpus": resources.cpu, "memory": resources.memory_bytes},
+    }

@@ -1,0 +1,148 @@
+"""YAML text → InferenceService, or every problem that it has, one line each."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+from pydantic import ValidationError
+
+from tandem_serve.api.problems import known_part, unknown_fields, validation_problems
+from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
+
+
+class ManifestError(Exception):
+    """A manifest cannot be used; the text lists every problem, one line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def load_manifest(path: Path) -> InferenceService:
+    """The InferenceService of the YAML file at `path`; its relative source becomes absolute.
+
+    Raises:
+        ManifestError: the file cannot be read, or what it holds cannot be served.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ManifestError([f"{path}: there is no such file"]) from None
+    except IsADirectoryError:
+        raise ManifestError([f"{path}: is a folder; name the YAML file in it"]) from None
+    except UnicodeDecodeError as error:
+        raise ManifestError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
+    except OSError as error:
+        raise ManifestError([f"{path}: cannot be read: {error.strerror}"]) from None
+    return parse_manifest(text, folder=path.resolve().parent)
+
+
+def parse_manifest(text: str, *, folder: Path) -> InferenceService:
+    """The InferenceService of the YAML `text`; a relative source starts at `folder`.
+
+    Raises:
+        ManifestError: the text is not YAML, or what it holds cannot be served.
+    """
+    document = _choose_service(_read_documents(text))
+    _check_type(document)
+    service = _validate(document)
+    return _resolve_source(service, folder)
+
+
+def _read_documents(text: str) -> list[Any]:
+    try:
+        documents = list(yaml.load_all(text, Loader=_StrictLoader))
+    except yaml.MarkedYAMLError as error:
+        raise ManifestError([_yaml_problem(error)]) from None
+    except yaml.YAMLError as error:
+        raise ManifestError([f"not YAML: {' '.join(str(error).split())}"]) from None
+    return [document for document in documents if document is not None]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, as Kubernetes does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the field '{key.value}' stands here twice; keep one",
+                    problem_mark=key.start_mark,
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    said = " ".join(part for part in (error.context, error.problem) if part)
+    return f"{where}{said or 'not YAML'}"
+
+
+def _choose_service(documents: list[Any]) -> Mapping[str, Any]:
+    """The one InferenceService among the documents of a file."""
+    if not documents:
+        raise ManifestError(["the manifest is empty; see docs/manifest.md for the smallest one"])
+    if len(documents) > 1:
+        documents = _only_services(documents)
+    document = documents[0]
+    if not isinstance(document, Mapping):
+        raise ManifestError(
+            [f"the manifest is {_kind_of(document)}; it must be a mapping with kind: {KIND}"]
+        )
+    return document
+
+
+def _only_services(documents: list[Any]) -> list[Any]:
+    services = [one for one in documents if isinstance(one, Mapping) and one.get("kind") == KIND]
+    if len(services) == 1:
+        return services
+    if services:
+        raise ManifestError(
+            [f"{len(services)} documents are of kind {KIND}; put each into a file of its own"]
+        )
+    raise ManifestError([f"none of the {len(documents)} documents is of kind {KIND}; add one"])
+
+
+def _check_type(document: Mapping[str, Any]) -> None:
+    """Refuse another kind or version before its fields are held against ours."""
+    problems = [*_type_problems(document, "kind", KIND)]
+    problems += _type_problems(document, "apiVersion", API_VERSION)
+    if problems:
+        raise ManifestError(problems)
+
+
+def _type_problems(document: Mapping[str, Any], field: str, wanted: str) -> Iterator[str]:
+    if field not in document:
+        yield f"{field}: is missing; write {field}: {wanted}"
+    elif document[field] != wanted:
+        yield f"{field}: '{document[field]}' is not served here; allowed: {wanted}"
+
+
+def _validate(document: Mapping[str, Any]) -> InferenceService:
+    unknown = list(unknown_fields(InferenceService, document))
+    try:
+        service = InferenceService.model_validate(
+            known_part(InferenceService, document), by_alias=True, by_name=False
+        )
+    except ValidationError as error:
+        raise ManifestError(unknown + validation_problems(InferenceService, error)) from None
+    if unknown:
+        raise ManifestError(unknown)
+    return service
+
+
+def _resolve_source(service: InferenceService, folder: Path) -> InferenceService:
+    """`service` with its source as an absolute file URL."""
+    path = (folder / service.spec.model.path).resolve()
+    document = service.manifest()
+    document["spec"]["model"]["source"] = f"file://{quote(str(path))}"
+    return InferenceService.model_validate(document)
+
+
+def _kind_of(value: object) -> str:
+    return "a list" if isinstance(value, list) else f"the text '{value}'"

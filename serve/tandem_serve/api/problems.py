@@ -1,0 +1,204 @@
+"""pydantic's errors and unknown fields as sentences: path, value, what is allowed, way out."""
+
+import datetime as dt
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from tandem_engine.api.model import field_names, literal_values, unknown_field_text
+
+_KINDS: Final = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def unknown_fields(model: type[BaseModel], data: Any, path: str = "") -> Iterator[str]:
+    """One sentence for each field of `data`, at any depth, that `model` does not have."""
+    if not isinstance(data, Mapping):
+        return
+    names = field_names(model)
+    for key, value in data.items():
+        if key not in names:
+            yield f"{join(path, str(key))}: {_unknown_text(str(key), list(names))}"
+            continue
+        part = part_of(model.model_fields[names[key]])
+        if part is not None:
+            yield from unknown_fields(part, value, join(path, key))
+
+
+def known_part(model: type[BaseModel], data: Any) -> Any:
+    """`data` without the fields, at any depth, that `model` does not have."""
+    if not isinstance(data, Mapping):
+        return data
+    names = field_names(model)
+    known = {}
+    for key in (key for key in data if key in names):
+        part = part_of(model.model_fields[names[key]])
+        known[key] = known_part(part, data[key]) if part else data[key]
+    return known
+
+
+def validation_problems(model: type[BaseModel], error: ValidationError) -> list[str]:
+    """One sentence for each thing that pydantic found wrong."""
+    return [_sentence(model, details) for details in error.errors(include_url=False)]
+
+
+def part_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field holds, or None when it holds a plain value."""
+    for annotation in (field.annotation, *get_args(field.annotation)):
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation
+    return None
+
+
+def join(path: str, name: str) -> str:
+    """`path.name`, or `name` alone at the top."""
+    return f"{path}.{name}" if path else name
+
+
+def allowed_text(field: FieldInfo) -> str:
+    """What a field may be, as a phrase: `1 to 4096 (default 1000)`; empty when only prose says."""
+    phrase = _range_text(field) or ", ".join(_choices(field))
+    if phrase and not field.is_required() and field.default is not None:
+        phrase += f" (default {shown(field.default)})"
+    return phrase
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in YAML."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def _unknown_text(key: str, known: list[str]) -> str:
+    folded = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.replace("_", "").lower(), folded, n=1, cutoff=0.75)
+    if near:
+        return f"unknown field; did you mean '{folded[near[0]]}'?"
+    return unknown_field_text(key, known).replace(f"unknown field '{key}'", "unknown field")
+
+
+def _sentence(model: type[BaseModel], details: ErrorDetails) -> str:
+    path = ".".join(str(part) for part in details["loc"])
+    field = _field_at(model, details["loc"])
+    allowed = allowed_text(field) if field else ""
+    text = _fault(details)
+    if allowed and "allowed:" not in text:
+        text += f"; allowed: {allowed}"
+    return f"{path}: {text}" if path else text
+
+
+def _fault(details: ErrorDetails) -> str:
+    """What is wrong with one value, without its path and range."""
+    value = details["input"]
+    match details["type"]:
+        case "missing":
+            text = "is missing; it has no default"
+        case "value_error":
+            text = str(details["ctx"]["error"])
+        case "greater_than_equal":
+            text = f"{shown(value)} is too small"
+        case "less_than_equal":
+            text = f"{shown(value)} is too large"
+        case "literal_error":
+            text = f"{shown(value)} is not one of its values{_nearest(value, details)}"
+        case kind if kind in _KINDS:
+            text = _wrong_kind(value, _KINDS[kind])
+        case _:
+            text = details["msg"]
+    return text
+
+
+def _nearest(value: Any, details: ErrorDetails) -> str:
+    expected = str(details["ctx"]["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
+    folded = {name.lower(): name for name in expected}
+    near = difflib.get_close_matches(str(value).lower(), folded, n=1)
+    return f" (did you mean '{folded[near[0]]}'?)" if near else ""
+
+
+def _wrong_kind(value: Any, wanted: str) -> str:
+    """A value of the wrong kind, with what YAML made of it and how to write it."""
+    if value is None:
+        return f"is empty, where {wanted} is wanted; give a value or leave the line out"
+    if wanted == "text":
+        return f"{_yaml_kind(value)}, where text is wanted; put it in quotes"
+    if isinstance(value, str) and wanted in {"a whole number", "a number", "true or false"}:
+        return f"{shown(value)} is text, where {wanted} is wanted{_unquoted(value, wanted)}"
+    return f"{_yaml_kind(value)}, where {wanted} is wanted"
+
+
+def _unquoted(value: str, wanted: str) -> str:
+    plain = value.lower() in {"true", "false"} if wanted == "true or false" else value.isdecimal()
+    return "; write it without quotes" if plain else ""
+
+
+def _yaml_kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"{shown(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
+    if isinstance(value, dt.date):
+        return f"{value} is a date"
+    if isinstance(value, int | float):
+        return f"{value} is a number"
+    if isinstance(value, str):
+        return f"{shown(value)} is text"
+    return "this is a list" if isinstance(value, list) else "this is a mapping"
+
+
+def _field_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:
+    """The field that pydantic's location points at; None inside a free mapping."""
+    field: FieldInfo | None = None
+    current: type[BaseModel] | None = model
+    for part in loc:
+        names = field_names(current) if current else {}
+        if current is None or part not in names:
+            return None
+        field = current.model_fields[names[str(part)]]
+        current = part_of(field)
+    return field
+
+
+def _range_text(field: FieldInfo) -> str:
+    low, high = _bound(field, "ge"), _bound(field, "le")
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    if low is not None:
+        return f"{low} or more"
+    return "" if high is None else f"{high} or less"
+
+
+def _bound(field: FieldInfo, name: str) -> int | None:
+    for constraint in _constraints(field):
+        value = getattr(constraint, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _constraints(field: FieldInfo) -> Iterator[Any]:
+    """Constraints on a field, also those inside `Annotated[int, …] | None`."""
+    yield from field.metadata
+    for option in get_args(field.annotation):
+        for extra in getattr(option, "__metadata__", ()):
+            yield from getattr(extra, "metadata", ())
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    if get_origin(field.annotation) is Literal:
+        return literal_values(field.annotation)
+    if field.annotation is bool or bool in get_args(field.annotation):
+        return ("true", "false")
+    return ()

@@ -1,0 +1,33 @@
+"""The environment of every Ray process that serves: head, workers, and the local one.
+
+Controller, proxies and replicas read these when they are imported, so they stand in the
+environment of `ray start` (or of the pod). Measured together; reference: docs/architecture.md.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # HAProxy in front of the replicas, and no thread between HTTP and the handler:
+        # an eighth of the CPU time per token of the Python proxy.
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # HAProxy reloads when a replica joins or leaves, and the old process cuts the streams
+        # that still run after this time.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+        # A stopping replica keeps its device at least this long; the default is 30.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+        # A dead proxy is found after seconds, not after twenty.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+        # A hung replica has nothing to drain.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        # Metrics are one second old at most; the default is ten.
+        "RAY_metrics_report_interval_ms": "1000",
+        # Ray starts workers as background work, at niceness 15; a replica is not.
+        "RAY_worker_niceness": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+)

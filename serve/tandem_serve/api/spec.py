@@ -1,0 +1,301 @@
+"""The InferenceService: one model, how its engine runs, and how many replicas there are.
+
+Names, ranges and defaults of the engine's and the server's settings are MindIE's.
+A field that does not work yet is not here.
+"""
+
+import re
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import unquote
+
+from pydantic import Field, field_validator, model_validator
+
+from tandem_engine.api.config import DType, ScheduleConfig, SplitFuseConfig
+from tandem_engine.api.model import Model
+from tandem_serve.api.quantity import format_memory, parse_memory
+
+GROUP: Final = "serving.tandem.dev"
+API_VERSION: Final = f"{GROUP}/v1alpha1"
+KIND: Final = "InferenceService"
+GIBIBYTE: Final = 2**30
+
+_DNS_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,254}[A-Za-z0-9])?")
+_FILE_URL: Final = "file://"
+
+
+class Metadata(Model):
+    """Who the service is."""
+
+    name: str
+    """Name of the service: up to 63 lower-case letters, digits and `-`, a letter first."""
+
+    namespace: str | None = None
+    """Kubernetes namespace; without Kubernetes it has no meaning."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels, as on any Kubernetes object."""
+
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations, as on any Kubernetes object."""
+
+    @field_validator("name", "namespace")
+    @classmethod
+    def _is_dns_label(cls, value: str | None) -> str | None:
+        if value is not None and not _DNS_LABEL.fullmatch(value):
+            raise ValueError(
+                f"'{value}' is not a DNS label; use up to 63 lower-case letters, digits and '-', "
+                "a letter first and no '-' last"
+            )
+        return value
+
+
+class ModelSpec(Model):
+    """The model: where its files are and how long its requests may be."""
+
+    name: str | None = None
+    """Name under which requests ask for the model; absent means metadata.name."""
+
+    source: str
+    """The checkpoint's folder: file:///absolute/path, or a path that starts with a dot and is
+    relative to the manifest."""
+
+    max_seq_len: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of prompt and output of one request together; absent means the model's own limit."""
+
+    max_input_token_len: Annotated[int, Field(ge=1, le=4194304)] | None = None
+    """Tokens of a prompt; absent means maxSeqLen − 1."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_model_name(cls, value: str | None) -> str | None:
+        if value is not None and not _MODEL_NAME.fullmatch(value):
+            raise ValueError(
+                f"'{value}' is not a model name; use up to 256 letters, digits, '-', '.' and '_', "
+                "a letter or digit first and last"
+            )
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _is_source(cls, value: str) -> str:
+        if value.startswith((f"{_FILE_URL}/", "./", "../")) or value in {".", ".."}:
+            return value
+        raise ValueError(_wrong_source(value))
+
+    @model_validator(mode="after")
+    def _prompt_leaves_room(self) -> Self:
+        longest, total = self.max_input_token_len, self.max_seq_len
+        if longest is not None and total is not None and longest >= total:
+            raise ValueError(
+                f"maxInputTokenLen {longest} leaves no room for a new token in maxSeqLen {total}; "
+                f"lower it to at most {total - 1} or raise maxSeqLen"
+            )
+        return self
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's folder as a path; a relative one is relative to the manifest."""
+        if self.source.startswith(_FILE_URL):
+            return unquote(self.source.removeprefix(_FILE_URL))
+        return self.source
+
+
+class EngineSpec(Model):
+    """How one replica computes."""
+
+    device: Literal["cpu"] = "cpu"
+    """Device that computes."""
+
+    dtype: DType = "auto"
+    """Type of weights, activations and KV cache; auto takes the checkpoint's."""
+
+    npu_mem_size: Annotated[int, Field(ge=-1, le=2147483647)] = -1
+    """KV cache memory of a replica in GiB; -1 takes what weights and the largest step leave."""
+
+    schedule: ScheduleConfig = ScheduleConfig()
+    """How requests share the steps of a replica: MindIE's ScheduleConfig."""
+
+    @field_validator("npu_mem_size")
+    @classmethod
+    def _is_size_or_auto(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError(
+                "0 is neither -1 (all that is left) nor a size in GiB; allowed: -1, or 1 or more"
+            )
+        return value
+
+
+class ServerSpec(Model):
+    """What one replica's HTTP server takes in."""
+
+    max_link_num: Annotated[int, Field(ge=1, le=4096)] = 1000
+    """Requests that are processed at once; twice as many more may wait, the next is refused."""
+
+    max_request_length: Annotated[int, Field(ge=1, le=100)] = 40
+    """Size of a request's body in MB."""
+
+
+class ScalingSpec(Model):
+    """How many replicas there are."""
+
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    """Replicas that run."""
+
+
+class ResourcesSpec(Model):
+    """What one replica may use of its machine."""
+
+    cpu: Annotated[int, Field(ge=1)] = 1
+    """Compute threads of a replica."""
+
+    memory: str = "4Gi"
+    """Memory of a replica, weights and KV cache included, as a Kubernetes quantity."""
+
+    @field_validator("memory")
+    @classmethod
+    def _is_quantity(cls, value: str) -> str:
+        parse_memory(value)
+        return value
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of a replica in bytes."""
+        return parse_memory(self.memory)
+
+
+class InferenceServiceSpec(Model):
+    """What is wanted of a service."""
+
+    model: ModelSpec
+    """The model: where its files are and how long its requests may be."""
+
+    engine: EngineSpec = EngineSpec()
+    """How one replica computes."""
+
+    server: ServerSpec = ServerSpec()
+    """What one replica's HTTP server takes in."""
+
+    scaling: ScalingSpec = ScalingSpec()
+    """How many replicas there are."""
+
+    resources: ResourcesSpec = ResourcesSpec()
+    """What one replica may use of its machine."""
+
+    @model_validator(mode="after")
+    def _output_fits(self) -> Self:
+        schedule, total = self.engine.schedule, self.model.max_seq_len
+        if (
+            total is not None
+            and "max_iter_times" in schedule.model_fields_set
+            and schedule.max_iter_times > total
+        ):
+            raise ValueError(
+                f"engine.schedule.maxIterTimes {schedule.max_iter_times} is larger than "
+                f"model.maxSeqLen {total}; lower it or raise maxSeqLen"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_fits_a_step(self) -> Self:
+        schedule, longest = self.engine.schedule, self.model.max_input_token_len
+        if (
+            longest is not None
+            and not schedule.is_split_fuse
+            and "max_prefill_tokens" in schedule.model_fields_set
+            and schedule.max_prefill_tokens < longest
+        ):
+            raise ValueError(
+                f"engine.schedule.maxPrefillTokens {schedule.max_prefill_tokens} is smaller than "
+                f"model.maxInputTokenLen {longest}, and templateType Standard cuts no prompt; "
+                "raise maxPrefillTokens, lower maxInputTokenLen or set templateType: Mix"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cache_fits_the_memory(self) -> Self:
+        cache, memory = self.engine.npu_mem_size * GIBIBYTE, self.resources.memory_bytes
+        if cache >= memory:
+            raise ValueError(
+                f"engine.npuMemSize {self.engine.npu_mem_size} (GiB) leaves nothing of "
+                f"resources.memory {self.resources.memory} ({format_memory(memory)}) for the "
+                "weights; lower it, set -1, or raise resources.memory"
+            )
+        return self
+
+
+class InferenceService(Model):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    api_version: Literal["serving.tandem.dev/v1alpha1"]
+    """Version of this form."""
+
+    kind: Literal["InferenceService"]
+    """Kind of the object."""
+
+    metadata: Metadata
+    """Who the service is."""
+
+    spec: InferenceServiceSpec
+    """What is wanted of it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the service."""
+        return self.metadata.name
+
+    @property
+    def model_name(self) -> str:
+        """Name under which requests ask for the model."""
+        return self.spec.model.name or self.metadata.name
+
+    def manifest(self) -> dict[str, Any]:
+        """The service as it was written, under its outside names."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """The service as a document in which every default that can be known is filled in."""
+        document = self.document()
+        document["spec"]["model"]["name"] = self.model_name
+        document["spec"]["engine"]["schedule"] = resolve_schedule(
+            self.spec.engine.schedule
+        ).document()
+        return document
+
+
+def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
+    """`schedule` with every default that depends on another field filled in.
+
+    Two manifests that mean the same resolve to the same value, so that writing a default
+    down is no change.
+    """
+    split = schedule.split_fuse
+    return ScheduleConfig(
+        template_type=schedule.template_type,
+        cache_block_size=schedule.cache_block_size,
+        max_prefill_batch_size=schedule.prefill_rows,
+        max_prefill_tokens=schedule.max_prefill_tokens,
+        max_batch_size=schedule.max_batch_size,
+        max_iter_times=schedule.max_iter_times,
+        split_fuse=SplitFuseConfig(
+            enabled=schedule.is_split_fuse,
+            split_chunk_tokens=split.split_chunk_tokens,
+            split_start_type=split.split_start_type,
+            split_start_batch_size=min(split.split_start_batch_size, schedule.max_batch_size),
+        ),
+    )
+
+
+def _wrong_source(value: str) -> str:
+    if value.startswith("/"):
+        return f"'{value}' is a bare path; write {_FILE_URL}{value}"
+    scheme, separator, _ = value.partition("://")
+    if separator:
+        return (
+            f"'{value}' has the scheme '{scheme}'; allowed: file:///absolute/path, or a path "
+            "that starts with ./ or ../; download the checkpoint and name its folder"
+        )
+    return (
+        f"'{value}' is neither file:///absolute/path nor a path that starts with ./ or ../; "
+        f"write ./{value} for a folder beside the manifest"
+    )

@@ -1,0 +1,13 @@
+"""The Serve application: `import_path` of the Serve document points at `build`."""
+
+from ray import serve
+from ray.serve import Application
+
+from tandem_serve.api.document import DEPLOYMENT, AppArgs
+from tandem_serve.replica import Replica
+
+
+def build(args: AppArgs) -> Application:
+    """The application of one service; Ray checks `args` against their type first."""
+    ingress = serve.ingress()(Replica)
+    return serve.deployment(name=DEPLOYMENT)(ingress).bind(args.document())

@@ -1,0 +1,171 @@
+"""The `tandem` command: names, options and help; the work is done in `tandem_serve.commands`.
+
+Other packages add commands by the entry-point group `tandem.commands`.
+"""
+# ruff: noqa: PLC0415  # help and completion answer at once: a command's imports come when it runs
+
+from importlib.metadata import entry_points
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+COMMANDS_GROUP: Final = "tandem.commands"
+
+app = typer.Typer(
+    name="tandem",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ManifestFile = Annotated[
+    Path,
+    typer.Option(
+        "-f",
+        "--file",
+        help="Manifest of an InferenceService; [bold]-[/bold] reads standard input.",
+        show_default=False,
+    ),
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show logs and whole errors.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    add_commands_of_others()
+    app()
+
+
+def add_commands_of_others() -> None:
+    """Add each entry point of `tandem.commands`: a typer application, or one function."""
+    for point in entry_points(group=COMMANDS_GROUP):
+        command = point.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=point.name)
+        else:
+            app.command(point.name)(command)
+
+
+def _show_version(*, value: bool) -> None:
+    if value:
+        typer.echo(f"tandem {version_of('tandem')}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="[bold]Start here[/bold]\n\ntandem serve -f isvc.yaml, then, elsewhere: tandem chat"
+)
+def tandem(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Serve large language models behind an OpenAI-compatible endpoint."""
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\ntandem serve -f isvc.yaml\n\n"
+    "tandem serve -f isvc.yaml --port 9000 --detach"
+)
+def serve(
+    file: ManifestFile,
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "-d",
+            "--detach",
+            help="Return once it serves; one that runs already is brought to the manifest.",
+        ),
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a service on this machine until Ctrl-C; no Kubernetes needed."""
+    from tandem_serve.commands.serve import serve as run
+
+    run(file, host=host, port=port, detach=detach, verbose=verbose)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\ntandem apply -f isvc.yaml\n\n"
+    "A [green]live[/green] change reaches running replicas between two steps, one "
+    "[cyan]in place[/cyan] leaves them running, [yellow]replace[/yellow] starts new ones in "
+    "their place."
+)
+def apply(file: ManifestFile, *, verbose: Verbose = False) -> None:
+    """Bring a running local service to a manifest; shows each change and what it costs."""
+    from tandem_serve.commands.apply import apply as run
+
+    run(file, verbose=verbose)
+
+
+@app.command(epilog="[bold]Examples[/bold]\n\ntandem status")
+def status() -> None:
+    """Show the services that run on this machine."""
+    from tandem_serve.commands.status import status as run
+
+    run()
+
+
+@app.command(epilog="[bold]Examples[/bold]\n\ntandem stop\n\ntandem stop tiny\n\ntandem stop --all")
+def stop(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The service; may be left out when only one runs.", show_default=False),
+    ] = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="End every service that runs here.")
+    ] = False,
+) -> None:
+    """End a service on this machine, with everything that belongs to it."""
+    from tandem_serve.commands.stop import stop as run
+
+    run(name, everything=everything)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\ntandem validate -f isvc.yaml\n\n"
+    "cat isvc.yaml | tandem validate -f -"
+)
+def validate(file: ManifestFile) -> None:
+    """Print a manifest with every default filled in, or every problem that it has."""
+    from tandem_serve.commands.validate import validate as run
+
+    run(file)
+
+
+@app.command(
+    epilog='[bold]Examples[/bold]\n\ntandem chat\n\ntandem chat -m "What is 12 + 30?" '
+    "--temperature 0\n\n"
+    'tandem chat --url http://10.0.0.7:8000 --system "Answer in one word."'
+)
+def chat(
+    *,
+    message: Annotated[
+        str | None,
+        typer.Option("-m", "--message", help="Ask this, print the answer, and leave."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="The service; left out, the one that runs here.", show_default=False),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="Text before the conversation.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 takes the likeliest token every time.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer in tokens.")] = None,
+) -> None:
+    """Talk to a model in the terminal."""
+    from tandem_serve.commands.chat import chat as run
+
+    run(message, url=url, system=system, temperature=temperature, max_tokens=max_tokens)

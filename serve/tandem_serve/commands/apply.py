@@ -1,0 +1,65 @@
+"""`tandem apply`: bring a running local service to a manifest."""
+
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from tandem_serve.api.changes import Change, ChangeKind, classify
+from tandem_serve.api.problems import shown
+from tandem_serve.api.spec import InferenceService
+from tandem_serve.commands.common import (
+    Progress,
+    check_checkpoint,
+    ended_by_signals,
+    errors_in_words,
+    out,
+    read_manifest,
+)
+from tandem_serve.errors import ServeError
+from tandem_serve.records import Record, find_record
+from tandem_serve.services import applied
+from tandem_serve.services import apply as apply_service
+
+_COLOURS: Final = {
+    ChangeKind.LIVE: "green",
+    ChangeKind.IN_PLACE: "cyan",
+    ChangeKind.REPLACE: "yellow",
+}
+
+
+def apply(file: Path, *, verbose: bool) -> None:
+    """Bring the running service of `file` to it."""
+    with ended_by_signals(), errors_in_words(verbose=verbose):
+        service = read_manifest(file)
+        check_checkpoint(service)
+        running = find_record(service.name)
+        if running is None:
+            raise ServeError(
+                f"No service '{service.name}' runs here; start it with: tandem serve -f {file}"
+            )
+        apply_to(running, service, verbose=verbose)
+
+
+def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> None:
+    """Show what changes, and make it so.
+
+    Raises:
+        ServeError: it cannot be; the service is what it was.
+    """
+    changes = classify(applied(record), service)
+    if not changes:
+        out.print(f"{record.name} runs like this already, at {record.url}")
+        return
+    out.print(_table(changes))
+    with Progress(verbose=verbose) as progress, progress.phase(f"Changing {record.name}") as report:
+        apply_service(record, service, report=report)
+    out.print(f"{record.name} serves at {record.url}")
+
+
+def _table(changes: list[Change]) -> Table:
+    table = Table("field", "from", "to", "change", box=None, pad_edge=False)
+    for change in changes:
+        kind = f"[{_COLOURS[change.kind]}]{change.kind}[/]"
+        table.add_row(change.path, shown(change.old), shown(change.new), kind)
+    return table

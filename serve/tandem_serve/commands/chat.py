@@ -1,0 +1,161 @@
+"""`tandem chat`: talk to a model in the terminal."""
+
+from collections.abc import Generator
+from contextlib import closing, suppress
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import typer
+from openai import APIConnectionError, APIError, DefaultHttpxClient, OpenAI
+
+from tandem_serve.commands.common import EXIT_INTERRUPTED, err, errors_in_words, out, say_error
+from tandem_serve.errors import ServeError
+from tandem_serve.services import choose
+
+_HELP: Final = """\
+/help   this text
+/clear  forget the conversation
+/exit   leave; so does Ctrl-D
+Ctrl-C stops an answer."""
+
+# A message in OpenAI's form: role and content.
+Message = Any
+
+
+def chat(
+    message: str | None,
+    *,
+    url: str | None,
+    system: str | None,
+    temperature: float | None,
+    max_tokens: int | None,
+) -> None:
+    """Ask `message` and leave, or converse."""
+    with errors_in_words():
+        talk = _connect(url or choose(None).url, temperature=temperature, max_tokens=max_tokens)
+        talk.begin(system)
+        if message is None:
+            _converse(talk)
+        elif not _answer(talk, message):
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+class Talk:
+    """A conversation with one model: what was said, and how to ask on."""
+
+    def __init__(self, client: OpenAI, model: str, options: dict[str, Any]) -> None:
+        self._client = client
+        self.model = model
+        self._options = options
+        self._system: list[Message] = []
+        self._messages: list[Message] = []
+
+    def begin(self, system: str | None) -> None:
+        """Set the text before the conversation."""
+        self._system = [{"role": "system", "content": system}] if system else []
+
+    def clear(self) -> None:
+        """Forget what was said."""
+        self._messages.clear()
+
+    def ask(self, text: str) -> Generator[str]:
+        """Yield the answer as it comes; what came is remembered, also of one cut short.
+
+        Raises:
+            ServeError: the service refused or failed.
+        """
+        question = {"role": "user", "content": text}
+        answer = ""
+        try:
+            # Closing the stream ends the request.
+            with closing(self._request(question)) as chunks:
+                for chunk in chunks:
+                    piece = chunk.choices[0].delta.content if chunk.choices else None
+                    if piece:
+                        answer += piece
+                        yield piece
+        except APIError as error:
+            raise ServeError(f"The service says: {error.message}") from error
+        except Exception as error:  # openai lets the errors of its transport through as they are
+            raise ServeError(f"The answer broke off: {error!r}") from error
+        finally:
+            if answer:
+                self._messages += [question, {"role": "assistant", "content": answer}]
+
+    def _request(self, question: Message) -> Any:
+        return self._client.chat.completions.create(
+            model=self.model,
+            messages=[*self._system, *self._messages, question],
+            stream=True,
+            **self._options,
+        )
+
+
+def _connect(url: str, *, temperature: float | None, max_tokens: int | None) -> Talk:
+    """A talk with the first model that the service at `url` lists."""
+    host = urlsplit(url).hostname
+    client = OpenAI(
+        base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=DefaultHttpxClient(trust_env=host not in {"127.0.0.1", "localhost", "::1"}),
+    )
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    try:
+        model = client.models.list().data[0].id
+    except APIConnectionError:
+        raise ServeError(f"Nothing answers at {url}; is the service running?") from None
+    except APIError as error:
+        raise ServeError(f"{url} does not list its models: {error.message}") from None
+    return Talk(client, model, {key: value for key, value in options.items() if value is not None})
+
+
+def _converse(talk: Talk) -> None:
+    """Ask and answer until the user leaves."""
+    with suppress(ImportError):
+        import readline  # noqa: F401, PLC0415  # gives input() history and editing
+    err.print(f"[dim]{talk.model}; /help for help, Ctrl-D to leave[/dim]")
+    while (text := _read()) is not None:
+        if text == "/exit":
+            return
+        if text == "/clear":
+            talk.clear()
+            err.print("[dim]forgotten[/dim]")
+        elif text.startswith("/"):
+            err.print(_HELP, markup=False)
+        elif text:
+            _answer_or_complain(talk, text)
+
+
+def _read() -> str | None:
+    """What the user typed; None: leave."""
+    while True:
+        try:
+            return input("> ").strip()
+        except EOFError:
+            out.print()
+            return None
+        except KeyboardInterrupt:
+            out.print()
+
+
+def _answer_or_complain(talk: Talk, text: str) -> None:
+    try:
+        _answer(talk, text)
+    except ServeError as error:
+        say_error(str(error))
+
+
+def _answer(talk: Talk, text: str) -> bool:
+    """Print the answer as it comes; whether it came to its end."""
+    answer = talk.ask(text)
+    try:
+        for piece in answer:
+            out.print(piece, end="", markup=False)
+            out.file.flush()
+    except KeyboardInterrupt:
+        answer.close()
+        out.print(" [dim](stopped)[/dim]")
+        return False
+    out.print()
+    return True

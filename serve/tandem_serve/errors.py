@@ -1,0 +1,10 @@
+"""The one error of the server's commands."""
+
+
+class ServeError(Exception):
+    """A command cannot go on; the text is a sentence for a person, with a way out."""
+
+    def __init__(self, text: str, *, details: str = "") -> None:
+        super().__init__(text)
+        self.details = details
+        """What stands behind it, such as a traceback; shown with -v."""

@@ -1,0 +1,119 @@
+"""What Ray's answer says about a service: pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem_serve.api.document import DEPLOYMENT
+
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
+_OUR_ERROR: Final = re.compile(r"tandem_engine\.api\.errors\.\w+: (?P<text>.+)")
+_ANY_ERROR: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
+_LOG_MARK: Final = " -- start-up: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """One replica as Ray sees it."""
+
+    replica_id: str
+    state: str
+    """STARTING, UPDATING, RECOVERING, RUNNING or STOPPING."""
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """One service as Ray sees it."""
+
+    status: str
+    """Ray's word for the application: DEPLOYING, RUNNING, DEPLOY_FAILED, UNHEALTHY, …"""
+    failure: str | None
+    """Why it cannot run, in one sentence."""
+    details: str
+    """Where `failure` was found: Ray's message, with its traceback."""
+    target_replicas: int
+    replicas: tuple[ReplicaState, ...]
+
+    @property
+    def running(self) -> tuple[ReplicaState, ...]:
+        """The replicas that serve."""
+        return tuple(one for one in self.replicas if one.state == "RUNNING")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that was asked for runs; old replicas may still finish their requests."""
+        wanted = [one for one in self.replicas if one.state != "STOPPING"]
+        return self.status == "RUNNING" and len(self.running) == len(wanted) == self.target_replicas
+
+
+def service_state(answer: Mapping[str, Any], name: str) -> ServiceState | None:
+    """The service `name` in the answer of `GET /api/serve/applications/`; None: not there."""
+    application = answer.get("applications", {}).get(name)
+    if application is None:
+        return None
+    # While the application is built there are no deployments in the answer.
+    deployment = application.get("deployments", {}).get(DEPLOYMENT, {})
+    message = _failure_message(application, deployment)
+    return ServiceState(
+        status=application["status"],
+        failure=root_cause(message) if message else None,
+        details=_ANSI.sub("", message),
+        target_replicas=deployment.get("target_num_replicas") or 0,
+        replicas=tuple(_replica(one) for one in deployment.get("replicas", [])),
+    )
+
+
+def root_cause(traceback: str) -> str:
+    """The sentence that matters in a traceback as Ray shows it, colours and all."""
+    lines = [line.strip() for line in _ANSI.sub("", traceback).splitlines() if line.strip()]
+    for line in reversed(lines):
+        if ours := _OUR_ERROR.search(line):
+            return ours["text"]
+    for line in reversed(lines):
+        if _ANY_ERROR.match(line):
+            return line
+    return lines[-1] if lines else ""
+
+
+def last_startup_line(log: str) -> str | None:
+    """The last thing that a replica's log says about its start."""
+    for line in reversed(log.splitlines()):
+        _, mark, text = line.partition(_LOG_MARK)
+        if mark:
+            return text.strip()
+    return None
+
+
+def routed_replicas(table: str, name: str) -> int:
+    """Replicas of the service `name` that HAProxy's table of servers (CSV) calls UP."""
+    lines = (line.split(",") for line in table.splitlines())
+    header = next(lines, [])
+    if "status" not in header:
+        return 0
+    backend, server, status = (header.index(key) for key in ("# pxname", "svname", "status"))
+    return sum(
+        row[backend] == f"http-{name}"
+        and row[server].startswith("SERVE_REPLICA_")
+        and row[status].startswith("UP")
+        for row in lines
+        if len(row) > status
+    )
+
+
+def _replica(details: Mapping[str, Any]) -> ReplicaState:
+    return ReplicaState(
+        replica_id=details["replica_id"], state=details["state"], pid=details.get("pid")
+    )
+
+
+def _failure_message(application: Mapping[str, Any], deployment: Mapping[str, Any]) -> str:
+    """Ray's words for why the service cannot run; empty while it may."""
+    message = str(deployment.get("message") or "")
+    # Ray tries three times; what fails in one constructor fails in the next.
+    if "failed to start" in message:
+        return message
+    if application["status"] == "DEPLOY_FAILED":
+        return message or str(application.get("message") or "Ray gives no reason.")
+    return ""

@@ -1,0 +1,93 @@
+"""What /proc says about processes: who descends from whom, and whether a pid is still the same one.
+
+Linux only, standard library only: the supervisor lives on this alone.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+    """Clock ticks after the machine's start; with the pid it names a process for good."""
+    is_zombie: bool
+
+
+def read_process(pid: int) -> Process | None:
+    """The process `pid`, or None when there is none."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The command may hold spaces and parentheses; what follows the last one does not.
+    fields = stat.rpartition(")")[2].split()
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        started=int(fields[19]),
+        is_zombie=fields[0] == "Z",
+    )
+
+
+def all_processes() -> list[Process]:
+    """Every process that this user can see."""
+    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+    return [process for pid in pids if (process := read_process(pid)) is not None]
+
+
+def descendants(root: int) -> list[Process]:
+    """Children of `root`, their children, and so on, whatever their session."""
+    children: dict[int, list[Process]] = {}
+    for process in all_processes():
+        children.setdefault(process.parent, []).append(process)
+    found, parents = [], [root]
+    while parents:
+        offspring = children.get(parents.pop(), [])
+        found += offspring
+        parents += [process.pid for process in offspring]
+    return found
+
+
+def session_members(session: int) -> list[Process]:
+    """Processes of a session that are not zombies."""
+    return [one for one in all_processes() if one.session == session and not one.is_zombie]
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Whether `pid` is still the process that started at `started`."""
+    process = read_process(pid)
+    return process is not None and process.started == started and not process.is_zombie
+
+
+def wait_until_gone(pid: int, started: int, *, timeout_s: float) -> bool:
+    """Wait for a process that is not a child of ours; whether it ended in time."""
+    deadline = time.monotonic() + timeout_s
+    while is_alive(pid, started):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def kill_all(processes: Iterable[Process]) -> None:
+    """SIGKILL each of `processes`; one that is gone, or another's, is passed over."""
+    for process in processes:
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

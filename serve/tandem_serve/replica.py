@@ -1,0 +1,77 @@
+"""The Ray Serve class: one HTTP server and one engine in one process; thin."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from fastapi import FastAPI
+
+from tandem_engine.api.front import EngineFront
+from tandem_serve.api.document import AppArgs, LiveSettings
+from tandem_serve.http.app import build_app
+from tandem_serve.http.settings import HttpSettings
+
+# Serve's own logger: its lines go to the replica's log file.
+_LOGGER = logging.getLogger("ray.serve")
+
+
+class Replica:
+    """One replica. Ray calls all of its methods on one event loop."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        self._args = AppArgs.model_validate(args)
+        self._engine: EngineFront | None = None
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The HTTP application; Serve asks for it after the constructor."""
+        return build_app(_http_settings(self._args), lambda: self._engine)
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Start the engine, the first time; afterwards hand it the live settings.
+
+        An exception makes Ray replace the replica.
+        """
+        live = LiveSettings.model_validate(user_config)
+        if self._engine is None:
+            # It takes long; meanwhile this process answers Ray.
+            self._engine = await asyncio.to_thread(_start_engine, self._args, live)
+        else:
+            self._engine.reconfigure(live.schedule_config(self._args.engine.cache_block_size))
+
+    def check_health(self) -> None:
+        """Raise when the engine cannot serve any more."""
+        if self._engine is not None:
+            self._engine.check_health()
+
+    async def __del__(self) -> None:
+        """End the engine; Serve calls it once running requests had their time."""
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+def report_startup(line: str) -> None:
+    """Put a line on the start into the log at once; `tandem serve` shows the last one."""
+    _LOGGER.info("start-up: %s", line)
+    # Serve collects lines before it writes them; these are wanted while they are true.
+    for handler in _LOGGER.handlers:
+        handler.flush()
+
+
+def _start_engine(args: AppArgs, live: LiveSettings) -> EngineFront:
+    report_startup("Starting the engine")
+    # torch is needed here alone: the task that only builds the application does without it.
+    from tandem_engine.build import build_engine  # noqa: PLC0415
+
+    config = args.engine.engine_config(live)
+    return build_engine(config, model_name=args.model_name, report=report_startup)
+
+
+def _http_settings(args: AppArgs) -> HttpSettings:
+    return HttpSettings(
+        model_name=args.model_name,
+        created_s=int(time.time()),
+        max_link_num=args.server.max_link_num,
+        max_request_bytes=args.server.max_request_length * 2**20,
+        returns_request_id=False,
+    )
