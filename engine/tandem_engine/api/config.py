@@ -58,6 +58,7 @@ class ScheduleConfig(Model):
     """Largest number of output tokens of one request, whatever it asks for."""
 
     split_fuse: SplitFuseConfig = SplitFuseConfig()
+    """SplitFuse, the way templateType Mix shares steps."""
 
     @field_validator("cache_block_size")
     @classmethod
@@ -142,6 +143,7 @@ class EngineConfig(Model):
     """Compute threads; None leaves the choice to the device."""
 
     schedule: ScheduleConfig = ScheduleConfig()
+    """How requests share steps."""
 
     @field_validator("npu_mem_size")
     @classmethod

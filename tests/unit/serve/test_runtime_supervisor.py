@@ -56,6 +56,11 @@ class Supervised:
         found = descendants(self.process.pid)
         return [(one.pid, one.started) for one in found if not one.is_zombie]
 
+    def is_complete(self) -> bool:
+        """Whether the head is alone in the session, with a child and an orphan outside of it."""
+        found = [one for one in descendants(self.process.pid) if not one.is_zombie]
+        return sorted(one.session == self.process.pid for one in found) == [False, False, True]
+
     def close_stdin(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -68,8 +73,7 @@ class Supervised:
 def supervised(tmp_path: Path) -> Iterator[Supervised]:
     started = Supervised(tmp_path, HEAD)
     try:
-        # The head, its child and the grandchild that was orphaned.
-        wait_for(lambda: len(started.family()) == 3)
+        wait_for(started.is_complete)
         yield started
     finally:
         started.close_stdin()
