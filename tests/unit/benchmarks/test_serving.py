@@ -90,6 +90,17 @@ def test_requests_have_exactly_the_lengths_that_were_asked_for(run: Callable[...
     assert len({each.prompt_token_ids for each in front.submitted}) == 5
 
 
+def test_a_duration_ends_a_closed_loop(
+    run: Callable[..., Result], url: str, tmp_path: Path
+) -> None:
+    done = run("--url", url, "--case", "2x8x4", "--duration", "0.2", "--out", str(tmp_path))
+
+    assert done.exit_code == 0, done.output
+    [case] = json.loads((tmp_path / "result.json").read_text())["cases"]
+    assert case["num_requests"] >= 2
+    assert 0.1 < case["wall_s"] < 20
+
+
 def test_an_open_loop_sends_what_arrives(
     run: Callable[..., Result], url: str, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_figures_of_one_request_can_be_worked_out_on_paper() -> None:
     assert summary.total_tokens_per_s == 3.25
     assert summary.client_cpu_share == pytest.approx(0.05)
     assert summary.goodput is None
+    assert summary.events_per_token == 1
 
 
 def test_tokens_that_share_an_event_still_count_in_tpot() -> None:

@@ -1,0 +1,1 @@
+"""Measurements of Tandem; not part of what is installed."""

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.serving`."""
+
+from benchmarks.serving.cli import main
+
+main()

@@ -1,0 +1,125 @@
+"""From what was asked to the loads that are sent. Pure, but for the reading of a trace file."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from pathlib import Path
+
+from benchmarks.serving.arrivals import poisson_arrivals
+from benchmarks.serving.case import Case, Shape
+from benchmarks.serving.errors import BenchmarkError, WrongUsage
+from benchmarks.serving.settings import LoadSettings
+from benchmarks.serving.trace import Arrival, clip, parse_trace, speed_up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """So many callers, each of which sends its next request when the last one is answered."""
+
+    name: str
+    shape: Shape
+    concurrency: int
+    num_requests: int | None
+    """How many requests there are; None for as many as `duration_s` holds."""
+    duration_s: float
+    """How long requests are sent; those under way then are waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoop:
+    """Requests that arrive when they do, whatever the server still has to answer."""
+
+    name: str
+    arrivals: Sequence[Arrival]
+    max_in_flight: int
+    """Arrivals beyond wait at the client, and the wait counts; 0 is no bound."""
+    num_clipped: int = 0
+    """Requests of a trace that were longer than the model takes."""
+
+
+Load = ClosedLoop | OpenLoop
+
+
+def loads_of(asked: LoadSettings, *, max_model_len: int | None) -> list[Load]:
+    """The loads that `asked` describes, for a model that takes `max_model_len` tokens.
+
+    Raises:
+        WrongUsage: a case is longer than that, or lacks what an open or closed loop needs.
+        BenchmarkError: the trace cannot be used.
+    """
+    if asked.trace is not None:
+        return [_replay(asked, asked.trace, max_model_len)]
+    for case in asked.cases:
+        _check_fits(case, max_model_len)
+    if asked.rate is None:
+        return [_closed(asked, case) for case in asked.cases]
+    return [_open(asked, case, asked.rate) for case in asked.cases]
+
+
+def shapes_of(load: Load) -> Sequence[Shape]:
+    """The shapes of a load's first requests, which warm a server up for it."""
+    match load:
+        case ClosedLoop():
+            return [load.shape]
+        case OpenLoop():
+            return [arrival.shape for arrival in load.arrivals[:16]]
+
+
+def _check_fits(case: Case, max_model_len: int | None) -> None:
+    if max_model_len is not None and case.shape.num_tokens > max_model_len:
+        raise WrongUsage(
+            f"The case {case} needs {case.shape.num_tokens} tokens a request; "
+            f"the model takes {max_model_len}, prompt and answer together."
+        )
+
+
+def _closed(asked: LoadSettings, case: Case) -> ClosedLoop:
+    if case.concurrency == 0:
+        raise WrongUsage(
+            f"The case {case} has no callers; 0 means no bound on requests in flight, "
+            "and goes with --rate."
+        )
+    return ClosedLoop(
+        name=str(case),
+        shape=case.shape,
+        concurrency=case.concurrency,
+        num_requests=asked.num_requests,
+        duration_s=math.inf if asked.num_requests is not None else asked.duration_s,
+    )
+
+
+def _open(asked: LoadSettings, case: Case, rate: float) -> OpenLoop:
+    times = poisson_arrivals(rate, asked.seed)
+    if asked.num_requests is not None:
+        times = islice(times, asked.num_requests)
+    elif math.isinf(rate):
+        raise WrongUsage("--rate inf sends all requests at once; say how many with --requests.")
+    else:
+        times = takewhile(lambda due_s: due_s < asked.duration_s, times)
+    arrivals = [Arrival(due_s, case.shape) for due_s in times]
+    if not arrivals:
+        raise WrongUsage(
+            f"At {rate:g} requests a second none arrives within {asked.duration_s:g} s; "
+            "raise --rate or --duration."
+        )
+    return OpenLoop(name=f"{case} @ {rate:g}/s", arrivals=arrivals, max_in_flight=case.concurrency)
+
+
+def _replay(asked: LoadSettings, file: Path, max_model_len: int | None) -> OpenLoop:
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            arrivals = parse_trace(lines, limit=asked.limit)
+    except OSError as error:
+        raise BenchmarkError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise BenchmarkError(f"{file} is not UTF-8 text.") from None
+    num_clipped = 0
+    if max_model_len is not None:
+        arrivals, num_clipped = clip(arrivals, max_model_len)
+    return OpenLoop(
+        name=f"{file.stem} ×{asked.speed:g}",
+        arrivals=speed_up(arrivals, asked.speed),
+        max_in_flight=0,
+        num_clipped=num_clipped,
+    )

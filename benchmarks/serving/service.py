@@ -1,0 +1,101 @@
+"""A Tandem service for the time of a benchmark, started and ended with the `tandem` command."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from benchmarks.serving.errors import BenchmarkError
+
+_STOP_TIMEOUT_S: Final = 120.0
+
+
+@contextmanager
+def running_service(manifest: Path, *, command: str | None = None) -> Iterator[str]:
+    """Serve `manifest` under a name and port of its own, and give its URL; it ends afterwards.
+
+    Args:
+        manifest: file of an InferenceService.
+        command: the `tandem` to use; None looks for one.
+
+    Raises:
+        BenchmarkError: the service does not start.
+    """
+    command = command or _tandem_command()
+    port = _free_port()
+    name = f"bench-{os.getpid()}"
+    _start(command, _renamed(command, manifest, name), name, port)
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        _stop(command, name)
+
+
+def _tandem_command() -> str:
+    """The `tandem` of this Python, or else the one on the path."""
+    beside = Path(sys.executable).with_name("tandem")
+    command = str(beside) if beside.exists() else shutil.which("tandem")
+    if command is None:
+        raise BenchmarkError("There is no tandem command; install Tandem, or name a --url.")
+    return command
+
+
+def _renamed(command: str, manifest: Path, name: str) -> str:
+    """The manifest with every default filled in, as a service that nobody else runs."""
+    done = subprocess.run(
+        [command, "validate", "-f", str(manifest)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise BenchmarkError(f"{manifest} cannot be served; name a manifest with -f, or a --url.")
+    document: dict[str, Any] = yaml.safe_load(done.stdout)
+    document["metadata"]["name"] = name
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _start(command: str, manifest: str, name: str, port: int) -> None:
+    # In a session of its own: Ctrl-C reaches it through us alone, and once.
+    starting = subprocess.Popen(
+        [command, "serve", "-f", "-", "--port", str(port), "--detach"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        starting.communicate(manifest)
+    except BaseException:
+        starting.send_signal(signal.SIGINT)
+        if starting.wait(_STOP_TIMEOUT_S) == 0:  # It was through already.
+            _stop(command, name)
+        raise
+    if starting.returncode:
+        raise BenchmarkError("The service did not start; tandem serve says above why.")
+
+
+def _stop(command: str, name: str) -> None:
+    # An impatient second Ctrl-C must not leave a server behind; the child ignores it too.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        subprocess.run(
+            [command, "stop", name],
+            stdout=subprocess.DEVNULL,
+            timeout=_STOP_TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
