@@ -44,6 +44,8 @@ LIMITS: Final = EngineLimits(
 class ByteCodec:
     """One token a byte; `<begin>` before a text, `role:content;` for a message."""
 
+    max_token_chars = 1
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The bytes of `text`, after `<begin>` if special tokens are wanted."""
         return [BEGIN] * add_special_tokens + list(text.encode())

@@ -1,12 +1,15 @@
 """The asynchronous front over a real model: streams, aborts, failures, pre-emption."""
 
 import asyncio
+import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.errors import (
@@ -18,8 +21,9 @@ from tandem_engine.api.errors import (
 )
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import SamplingParams
-from tandem_engine.api.step import Step, StepResult
+from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.build import build_engine
+from tandem_engine.front.choice import Choice
 from tandem_engine.front.front import ThreadedFront
 
 PROMPT = tuple(range(65, 90))
@@ -69,6 +73,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+def counter(front: ThreadedFront, name: str) -> float:
+    found = re.search(rf"^tandem_{name}_total{{.*}} (\S+)$", front.metrics().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 def all_free(front: ThreadedFront) -> bool:
     stats = front.stats()
     idle = stats.num_running == stats.num_waiting == 0
@@ -94,7 +104,34 @@ async def test_an_abort_frees_every_block(checkpoint: Path) -> None:
         stream.abort()
 
         await until(lambda: all_free(front))
-        assert b"tandem_request_aborted_total" in front.metrics()
+        assert counter(front, "request_aborted") == 4
+        assert counter(front, "generation_tokens") < 4 * 400, "they did not run to their end"
+
+
+async def test_an_abort_takes_effect_before_the_next_step(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front_of(checkpoint) as front:
+        engine = front._loop._engine
+        stream = front.submit("r", PROMPT, params(max_tokens=400))
+        inside, go_on = threading.Event(), threading.Event()
+        run, steps_after = engine._runner.run, []
+
+        def pause(step: Step) -> StepResult:
+            if not inside.is_set():
+                inside.set()
+                go_on.wait(60)
+            else:
+                steps_after.append(step)
+            return run(step)
+
+        monkeypatch.setattr(engine._runner, "run", pause)
+        await asyncio.to_thread(inside.wait, 60)
+        stream.abort()  # while a step runs
+        go_on.set()
+
+        await until(lambda: all_free(front))
+        assert steps_after == []
 
 
 async def test_aborts_at_random_moments_leave_no_block_and_disturb_nobody(
@@ -236,6 +273,71 @@ async def test_a_step_that_raises_fails_its_requests_with_the_cause(
             await read(front, params(), "poison")
 
         assert len(tokens(await read(front, params(), "healthy"))) == 16
+        await until(lambda: all_free(front))
+
+
+async def test_a_temperature_of_almost_nothing_disturbs_nobody(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        quiet = tokens(await read(front, params()))
+        greedy = tokens(await read(front, params(temperature=0.0)))
+        odd, neighbour = await asyncio.gather(
+            read(front, params(temperature=1e-40, logprobs=1), "odd"), read(front, params(), "near")
+        )
+
+        assert tokens(neighbour) == quiet
+        assert tokens(odd) == greedy
+
+
+async def test_numbers_that_went_wrong_do_not_reach_who_gets_the_blocks_next(
+    checkpoint: Path,
+) -> None:
+    async with front_of(checkpoint, num_kv_blocks=32) as front:
+        expected = tokens(await read(front, params(temperature=0.0)))
+        runner: Any = front._loop._engine._runner
+        embedding = runner._decoder.parameters.embedding
+        sound = embedding.clone()
+        embedding.fill_(torch.nan)
+        with pytest.raises(RequestFailed, match="not finite numbers"):
+            await read(front, params(), "wrong")
+        embedding.copy_(sound)
+
+        assert tokens(await read(front, params(temperature=0.0), "next")) == expected
+
+
+async def test_max_iter_times_caps_every_answer(checkpoint: Path) -> None:
+    schedule = MIX.model_copy(update={"max_iter_times": 5})
+    async with front_of(checkpoint, schedule=schedule) as front:
+        outputs = await read(front, params(max_tokens=100))
+
+        assert len(tokens(outputs)) == 5
+        assert outputs[-1].finish_reason == "length"
+
+
+async def test_the_same_name_twice_is_two_requests(checkpoint: Path) -> None:
+    async with front_of(checkpoint) as front:
+        both = await asyncio.gather(read(front, params(), "same"), read(front, params(), "same"))
+
+        assert tokens(both[0]) == tokens(both[1])
+        await until(lambda: all_free(front))
+
+
+async def test_a_text_that_cannot_be_decoded_fails_its_request_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front_of(checkpoint) as front:
+        output = Choice.output
+
+        def break_down(choice: Choice, advance: Advance) -> Output:
+            if choice.request.request_id.startswith("odd"):
+                raise ValueError("no such character")
+            return output(choice, advance)
+
+        monkeypatch.setattr(Choice, "output", break_down)
+        near = asyncio.create_task(read(front, params(), "near"))
+        with pytest.raises(RequestFailed, match="ValueError: no such character"):
+            await read(front, params(), "odd")
+
+        assert len(tokens(await near)) == 16
         await until(lambda: all_free(front))
 
 

@@ -116,6 +116,7 @@ def compare(checkpoint: Path, budget: int | None, monkeypatch: pytest.MonkeyPatc
     recorder = Recorder(engine._runner, monkeypatch)  # type: ignore[arg-type]
 
     tokens = run_mixed(engine, prompts)
+    assert engine.stats().num_preemptions > 0
 
     largest = 0.0
     for index, prompt in enumerate(prompts):

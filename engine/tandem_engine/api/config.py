@@ -106,6 +106,11 @@ class ScheduleConfig(Model):
         return min(self.max_prefill_batch_size or self.max_batch_size, self.max_batch_size)
 
     @property
+    def split_start_rows(self) -> int:
+        """Rows from which prompts are cut: splitStartBatchSize, never over maxBatchSize."""
+        return min(self.split_fuse.split_start_batch_size, self.max_batch_size)
+
+    @property
     def largest_step(self) -> int:
         """Tokens of the largest step that these settings allow."""
         cut = self.split_fuse.split_chunk_tokens if self.is_split_fuse else 0

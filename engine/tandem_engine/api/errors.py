@@ -40,7 +40,7 @@ class PromptTooLong(RequestError):
 
 
 class RequestFailed(EngineError):
-    """A request died while running; its cause is in the text, others are not touched."""
+    """A request died while running, perhaps with others of its step; the text is the cause."""
 
 
 class EngineStopped(EngineError):

@@ -25,7 +25,11 @@ class EngineLimits:
 
 
 class TextCodec(Protocol):
-    """Text to token ids and back, as the checkpoint's tokenizer does it."""
+    """Text to token ids and back, as the checkpoint's tokenizer does it; from any thread."""
+
+    @property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token: a text of k times as many has about k tokens or more."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`."""

@@ -11,6 +11,8 @@ MAX_STOP_STRINGS: Final = 1024
 MAX_CHOICES: Final = 128
 MAX_PENALTY: Final = 100.0
 MAX_BIAS: Final = 100.0
+GREEDY_BELOW: Final = 1e-5
+_SHOWN_CHARACTERS: Final = 60
 MAX_SEED: Final = 2**63 - 1
 _CLOSED_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0.0, 100.0),
@@ -36,7 +38,7 @@ class SamplingParams:
     min_tokens: int = 0
     """Output tokens before an end token or stop id may come."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy, and so is anything too small to divide logits by (GREEDY_BELOW)."""
     top_k: int = -1
     """Keep the k most likely tokens; -1 or 0 keeps all."""
     top_p: float = 1.0
@@ -118,13 +120,19 @@ class SamplingParams:
     def _require(self, name: str, *, ok: bool, allowed: str) -> None:
         if not ok:
             raise InvalidParameter(
-                f"{name} is {getattr(self, name)!r}; it must be {allowed}.", parameter=name
+                f"{name} is {_short(getattr(self, name))}; it must be {allowed}.", parameter=name
             )
 
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
+
+
+def _short(value: object) -> str:
+    """A value as an error shows it: what a caller sent may be megabytes long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

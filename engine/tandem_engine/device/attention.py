@@ -77,12 +77,13 @@ class AttentionMetadata:
 
     positions: Tensor
     """[tokens] int64: place of each token in its sequence, from 0."""
-    slots: Tensor
-    """[tokens] int64: where K and V of each token go, block id * block_size + offset."""
     slot_blocks: Tensor
-    """[tokens] int64: slots // block_size."""
+    """[tokens] int64: id of the block where K and V of each token go."""
     slot_offsets: Tensor
-    """[tokens] int64: slots % block_size."""
+    """[tokens] int64: their place in that block."""
+    fresh_blocks: Tensor
+    """[fresh blocks] int64: blocks of which this step writes the first token. What an earlier
+    request left in them is to be wiped: see `Kernels.write_kv`."""
 
     decodes: DecodeUnits | None
     """None when no row decodes."""
@@ -146,9 +147,9 @@ def build_attention_metadata(
         block_tables=block_tables,
         num_decode_rows=num_decode_rows,
         positions=put(positions),
-        slots=put(slot_blocks * block_size + slot_offsets),
         slot_blocks=put(slot_blocks),
         slot_offsets=put(slot_offsets),
+        fresh_blocks=put(slot_blocks[slot_offsets == 0]),
         decodes=_decode_units(
             contexts[:num_decode_rows], num_blocks[:num_decode_rows], all_blocks, block_size
         ),

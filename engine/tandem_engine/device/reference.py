@@ -50,6 +50,8 @@ class ReferenceKernels:
         self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata
     ) -> None:
         """Scatter the tokens' K and V into their slots."""
+        for cache in (k_cache, v_cache):
+            cache.index_fill_(0, metadata.fresh_blocks, 0.0)
         blocks, offsets = metadata.slot_blocks, metadata.slot_offsets
         k_cache[blocks, :, offsets] = k
         v_cache[blocks, :, offsets] = v

@@ -91,6 +91,10 @@ class Kernels(Protocol):
     ) -> None:
         """Store K and V of every token, [tokens, kv_heads, head_dim], in its slot of the cache.
 
+        A block whose first token this step writes is wiped before. Attention multiplies what stands
+        behind a row's last token by 0, and 0 times NaN, left there by a request that went wrong,
+        would spoil the next one.
+
         The caches are [num_blocks, kv_heads, block_size, head_dim].
         """
 

@@ -1,6 +1,7 @@
 """The engine as an asyncio server sees it; implements `tandem_engine.api.front.EngineFront`."""
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ class ThreadedFront:
         self._schedule = schedule
         self._end_token_ids = end_token_ids
         self._metrics = metrics
+        self._numbers = itertools.count()
 
     @property
     def limits(self) -> EngineLimits:
@@ -57,7 +59,9 @@ class ThreadedFront:
         self._check(prompt_token_ids, sampling)
         self._loop.attach(asyncio.get_running_loop())
         num_choices = sampling.best_of or sampling.n
-        ids = [f"{request_id}-{index}" for index in range(num_choices)]
+        # The caller's id may come twice; the engine's may not.
+        number = next(self._numbers)
+        ids = [f"{request_id}-{number}-{index}" for index in range(num_choices)]
         stream = RequestStream(num_choices, abort=lambda: self._loop.abort(ids))
         requests = self._requests(ids, tuple(prompt_token_ids), sampling)
         arrived = time.perf_counter()

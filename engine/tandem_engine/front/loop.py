@@ -139,7 +139,10 @@ class EngineLoop:
     def _output(self, advance: Advance, now: float) -> Delivery:
         choice = self._choices[advance.request_id]
         self._note_token(choice, now)
-        output = choice.output(advance)
+        try:
+            output = choice.output(advance)
+        except Exception as error:  # noqa: BLE001 - one text that cannot be decoded, one request
+            return self._fail(choice.request.request_id, f"{type(error).__name__}: {error}")
         if output.finish_reason is not None:
             self._finish(choice, now)
         return choice.stream, output
@@ -159,13 +162,14 @@ class EngineLoop:
         self._metrics.finished(choice.timeline, now)
 
     def _failures(self, progress: Progress) -> list[Delivery]:
-        for request_id, cause in progress.failed.items():
-            _LOG.error("Request %s failed: %s", request_id, cause)
-            self._metrics.failed()
-        return [
-            (self._choices.pop(request_id).stream, RequestFailed(f"The request failed: {cause}."))
-            for request_id, cause in progress.failed.items()
-        ]
+        return [self._fail(request_id, cause) for request_id, cause in progress.failed.items()]
+
+    def _fail(self, request_id: str, cause: str) -> Delivery:
+        _LOG.error("Request %s failed: %s", request_id, cause)
+        self._metrics.failed()
+        self._engine.abort(request_id)
+        error = RequestFailed(f"The request failed: {cause}.")
+        return self._choices.pop(request_id).stream, error
 
     def _publish(self) -> None:
         self.stats = self._engine.stats()
@@ -174,9 +178,13 @@ class EngineLoop:
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
             self.stopped = reason
-        self._drop_commands()
-        self._deliver([(choice.stream, reason) for choice in self._choices.values()])
-        self._choices.clear()
+        try:
+            self._drop_commands()
+        except Exception:  # noqa: BLE001 - the engine is gone; the streams must learn of it
+            _LOG.exception("A last command failed")
+        finally:
+            self._deliver([(choice.stream, reason) for choice in self._choices.values()])
+            self._choices.clear()
 
     def _drop_commands(self) -> None:
         """Carry out what came in before the end, so that its streams learn of the end too."""

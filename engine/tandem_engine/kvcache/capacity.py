@@ -10,8 +10,9 @@ GIB: Final = 2**30
 # layer: residual, normed, q/k/v, attention output; gate and up, their product.
 _HIDDEN_COPIES: Final = 6
 _MLP_COPIES: Final = 3
-# float32 copies of the logits that sampling may hold at once: raw, scaled, sorted, probabilities.
-_LOGITS_COPIES: Final = 5
+# float32 copies of the logits that sampling may hold at once, with every filter and penalty on:
+# measured 14.6 beside the logits themselves (sorted values and int64 order, float64 sums, counts).
+_LOGITS_COPIES: Final = 16
 _FLOAT32_BYTES: Final = 4
 
 

@@ -43,8 +43,9 @@ class Sampler:
             own_rows = tuple(rows[at] for at in drawn)
             own_logits = logits if len(drawn) == len(rows) else logits[drawn]
             chosen[drawn] = draw(own_logits, own_rows, self._filters_of(own_rows, own_logits))
-        # max() hands NaN on, so a row that holds one shows it here.
-        chosen[~torch.isfinite(best)] = -1
+        # max() hands NaN on, so a row that holds one shows it here; a draw from no probabilities
+        # ends behind the vocabulary.
+        chosen[~torch.isfinite(best) | (chosen >= logits.shape[1])] = -1
         return [int(token_id) for token_id in chosen.tolist()]
 
     def _filters_of(self, rows: tuple[Row, ...], logits: Tensor) -> Filters:

@@ -21,13 +21,22 @@ class Batch:
         self._rows: dict[str, Sequence] = {}
         self._num_tokens: dict[str, int] = {}
         self._preempted: list[str] = []
-        self.total_tokens = 0
-        self.num_prefills = 0
+        self._prefill_tokens: dict[str, int] = {}
 
     @property
     def num_rows(self) -> int:
         """Sequences in the step."""
         return len(self._rows)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in the step."""
+        return sum(self._num_tokens.values())
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens in the step."""
+        return sum(self._prefill_tokens.values())
 
     @property
     def is_full(self) -> bool:
@@ -37,7 +46,7 @@ class Batch:
     @property
     def takes_prefills(self) -> bool:
         """Whether one more sequence may work on its prompt in this step."""
-        return not self.is_full and self.num_prefills < self._schedule.prefill_rows
+        return not self.is_full and len(self._prefill_tokens) < self._schedule.prefill_rows
 
     def decode(self, sequence: Sequence) -> bool:
         """Take the next token of a running sequence; newer ones may lose their blocks to it."""
@@ -51,7 +60,7 @@ class Batch:
         if num_tokens <= 0 or not self.takes_prefills:
             return False
         self._take(sequence, num_tokens)
-        self.num_prefills += 1
+        self._prefill_tokens[sequence.request_id] = num_tokens
         return True
 
     def admits(self, sequence: Sequence) -> bool:
@@ -74,7 +83,6 @@ class Batch:
     def _take(self, sequence: Sequence, num_tokens: int) -> None:
         self._rows[sequence.request_id] = sequence
         self._num_tokens[sequence.request_id] = num_tokens
-        self.total_tokens += num_tokens
 
     def _reserve(self) -> int:
         """Blocks that an admission leaves free, so that running sequences can grow a while.
@@ -89,6 +97,9 @@ class Batch:
         while missing > self._pool.num_free:
             victim = self._queues.preempt_newest()
             self._preempted.append(victim.request_id)
+            # It may be in the step already, if others had to wait their turn before it.
+            self._rows.pop(victim.request_id, None)
+            self._num_tokens.pop(victim.request_id, None)
             if victim is sequence:
                 return False
         if missing > 0:

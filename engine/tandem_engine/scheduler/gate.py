@@ -1,6 +1,6 @@
 """When SplitFuse begins to cut prompts: MindIE's splitStartBatchSize and splitStartType."""
 
-from tandem_engine.api.config import SplitFuseConfig
+from tandem_engine.api.config import ScheduleConfig
 
 
 class SplitGate:
@@ -13,10 +13,10 @@ class SplitGate:
     def __init__(self) -> None:
         self._latched = False
 
-    def is_open(self, config: SplitFuseConfig, num_rows: int) -> bool:
+    def is_open(self, schedule: ScheduleConfig, num_rows: int) -> bool:
         """Whether a prompt that joins `num_rows` other rows is cut."""
-        reached = num_rows >= config.split_start_batch_size
-        if config.split_start_type:
+        reached = num_rows >= schedule.split_start_rows
+        if schedule.split_fuse.split_start_type:
             return reached
         self._latched = self._latched or reached
         return self._latched

@@ -38,17 +38,17 @@ class MixTemplate:
 
     def _chunk(self, batch: Batch, sequence: Sequence, schedule: ScheduleConfig) -> int:
         """Tokens of its prompt that `sequence` may compute in this step."""
-        if self._gate.is_open(schedule.split_fuse, batch.num_rows):
+        if self._gate.is_open(schedule, batch.num_rows):
             return min(sequence.num_uncomputed, _budget(schedule) - batch.total_tokens)
-        return _whole(sequence, schedule.max_prefill_tokens, taken=batch.total_tokens)
+        return _whole(sequence, schedule.max_prefill_tokens - batch.prefill_tokens, schedule)
 
 
 def _budget(schedule: ScheduleConfig) -> int:
     return schedule.split_fuse.split_chunk_tokens
 
 
-def _whole(sequence: Sequence, limit: int, *, taken: int) -> int:
-    """All that is left of the prompt, if it fits; one that never would is cut to the limit."""
-    if sequence.num_uncomputed <= limit - taken:
+def _whole(sequence: Sequence, room: int, schedule: ScheduleConfig) -> int:
+    """All that is left of the prompt, if it fits; one that never would is cut to the room."""
+    if sequence.num_uncomputed <= room:
         return sequence.num_uncomputed
-    return limit - taken if sequence.num_uncomputed > limit else 0
+    return room if sequence.num_uncomputed > schedule.max_prefill_tokens else 0

@@ -23,6 +23,8 @@ class Sequence:
     num_tokens: int
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    num_skipped: int = 0
+    """Steps in a row that had no place for its next token."""
 
     @property
     def num_uncomputed(self) -> int:

@@ -33,4 +33,4 @@ class StandardTemplate:
         """maxPrefillTokens closes the batch; a prompt longer than that runs alone."""
         if batch.num_rows == 0:
             return True
-        return batch.total_tokens + sequence.num_tokens <= schedule.max_prefill_tokens
+        return batch.prefill_tokens + sequence.num_tokens <= schedule.max_prefill_tokens

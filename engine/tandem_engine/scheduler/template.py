@@ -15,10 +15,17 @@ class Template(Protocol):
 
 
 def decode_running(batch: Batch, queues: Queues, limit: int) -> None:
-    """Take the next token of up to `limit` decoding sequences, oldest first."""
-    for sequence in queues.running:
+    """Take the next token of the decoding sequences, oldest first, up to `limit` rows.
+
+    There are more of them than `limit` only after it was lowered while they ran. Then those
+    that had to wait longest go first, so that all of them move on, in turns.
+    """
+    decoding = [sequence for sequence in queues.running if sequence.is_decoding]
+    if len(decoding) > limit:
+        decoding.sort(key=lambda sequence: -sequence.num_skipped)
+    for sequence in decoding:
         if batch.num_rows >= limit:
-            return
+            sequence.num_skipped += 1
         # A sequence further up may just have taken this one's blocks.
-        if sequence.is_decoding and queues.is_running(sequence):
-            batch.decode(sequence)
+        elif queues.is_running(sequence) and batch.decode(sequence):
+            sequence.num_skipped = 0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,23 @@ class CheckpointCodec:
         self._tokenizer = tokenizer
         self._template = template
         self._byte_of = _byte_of_symbol()
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
 
     @property
     def vocab_size(self) -> int:
         """Ids that the tokenizer can make, special tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Unlike `encode`, `encode_batch` lets other threads run meanwhile: the event loop, for one.
+        [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`."""
@@ -48,7 +57,7 @@ class CheckpointCodec:
     def token_bytes(self, token_id: int) -> bytes:
         """One token as the bytes that it stands for."""
         symbol = self._tokenizer.id_to_token(token_id) or ""
-        if all(char in self._byte_of for char in symbol):
+        if token_id not in self._added and all(char in self._byte_of for char in symbol):
             return bytes(self._byte_of[char] for char in symbol)
         return self.token_text(token_id).encode()
 
@@ -92,6 +101,9 @@ def load_codec(folder: Path) -> CheckpointCodec:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{path} is not a tokenizer: {error}.") from error
+    # Settings for training batches, which would cut or fill prompts without a word.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     settings = _read_settings(folder / "tokenizer_config.json")
     end_token = _special_tokens(settings)["eos_token"]
     return CheckpointCodec(

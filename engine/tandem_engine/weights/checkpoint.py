@@ -5,8 +5,10 @@ after, so that the process never holds weights twice. Headers are read when the 
 opened, and every range is checked against the length of its file there: a download that was cut
 off is found before the first byte is copied.
 
-The format: 8 bytes length of the header (little endian), the header (JSON: name → dtype, shape and
-data_offsets, counted from the end of the header), then the data.
+The format is read here and not by the safetensors library, whose errors do not say which tensor is
+cut off, and whose map stays resident beside the copy of it. It is 8 bytes length of the header
+(little endian), the header (JSON: name → dtype, shape and data_offsets, counted from the end of the
+header), then the data.
 https://huggingface.co/docs/safetensors/index#format
 """
 

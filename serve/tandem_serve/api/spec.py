@@ -281,7 +281,7 @@ def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
             enabled=schedule.is_split_fuse,
             split_chunk_tokens=split.split_chunk_tokens,
             split_start_type=split.split_start_type,
-            split_start_batch_size=min(split.split_start_batch_size, schedule.max_batch_size),
+            split_start_batch_size=schedule.split_start_rows,
         ),
     )
 

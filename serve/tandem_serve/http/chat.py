@@ -55,6 +55,7 @@ async def _engine_request(
         add_generation_prompt=asked.add_generation_prompt,
         template_kwargs=asked.chat_template_kwargs,
         max_inline_length=max_inline_length,
+        limits=limits,
     )
     check_length(len(token_ids), limits, "messages")
     room = limits.max_seq_len - len(token_ids)

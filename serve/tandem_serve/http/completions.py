@@ -120,8 +120,10 @@ async def _encode(
                 texts,
                 add_special_tokens=asked.add_special_tokens is not False,
                 max_inline_length=max_inline_length,
+                limits=engine.limits,
             )
         case _TokenIds(each=lists):
+            _check_lengths(lists, engine.limits)  # first: it is the cheaper one
             for token_ids in lists:
                 check_token_ids(token_ids, engine.limits.vocab_size, "prompt")
             return lists
@@ -130,8 +132,7 @@ async def _encode(
 def _engine_requests(
     asked: CompletionRequest, prompts: Sequence[list[int]], limits: EngineLimits
 ) -> list[EngineRequest]:
-    for i, token_ids in enumerate(prompts):
-        check_length(len(token_ids), limits, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
+    _check_lengths(prompts, limits)
     sampling = sampling_params(
         asked,
         max_tokens=asked.max_tokens or DEFAULT_COMPLETION_TOKENS,
@@ -140,6 +141,11 @@ def _engine_requests(
         best_of=asked.best_of,
     )
     return [EngineRequest(prompt_token_ids=token_ids, sampling=sampling) for token_ids in prompts]
+
+
+def _check_lengths(prompts: Sequence[list[int]], limits: EngineLimits) -> None:
+    for i, token_ids in enumerate(prompts):
+        check_length(len(token_ids), limits, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
 
 
 def _echoes(prompts: _Texts | _TokenIds, codec: TextCodec) -> list[str]:

@@ -29,7 +29,10 @@ async def tokenize(request: Request) -> Response:
         "token_strs": None,
     }
     if asked.return_token_strs:
-        document["token_strs"] = [engine.codec.token_text(token_id) for token_id in token_ids]
+        document["token_strs"] = await run_off_loop(
+            len(token_ids) > http.settings.max_inline_length,
+            lambda: [engine.codec.token_text(token_id) for token_id in token_ids],
+        )
     return Response(to_json(document), media_type="application/json")
 
 

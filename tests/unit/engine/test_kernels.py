@@ -103,7 +103,10 @@ def test_write_kv_puts_each_token_into_its_slot_and_touches_no_other() -> None:
 
     slots = [(0, 1), (3, 2), (3, 3), (1, 0)]  # positions 5, then 2, 3, 4
     assert metadata.positions.tolist() == [5, 2, 3, 4]
-    assert metadata.slots.tolist() == [block * block_size + offset for block, offset in slots]
+    assert (
+        list(zip(metadata.slot_blocks.tolist(), metadata.slot_offsets.tolist(), strict=True))
+        == slots
+    )
     for token, (block, offset) in enumerate(slots):
         torch.testing.assert_close(k_cache[block, :, offset], k[token])
         torch.testing.assert_close(v_cache[block, :, offset], v[token])

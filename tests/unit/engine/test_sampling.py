@@ -4,6 +4,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,6 +186,15 @@ def test_a_row_without_numbers_gives_no_token_and_disturbs_nobody() -> None:
     assert tokens[0] is not None
     assert tokens[2] is not None
     assert tokens[2].token_id == 6
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-20, 1e-6])
+def test_a_temperature_too_small_to_divide_by_is_greedy(temperature: float) -> None:
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(3)) * 10
+    tokens = sample(logits, [row(temperature=temperature, logprobs=1), row(seed=1)])
+
+    assert tokens[0] == logits[0].argmax().item()
+    assert len(tokens) == 2
 
 
 def test_uniform_numbers_are_in_range_and_spread() -> None:

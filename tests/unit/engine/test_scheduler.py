@@ -116,6 +116,53 @@ def test_standard_finishes_chunks_that_mix_has_begun() -> None:
     assert steps(engine, 2) == [{"a": 48}, {"a": 1}]
 
 
+def test_the_default_split_start_fits_a_small_batch() -> None:
+    schedule = ScheduleConfig(
+        template_type="Mix",
+        max_batch_size=2,
+        max_prefill_tokens=100,
+        split_fuse=SplitFuseConfig(split_chunk_tokens=16),
+    )
+    engine = engine_of(schedule, *(request(name, 20) for name in "abc"))
+
+    assert schedule.split_start_rows == 2
+    assert steps(engine, 1) == [{"a": 20, "b": 20}]
+
+
+def test_decodes_do_not_count_as_prompt_tokens_of_whole_prompts() -> None:
+    schedule = mix(16, start=8, max_prefill_tokens=64)
+    engine = engine_of(schedule, request("a", 4, 50), request("b", 4, 50))
+    steps(engine, 1)
+    engine.add(request("long", 63))
+
+    assert steps(engine, 1) == [{"a": 1, "b": 1, "long": 63}]
+
+
+def test_after_a_limit_is_lowered_all_running_requests_go_on_in_turns() -> None:
+    engine = engine_of(ScheduleConfig(), *(request(name, 4, 50) for name in "abcde"))
+    steps(engine, 1)
+    engine.reconfigure(ScheduleConfig(max_batch_size=2))
+
+    assert [list(step) for step in steps(engine, 4)] == [
+        ["a", "b"],
+        ["c", "d"],
+        ["e", "a"],
+        ["b", "c"],
+    ]
+
+
+def test_a_preempted_request_leaves_the_step_that_it_was_in() -> None:
+    engine = engine_of(ScheduleConfig(), *(request(n, 15, 40) for n in "abc"), num_blocks=4)
+    steps(engine, 2)
+    engine.reconfigure(ScheduleConfig(max_batch_size=2))
+    while engine.has_work:
+        progress = engine.step()
+        assert not set(progress.step.preempted) & set(progress.step.num_tokens)
+        engine.check_integrity()
+
+    assert engine.stats().num_preemptions > 0
+
+
 @pytest.mark.parametrize("template", ["Standard", "Mix"])
 def test_no_more_than_max_batch_size_run(template: str) -> None:
     schedule = ScheduleConfig(

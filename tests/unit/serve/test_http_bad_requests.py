@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem_serve.testing import FakeFront, client_of, fake_app
+from tandem_serve.testing import ByteCodec, FakeFront, client_of, fake_app
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -397,3 +397,23 @@ async def test_another_model_is_not_found(path: str) -> None:
         "param": "model",
         "code": "model_not_found",
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "a" * 1000}),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 1000}]}),
+    ],
+)
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenize(*_: object, **__: object) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(ByteCodec, "encode", tokenize)
+    response = await post(path, body)
+
+    assert response.status_code == 400
+    assert "1000 characters, far more than the 100 tokens" in the_error(response)["message"]
