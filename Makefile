@@ -54,5 +54,6 @@ $(READY): pyproject.toml constraints.txt
 	@echo 'Installing into $(VENV); the first time this takes some minutes, torch alone is 5 GB.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
-	$(BIN)/uv pip install --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode \
+		--constraints constraints.txt --editable '.[dev]'
 	@touch $@
