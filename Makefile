@@ -18,10 +18,10 @@ up: $(READY)  ## Start tandem-tiny on this machine and ask it something
 	@echo
 	@echo 'You ask: 47+38=?'
 	@printf 'It answers: '
-	@$(BIN)/tandem chat -m '47+38=?'
+	@$(BIN)/tandem chat -m '47+38=?' --temperature 0
 	@echo
 	@echo 'What to try next:'
-	@echo '  $(BIN)/tandem chat                       talk to it'
+	@echo '  $(BIN)/tandem chat --temperature 0       talk to it'
 	@echo '  $(BIN)/tandem status                     what runs, and where'
 	@echo '  $(BIN)/tandem apply -f $(EXAMPLE)   change splitChunkTokens there first: live'
 	@echo '  make bench                               throughput, TTFT and TPOT, with a plot'

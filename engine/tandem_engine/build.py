@@ -132,17 +132,24 @@ def _capacity(
         return Capacity(
             num_blocks=config.num_kv_blocks, block_size=block_size, max_seq_len=max_seq_len
         ).checked(shape, available=0, activations=0)
+    memory = runtime.memory()
+    available = memory.total - memory.used
+    activations = _largest_step(config, shape, max_seq_len)
     if config.npu_mem_size > 0:
         return size_by_gib(
-            shape, block_size=block_size, max_seq_len=max_seq_len, gib=config.npu_mem_size
+            shape,
+            block_size=block_size,
+            max_seq_len=max_seq_len,
+            gib=config.npu_mem_size,
+            available=available,
+            activations=activations,
         )
-    memory = runtime.memory()
     return size_by_memory(
         shape,
         block_size=block_size,
         max_seq_len=max_seq_len,
-        available=memory.total - memory.used,
-        activations=_largest_step(config, shape, max_seq_len),
+        available=available,
+        activations=activations,
     )
 
 

@@ -145,7 +145,7 @@ def validate(file: ManifestFile) -> None:
 
 
 @app.command(
-    epilog='[bold]Examples[/bold]\n\ntandem chat\n\ntandem chat -m "What is 12 + 30?" '
+    epilog='[bold]Examples[/bold]\n\ntandem chat\n\ntandem chat -m "12+30=?" '
     "--temperature 0\n\n"
     'tandem chat --url http://10.0.0.7:8000 --system "Answer in one word."'
 )

@@ -1,20 +1,19 @@
 """A service as a user runs it: `tandem serve` in a process of its own, on ports of its own."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import TINY, Service, Tandem, free_port, write_manifest
+from tests.e2e.harness import Service, Tandem, free_port, write_manifest
+from tests.tiny import TINY
 
 
 @pytest.fixture(scope="session")
-def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
-    """The trained model of the examples, or a random one where it is not there."""
-    if (TINY / "model.safetensors").is_file():
-        return TINY
-    return make_checkpoint("Qwen3ForCausalLM", max_position_embeddings=2048)
+def checkpoint() -> Path:
+    """The trained model of the examples."""
+    return TINY
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ import httpx
 import yaml
 
 from tandem_serve.processes import Process, session_members
+from tests.tiny import TINY
 
-ROOT = Path(__file__).parents[2]
-TINY = ROOT / "examples" / "tandem-tiny"
 # Long, for machines that have other things to do; nothing waits longer than it must.
 TIMEOUT_S = 300.0
 POLL_S = 0.1

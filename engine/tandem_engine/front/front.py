@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.front.stream import BestOfStream, RequestStream
 from tandem_engine.sampling.chance import derive_seed
 from tandem_engine.text.codec import CheckpointCodec
+
+_LOG = logging.getLogger(__name__)
 
 
 class ThreadedFront:
@@ -36,7 +39,7 @@ class ThreadedFront:
         self._loop = loop
         self._codec = codec
         self._limits = limits
-        self._schedule = schedule
+        self._schedule = self._sized_for = schedule
         self._end_token_ids = end_token_ids
         self._metrics = metrics
         self._numbers = itertools.count()
@@ -83,6 +86,7 @@ class ThreadedFront:
                 f"cacheBlockSize {schedule.cache_block_size} needs a restart; "
                 f"this replica's blocks have {self._schedule.cache_block_size} tokens."
             )
+        self._warn_of_memory(schedule)
         self._schedule = schedule
         self._loop.reconfigure(schedule)
 
@@ -103,6 +107,16 @@ class ThreadedFront:
         """End the step loop; running requests end with EngineStopped."""
         self._loop.stop()
         await asyncio.to_thread(self._loop.join)
+
+    def _warn_of_memory(self, schedule: ScheduleConfig) -> None:
+        sized, asked = self._sized_for, schedule
+        if asked.largest_step > sized.largest_step or asked.max_batch_size > sized.max_batch_size:
+            _LOG.warning(
+                "Steps may now have %d tokens in %d rows; memory was set aside for %d in %d when "
+                "this replica started",
+                *(asked.largest_step, asked.max_batch_size),
+                *(sized.largest_step, sized.max_batch_size),
+            )
 
     def _requests(
         self, ids: Sequence[str], prompt: tuple[int, ...], sampling: SamplingParams

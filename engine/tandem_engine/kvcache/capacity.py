@@ -90,12 +90,28 @@ def size_by_memory(
     return capacity.checked(shape, available=available, activations=activations)
 
 
-def size_by_gib(shape: ModelShape, *, block_size: int, max_seq_len: int, gib: int) -> Capacity:
+def size_by_gib(
+    shape: ModelShape,
+    *,
+    block_size: int,
+    max_seq_len: int,
+    gib: int,
+    available: int,
+    activations: int,
+) -> Capacity:
     """The cache of a given size in GiB (npuMemSize > 0).
 
     Raises:
-        ConfigError: not even one sequence of the longest length fits.
+        ConfigError: the memory has no room for it beside the largest step, or it has none for a
+            single sequence of the longest length.
     """
+    left = max(0, available - activations)
+    if gib * GIB > left:
+        raise ConfigError(
+            f"npuMemSize is {gib} GiB, but weights and the largest step leave {left / GIB:.2f} GiB "
+            f"of this replica's memory; lower it, raise resources.memory, or set -1 to take what "
+            f"is left."
+        )
     num_blocks = gib * GIB // (shape.kv_bytes_per_token * block_size)
     capacity = Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len)
     return capacity.checked(shape, available=gib * GIB, activations=0)

@@ -69,7 +69,7 @@ def _stay(local: LocalRay) -> None:
 
 
 def _show_ready(record: Record, service: InferenceService, seconds: float) -> None:
-    question = '[{"role": "user", "content": "What is 12 + 30?"}]'
+    question = '[{"role": "user", "content": "12+30=?"}]'
     body = f'{{"model": "{service.model_name}", "messages": {question}}}'
     out.print(f"\n[bold]{record.name}[/bold] serves at {record.url} ({seconds:.1f} s)\n")
     out.print("  tandem chat")

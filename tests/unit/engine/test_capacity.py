@@ -22,7 +22,9 @@ MHA = ModelShape(
 
 
 def test_one_gib_of_an_mha_model_holds_2048_tokens() -> None:
-    capacity = size_by_gib(MHA, block_size=128, max_seq_len=1000, gib=1)
+    capacity = size_by_gib(
+        MHA, block_size=128, max_seq_len=1000, gib=1, available=2 * GIB, activations=0
+    )
 
     assert (capacity.num_blocks, capacity.num_tokens, capacity.max_sequences) == (16, 2048, 2)
 
@@ -40,4 +42,16 @@ def test_a_cache_without_room_for_one_sequence_is_refused_with_the_way_out() -> 
     with pytest.raises(
         ConfigError, match=r"2048 tokens.*maxSeqLen 4096 needs 2\.00 GiB.*lower maxSeqLen"
     ):
-        size_by_gib(MHA, block_size=128, max_seq_len=4096, gib=1)
+        size_by_gib(MHA, block_size=128, max_seq_len=4096, gib=1, available=2 * GIB, activations=0)
+
+
+def test_a_given_size_that_the_memory_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"npuMemSize is 3 GiB, but .* leave 1\.50 GiB"):
+        size_by_gib(
+            MHA,
+            block_size=128,
+            max_seq_len=1000,
+            gib=3,
+            available=2 * GIB,
+            activations=GIB // 2,
+        )
