@@ -186,6 +186,29 @@ async def test_new_replicas_under_load_lose_nothing(restored: Service, client: A
     assert not set(restored.replica_pids()) & set(pids)
 
 
+def few_places(document: dict[str, Any]) -> None:
+    document["spec"]["server"] = {"maxLinkNum": 1, "maxRequestLength": 1}
+
+
+async def test_a_full_queue_and_a_large_body_are_refused_through_the_proxy(
+    restored: Service,
+) -> None:
+    await apply_changed(restored, few_places)  # one runs, two wait, the fourth is refused
+    url = f"{restored.url}/v1/chat/completions"
+    body = {"model": MODEL, "messages": LONG, "max_tokens": 100, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=120, trust_env=False) as http:
+        together = await asyncio.gather(*(http.post(url, json=body) for _ in range(8)))
+        large = await http.post(url, content=b" " * (2 * 2**20))
+
+    refused = [response for response in together if response.status_code == 429]
+    assert [response.status_code for response in together].count(200) == 3
+    assert len(refused) == 5
+    assert all(1 <= int(response.headers["retry-after"]) <= 60 for response in refused)
+    assert refused[0].json()["error"]["code"] == "rate_limit_exceeded"
+    assert large.status_code == 413
+    assert large.json()["error"]["code"] == "request_too_large"
+
+
 async def test_the_openai_client_streams_what_it_gets_at_once(
     client: AsyncOpenAI,
 ) -> None:
