@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tandem_engine.api.model import Model
 
@@ -11,6 +11,20 @@ CHUNK_MULTIPLE = 16
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 TemplateType = Literal["Standard", "Mix"]
+
+
+def _size_or_all_that_is_left(value: int) -> int:
+    if value == 0:
+        raise ValueError(
+            "0 is neither -1 (all that is left) nor a size in GiB; allowed: -1, or 1 or more"
+        )
+    return value
+
+
+# MindIE's ranges, for the engine and for the manifest alike.
+MaxSeqLen = Annotated[int, Field(ge=2)]
+MaxInputTokenLen = Annotated[int, Field(ge=1, le=4194304)]
+NpuMemSize = Annotated[int, Field(ge=-1, le=2147483647), AfterValidator(_size_or_all_that_is_left)]
 
 
 class SplitFuseConfig(Model):
@@ -129,13 +143,13 @@ class EngineConfig(Model):
     dtype: DType = "auto"
     """Type of weights, activations and KV cache; auto takes the checkpoint's."""
 
-    max_seq_len: Annotated[int, Field(ge=2)] | None = None
+    max_seq_len: MaxSeqLen | None = None
     """Prompt and output of one request together (MindIE maxSeqLen); None takes the model's own."""
 
-    max_input_token_len: Annotated[int, Field(ge=1, le=4194304)] | None = None
+    max_input_token_len: MaxInputTokenLen | None = None
     """Longest prompt (MindIE maxInputTokenLen); None means max_seq_len − 1."""
 
-    npu_mem_size: Annotated[int, Field(ge=-1, le=2147483647)] = -1
+    npu_mem_size: NpuMemSize = -1
     """KV cache memory in GiB; -1: what is left after weights and the largest step."""
 
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -149,10 +163,3 @@ class EngineConfig(Model):
 
     schedule: ScheduleConfig = ScheduleConfig()
     """How requests share steps."""
-
-    @field_validator("npu_mem_size")
-    @classmethod
-    def _positive_or_auto(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("0 is neither -1 (all that is left) nor a size in GiB")
-        return value

@@ -10,7 +10,14 @@ from urllib.parse import unquote
 
 from pydantic import Field, field_validator, model_validator
 
-from tandem_engine.api.config import DType, ScheduleConfig, SplitFuseConfig
+from tandem_engine.api.config import (
+    DType,
+    MaxInputTokenLen,
+    MaxSeqLen,
+    NpuMemSize,
+    ScheduleConfig,
+    SplitFuseConfig,
+)
 from tandem_engine.api.model import Model
 from tandem_serve.api.quantity import format_memory, parse_memory
 
@@ -60,10 +67,10 @@ class ModelSpec(Model):
     """The checkpoint's folder: file:///absolute/path, or a path that starts with a dot and is
     relative to the manifest."""
 
-    max_seq_len: Annotated[int, Field(ge=2)] | None = None
+    max_seq_len: MaxSeqLen | None = None
     """Tokens of prompt and output of one request together; absent means the model's own limit."""
 
-    max_input_token_len: Annotated[int, Field(ge=1, le=4194304)] | None = None
+    max_input_token_len: MaxInputTokenLen | None = None
     """Tokens of a prompt; absent means maxSeqLen − 1."""
 
     @field_validator("name")
@@ -110,20 +117,11 @@ class EngineSpec(Model):
     dtype: DType = "auto"
     """Type of weights, activations and KV cache; auto takes the checkpoint's."""
 
-    npu_mem_size: Annotated[int, Field(ge=-1, le=2147483647)] = -1
+    npu_mem_size: NpuMemSize = -1
     """KV cache memory of a replica in GiB; -1 takes what weights and the largest step leave."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """How requests share the steps of a replica: MindIE's ScheduleConfig."""
-
-    @field_validator("npu_mem_size")
-    @classmethod
-    def _is_size_or_auto(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError(
-                "0 is neither -1 (all that is left) nor a size in GiB; allowed: -1, or 1 or more"
-            )
-        return value
 
 
 class ServerSpec(Model):
