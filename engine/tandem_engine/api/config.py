@@ -2,15 +2,20 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tandem_engine.api.model import Model
 
-BLOCK_MULTIPLE = 16
-CHUNK_MULTIPLE = 16
+TILE = 16
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 TemplateType = Literal["Standard", "Mix"]
+
+
+def _whole_tiles(value: int) -> int:
+    if value % TILE:
+        raise ValueError(f"{value} is not a multiple of {TILE}")
+    return value
 
 
 def _size_or_all_that_is_left(value: int) -> int:
@@ -33,7 +38,7 @@ class SplitFuseConfig(Model):
     enabled: bool | None = None
     """Cut prompts into chunks; absent means: when templateType is Mix, which it needs."""
 
-    split_chunk_tokens: Annotated[int, Field(ge=16, le=8192)] = 512
+    split_chunk_tokens: Annotated[int, Field(ge=16, le=8192), AfterValidator(_whole_tiles)] = 512
     """Tokens of one step, decodes and prompt chunks together; a multiple of 16."""
 
     split_start_type: bool = False
@@ -42,13 +47,6 @@ class SplitFuseConfig(Model):
     split_start_batch_size: Annotated[int, Field(ge=0)] = 16
     """Sequences in the batch from which prompts are cut; below, they run whole."""
 
-    @field_validator("split_chunk_tokens")
-    @classmethod
-    def _whole_tiles(cls, value: int) -> int:
-        if value % CHUNK_MULTIPLE:
-            raise ValueError(f"{value} is not a multiple of {CHUNK_MULTIPLE}")
-        return value
-
 
 class ScheduleConfig(Model):
     """How requests share the steps of one replica: MindIE's ScheduleConfig."""
@@ -56,7 +54,7 @@ class ScheduleConfig(Model):
     template_type: TemplateType = "Standard"
     """Standard: a step is all prefill or all decode. Mix: both in one step (SplitFuse)."""
 
-    cache_block_size: Annotated[int, Field(ge=16, le=128)] = 128
+    cache_block_size: Annotated[int, Field(ge=16, le=128), AfterValidator(_whole_tiles)] = 128
     """Tokens of one KV block; a multiple of 16."""
 
     max_prefill_batch_size: Annotated[int, Field(ge=0)] = 50
@@ -73,13 +71,6 @@ class ScheduleConfig(Model):
 
     split_fuse: SplitFuseConfig = SplitFuseConfig()
     """SplitFuse, the way templateType Mix shares steps."""
-
-    @field_validator("cache_block_size")
-    @classmethod
-    def _whole_blocks(cls, value: int) -> int:
-        if value % BLOCK_MULTIPLE:
-            raise ValueError(f"{value} is not a multiple of {BLOCK_MULTIPLE}")
-        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
