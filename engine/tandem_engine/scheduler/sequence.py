@@ -15,7 +15,6 @@ class Sequence:
     """
 
     request_id: str
-    num_prompt: int
     max_total: int
     min_total: int
     """A stop id ends it only beyond this many tokens."""
@@ -60,7 +59,6 @@ def sequence_of(request: Request) -> Sequence:
     num_prompt = len(request.prompt_token_ids)
     return Sequence(
         request_id=request.request_id,
-        num_prompt=num_prompt,
         max_total=num_prompt + request.max_new_tokens,
         min_total=num_prompt + request.sampling.min_tokens,
         stop_token_ids=request.stop_token_ids,
