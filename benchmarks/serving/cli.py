@@ -24,7 +24,7 @@ from benchmarks.serving.settings import (
 )
 
 EXIT_INTERRUPTED: Final = 130
-DEFAULT_MANIFEST: Final = Path("examples/tandem-tiny/isvc.yaml")
+DEFAULT_MANIFEST: Final = Path("examples/tandem-tiny/local.yaml")
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]

@@ -79,6 +79,15 @@ def serve(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-keys",
+            metavar="FOLDER",
+            help="Ask requests for one of the API keys in this folder, a file for each.",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[
         bool,
         typer.Option(
@@ -92,7 +101,7 @@ def serve(
     """Run a service on this machine until Ctrl-C; no Kubernetes needed."""
     from tandem_serve.commands.serve import serve as run
 
-    run(file, host=host, port=port, detach=detach, verbose=verbose)
+    run(file, host=host, port=port, api_keys=api_keys, detach=detach, verbose=verbose)
 
 
 @app.command(
@@ -159,6 +168,14 @@ def chat(
         str | None,
         typer.Option(help="The service; left out, the one that runs here.", show_default=False),
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TANDEM_API_KEY",
+            help="Key of a service that asks for one.",
+            show_default=False,
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="Text before the conversation.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 takes the likeliest token every time.")
@@ -168,4 +185,11 @@ def chat(
     """Talk to a model in the terminal."""
     from tandem_serve.commands.chat import chat as run
 
-    run(message, url=url, system=system, temperature=temperature, max_tokens=max_tokens)
+    run(
+        message,
+        url=url,
+        api_key=api_key,
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+    )

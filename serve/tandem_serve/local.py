@@ -103,8 +103,18 @@ class LocalRay:
         return "\n".join(lines[-_LAST_LINES:])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a service listens on this machine, and who may call it."""
+
+    host: str
+    port: int
+    api_keys: str | None = None
+    """Folder of files with an API key each; None: no key is asked for."""
+
+
 @contextmanager
-def local_ray(service: InferenceService, *, host: str, port: int, echo: bool) -> Iterator[LocalRay]:
+def local_ray(service: InferenceService, place: Place, *, echo: bool) -> Iterator[LocalRay]:
     """A Ray head for `service`, not yet up; it ends with the context unless it is detached.
 
     `echo` shows Ray's own output.
@@ -113,14 +123,16 @@ def local_ray(service: InferenceService, *, host: str, port: int, echo: bool) ->
         RecordExists: a service of this name runs already.
         ServeError: the port is taken, or no ports are free for Ray.
     """
-    _check_port(host, port)
+    _check_port(place.host, place.port)
     ports, token = free_ports(), secrets.token_hex(32)
     run_dir = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX, dir=_temp_dir()))
     local: LocalRay | None = None
     try:
         output = None if echo else tempfile.TemporaryFile()  # noqa: SIM115  # Ray writes to it
         supervisor = _start_supervisor(service.name, run_dir, ports, token, output)
-        record = _record(service, supervisor.pid, run_dir, ports, token, host=host, port=port)
+        record = _record(
+            service, place, pid=supervisor.pid, run_dir=run_dir, ports=ports, token=token
+        )
         local = LocalRay(record, supervisor, output)
         create_record(record)
         yield local
@@ -156,14 +168,7 @@ def _start_supervisor(
 
 
 def _record(
-    service: InferenceService,
-    pid: int,
-    run_dir: Path,
-    ports: Ports,
-    token: str,
-    *,
-    host: str,
-    port: int,
+    service: InferenceService, place: Place, *, pid: int, run_dir: Path, ports: Ports, token: str
 ) -> Record:
     process = read_process(pid)
     if process is None:
@@ -173,8 +178,9 @@ def _record(
         pid=pid,
         started=process.started,
         run_dir=str(run_dir),
-        host=host,
-        port=port,
+        host=place.host,
+        port=place.port,
+        api_keys=place.api_keys,
         base_port=ports.base,
         token=token,
         service=service.manifest(),
@@ -205,7 +211,6 @@ def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN": token,
         # Without it Ray takes the machine's outward address for its own and listens there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "metrics.sock"),

@@ -44,6 +44,15 @@ def read_process(pid: int) -> Process | None:
     )
 
 
+def command_line(pid: int) -> list[str]:
+    """Program and arguments of the process `pid`; empty when there is none, or it is a zombie."""
+    try:
+        text = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return text.decode(errors="replace").split("\0")[:-1]
+
+
 def all_processes() -> list[Process]:
     """Every process that this user can see."""
     pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]

@@ -39,6 +39,8 @@ class Record:
     """Key to Ray's REST interface."""
     service: dict[str, Any]
     """The InferenceService that was last applied, its source absolute."""
+    api_keys: str | None = None
+    """Folder of files with an API key each; None: no key is asked for."""
 
     @property
     def url(self) -> str:

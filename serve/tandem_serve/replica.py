@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -73,5 +74,6 @@ def _http_settings(args: AppArgs) -> HttpSettings:
         created_s=int(time.time()),
         max_link_num=args.server.max_link_num,
         max_request_bytes=args.server.max_request_length * 2**20,
+        api_keys_folder=Path(args.api_keys_folder) if args.api_keys_folder else None,
         returns_request_id=False,
     )

@@ -9,13 +9,13 @@ from typing import Any, Final, Self
 import httpx
 
 from tandem_serve.api.document import DEPLOYMENT
-from tandem_serve.errors import ServeError
-from tandem_serve.observe import (
+from tandem_serve.api.state import (
     ServiceState,
     last_startup_line,
     routed_replicas,
     service_state,
 )
+from tandem_serve.errors import ServeError
 
 APPLICATIONS: Final = "/api/serve/applications/"
 

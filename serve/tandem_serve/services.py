@@ -10,8 +10,8 @@ from typing import Final
 
 from tandem_serve.api.document import Exposure, serve_document
 from tandem_serve.api.spec import InferenceService
+from tandem_serve.api.state import ServiceState
 from tandem_serve.errors import ServeError
-from tandem_serve.observe import ServiceState
 from tandem_serve.ports import Ports
 from tandem_serve.processes import is_alive, wait_until_gone
 from tandem_serve.records import Record, clear_dead, read_records, replace_record
@@ -44,7 +44,12 @@ def deploy(
     Raises:
         ServeError: it cannot; the text is the reason.
     """
-    exposure = Exposure(host=record.host, port=record.port, max_surge_percent=_surge(service))
+    exposure = Exposure(
+        host=record.host,
+        port=record.port,
+        api_keys_folder=record.api_keys,
+        max_surge_percent=_surge(service),
+    )
     with connect(record) as ray:
         ray.put(serve_document(service, exposure))
         state = wait_until_running(

@@ -178,7 +178,7 @@ def _title(process: Process) -> bytes:
 
 def write_manifest(folder: Path, checkpoint: Path, *, name: str = "tiny") -> Path:
     """The manifest of the examples, for `checkpoint`."""
-    document = yaml.safe_load((TINY / "isvc.yaml").read_text())
+    document = yaml.safe_load((TINY / "local.yaml").read_text())
     document["metadata"]["name"] = name
     document["spec"]["model"]["source"] = f"file://{checkpoint}"
     file = folder / "isvc.yaml"

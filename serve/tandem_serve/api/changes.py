@@ -41,6 +41,8 @@ _KINDS: Final[Mapping[str, ChangeKind]] = {
     "spec.server": ChangeKind.REPLACE,
     "spec.scaling": ChangeKind.IN_PLACE,
     "spec.resources": ChangeKind.REPLACE,
+    "spec.runtime": ChangeKind.REPLACE,
+    "spec.progressDeadlineSeconds": ChangeKind.IN_PLACE,
 }
 
 

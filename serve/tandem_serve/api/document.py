@@ -11,18 +11,22 @@ from pydantic import Field
 
 from tandem_engine.api.config import DType, EngineConfig, ScheduleConfig
 from tandem_engine.api.model import Model
-from tandem_serve.api.spec import InferenceService, ServerSpec, resolve_schedule
+from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S
+from tandem_serve.api.spec import InferenceService, ResourcesSpec, ServerSpec, resolve_schedule
+
+API_KEYS_FOLDER: Final = "/etc/tandem/api-keys"
+"""Where a replica's pod mounts the Secret of the API keys, a file for each."""
 
 IMPORT_PATH: Final = "tandem_serve.app:build"
 DEPLOYMENT: Final = "replica"
+RAY_NPU: Final = "NPU"
+"""Ray's own name of the resource; it counts and hands out the cards."""
 
 # The engine queues and refuses by its own rule, at 3 maxLinkNum + 1. Ray's limit is only a
 # fence above it, with room for health checks and metrics.
 _SPARE_REQUESTS: Final = 64
 _HEALTH_CHECK_PERIOD_S: Final = 1.0
 _HEALTH_CHECK_TIMEOUT_S: Final = 10.0
-# MindIE's e2eTimeout: the longest that a replica told to stop goes on with its requests.
-_GRACEFUL_SHUTDOWN_TIMEOUT_S: Final = 600.0
 
 
 class EngineArgs(Model):
@@ -74,8 +78,11 @@ class AppArgs(Model):
     server: ServerSpec
     """What the replica's HTTP server takes in."""
 
+    api_keys_folder: str | None = None
+    """Folder of files with an API key each; None: requests need no key."""
+
     @classmethod
-    def of(cls, service: InferenceService) -> Self:
+    def of(cls, service: InferenceService, exposure: "Exposure") -> Self:
         """The arguments that `service` asks for."""
         model, engine, resources = service.spec.model, service.spec.engine, service.spec.resources
         return cls(
@@ -92,6 +99,7 @@ class AppArgs(Model):
                 cache_block_size=engine.schedule.cache_block_size,
             ),
             server=service.spec.server,
+            api_keys_folder=_api_keys_folder(service, exposure),
         )
 
 
@@ -116,13 +124,16 @@ class LiveSettings(Model):
 
 
 class Exposure(Model):
-    """Where the service listens, and what an update may take; not the manifest's business."""
+    """What the place decides, not the manifest: where it listens, who may call, update or not."""
 
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own network; locally the caller says 127.0.0.1
     """Address that the proxy binds."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Port that the proxy binds."""
+
+    api_keys_folder: str | None = None
+    """Folder of files with an API key each; None takes the Secret that the manifest names."""
 
     max_surge_percent: Annotated[int, Field(ge=0, le=100)] = 0
     """Replicas, in percent, that may start before their predecessors stop."""
@@ -145,9 +156,14 @@ def _application(service: InferenceService, exposure: Exposure) -> dict[str, Any
         "name": service.name,
         "route_prefix": "/",
         "import_path": IMPORT_PATH,
-        "args": AppArgs.of(service).document(),
+        "args": AppArgs.of(service, exposure).document(),
         "deployments": [_deployment(service, exposure)],
     }
+
+
+def _api_keys_folder(service: InferenceService, exposure: Exposure) -> str | None:
+    mounted = API_KEYS_FOLDER if service.spec.server.api_keys_secret else None
+    return exposure.api_keys_folder or mounted
 
 
 def _deployment(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
@@ -160,8 +176,14 @@ def _deployment(service: InferenceService, exposure: Exposure) -> dict[str, Any]
         "user_config": LiveSettings.of(service).document(),
         "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
-        "graceful_shutdown_timeout_s": _GRACEFUL_SHUTDOWN_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": float(GRACEFUL_SHUTDOWN_TIMEOUT_S),
         "graceful_shutdown_wait_loop_s": 0.5,
         "max_surge_percent": exposure.max_surge_percent,
-        "ray_actor_options": {"num_cpus": resources.cpu, "memory": resources.memory_bytes},
+        "ray_actor_options": _actor_options(resources),
     }
+
+
+def _actor_options(resources: ResourcesSpec) -> dict[str, Any]:
+    options = {"num_cpus": resources.cpu, "memory": resources.memory_bytes}
+    # Without a card of its own an actor sees all of the node's: it asks only when it needs some.
+    return options | ({"resources": {RAY_NPU: resources.npu}} if resources.npu else {})

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import yaml
@@ -10,6 +10,20 @@ from pydantic import ValidationError
 
 from tandem_serve.api.problems import known_part, unknown_fields, validation_problems
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
+
+_KUBERNETES_WRITES: Final = {
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+}
+"""Fields of the metadata that `kubectl get -o yaml` shows beside those of the manifest."""
 
 
 class ManifestError(Exception):
@@ -47,7 +61,7 @@ def parse_manifest(text: str, *, folder: Path) -> InferenceService:
     """
     document = _choose_service(_read_documents(text))
     _check_type(document)
-    service = _validate(document)
+    service = _validate(_as_written(document))
     return _resolve_source(service, folder)
 
 
@@ -123,6 +137,16 @@ def _type_problems(document: Mapping[str, Any], field: str, wanted: str) -> Iter
         yield f"{field}: '{document[field]}' is not served here; allowed: {wanted}"
 
 
+def _as_written(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an object that its author wrote, when it comes from a Kubernetes."""
+    written = {name: value for name, value in document.items() if name != "status"}
+    metadata = document.get("metadata")
+    if isinstance(metadata, Mapping):
+        kept = {key: metadata[key] for key in metadata if key not in _KUBERNETES_WRITES}
+        written["metadata"] = kept
+    return written
+
+
 def _validate(document: Mapping[str, Any]) -> InferenceService:
     unknown = list(unknown_fields(InferenceService, document))
     try:
@@ -137,7 +161,9 @@ def _validate(document: Mapping[str, Any]) -> InferenceService:
 
 
 def _resolve_source(service: InferenceService, folder: Path) -> InferenceService:
-    """`service` with its source as an absolute file URL."""
+    """`service` with its source as an absolute file URL; one in a volume claim stays."""
+    if service.spec.model.claim:
+        return service
     path = (folder / service.spec.model.path).resolve()
     document = service.manifest()
     document["spec"]["model"]["source"] = f"file://{quote(str(path))}"

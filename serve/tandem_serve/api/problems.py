@@ -1,6 +1,5 @@
 """pydantic's errors and unknown fields as sentences: path, value, what is allowed, way out."""
 
-import datetime as dt
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, get_args, get_origin
@@ -17,6 +16,7 @@ _KINDS: Final = {
     "float_type": "a number",
     "string_type": "text",
     "bool_type": "true or false",
+    "list_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
@@ -32,9 +32,15 @@ def unknown_fields(model: type[BaseModel], data: Any, path: str = "") -> Iterato
         if key not in names:
             yield f"{join(path, str(key))}: {_unknown_text(str(key), list(names))}"
             continue
-        part = part_of(model.model_fields[names[key]])
-        if part is not None:
+        field = model.model_fields[names[key]]
+        part = part_of(field)
+        if part is None:
+            continue
+        if not is_list(field):
             yield from unknown_fields(part, value, join(path, key))
+        elif isinstance(value, list):
+            for place, entry in enumerate(value):
+                yield from unknown_fields(part, entry, f"{join(path, key)}.{place}")
 
 
 def known_part(model: type[BaseModel], data: Any) -> Any:
@@ -44,8 +50,12 @@ def known_part(model: type[BaseModel], data: Any) -> Any:
     names = field_names(model)
     known = {}
     for key in (key for key in data if key in names):
-        part = part_of(model.model_fields[names[key]])
-        known[key] = known_part(part, data[key]) if part else data[key]
+        field, value = model.model_fields[names[key]], data[key]
+        part = part_of(field)
+        if part and is_list(field) and isinstance(value, list):
+            known[key] = [known_part(part, entry) for entry in value]
+        else:
+            known[key] = known_part(part, value) if part and not is_list(field) else value
     return known
 
 
@@ -55,11 +65,16 @@ def validation_problems(model: type[BaseModel], error: ValidationError) -> list[
 
 
 def part_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The model that a field holds, or None when it holds a plain value."""
+    """The model that a field, or each entry of it, holds; None: it holds plain values."""
     for annotation in (field.annotation, *get_args(field.annotation)):
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return annotation
     return None
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Whether a field holds a list."""
+    return get_origin(field.annotation) is list
 
 
 def join(path: str, name: str) -> str:
@@ -116,6 +131,10 @@ def _fault(details: ErrorDetails) -> str:
             text = f"{shown(value)} is too large"
         case "literal_error":
             text = f"{shown(value)} is not one of its values{_nearest(value, details)}"
+        case "too_long":
+            text = f"has {len(value)} entries, of {details['ctx']['max_length']} at most"
+        case "string_too_short":
+            text = "is empty, where at least 1 character is wanted; give a value or leave it out"
         case kind if kind in _KINDS:
             text = _wrong_kind(value, _KINDS[kind])
         case _:
@@ -134,7 +153,7 @@ def _wrong_kind(value: Any, wanted: str) -> str:
     """A value of the wrong kind, with what YAML made of it and how to write it."""
     if value is None:
         return f"is empty, where {wanted} is wanted; give a value or leave the line out"
-    if wanted == "text":
+    if wanted == "text" and not isinstance(value, list | dict):
         return f"{_yaml_kind(value)}, where text is wanted; put it in quotes"
     if isinstance(value, str) and wanted in {"a whole number", "a number", "true or false"}:
         return f"{shown(value)} is text, where {wanted} is wanted{_unquoted(value, wanted)}"
@@ -149,7 +168,8 @@ def _unquoted(value: str, wanted: str) -> str:
 def _yaml_kind(value: Any) -> str:
     if isinstance(value, bool):
         return f"{shown(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
-    if isinstance(value, dt.date):
+    # By name: whoever is allowed no clock may import this.
+    if type(value).__name__ in {"date", "datetime"}:
         return f"{value} is a date"
     if isinstance(value, int | float):
         return f"{value} is a number"
@@ -162,11 +182,12 @@ def _field_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo |
     """The field that pydantic's location points at; None inside a free mapping."""
     field: FieldInfo | None = None
     current: type[BaseModel] | None = model
-    for part in loc:
+    # A number is a place in a list, whose entries are all of one model.
+    for part in (part for part in loc if isinstance(part, str)):
         names = field_names(current) if current else {}
         if current is None or part not in names:
             return None
-        field = current.model_fields[names[str(part)]]
+        field = current.model_fields[names[part]]
         current = part_of(field)
     return field
 
@@ -197,8 +218,9 @@ def _constraints(field: FieldInfo) -> Iterator[Any]:
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:
-    if get_origin(field.annotation) is Literal:
-        return literal_values(field.annotation)
+    for annotation in (field.annotation, *get_args(field.annotation)):
+        if get_origin(annotation) is Literal:
+            return literal_values(annotation)
     if field.annotation is bool or bool in get_args(field.annotation):
         return ("true", "false")
     return ()

@@ -19,6 +19,11 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
         # A stopping replica keeps its device at least this long; the default is 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+        # The proxy of a node that goes stays at least this long, so that everybody has learnt of
+        # it; the default is 30.
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "10",
+        # Its requests are done by then: see tandem_serve.drain.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # A dead proxy is found after seconds, not after twenty.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",

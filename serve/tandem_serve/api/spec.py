@@ -19,6 +19,7 @@ from tandem_engine.api.config import (
     SplitFuseConfig,
 )
 from tandem_engine.api.model import Model
+from tandem_serve.api.pods import ObjectName, RuntimeSpec
 from tandem_serve.api.quantity import format_memory, parse_memory
 
 GROUP: Final = "serving.tandem.dev"
@@ -29,6 +30,11 @@ GIBIBYTE: Final = 2**30
 _DNS_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,254}[A-Za-z0-9])?")
 _FILE_URL: Final = "file://"
+_CLAIM_URL: Final = re.compile(
+    r"pvc://(?P<claim>[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)(?P<path>/.*)?"
+)
+CLAIMS_FOLDER: Final = "/mnt/claims"
+"""Where a replica's pod mounts the volume claims of `pvc://` sources, each under its name."""
 
 
 class Metadata(Model):
@@ -37,7 +43,7 @@ class Metadata(Model):
     name: str
     """Name of the service: up to 63 lower-case letters, digits and `-`, a letter first."""
 
-    namespace: str | None = None
+    namespace: ObjectName | None = None
     """Kubernetes namespace; without Kubernetes it has no meaning."""
 
     labels: dict[str, str] = Field(default_factory=dict)
@@ -46,10 +52,10 @@ class Metadata(Model):
     annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations, as on any Kubernetes object."""
 
-    @field_validator("name", "namespace")
+    @field_validator("name")
     @classmethod
-    def _is_dns_label(cls, value: str | None) -> str | None:
-        if value is not None and not _DNS_LABEL.fullmatch(value):
+    def _is_dns_label(cls, value: str) -> str:
+        if not _DNS_LABEL.fullmatch(value):
             raise ValueError(
                 f"'{value}' is not a DNS label; use up to 63 lower-case letters, digits and '-', "
                 "a letter first and no '-' last"
@@ -64,8 +70,9 @@ class ModelSpec(Model):
     """Name under which requests ask for the model; absent means metadata.name."""
 
     source: str
-    """The checkpoint's folder: file:///absolute/path, or a path that starts with a dot and is
-    relative to the manifest."""
+    """The checkpoint's folder: file:///absolute/path (on Kubernetes: on the node), pvc://claim/path
+    in a volume claim, or, without Kubernetes, a path relative to the manifest that starts with ./
+    or ../."""
 
     max_seq_len: MaxSeqLen | None = None
     """Tokens of prompt and output of one request together; absent means the model's own limit."""
@@ -88,6 +95,8 @@ class ModelSpec(Model):
     def _is_source(cls, value: str) -> str:
         if value.startswith((f"{_FILE_URL}/", "./", "../")) or value in {".", ".."}:
             return value
+        if (claim := _CLAIM_URL.fullmatch(value)) and ".." not in (claim["path"] or "").split("/"):
+            return value
         raise ValueError(_wrong_source(value))
 
     @model_validator(mode="after")
@@ -102,10 +111,18 @@ class ModelSpec(Model):
 
     @property
     def path(self) -> str:
-        """The checkpoint's folder as a path; a relative one is relative to the manifest."""
+        """The checkpoint's folder as the replica sees it; a relative one starts at the manifest."""
+        if claim := _CLAIM_URL.fullmatch(self.source):
+            return f"{CLAIMS_FOLDER}/{claim['claim']}{(claim['path'] or '').rstrip('/')}"
         if self.source.startswith(_FILE_URL):
             return unquote(self.source.removeprefix(_FILE_URL))
         return self.source
+
+    @property
+    def claim(self) -> str | None:
+        """The volume claim that holds the checkpoint; None: it is a folder of the machine."""
+        claim = _CLAIM_URL.fullmatch(self.source)
+        return claim["claim"] if claim else None
 
 
 class EngineSpec(Model):
@@ -133,6 +150,10 @@ class ServerSpec(Model):
     max_request_length: Annotated[int, Field(ge=1, le=100)] = 40
     """Size of a request's body in MB."""
 
+    api_keys_secret: ObjectName | None = None
+    """Kubernetes Secret, in the service's namespace, whose values are the API keys; requests then
+    need one of them as `Authorization: Bearer`. Absent: no key is asked for."""
+
 
 class ScalingSpec(Model):
     """How many replicas there are."""
@@ -150,6 +171,13 @@ class ResourcesSpec(Model):
     memory: str = "4Gi"
     """Memory of a replica, weights and KV cache included, as a Kubernetes quantity."""
 
+    npu: Annotated[int, Field(ge=0, le=64)] = 0
+    """NPU cards of a replica. Kubernetes gives them to its pod and Ray to the replica; the engine
+    itself computes on engine.device."""
+
+    npu_profile: ObjectName | None = None
+    """Kind of NPU node, one of the operator's profiles; absent takes the operator's default."""
+
     @field_validator("memory")
     @classmethod
     def _is_quantity(cls, value: str) -> str:
@@ -160,6 +188,15 @@ class ResourcesSpec(Model):
     def memory_bytes(self) -> int:
         """Memory of a replica in bytes."""
         return parse_memory(self.memory)
+
+    @model_validator(mode="after")
+    def _profile_has_cards(self) -> Self:
+        if self.npu_profile is not None and not self.npu:
+            raise ValueError(
+                f"npuProfile '{self.npu_profile}' has no meaning while npu is 0; set npu to the "
+                "cards of a replica or leave npuProfile out"
+            )
+        return self
 
 
 class InferenceServiceSpec(Model):
@@ -179,6 +216,12 @@ class InferenceServiceSpec(Model):
 
     resources: ResourcesSpec = ResourcesSpec()
     """What one replica may use of its machine."""
+
+    runtime: RuntimeSpec = RuntimeSpec()
+    """The pods that replicas run in; without Kubernetes it has no meaning."""
+
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=86400)] = 600
+    """Seconds in which a new service, or a change, has to be ready; then it counts as stuck."""
 
     @model_validator(mode="after")
     def _output_fits(self) -> Self:
@@ -288,10 +331,16 @@ def _wrong_source(value: str) -> str:
     if value.startswith("/"):
         return f"'{value}' is a bare path; write {_FILE_URL}{value}"
     scheme, separator, _ = value.partition("://")
+    if value.startswith("pvc:"):
+        return (
+            f"'{value}' names no folder in a volume claim; write pvc://claim/path: the claim's "
+            "name in lower-case letters, digits, '-' and '.', then a path without '..'"
+        )
     if separator:
         return (
-            f"'{value}' has the scheme '{scheme}'; allowed: file:///absolute/path, or a path "
-            "that starts with ./ or ../; download the checkpoint and name its folder"
+            f"'{value}' has the scheme '{scheme}'; allowed: file:///absolute/path, "
+            "pvc://claim/path, or a path that starts with ./ or ../; download the checkpoint and "
+            "name its folder"
         )
     return (
         f"'{value}' is neither file:///absolute/path nor a path that starts with ./ or ../; "

@@ -10,12 +10,12 @@ from tandem_serve.api.problems import shown
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import (
     Progress,
-    check_checkpoint,
     ended_by_signals,
     errors_in_words,
     out,
     read_manifest,
 )
+from tandem_serve.commands.here import check_here
 from tandem_serve.errors import ServeError
 from tandem_serve.records import Record, find_record
 from tandem_serve.services import applied
@@ -32,12 +32,12 @@ def apply(file: Path, *, verbose: bool) -> None:
     """Bring the running service of `file` to it."""
     with ended_by_signals(), errors_in_words(verbose=verbose):
         service = read_manifest(file)
-        check_checkpoint(service)
         running = find_record(service.name)
         if running is None:
             raise ServeError(
                 f"No service '{service.name}' runs here; start it with: tandem serve -f {file}"
             )
+        check_here(service, api_keys=running.api_keys)
         apply_to(running, service, verbose=verbose)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import typer
-from openai import APIConnectionError, APIError, DefaultHttpxClient, OpenAI
+from openai import APIConnectionError, APIError, AuthenticationError, DefaultHttpxClient, OpenAI
 
 from tandem_serve.commands.common import EXIT_INTERRUPTED, err, errors_in_words, out, say_error
 from tandem_serve.errors import ServeError
@@ -18,6 +18,9 @@ _HELP: Final = """\
 /exit   leave; so does Ctrl-D
 Ctrl-C stops an answer."""
 
+# OpenAI's client asks for a key, a service only if it has some.
+_NO_KEY: Final = "none"
+
 # A message in OpenAI's form: role and content.
 Message = Any
 
@@ -26,13 +29,16 @@ def chat(
     message: str | None,
     *,
     url: str | None,
+    api_key: str | None,
     system: str | None,
     temperature: float | None,
     max_tokens: int | None,
 ) -> None:
     """Ask `message` and leave, or converse."""
-    with errors_in_words():
-        talk = _connect(url or choose(None).url, temperature=temperature, max_tokens=max_tokens)
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    with errors_in_words(), _client(url or choose(None).url, api_key) as client:
+        given = {key: value for key, value in options.items() if value is not None}
+        talk = Talk(client, _model(client), given)
         talk.begin(system)
         if message is None:
             _converse(talk)
@@ -75,7 +81,7 @@ class Talk:
                         answer += piece
                         yield piece
         except APIError as error:
-            raise ServeError(f"The service says: {error.message}") from error
+            raise ServeError(f"The service says: {_said(error)}") from error
         except Exception as error:  # openai lets the errors of its transport through as they are
             raise ServeError(f"The answer broke off: {error!r}") from error
         finally:
@@ -91,23 +97,36 @@ class Talk:
         )
 
 
-def _connect(url: str, *, temperature: float | None, max_tokens: int | None) -> Talk:
-    """A talk with the first model that the service at `url` lists."""
+def _client(url: str, api_key: str | None) -> OpenAI:
     host = urlsplit(url).hostname
-    client = OpenAI(
+    return OpenAI(
         base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1",
-        api_key="none",
+        api_key=api_key or _NO_KEY,
         max_retries=0,
         http_client=DefaultHttpxClient(trust_env=host not in {"127.0.0.1", "localhost", "::1"}),
     )
-    options = {"temperature": temperature, "max_tokens": max_tokens}
+
+
+def _model(client: OpenAI) -> str:
+    """The first model that the service lists."""
+    url = str(client.base_url).rstrip("/").removesuffix("/v1")
     try:
-        model = client.models.list().data[0].id
+        return client.models.list().data[0].id
     except APIConnectionError:
         raise ServeError(f"Nothing answers at {url}; is the service running?") from None
+    except AuthenticationError as error:
+        if client.api_key == _NO_KEY:
+            text = f"{url} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+            raise ServeError(text) from None
+        raise ServeError(f"{url} says: {_said(error)}") from None
     except APIError as error:
-        raise ServeError(f"{url} does not list its models: {error.message}") from None
-    return Talk(client, model, {key: value for key, value in options.items() if value is not None})
+        raise ServeError(f"{url} does not list its models: {_said(error)}") from None
+
+
+def _said(error: APIError) -> str:
+    """The service's own sentence; openai's text for an error is the whole answer."""
+    sentence = error.body.get("message") if isinstance(error.body, dict) else None
+    return str(sentence or error.message)
 
 
 def _converse(talk: Talk) -> None:

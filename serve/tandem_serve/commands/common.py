@@ -36,23 +36,6 @@ def read_manifest(file: Path) -> InferenceService:
     return load_manifest(file)
 
 
-def check_checkpoint(service: InferenceService) -> None:
-    """Refuse a folder that holds no checkpoint now, not after Ray has started.
-
-    Raises:
-        ManifestError: the folder is missing, or is not a checkpoint's.
-    """
-    folder = Path(service.spec.model.path)
-    if not folder.is_dir():
-        fault = "there is no such folder" if not folder.exists() else "it is not a folder"
-    elif not (folder / "config.json").is_file():
-        fault = "it holds no config.json"
-    else:
-        return
-    way_out = "name the folder of a checkpoint in Hugging Face layout"
-    raise ManifestError([f"spec.model.source: {folder}: {fault}; {way_out}"])
-
-
 @contextmanager
 def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
     """Turn the errors that a user can do something about into sentences and exit code 1."""
@@ -72,6 +55,11 @@ def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
 def say_error(text: str) -> None:
     """Print one error."""
     err.print(f"[red]error:[/red] {escape(text)}")
+
+
+def say_note(text: str) -> None:
+    """Print something that the user may want to know."""
+    err.print(f"[yellow]note:[/yellow] {escape(text)}")
 
 
 @contextmanager

@@ -9,36 +9,54 @@ from tandem_serve.commands.apply import apply_to
 from tandem_serve.commands.common import (
     EXIT_FAILED,
     Progress,
-    check_checkpoint,
     ended_by_signals,
     errors_in_words,
     out,
     read_manifest,
 )
+from tandem_serve.commands.here import check_here
 from tandem_serve.errors import ServeError
-from tandem_serve.local import LocalRay, local_ray
+from tandem_serve.local import LocalRay, Place, local_ray
 from tandem_serve.records import Record, RecordExists, find_record
 from tandem_serve.services import connect, deploy
 from tandem_serve.supervisor import EXIT_TOLD
 
 
-def serve(file: Path, *, host: str, port: int, detach: bool, verbose: bool) -> None:
-    """Run the service of `file` here; detached, bring one that runs already to it."""
+def serve(
+    file: Path, *, host: str, port: int, api_keys: Path | None, detach: bool, verbose: bool
+) -> None:
+    """Run the service of `file` here; detached, bring one that runs already to it.
+
+    `api_keys` is a folder of files with an API key each.
+    """
     with ended_by_signals(), errors_in_words(verbose=verbose):
         service = read_manifest(file)
-        check_checkpoint(service)
+        place = Place(host=host, port=port, api_keys=_folder_of_keys(api_keys))
         running = find_record(service.name)
+        if running is not None and not detach:
+            raise _runs_already(running)
+        check_here(service, api_keys=(running or place).api_keys)
         if running is None:
-            _run(service, host=host, port=port, detach=detach, verbose=verbose)
-        elif detach:
+            _run(service, place, detach=detach, verbose=verbose)
+        elif place.api_keys in {None, running.api_keys}:
             apply_to(running, service, verbose=verbose)
         else:
-            raise _runs_already(running)
+            raise _has_other_keys(running)
 
 
-def _run(service: InferenceService, *, host: str, port: int, detach: bool, verbose: bool) -> None:
+def _folder_of_keys(folder: Path | None) -> str | None:
+    if folder is None:
+        return None
+    if not folder.is_dir():
+        raise ServeError(
+            f"--api-keys {folder} is not a folder; name one of files with an API key each."
+        )
+    return str(folder.resolve())
+
+
+def _run(service: InferenceService, place: Place, *, detach: bool, verbose: bool) -> None:
     try:
-        with local_ray(service, host=host, port=port, echo=verbose) as local:
+        with local_ray(service, place, echo=verbose) as local:
             _start(local, service, verbose=verbose)
             if detach:
                 local.detach()
@@ -72,12 +90,26 @@ def _show_ready(record: Record, service: InferenceService, seconds: float) -> No
     question = '[{"role": "user", "content": "12+30=?"}]'
     body = f'{{"model": "{service.model_name}", "messages": {question}}}'
     out.print(f"\n[bold]{record.name}[/bold] serves at {record.url} ({seconds:.1f} s)\n")
-    out.print("  tandem chat")
-    out.print(f"  curl {record.url}/v1/chat/completions \\\n    -d '{body}'\n", markup=False)
+    chat, header = "tandem chat", ""
+    if record.api_keys:
+        chat, header = f"{chat} --api-key KEY", " -H 'Authorization: Bearer KEY'"
+    out.print(f"  {chat}")
+    url = f"{record.url}/v1/chat/completions"
+    out.print(f"  curl {url}{header} \\\n    -d '{body}'\n", markup=False)
 
 
 def _runs_already(record: Record) -> ServeError:
     return ServeError(
         f"The service {record.name} runs already, at {record.url}; change it with tandem apply, "
         f"or end it with tandem stop {record.name}."
+    )
+
+
+def _has_other_keys(record: Record) -> ServeError:
+    return ServeError(
+        f"The service {record.name} runs already, with other API keys; put the keys into "
+        f"{record.api_keys}, or end it with tandem stop {record.name} and start it again."
+        if record.api_keys
+        else f"The service {record.name} runs already, without API keys; end it with tandem stop "
+        f"{record.name} and start it again."
     )

@@ -10,6 +10,7 @@ from tandem_serve.http import errors
 from tandem_serve.http.chat import create_chat_completion
 from tandem_serve.http.completions import create_completion
 from tandem_serve.http.gate import Gate
+from tandem_serve.http.keys import KeyFolder, KeyMiddleware
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.middleware import RequestMiddleware
 from tandem_serve.http.models import list_models, retrieve_model
@@ -53,6 +54,10 @@ def build_app(
     # Requests are parsed by hand (errors in OpenAI's form), so FastAPI has no schema to show.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.http = state
+    if settings.api_keys_folder is not None:
+        keys = KeyFolder(settings.api_keys_folder, outside.monotonic_s)
+        app.add_middleware(KeyMiddleware, keys=keys)
+    # The last one added is the first to see a request.
     app.add_middleware(RequestMiddleware, state=state)
     for method, path, endpoint in _ROUTES:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)

@@ -84,6 +84,38 @@ def queue_full(refused: Refused) -> ApiError:
     )
 
 
+def key_missing() -> ApiError:
+    """The request brings no API key."""
+    return _unauthorized(
+        "There is no API key in the request; send one in the header 'Authorization: Bearer KEY'."
+    )
+
+
+def key_invalid() -> ApiError:
+    """The request brings a key that is not among the service's."""
+    # Not even a part of it is repeated: answers end up in logs.
+    return _unauthorized(
+        "The API key is not valid here; send one that stands in the service's Secret of API keys."
+    )
+
+
+def no_keys_set() -> ApiError:
+    """Keys are asked for, and there are none."""
+    return _unauthorized(
+        "This service takes no request yet: its Secret of API keys is empty or cannot be read; "
+        "put a key into it."
+    )
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(
+        message,
+        status=HTTPStatus.UNAUTHORIZED,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
 def model_not_found(asked: str, served: str) -> ApiError:
     """Another model than the served one was asked for."""
     return ApiError(

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tandem_engine.api.errors import ConfigError
@@ -31,6 +32,8 @@ class HttpSettings:
     max_inline_length: int = 8192
     """Bodies (bytes) and prompts (characters) up to this are handled on the event loop at once;
     longer ones in a thread, so that they do not hold up the streams of others."""
+    api_keys_folder: Path | None = None
+    """Folder of files with an API key each; None: requests need no key."""
     returns_request_id: bool = True
     """Put x-request-id on responses. Ray Serve does so itself: false there, or it comes twice."""
 

@@ -3,17 +3,22 @@
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import typer
+import uvicorn
 from typer.testing import CliRunner
 
 from tandem_serve import cli
 from tandem_serve.cli import app
+from tandem_serve.records import Record
+from tandem_serve.testing import FakeFront, fake_app
 
 MANIFEST = """\
 apiVersion: serving.tandem.dev/v1alpha1
@@ -21,6 +26,27 @@ kind: InferenceService
 metadata: {name: tiny}
 spec: {model: {source: ./model}}
 """
+
+KUBERNETES = """\
+apiVersion: serving.tandem.dev/v1alpha1
+kind: InferenceService
+metadata: {name: tiny, namespace: models}
+spec:
+  model: {source: pvc://models/tiny}
+  server: {apiKeysSecret: keys}
+  resources: {npu: 2}
+"""
+RECORD = Record(
+    name="tiny",
+    pid=0,
+    started=0,
+    run_dir="/none",
+    host="127.0.0.1",
+    port=8000,
+    base_port=20000,
+    token="",
+    service={},
+)
 
 runner = CliRunner()
 
@@ -43,6 +69,25 @@ def taken_port() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def keyed_service(tmp_path: Path) -> Iterator[str]:
+    """URL of a service over real HTTP whose one API key is sk-1."""
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "one").write_text("sk-1\n")
+    served = fake_app(FakeFront(), api_keys_folder=keys)
+    server = uvicorn.Server(uvicorn.Config(served, port=0, log_level="critical", lifespan="off"))
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def make_checkpoint(folder: Path) -> None:
@@ -124,6 +169,80 @@ def test_serve_refuses_a_port_that_is_taken(manifest: Path, taken_port: int) -> 
     ]
 
 
+@pytest.mark.parametrize("command", ["serve", "apply"])
+def test_what_needs_kubernetes_is_refused_with_a_way_out(
+    manifest: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem_serve.commands.apply.find_record", lambda _: RECORD)
+    manifest.write_text(KUBERNETES)
+
+    done = runner.invoke(app, [command, "-f", str(manifest)])
+
+    assert done.exit_code == 1
+    source, npu, keys = done.stderr.splitlines()
+    assert source == (
+        "error: spec.model.source: 'pvc://models/tiny' is a volume of Kubernetes; on this machine "
+        "name a folder, file:///absolute/path or ./path, or give the manifest to a Kubernetes "
+        "with kubectl apply"
+    )
+    assert npu.startswith("error: spec.resources.npu: 2 is a number of cards that Kubernetes")
+    assert keys.startswith("error: spec.server.apiKeysSecret: 'keys' is a Secret of Kubernetes; on")
+    assert "tandem serve --api-keys FOLDER" in keys
+
+
+def test_validate_takes_what_kubernetes_takes(manifest: Path) -> None:
+    manifest.write_text(KUBERNETES)
+
+    done = runner.invoke(app, ["validate", "-f", str(manifest)])
+
+    assert done.exit_code == 0
+    assert "source: pvc://models/tiny\n" in done.stdout
+
+
+def test_what_has_no_meaning_here_is_only_noted(manifest: Path, taken_port: int) -> None:
+    make_checkpoint(manifest.parent)
+    manifest.write_text(
+        MANIFEST.replace("./model}", "./model}, runtime: {image: x}, server: {apiKeysSecret: a}")
+    )
+
+    done = runner.invoke(
+        app,
+        ["serve", f"-f{manifest}", f"--api-keys={manifest.parent}", f"--port={taken_port}"],
+    )
+
+    note, error = done.stderr.splitlines()
+    assert note == "note: spec.runtime describes pods, and has no meaning on this machine"
+    assert error.startswith(f"error: Port {taken_port} ")
+
+
+def test_keys_are_in_a_folder(manifest: Path) -> None:
+    done = runner.invoke(app, ["serve", "-f", str(manifest), "--api-keys", str(manifest)])
+
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        f"error: --api-keys {manifest} is not a folder; name one of files with an API key each."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("has", "words"),
+    [(None, "without API keys; end it with"), ("/keys", "with other API keys; put the keys into")],
+)
+def test_keys_of_a_service_that_runs_do_not_change_in_passing(
+    manifest: Path, monkeypatch: pytest.MonkeyPatch, has: str | None, words: str
+) -> None:
+    make_checkpoint(manifest.parent)
+    running = replace(RECORD, api_keys=has)
+    monkeypatch.setattr("tandem_serve.commands.serve.find_record", lambda _: running)
+
+    done = runner.invoke(
+        app, ["serve", "-f", str(manifest), "--detach", "--api-keys", str(manifest.parent)]
+    )
+
+    assert done.exit_code == 1
+    assert f"error: The service tiny runs already, {words}" in done.stderr
+
+
 def test_apply_needs_a_service_that_runs(manifest: Path) -> None:
     make_checkpoint(manifest.parent)
 
@@ -157,6 +276,41 @@ def test_chat_says_when_nothing_answers() -> None:
 
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [f"error: Nothing answers at {url}; is the service running?"]
+
+
+@pytest.mark.parametrize("from_environment", [False, True])
+def test_chat_brings_the_key_that_it_is_given(
+    keyed_service: str, monkeypatch: pytest.MonkeyPatch, *, from_environment: bool
+) -> None:
+    key = [] if from_environment else ["--api-key", "sk-1"]
+    if from_environment:
+        monkeypatch.setenv("TANDEM_API_KEY", "sk-1")
+
+    done = runner.invoke(app, ["chat", "--url", keyed_service, "-m", "ab", *key])
+
+    assert done.exit_code == 0
+    assert done.stdout == ":tnatsissa;ba:resu\n"
+
+
+def test_chat_says_when_a_key_is_wanted(
+    keyed_service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TANDEM_API_KEY", raising=False)
+    # A key that is meant for somebody else stays here.
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+
+    done = runner.invoke(app, ["chat", "--url", keyed_service, "-m", "hello"])
+
+    wrong = runner.invoke(app, ["chat", "--url", keyed_service, "--api-key", "sk-2", "-m", "hi"])
+
+    assert done.exit_code == wrong.exit_code == 1
+    assert done.stderr.splitlines() == [
+        f"error: {keyed_service} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+    ]
+    assert wrong.stderr.splitlines() == [
+        f"error: {keyed_service} says: The API key is not valid here; send one that stands in the "
+        "service's Secret of API keys."
+    ]
 
 
 def greet() -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import yaml
 
 from tandem_engine.api.config import EngineConfig
-from tandem_serve.api.document import AppArgs, Exposure, LiveSettings, serve_document
+from tandem_serve.api.document import (
+    API_KEYS_FOLDER,
+    AppArgs,
+    Exposure,
+    LiveSettings,
+    serve_document,
+)
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 
@@ -59,6 +65,42 @@ def test_the_deployment_carries_replicas_and_resources() -> None:
     assert found["num_replicas"] == 3
     assert found["max_surge_percent"] == 100
     assert found["ray_actor_options"] == {"num_cpus": 2, "memory": 2 * 2**30}
+
+
+def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
+    npu = service(resources={"cpu": 2, "memory": "2Gi", "npu": 4, "npuProfile": "big"})
+
+    found = deployment(serve_document(npu, Exposure()))
+
+    assert found["ray_actor_options"] == {
+        "num_cpus": 2,
+        "memory": 2 * 2**30,
+        "resources": {"NPU": 4},
+    }
+
+
+def args_of(service: InferenceService, exposure: Exposure) -> AppArgs:
+    return AppArgs.model_validate(serve_document(service, exposure)["applications"][0]["args"])
+
+
+def test_a_replica_reads_its_api_keys_where_the_secret_is_mounted() -> None:
+    asked = service(server={"apiKeysSecret": "keys"})
+
+    assert args_of(asked, Exposure()).api_keys_folder == API_KEYS_FOLDER
+    assert args_of(service(), Exposure()).api_keys_folder is None
+
+
+def test_a_folder_of_api_keys_takes_the_place_of_the_secret() -> None:
+    exposure = Exposure(api_keys_folder="/keys")
+
+    assert args_of(service(), exposure).api_keys_folder == "/keys"
+    assert args_of(service(server={"apiKeysSecret": "keys"}), exposure).api_keys_folder == "/keys"
+
+
+def test_a_replica_reads_its_checkpoint_where_the_claim_is_mounted() -> None:
+    args = args_of(service(model={"source": "pvc://models/tiny"}), Exposure())
+
+    assert args.engine.model_path == "/mnt/claims/models/tiny"
 
 
 def test_ray_refuses_no_request_that_the_engine_would_queue() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_serve.observe import (
+from tandem_serve.api.state import (
     last_startup_line,
     root_cause,
     routed_replicas,

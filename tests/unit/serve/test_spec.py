@@ -66,6 +66,54 @@ def test_a_relative_source_starts_at_the_manifest(tmp_path: Path) -> None:
     assert service.spec.model.path == f"{tmp_path.parent}/a model"
 
 
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("pvc://models", "/mnt/claims/models"),
+        ("pvc://models/", "/mnt/claims/models"),
+        ("pvc://models/tiny/v1/", "/mnt/claims/models/tiny/v1"),
+        ("pvc://team.models/tiny", "/mnt/claims/team.models/tiny"),
+    ],
+)
+def test_a_source_in_a_volume_claim_is_a_folder_below_its_mount(source: str, path: str) -> None:
+    model = parse_manifest(manifest(model={"source": source}), folder=FOLDER).spec.model
+
+    assert model.source == source
+    assert model.path == path
+    assert model.claim == source.removeprefix("pvc://").partition("/")[0]
+
+
+def test_a_folder_is_in_no_volume_claim() -> None:
+    assert parse_manifest(SMALLEST, folder=FOLDER).spec.model.claim is None
+
+
+def test_the_two_examples_differ_in_their_source_alone() -> None:
+    examples = Path(__file__).parents[3] / "examples" / "tandem-tiny"
+    on_kubernetes, here = (
+        yaml.safe_load((examples / name).read_text()) for name in ("isvc.yaml", "local.yaml")
+    )
+
+    assert here["spec"]["model"].pop("source") == "./"
+    assert on_kubernetes["spec"]["model"].pop("source") == "file:///models/tandem-tiny"
+    assert here == on_kubernetes
+
+
+def test_what_kubernetes_adds_to_an_object_is_passed_over() -> None:
+    document = yaml.safe_load(SMALLEST)
+    document["metadata"] |= {
+        "uid": "1",
+        "generation": 3,
+        "creationTimestamp": "2026-11-21T14:00:00Z",
+        "managedFields": [{"manager": "kubectl"}],
+        "labels": {"team": "a"},
+    }
+    document["status"] = {"url": "http://tiny"}
+
+    service = parse_manifest(yaml.safe_dump(document), folder=FOLDER)
+
+    assert service.metadata.labels == {"team": "a"}
+
+
 def test_what_was_not_written_stays_unwritten() -> None:
     service = parse_manifest(SMALLEST, folder=FOLDER)
 
@@ -114,7 +162,7 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"resources": {"gpus": 1}},
-            "spec.resources.gpus: unknown field; known fields are cpu, memory",
+            "spec.resources.gpus: unknown field; known fields are cpu, memory, npu, npuProfile",
         ),
         (
             {"resources": {"memory": "4GB"}},
@@ -140,6 +188,19 @@ def _without_nulls(document: Any) -> Any:
             "such, too), where a whole number is wanted; allowed: 1 or more (default 1)",
         ),
         (
+            {"resources": {"npu": 65}},
+            "spec.resources.npu: 65 is too large; allowed: 0 to 64 (default 0)",
+        ),
+        (
+            {"server": {"apiKeysSecret": "My_Keys"}},
+            "spec.server.apiKeysSecret: 'My_Keys' is not the name of an object; use up to 63 "
+            "lower-case letters, digits and '-', a letter or digit first and last",
+        ),
+        (
+            {"progressDeadlineSeconds": 10},
+            "spec.progressDeadlineSeconds: 10 is too small; allowed: 30 to 86400 (default 600)",
+        ),
+        (
             {"engine": {"npuMemSize": 0}},
             "spec.engine.npuMemSize: 0 is neither -1 (all that is left) nor a size in GiB; "
             "allowed: -1, or 1 or more",
@@ -157,6 +218,10 @@ def test_a_wrong_value_is_refused_in_words(spec: dict[str, Any], problem: str) -
         ("tiny", "write ./tiny for a folder beside the manifest"),
         ("hf://Qwen/Qwen3-8B", "has the scheme 'hf'"),
         ("file://relative", "allowed: file:///absolute/path"),
+        ("pvc://", "write pvc://claim/path"),
+        ("pvc:/models/tiny", "write pvc://claim/path"),
+        ("pvc://Models/tiny", "the claim's name in lower-case letters"),
+        ("pvc://models/../tiny", "a path without '..'"),
     ],
 )
 def test_a_source_of_another_form_is_refused_with_a_way_out(source: str, way_out: str) -> None:
@@ -190,6 +255,10 @@ def test_a_source_of_another_form_is_refused_with_a_way_out(source: str, way_out
         (
             {"engine": {"npuMemSize": 4}},
             "npuMemSize 4 (GiB) leaves nothing of resources.memory 4Gi (4 GiB)",
+        ),
+        (
+            {"resources": {"npuProfile": "atlas"}},
+            "npuProfile 'atlas' has no meaning while npu is 0",
         ),
         (
             {"engine": {"schedule": {"splitFuse": {"enabled": True}}}},

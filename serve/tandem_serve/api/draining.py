@@ -1,0 +1,21 @@
+"""How a Ray pod leaves without losing a request: the commands and times for its manifest.
+
+`tandem_serve.drain` is what the commands run.
+"""
+
+from typing import Final
+
+GRACEFUL_SHUTDOWN_TIMEOUT_S: Final = 600
+"""MindIE's e2eTimeout: the longest that a replica told to stop goes on with its requests."""
+
+DRAIN_WORKER: Final = ("python", "-m", "tandem_serve.drain", "worker")
+"""preStop of a worker pod."""
+
+DRAIN_HEAD: Final = ("python", "-m", "tandem_serve.drain", "head")
+"""preStop of the head pod."""
+
+HEAD_TIMEOUT_S: Final = GRACEFUL_SHUTDOWN_TIMEOUT_S + 30
+"""The longest that the head waits for the workers, which need some seconds to end."""
+
+TERMINATION_GRACE_PERIOD_S: Final = HEAD_TIMEOUT_S + 30
+"""terminationGracePeriodSeconds of every Ray pod: more than its preStop and its end may take."""

@@ -1,0 +1,191 @@
+"""`python -m tandem_serve.drain worker|head`: lets a Ray pod finish its requests before it ends.
+
+Kubernetes runs it as preStop, before it tells Ray to end. It returns when the pod may go, after
+ten minutes at the latest, and always with 0: nobody reads anything else.
+
+A worker
+1. tells Ray that its node is going, in some time. Serve then soft-stops the node's HAProxy
+   (it answers running requests, and closes each connection with its next answer), and lets the
+   replicas serve on: an idle connection may still bring a request.
+2. tells Ray, once that HAProxy is gone, that the time is up. Serve then takes the node's replicas
+   out of service; they finish their requests.
+3. waits for Ray's node process, which ends itself when nothing runs on it any more.
+
+The head holds Serve's controller, which the workers need for this, so it waits for them.
+
+HAProxy is not signalled from here: Serve takes one whose admin socket has closed for dead, and
+after three seconds kills it with all its streams (measured, Ray 2.60).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S, HEAD_TIMEOUT_S
+from tandem_serve.processes import Process, all_processes, command_line, is_alive
+
+DASHBOARD: Final = "http://127.0.0.1:8265"
+
+# Longer than HAProxy keeps an idle connection (90 s, Serve's default).
+_IDLE_CONNECTIONS_S: Final = 100
+_ASK_TIMEOUT_S: Final = 60.0
+_ANSWER_TIMEOUT_S: Final = 5.0
+_TRIES: Final = 3
+_POLL_S: Final = 0.5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Drain the pod that this runs in; return 0."""
+    parser = argparse.ArgumentParser(prog="tandem_serve.drain")
+    parser.add_argument("role", choices=["worker", "head"])
+    role = parser.parse_args(arguments).role
+    try:
+        drain_worker() if role == "worker" else drain_head()
+    except Exception as error:  # noqa: BLE001  # the pod ends all the same
+        _say(f"going on without having drained: {error!r}")
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raylet:
+    """Ray's node process in this pod."""
+
+    process: Process
+    node_id: str
+    gcs_address: str
+
+
+def drain_worker() -> None:
+    """Take this node out of service, and wait until nothing runs on it."""
+    for raylet in find_raylets():  # a pod has one
+        drain_node(raylet, find_haproxies())
+        return
+    _say("no Ray runs here; nothing to wait for")
+
+
+def drain_node(raylet: Raylet, haproxies: Sequence[Process]) -> None:
+    """Take the node of `raylet` out of service, and wait until nothing runs on it."""
+    deadline = time.monotonic() + GRACEFUL_SHUTDOWN_TIMEOUT_S
+    if haproxies:
+        _say(f"waiting up to {_IDLE_CONNECTIONS_S} s for the connections of HAProxy")
+        tell_ray(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S + _IDLE_CONNECTIONS_S)
+        wait_for_end(haproxies, timeout_s=_IDLE_CONNECTIONS_S)
+    left_s = deadline - time.monotonic()
+    _say(f"waiting up to {left_s:.0f} s for running requests")
+    tell_ray(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S)
+    wait_for_end([raylet.process], timeout_s=left_s)
+
+
+def drain_head(dashboard: str = DASHBOARD, timeout_s: float = HEAD_TIMEOUT_S) -> None:
+    """Wait until no other node of the Ray cluster is alive, or Ray does not answer."""
+    deadline = time.monotonic() + timeout_s
+    said = None
+    while (others := _answer(lambda: other_nodes(dashboard))) and time.monotonic() < deadline:
+        if others != said:
+            _say(f"waiting up to {timeout_s:.0f} s for {others} other node(s) of the Ray cluster")
+            said = others
+        time.sleep(_POLL_S)
+    if others is None:
+        _say("Ray does not answer; going on")
+
+
+def find_raylets() -> Iterator[Raylet]:
+    """Ray's node processes."""
+    for process in all_processes():
+        program, options = _command(process)
+        if program == "raylet" and "--node_id" in options and "--gcs-address" in options:
+            yield Raylet(
+                process=process,
+                node_id=options["--node_id"],
+                gcs_address=options["--gcs-address"],
+            )
+
+
+def find_haproxies() -> list[Process]:
+    """The HAProxy processes; Serve starts a new one whenever its replicas change."""
+    return [process for process in all_processes() if _command(process)[0] == "haproxy"]
+
+
+def tell_ray(raylet: Raylet, *, time_left_s: int) -> None:
+    """Say that the node ends in `time_left_s`.
+
+    Serve stops the node's replicas when less time is left than they may take to finish.
+
+    Raises:
+        RuntimeError: Ray has not heard it.
+    """
+    # A process of its own: Ray's client takes the whole process down when Ray is not there.
+    done = subprocess.run(  # noqa: S603  # Ray's own command
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
+            *("--address", raylet.gcs_address, "--node-id", raylet.node_id),
+            *("--reason", "DRAIN_NODE_REASON_PREEMPTION"),
+            *("--reason-message", "The pod is being deleted."),
+            *("--deadline-remaining-seconds", str(time_left_s)),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_ASK_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        last_words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise RuntimeError(f"Ray did not take it that its node is going: {last_words}")
+
+
+def other_nodes(dashboard: str) -> int:
+    """Worker nodes of the Ray cluster that are alive.
+
+    Raises:
+        OSError, ValueError: Ray did not answer, or not with a list of nodes.
+    """
+    request = urllib.request.Request(f"{dashboard}/api/v0/nodes?limit=10000")  # noqa: S310
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        request.add_header("Authorization", f"Bearer {token}")
+    # Loopback: the environment's proxies have no part in it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=_ANSWER_TIMEOUT_S) as response:
+        nodes = json.load(response)["data"]["result"]["result"]
+    return sum(node["state"] == "ALIVE" and not node["is_head_node"] for node in nodes)
+
+
+def _answer(ask: Callable[[], int]) -> int | None:
+    """What `ask` returns; None: it failed several times."""
+    for _ in range(_TRIES):
+        try:
+            return ask()
+        except (OSError, ValueError, LookupError, TypeError):
+            time.sleep(_POLL_S)
+    return None
+
+
+def _command(process: Process) -> tuple[str, dict[str, str]]:
+    """Name of the program, and its options of the form --name=value."""
+    program, *arguments = command_line(process.pid) or [""]
+    pairs = (argument.partition("=") for argument in arguments)
+    return PurePath(program).name, {name: value for name, equals, value in pairs if equals}
+
+
+def wait_for_end(processes: Sequence[Process], *, timeout_s: float) -> None:
+    """Wait until all of `processes` have ended, or the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not any(is_alive(process.pid, process.started) for process in processes):
+            return
+        time.sleep(_POLL_S)
+
+
+def _say(text: str) -> None:
+    print(f"tandem drain: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""What a Ray pod waits for before it ends; with a real Ray: tests/e2e/test_drain.py."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tandem_serve import drain
+from tandem_serve.api.document import Exposure, serve_document
+from tandem_serve.api.draining import (
+    GRACEFUL_SHUTDOWN_TIMEOUT_S,
+    HEAD_TIMEOUT_S,
+    TERMINATION_GRACE_PERIOD_S,
+)
+from tandem_serve.api.manifest import load_manifest
+from tandem_serve.processes import read_process
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tandem-tiny"
+# A process of any name: it ends when its standard input does.
+WAIT = ("-c", "import sys; print('up', flush=True); sys.stdin.read()")
+
+
+@contextmanager
+def process(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that calls itself `command` and waits."""
+    name, *arguments = command
+    with subprocess.Popen(
+        [name, *WAIT, *arguments],
+        executable=sys.executable,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"up\n"
+        yield started
+
+
+class Dashboard(ThreadingHTTPServer):
+    """Ray's list of nodes; each answer is the next of `answers`, the last one for ever."""
+
+    daemon_threads = True
+
+    def __init__(self, *answers: list[tuple[str, bool]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Nodes)
+        self.answers = list(answers)
+        self.tokens: set[str | None] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Nodes(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Dashboard)
+        self.server.tokens.add(self.headers["Authorization"])
+        answers = self.server.answers
+        nodes = answers.pop(0) if len(answers) > 1 else answers[0]
+        found = [{"state": state, "is_head_node": is_head} for state, is_head in nodes]
+        body = json.dumps({"data": {"result": {"result": found}}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(server: Dashboard) -> Iterator[Dashboard]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+HEAD, WORKER, GONE = ("ALIVE", True), ("ALIVE", False), ("DEAD", False)
+
+
+def test_a_replica_has_as_long_as_its_pod() -> None:
+    service = load_manifest(EXAMPLES / "local.yaml")
+    (application,) = serve_document(service, Exposure())["applications"]
+
+    timeout_s = application["deployments"][0]["graceful_shutdown_timeout_s"]
+
+    assert timeout_s == GRACEFUL_SHUTDOWN_TIMEOUT_S < HEAD_TIMEOUT_S < TERMINATION_GRACE_PERIOD_S
+
+
+def test_the_head_waits_until_the_last_worker_is_gone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    with serving(Dashboard([HEAD, WORKER, WORKER], [HEAD, WORKER, GONE], [HEAD, GONE])) as ray:
+        drain.drain_head(ray.url)
+
+        assert len(ray.answers) == 1
+        assert ray.tokens == {"Bearer secret"}
+    said = capsys.readouterr().err.splitlines()
+    assert ["2 other node(s)" in said[0], "1 other node(s)" in said[1]] == [True, True]
+
+
+def test_the_head_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with serving(Dashboard([HEAD, WORKER])) as ray:
+        drain.drain_head(ray.url, timeout_s=0.1)
+
+        assert ray.tokens == {None}
+
+
+def test_the_head_goes_on_when_ray_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    drain.drain_head("http://127.0.0.1:9")
+
+    assert capsys.readouterr().err == "tandem drain: Ray does not answer; going on\n"
+
+
+def test_rays_node_process_is_found_by_its_options() -> None:
+    options = ("--node_id=ab", "--gcs-address=10.0.0.1:6379", "--agent=x --node_id=cd")
+    with process("/opt/ray/raylet", *options) as started:
+        (found,) = [one for one in drain.find_raylets() if one.process.pid == started.pid]
+
+    assert (found.node_id, found.gcs_address) == ("ab", "10.0.0.1:6379")
+
+
+def test_haproxy_is_found_by_its_name() -> None:
+    with process("/opt/haproxy/bin/haproxy") as ours, process("/opt/haproxy-exporter") as other:
+        found = {one.pid for one in drain.find_haproxies()}
+
+    assert ours.pid in found
+    assert other.pid not in found
+
+
+def test_waiting_ends_with_the_process() -> None:
+    with process("raylet") as started:
+        running = read_process(started.pid)
+        assert running is not None
+        drain.wait_for_end([running], timeout_s=0.0)
+        assert started.poll() is None
+        ended = threading.Timer(0.1, started.kill)
+        ended.start()
+        drain.wait_for_end([running], timeout_s=60.0)
+
+    assert started.returncode is not None
+
+
+@pytest.mark.parametrize("role", ["worker", "head"])
+def test_it_returns_zero_whatever_happens(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(drain, "drain_worker", fail)
+    monkeypatch.setattr(drain, "drain_head", fail)
+
+    assert drain.main([role]) == 0
+
+
+def test_it_starts_without_ray_and_without_libraries() -> None:
+    code = (
+        "import sys, tandem_serve.drain\n"
+        "print(sorted({'ray', 'torch', 'pydantic', 'httpx', 'asyncio'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
