@@ -1,0 +1,13 @@
+"""What can go wrong and a user can do something about: one sentence each."""
+
+
+class ClusterError(Exception):
+    """A cluster, or a part of it, cannot be had; the text is the sentence for the user."""
+
+
+class Unavailable(ClusterError):
+    """This machine cannot run a cluster at all."""
+
+
+class AlreadyUp(ClusterError):
+    """A cluster of this name runs, or is being started."""
