@@ -1,0 +1,60 @@
+"""What Kubernetes has to know of a field beyond what the pydantic spec says.
+
+Lengths keep the CEL rules cheap: the API server refuses a CRD whose rules could cost too much, and
+counts a text without `maxLength` as megabytes. Each is what the thing itself can hold.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_LABEL: Final = {"maxLength": 63}
+_PATH: Final = {"maxLength": 4096}
+
+
+def _text(description: str, limit: Mapping[str, int]) -> Mapping[str, Any]:
+    return {"description": description, "type": "string", **limit}
+
+
+def _map_by(*keys: str) -> Mapping[str, Any]:
+    """A list whose elements `kubectl apply` tells apart by `keys`; the same twice is refused."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def _open_object(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An object of which only `properties`, all required, are looked at; the rest is a pod's."""
+    return {
+        "required": list(properties),
+        "properties": properties,
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+
+
+LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "spec.model.name": {"maxLength": 256},
+    "spec.model.source": _PATH,
+    "spec.server.apiKeysSecret": _LABEL,
+    "spec.resources.memory": {"maxLength": 32},
+    "spec.resources.npuProfile": _LABEL,
+    "spec.runtime.image": {"maxLength": 1024},
+    "spec.runtime.imagePullSecrets": {"x-kubernetes-list-type": "set"},
+    "spec.runtime.imagePullSecrets[]": _LABEL,
+    "spec.runtime.env": _map_by("name"),
+    "spec.runtime.env[].name": {"maxLength": 256},
+    "spec.runtime.env[].value": {"maxLength": 32768},
+    "spec.runtime.volumes": _map_by("name"),
+    "spec.runtime.volumes[]": _open_object(
+        name=_text("Name of the volume, by which volumeMounts ask for it.", _LABEL)
+    ),
+    "spec.runtime.volumeMounts": _map_by("mountPath"),
+    "spec.runtime.volumeMounts[]": _open_object(
+        name=_text("Name of one of the volumes.", _LABEL),
+        mountPath=_text("Absolute path at which the containers see it.", {"minLength": 1, **_PATH}),
+    ),
+    "spec.runtime.nodeSelector": {"maxProperties": 64},
+    "spec.runtime.nodeSelector{}": _LABEL,
+    "spec.runtime.tolerations": {"x-kubernetes-list-type": "atomic"},
+    "spec.runtime.tolerations[].key": {"maxLength": 317},
+    "spec.runtime.tolerations[].value": _LABEL,
+    "spec.runtime.tolerations[].tolerationSeconds": {"minimum": 0},
+}
+"""Path in the schema → what its node has besides."""

@@ -1,0 +1,134 @@
+"""An object of the API server → InferenceService, or every problem that it has, one line each.
+
+The CRD refuses all of this already. It is said again because an object may be older than the CRD,
+and because nothing that Kubernetes would refuse in a pod may be rendered.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from tandem_operator.crd.rules import WAY_OUT
+from tandem_operator.names import MAX_NAME_LENGTH
+from tandem_serve.api.manifest import ManifestError
+from tandem_serve.api.pods import RuntimeSpec, Toleration
+from tandem_serve.api.problems import known_part, unknown_fields, validation_problems
+from tandem_serve.api.spec import InferenceService, ModelSpec
+
+_Part = Mapping[str, Any]
+
+_METADATA: Final = ("name", "namespace", "labels", "annotations")
+_VOLUME_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def parse_object(obj: Mapping[str, Any]) -> InferenceService:
+    """The service that `obj`, plain JSON data as the API server sends it, describes.
+
+    Of its metadata only name, namespace, labels and annotations are taken, and its status is not.
+
+    Raises:
+        ManifestError: the object cannot be served; `problems` has a sentence for each reason.
+    """
+    service = _validate(_wanted_part(obj))
+    if problems := list(_cluster_problems(service)):
+        raise ManifestError(problems)
+    return service
+
+
+def _wanted_part(obj: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = obj.get("metadata") or {}
+    document = {name: obj[name] for name in ("apiVersion", "kind", "spec") if name in obj}
+    return document | {"metadata": {key: metadata[key] for key in _METADATA if key in metadata}}
+
+
+def _validate(document: Mapping[str, Any]) -> InferenceService:
+    problems = list(unknown_fields(InferenceService, document))
+    try:
+        service = InferenceService.model_validate(
+            known_part(InferenceService, document), by_alias=True, by_name=False
+        )
+    except ValidationError as error:
+        problems += validation_problems(InferenceService, error)
+        raise ManifestError(problems) from None
+    if problems:
+        raise ManifestError(problems)
+    return service
+
+
+def _cluster_problems(service: InferenceService) -> Iterator[str]:
+    """What only Kubernetes does not bear."""
+    if len(service.name) > MAX_NAME_LENGTH:
+        yield (
+            f"metadata.name: '{service.name}' has {len(service.name)} characters; "
+            f"use up to {MAX_NAME_LENGTH}, as KubeRay adds endings to it"
+        )
+    yield from _source_problems(service.spec.model)
+    yield from _pod_problems(service.spec.runtime)
+
+
+def _source_problems(model: ModelSpec) -> Iterator[str]:
+    if model.claim:
+        return
+    if not model.source.startswith("file://"):
+        yield (
+            f"spec.model.source: '{model.source}' is relative to a manifest, whose folder "
+            f"Kubernetes does not know; write {WAY_OUT}"
+        )
+    elif ".." in model.path.split("/") or not model.path.strip("/"):
+        yield (
+            f"spec.model.source: '{model.source}' names no folder of the node; "
+            "write file:///absolute/path, without '..'"
+        )
+
+
+def _pod_problems(runtime: RuntimeSpec) -> Iterator[str]:
+    path = "spec.runtime"
+    yield from _twice(f"{path}.env", [variable.name for variable in runtime.env])
+    yield from _twice(f"{path}.imagePullSecrets", runtime.image_pull_secrets)
+    yield from _volume_problems(path, runtime.volumes, runtime.volume_mounts)
+    yield from _toleration_problems(f"{path}.tolerations", runtime.tolerations)
+
+
+def _volume_problems(path: str, volumes: Sequence[_Part], mounts: Sequence[_Part]) -> Iterator[str]:
+    yield from _name_problems(f"{path}.volumes", volumes)
+    yield from _name_problems(f"{path}.volumeMounts", mounts)
+    yield from _twice(f"{path}.volumes", _texts(volumes, "name"))
+    yield from _twice(f"{path}.volumeMounts", _texts(mounts, "mountPath"))
+    for index, mount in enumerate(mounts):
+        if not isinstance(mount.get("mountPath"), str) or not mount["mountPath"]:
+            yield f"{path}.volumeMounts[{index}].mountPath: is missing; it has no default"
+
+
+def _name_problems(path: str, parts: Sequence[_Part]) -> Iterator[str]:
+    for index, part in enumerate(parts):
+        name = part.get("name")
+        if name is None:
+            yield f"{path}[{index}].name: is missing; it has no default"
+        elif not isinstance(name, str) or not _VOLUME_NAME.fullmatch(name):
+            yield (
+                f"{path}[{index}].name: '{name}' is not the name of an object; use up to 63 "
+                "lower-case letters, digits and '-', a letter or digit first and last"
+            )
+
+
+def _texts(parts: Sequence[_Part], key: str) -> list[str]:
+    return [part[key] for part in parts if isinstance(part.get(key), str)]
+
+
+def _toleration_problems(path: str, tolerations: Sequence[Toleration]) -> Iterator[str]:
+    for index, toleration in enumerate(tolerations):
+        seconds = toleration.toleration_seconds
+        if seconds is not None and toleration.effect != "NoExecute":
+            yield (
+                f"{path}[{index}].tolerationSeconds: tolerationSeconds {seconds} has no meaning "
+                "without effect NoExecute; set effect: NoExecute or leave tolerationSeconds out"
+            )
+
+
+def _twice(path: str, names: Iterable[str]) -> Iterator[str]:
+    for name, times in Counter(names).items():
+        if times > 1:
+            yield f"{path}: '{name}' stands here {times} times; keep one"

@@ -1,0 +1,276 @@
+"""CEL rules: what a schema cannot say, or cannot say in words that help.
+
+Each cross-field check of the pydantic spec has its rule here, with the same sentence where CEL can
+say it; a test compares the two over many manifests. Ranges and choices are the schema's.
+
+Defaults in which a rule would see a value that nobody wrote are not filled in: see NOT_FILLED.
+No change of a field is impossible (see tandem_serve.api.changes), so no rule compares with the old
+object.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tandem_operator.crd.cel import Rule
+from tandem_operator.names import MAX_NAME_LENGTH
+
+NOT_FILLED: Final[Mapping[str, str]] = {
+    "spec.engine.schedule.maxPrefillBatchSize": ", or maxBatchSize where that is less",
+    "spec.engine.schedule.maxPrefillTokens": "",
+    "spec.engine.schedule.maxIterTimes": "",
+    "spec.engine.schedule.splitFuse.splitStartBatchSize": ", or maxBatchSize where that is less",
+}
+"""Fields whose default the API server leaves out, and how the default's description goes on.
+
+The spec refuses a value that does not fit its neighbours only where somebody wrote it; a default is
+lowered, or does no harm. Filled in, it would count as written, and `maxBatchSize: 8` alone would be
+refused for a maxPrefillBatchSize of 50.
+"""
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_CLAIM: Final = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_MEMORY: Final = r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?"
+# In a URL either may be written as its number.
+_SLASH: Final = "(/|%2[fF])"
+_POINT: Final = r"(\.|%2[eE])"
+WAY_OUT: Final = "file:///absolute/path for a folder of the node, or pvc://claim/path"
+
+
+def _tiles(at: str, *, low: int, high: int) -> Rule:
+    """A multiple of 16, within a range that the schema checks."""
+    return Rule(
+        at=at,
+        rule=f"self < {low} || self > {high} || self % 16 == 0",
+        text="%d is not a multiple of 16; use %d or %d",
+        values=("self", "self / 16 * 16", "self / 16 * 16 + 16"),
+    )
+
+
+def _object_name(at: str) -> Rule:
+    return Rule(
+        at=at,
+        rule=f"self.matches(r'^{_LABEL}$')",
+        text="'%s' is not the name of an object; use up to 63 lower-case letters, digits and '-', "
+        "a letter or digit first and last",
+        values=("self",),
+    )
+
+
+_NAMES: Final = (
+    Rule(
+        at="",
+        rule=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && "
+        "self.metadata.name.matches(r'^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        text=f"'%s' cannot name a service on Kubernetes; use up to {MAX_NAME_LENGTH} lower-case "
+        "letters, digits and '-', a letter first and no '-' last",
+        values=("self.metadata.name",),
+        field=".metadata.name",
+    ),
+    Rule(
+        at="spec.model.name",
+        rule="self.matches(r'^[A-Za-z0-9]([-._A-Za-z0-9]{0,254}[A-Za-z0-9])?$')",
+        text="'%s' is not a model name; use up to 256 letters, digits, '-', '.' and '_', "
+        "a letter or digit first and last",
+        values=("self",),
+    ),
+    _object_name("spec.server.apiKeysSecret"),
+    _object_name("spec.resources.npuProfile"),
+    _object_name("spec.runtime.imagePullSecrets[]"),
+    _object_name("spec.runtime.volumes[].name"),
+    _object_name("spec.runtime.volumeMounts[].name"),
+)
+
+_SOURCE: Final = (
+    Rule(
+        at="spec.model.source",
+        rule="!self.startsWith('/')",
+        text="'%s' is a bare path; write file://%s for a folder of the node, or pvc://claim/path",
+        values=("self", "self"),
+    ),
+    Rule(
+        at="spec.model.source",
+        rule=r"!self.matches(r'^\.\.?(/|$)')",
+        text="'%s' is relative to a manifest, whose folder Kubernetes does not know; "
+        f"write {WAY_OUT}",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.model.source",
+        rule=r"self.matches(r'^(file:///|pvc://|/|\.\.?(/|$))')",
+        text=f"'%s' is not a source that Kubernetes can mount; write {WAY_OUT}",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.model.source",
+        rule=rf"!self.matches(r'^file:///{_SLASH}*$') && "
+        rf"(!self.startsWith('file:///') || !self.matches(r'{_SLASH}{_POINT}{{2}}({_SLASH}|$)'))",
+        text="'%s' names no folder of the node; write file:///absolute/path, without '..'",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.model.source",
+        rule="!self.startsWith('pvc://') || "
+        rf"(self.matches(r'^pvc://{_CLAIM}(/.*)?$') && !self.matches(r'/\.\.(/|$)'))",
+        text="'%s' names no folder in a volume claim; write pvc://claim/path: the claim's name in "
+        "lower-case letters, digits, '-' and '.', then a path without '..'",
+        values=("self",),
+    ),
+)
+
+_SCHEDULE: Final = (
+    _tiles("spec.engine.schedule.cacheBlockSize", low=16, high=128),
+    _tiles("spec.engine.schedule.splitFuse.splitChunkTokens", low=16, high=8192),
+    Rule(
+        at="spec.engine.schedule",
+        rule="self.templateType == 'Mix' || "
+        "!has(self.splitFuse.enabled) || !self.splitFuse.enabled",
+        text="splitFuse.enabled needs templateType Mix, not Standard; "
+        "set templateType: Mix or leave splitFuse.enabled out",
+        field=".splitFuse.enabled",
+        stands_for="ScheduleConfig._fits_together",
+    ),
+    Rule(
+        at="spec.engine.schedule",
+        rule="self.templateType != 'Mix' || !has(self.splitFuse.enabled) || self.splitFuse.enabled",
+        text="templateType Mix needs splitFuse.enabled true, not false; "
+        "set templateType: Standard to run without SplitFuse",
+        field=".splitFuse.enabled",
+        stands_for="ScheduleConfig._fits_together",
+    ),
+    Rule(
+        at="spec.engine.schedule",
+        rule="!has(self.maxPrefillBatchSize) || self.maxPrefillBatchSize <= self.maxBatchSize",
+        text="maxPrefillBatchSize %d is larger than maxBatchSize %d; "
+        "lower it or raise maxBatchSize",
+        values=("self.maxPrefillBatchSize", "self.maxBatchSize"),
+        field=".maxPrefillBatchSize",
+        stands_for="ScheduleConfig._fits_together",
+    ),
+    Rule(
+        at="spec.engine.schedule",
+        rule="!has(self.splitFuse.splitStartBatchSize) || "
+        "self.splitFuse.splitStartBatchSize <= self.maxBatchSize",
+        text="splitFuse.splitStartBatchSize %d is larger than maxBatchSize %d; "
+        "lower it or raise maxBatchSize",
+        values=("self.splitFuse.splitStartBatchSize", "self.maxBatchSize"),
+        field=".splitFuse.splitStartBatchSize",
+        stands_for="ScheduleConfig._fits_together",
+    ),
+)
+
+_LENGTHS: Final = (
+    Rule(
+        at="spec.model",
+        rule="!has(self.maxSeqLen) || !has(self.maxInputTokenLen) || "
+        "self.maxInputTokenLen < self.maxSeqLen",
+        text="maxInputTokenLen %d leaves no room for a new token in maxSeqLen %d; "
+        "lower it to at most %d or raise maxSeqLen",
+        values=("self.maxInputTokenLen", "self.maxSeqLen", "self.maxSeqLen - 1"),
+        field=".maxInputTokenLen",
+        stands_for="ModelSpec._prompt_leaves_room",
+    ),
+    Rule(
+        at="spec",
+        rule="!has(self.model.maxSeqLen) || !has(self.engine.schedule.maxIterTimes) || "
+        "self.engine.schedule.maxIterTimes <= self.model.maxSeqLen",
+        text="engine.schedule.maxIterTimes %d is larger than model.maxSeqLen %d; "
+        "lower it or raise maxSeqLen",
+        values=("self.engine.schedule.maxIterTimes", "self.model.maxSeqLen"),
+        field=".engine.schedule.maxIterTimes",
+        stands_for="InferenceServiceSpec._output_fits",
+    ),
+    Rule(
+        at="spec",
+        rule="self.engine.schedule.templateType == 'Mix' || !has(self.model.maxInputTokenLen) || "
+        "!has(self.engine.schedule.maxPrefillTokens) || "
+        "self.engine.schedule.maxPrefillTokens >= self.model.maxInputTokenLen",
+        text="engine.schedule.maxPrefillTokens %d is smaller than model.maxInputTokenLen %d, and "
+        "templateType Standard cuts no prompt; raise maxPrefillTokens, lower maxInputTokenLen or "
+        "set templateType: Mix",
+        values=("self.engine.schedule.maxPrefillTokens", "self.model.maxInputTokenLen"),
+        field=".engine.schedule.maxPrefillTokens",
+        stands_for="InferenceServiceSpec._prompt_fits_a_step",
+    ),
+)
+
+_RESOURCES: Final = (
+    Rule(
+        at="spec.resources.memory",
+        rule=f"self.matches(r'^{_MEMORY}$')",
+        text="'%s' is not an amount of memory; "
+        "write a number and a unit out of Ki, Mi, Gi, Ti, k, M, G, T, such as 2Gi",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.resources.memory",
+        rule=f"!self.matches(r'^{_MEMORY}$') || !quantity(self).isLessThan(quantity('1'))",
+        text="'%s' is no memory at all; give at least 1",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.resources",
+        rule="!has(self.npuProfile) || self.npu > 0",
+        text="npuProfile '%s' has no meaning while npu is 0; "
+        "set npu to the cards of a replica or leave npuProfile out",
+        values=("self.npuProfile",),
+        field=".npuProfile",
+        stands_for="ResourcesSpec._profile_has_cards",
+    ),
+    Rule(
+        at="spec.engine.npuMemSize",
+        rule="self != 0",
+        text="0 is neither -1 (all that is left) nor a size in GiB; allowed: -1, or 1 or more",
+    ),
+    Rule(
+        at="spec",
+        rule="self.engine.npuMemSize < 1 || !isQuantity(self.resources.memory) || "
+        "double(self.engine.npuMemSize) * 1073741824.0 < "
+        "quantity(self.resources.memory).asApproximateFloat()",
+        text="engine.npuMemSize %d (GiB) leaves nothing of resources.memory %s for the weights; "
+        "lower it, set -1, or raise resources.memory",
+        values=("self.engine.npuMemSize", "self.resources.memory"),
+        field=".engine.npuMemSize",
+        stands_for="InferenceServiceSpec._cache_fits_the_memory",
+    ),
+)
+
+_PODS: Final = (
+    Rule(
+        at="spec.runtime.env[].name",
+        rule="self.matches(r'^[-._a-zA-Z][-._a-zA-Z0-9]*$')",
+        text="'%s' is not the name of a variable; use letters, digits, '-', '.' and '_', "
+        "no digit first",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.runtime.env[].name",
+        rule="!self.startsWith('RAY_') && !self.startsWith('TANDEM_')",
+        text="'%s' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.runtime.tolerations[]",
+        rule="self.operator != 'Exists' || !has(self.value) || self.value == ''",
+        text="value '%s' has no meaning with operator Exists; leave it out or set operator: Equal",
+        values=("self.value",),
+        field=".value",
+        stands_for="Toleration._fits_together",
+    ),
+    Rule(
+        at="spec.runtime.tolerations[]",
+        rule="self.operator != 'Equal' || (has(self.key) && self.key != '')",
+        text="key is missing; operator Equal needs one, or set operator: Exists",
+        field=".key",
+        stands_for="Toleration._fits_together",
+    ),
+    Rule(
+        at="spec.runtime.tolerations[]",
+        rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        text="tolerationSeconds %d has no meaning without effect NoExecute; "
+        "set effect: NoExecute or leave tolerationSeconds out",
+        values=("self.tolerationSeconds",),
+        field=".tolerationSeconds",
+    ),
+)
+
+RULES: Final = (*_NAMES, *_SOURCE, *_SCHEDULE, *_LENGTHS, *_RESOURCES, *_PODS)

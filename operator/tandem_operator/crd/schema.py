@@ -1,0 +1,143 @@
+"""pydantic models → a structural OpenAPI schema, as Kubernetes wants it in a CRD.
+
+Structural means: every node says its type, and nothing is a reference or a choice of types. So an
+optional field is one that may be absent, never one that may be null.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Le, MaxLen, MinLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tandem_engine.api.model import field_names
+
+Schema = dict[str, Any]
+
+INT32_MAX: Final = 2**31 - 1
+"""Largest whole number of a field without a limit of its own: what Kubernetes calls an int32."""
+
+_TYPES: Final[Mapping[Any, str]] = {bool: "boolean", int: "integer", str: "string"}
+
+
+def model_schema(model: type[BaseModel]) -> Schema:
+    """The schema of an object: every field by its outside name, with description and default."""
+    names = field_names(model)
+    fields = {outside: model.model_fields[name] for outside, name in names.items()}
+    required = [outside for outside, field in fields.items() if field.is_required()]
+    return {
+        "type": "object",
+        **({"required": required} if required else {}),
+        "properties": {outside: _field_schema(field) for outside, field in fields.items()},
+    }
+
+
+def node_at(schema: Schema, path: str) -> Schema:
+    """The node of `schema` at a path such as `spec.runtime.env[].name`; `{}` ends a mapping.
+
+    Raises:
+        KeyError: there is no such node.
+    """
+    node = schema
+    for part in path.split(".") if path else ():
+        name = part.removesuffix("[]").removesuffix("{}")
+        node = node["properties"][name]
+        if part.endswith("[]"):
+            node = node["items"]
+        elif part.endswith("{}"):
+            node = node["additionalProperties"]
+    return node
+
+
+def _field_schema(field: FieldInfo) -> Schema:
+    described = {"description": " ".join((field.description or "").split())}
+    return described | _type_schema(field.annotation, field.metadata) | _default(field)
+
+
+def _default(field: FieldInfo) -> Schema:
+    """The default that the API server writes into the object; its parts fill themselves in."""
+    if isinstance(field.default, BaseModel):
+        return {"default": {}}
+    if isinstance(field.default, bool | int | str):
+        return {"default": field.default}
+    return {}
+
+
+def _type_schema(annotation: Any, constraints: Iterable[Any] = ()) -> Schema:
+    annotation, inner = _without_wrapping(annotation)
+    constraints = [*constraints, *inner]
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return {"type": "string", "enum": list(get_args(annotation))}
+    if origin is list:
+        return {
+            "type": "array",
+            **_limits(constraints, "Items"),
+            "items": _type_schema(get_args(annotation)[0]),
+        }
+    if origin is dict:
+        return _mapping_schema(get_args(annotation)[1])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return model_schema(annotation)
+    return _plain_schema(annotation, constraints)
+
+
+def _plain_schema(annotation: Any, constraints: list[Any]) -> Schema:
+    name = _TYPES.get(annotation)
+    if name is None:
+        raise TypeError(f"{annotation!r} has no place in a structural schema; use a plain type")
+    if name == "integer":
+        return {"type": name} | _range(constraints)
+    if name == "string":
+        return {"type": name} | _limits(constraints, "Length")
+    return {"type": name}
+
+
+def _mapping_schema(value: Any) -> Schema:
+    if value is Any:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {"type": "object", "additionalProperties": _type_schema(value)}
+
+
+def _range(constraints: list[Any]) -> Schema:
+    low: Schema = {}
+    high: Schema = {"maximum": INT32_MAX}
+    for constraint in constraints:
+        match constraint:
+            case Ge(ge=least):
+                low["minimum"] = least
+            case Le(le=most):
+                high["maximum"] = most
+    return low | high
+
+
+def _limits(constraints: list[Any], of: Literal["Items", "Length"]) -> Schema:
+    schema: Schema = {}
+    for constraint in constraints:
+        match constraint:
+            case MinLen(min_length=low):
+                schema[f"min{of}"] = low
+            case MaxLen(max_length=high):
+                schema[f"max{of}"] = high
+    return schema
+
+
+def _without_wrapping(annotation: Any) -> tuple[Any, list[Any]]:
+    """`Annotated[int, Field(ge=1)] | None` → `int` and its constraints."""
+    constraints: list[Any] = []
+    while True:
+        origin = get_origin(annotation)
+        if origin is Annotated:
+            annotation, *extras = get_args(annotation)
+            constraints += (one for extra in extras for one in _constraints(extra))
+            continue
+        options = [one for one in get_args(annotation) if one is not NoneType]
+        if origin not in {Union, UnionType} or len(options) != 1:
+            return annotation, constraints
+        annotation = options[0]
+
+
+def _constraints(extra: Any) -> list[Any]:
+    return extra.metadata if isinstance(extra, FieldInfo) else [extra]

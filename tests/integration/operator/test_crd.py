@@ -1,0 +1,262 @@
+"""The CRD in a real API server: what it accepts, what it refuses and in which words."""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from lightkube import ApiError, AsyncClient, KubeConfig
+from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
+
+from tandem_operator.crd.manifest import CRD_FILE, NAME
+from tandem_operator.crd.parse import parse_object
+from tandem_serve.api.manifest import ManifestError
+from tests.unit.operator.crd.manifests import BAD, GOOD, Bad, documents, manifest
+from tools.cluster import Cluster, ClusterError
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[3]
+SERVICES = create_namespaced_resource(
+    "serving.tandem.dev", "v1alpha1", "InferenceService", "inferenceservices"
+)
+Store = Callable[[dict[str, Any]], dict[str, Any] | None]
+STATUS = {
+    "observedGeneration": 1,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "False",
+            "observedGeneration": 1,
+            "lastTransitionTime": "2026-11-21T14:00:00Z",
+            "reason": "Loading",
+            "message": "1 of 2 replicas loads its weights",
+        }
+    ],
+    "url": "http://tiny.default.svc:8000",
+    "model": "tandem-tiny",
+    "reason": "Loading",
+    "message": "1 of 2 replicas loads its weights",
+    "replicas": {"wanted": 2, "ready": 1, "summary": "1/2"},
+    "selector": "serving.tandem.dev/service=tiny",
+    "rayCluster": "tiny-abcde",
+    "pendingChange": {"class": "Replace", "fields": ["spec.engine.dtype"]},
+}
+
+
+@pytest.fixture(scope="module")
+def api(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with the CRD, which is taken away again if nobody else put it there."""
+    there = cluster.kubectl("get", "crd", NAME, "--ignore-not-found", "-o", "name")
+    if not there:
+        cluster.kubectl("create", "-f", str(ROOT / CRD_FILE))
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=60s")
+    yield cluster
+    if not there:
+        cluster.kubectl("delete", "crd", NAME)
+
+
+@pytest.fixture
+def tiny(api: Cluster) -> Iterator[str]:
+    """The name of a service that is there."""
+    api.kubectl("create", "-f", "-", input=json.dumps(manifest()))
+    yield "tiny"
+    api.kubectl("delete", "isvc", "tiny")
+
+
+def create(api: Cluster, document: dict[str, Any]) -> dict[str, Any]:
+    """`document` as the API server would hold it; nothing is kept."""
+    said = api.kubectl(
+        "create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(document)
+    )
+    stored: dict[str, Any] = json.loads(said)
+    return stored
+
+
+def refusal(api: Cluster, document: dict[str, Any]) -> str:
+    """What kubectl says of a manifest that is refused."""
+    with pytest.raises(ClusterError, match="InferenceService") as caught:
+        api.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(document))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.fault)
+def test_a_bad_manifest_is_refused_with_field_and_reason(api: Cluster, bad: Bad) -> None:
+    said = refusal(api, manifest(bad.changes))
+
+    faults = re.findall(rf"{re.escape(bad.field)}: (.*)", said)
+    assert any(bad.words in fault for fault in faults), said
+
+
+def test_several_faults_are_named_at_once(api: Cluster) -> None:
+    said = refusal(
+        api,
+        manifest({"spec.model.source": "/models/tiny", "spec.engine.schedule.cacheBlockSize": 24}),
+    )
+
+    assert "spec.model.source: " in said
+    assert "spec.engine.schedule.cacheBlockSize: " in said
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["spec.replicas", "spec.engine.schedule.splitfuse", "spec.model.path", "spec.resources.gpu"],
+)
+def test_an_unknown_field_is_refused_by_its_name(api: Cluster, path: str) -> None:
+    with pytest.raises(ClusterError, match=f'unknown field "{re.escape(path)}"'):
+        api.kubectl("apply", "-f", "-", input=json.dumps(manifest({path: 1})))
+
+
+def test_a_value_with_a_line_break_does_not_hide_the_reason(api: Cluster) -> None:
+    said = refusal(api, manifest({"spec.model.source": "hf://a\nb"}))
+
+    assert "'…' is not a source that Kubernetes can mount; write file:///absolute/path" in said
+
+
+@pytest.mark.parametrize("changes", GOOD.values(), ids=GOOD)
+def test_a_good_manifest_means_the_same_with_its_defaults(
+    api: Cluster, changes: dict[str, Any]
+) -> None:
+    stored = create(api, manifest(changes))
+
+    assert meaning(stored) == meaning(manifest(changes))
+
+
+def meaning(document: dict[str, Any]) -> dict[str, Any]:
+    """A service's spec with every default that can be known."""
+    spec: dict[str, Any] = parse_object(document).resolved()["spec"]
+    return spec
+
+
+def test_defaults_are_seen_in_the_object(api: Cluster) -> None:
+    spec = create(api, manifest())["spec"]
+
+    assert spec["scaling"] == {"minReplicas": 1}
+    assert spec["resources"] == {"cpu": 1, "memory": "4Gi", "npu": 0}
+    assert spec["engine"]["schedule"]["splitFuse"]["splitChunkTokens"] == 512
+    assert "maxPrefillBatchSize" not in spec["engine"]["schedule"]
+
+
+def test_null_means_absent(api: Cluster) -> None:
+    document = manifest()
+    document["spec"] |= {"scaling": None, "engine": {"schedule": {"maxPrefillTokens": None}}}
+    document["spec"]["model"]["maxSeqLen"] = None
+
+    assert meaning(create(api, document)) == meaning(manifest())
+
+
+def test_the_api_server_and_the_operator_agree(api: Cluster) -> None:
+    """Over many manifests: both refuse the same, and what both take means the same."""
+    verdicts: Counter[bool] = Counter()
+
+    @settings(max_examples=400, deadline=None, derandomize=True, database=None)
+    @given(documents())
+    def agree(store: Store, document: dict[str, Any]) -> None:
+        stored = store(document)
+        verdicts[stored is not None] += 1
+        if stored is None:
+            with pytest.raises(ManifestError):
+                parse_object(document)
+        else:
+            assert meaning(stored) == meaning(document)
+
+    with storing(api) as store:
+        agree(store)
+
+    assert min(verdicts[True], verdicts[False]) > 40, verdicts
+
+
+@contextmanager
+def storing(api: Cluster) -> Iterator[Store]:
+    """Objects as the API server would hold them, None for one that it refuses."""
+    with asyncio.Runner() as runner:
+        client = AsyncClient(KubeConfig.from_file(api.kubeconfig), dry_run=True)
+
+        def store(document: dict[str, Any]) -> dict[str, Any] | None:
+            wanted: GenericNamespacedResource = SERVICES.from_dict(document)
+            try:
+                stored = runner.run(client.create(wanted))
+            except ApiError as refused:
+                if refused.status.reason != "Invalid":
+                    raise
+                return None
+            return dict(stored)
+
+        yield store
+        runner.run(client.close())
+
+
+def test_explain_describes_every_field_of_split_fuse(api: Cluster) -> None:
+    said = " ".join(api.kubectl("explain", "isvc.spec.engine.schedule.splitFuse").split())
+
+    assert "SplitFuse, the way templateType Mix shares steps." in said
+    assert "splitChunkTokens <integer>" in said
+    assert "Tokens of one step, decodes and prompt chunks together; a multiple of 16." in said
+    assert "Default: 16, or maxBatchSize where that is less." in said
+    assert "<no description>" not in api.kubectl("explain", "isvc", "--recursive=false")
+
+
+def test_get_shows_state_and_reason(api: Cluster, tiny: str) -> None:
+    patch_status(api, tiny)
+
+    header, row = api.kubectl("get", "isvc", tiny).splitlines()
+    wide = api.kubectl("get", "isvc", tiny, "-o", "wide")
+
+    assert header.split() == ["NAME", "READY", "REPLICAS", "MODEL", "URL", "REASON", "AGE"]
+    assert row.split()[:-1] == [
+        "tiny",
+        "False",
+        "1/2",
+        "tandem-tiny",
+        "http://tiny.default.svc:8000",
+        "Loading",
+    ]
+    assert "1 of 2 replicas loads its weights" in wide
+    assert "Replace" in wide
+
+
+def patch_status(api: Cluster, name: str) -> None:
+    patch = json.dumps({"status": STATUS})
+    api.kubectl("patch", "isvc", name, "--subresource=status", "--type=merge", "-p", patch)
+
+
+def test_the_whole_status_is_kept(api: Cluster, tiny: str) -> None:
+    patch_status(api, tiny)
+
+    assert json.loads(api.kubectl("get", "isvc", tiny, "-o", "json"))["status"] == STATUS
+
+
+def test_who_writes_the_spec_does_not_write_the_status(api: Cluster, tiny: str) -> None:
+    api.kubectl("patch", "isvc", tiny, "--type=merge", "-p", json.dumps({"status": STATUS}))
+
+    assert "status" not in json.loads(api.kubectl("get", "isvc", tiny, "-o", "json"))
+
+
+def test_scale_sets_the_replicas_and_finds_the_pods(api: Cluster, tiny: str) -> None:
+    patch_status(api, tiny)
+
+    api.kubectl("scale", "isvc", tiny, "--replicas=3")
+
+    spec = json.loads(api.kubectl("get", "isvc", tiny, "-o", "json"))["spec"]
+    scale = json.loads(api.kubectl("get", "isvc", tiny, "--subresource=scale", "-o", "json"))
+    assert spec["scaling"]["minReplicas"] == 3
+    assert scale["spec"]["replicas"] == 3
+    assert scale["status"] == {"replicas": 1, "selector": STATUS["selector"]}
+
+
+def test_scale_to_nothing_is_refused(api: Cluster, tiny: str) -> None:
+    with pytest.raises(ClusterError, match="greater than or equal to 1"):
+        api.kubectl("scale", "isvc", tiny, "--replicas=0")
+
+
+@pytest.mark.parametrize("category", ["all", "tandem"])
+def test_it_belongs_to_its_categories(api: Cluster, tiny: str, category: str) -> None:
+    assert f"inferenceservice.serving.tandem.dev/{tiny}" in api.kubectl(
+        "get", category, "-o", "name"
+    )
