@@ -1,0 +1,78 @@
+"""Carries out what was decided: the only writer of a service's objects."""
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, assert_never
+
+from tandem_operator import names
+from tandem_operator.errors import Outdated
+from tandem_operator.kinds import CHILDREN, SECRET
+from tandem_operator.kube import Kube
+from tandem_operator.plan import Action, ApplyObject, CreateToken, ObjectKey
+from tandem_operator.seen import Seen
+
+_TOKEN_BYTES = 32
+
+
+async def apply(
+    kube: Kube, actions: Iterable[Action], seen: Seen, owner: Mapping[str, Any]
+) -> None:
+    """Carry out `actions` in their order; what is made belongs to the object `owner`.
+
+    Raises:
+        KubeError: one was not carried out, and those after it were not tried.
+    """
+    for action in actions:
+        match action:
+            case CreateToken():
+                await _create_token(kube, action.name, owner)
+            case ApplyObject():
+                await _apply_object(kube, action.manifest, seen)
+            case _:
+                assert_never(action)
+
+
+async def _create_token(kube: Kube, name: str, owner: Mapping[str, Any]) -> None:
+    """A Secret with a new random token; another process's is as good."""
+    try:
+        await kube.create(SECRET, _token_manifest(name, owner))
+    except Outdated:
+        return
+
+
+def _token_manifest(name: str, owner: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = owner["metadata"]
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.name,
+        "metadata": {
+            "name": name,
+            "namespace": metadata["namespace"],
+            "labels": names.object_labels(metadata["name"]),
+            "ownerReferences": [
+                {
+                    "apiVersion": owner["apiVersion"],
+                    "kind": owner["kind"],
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "type": "Opaque",
+        # Ray's processes read it when they start: another token later would lock them out.
+        "immutable": True,
+        "stringData": {names.TOKEN_KEY: secrets.token_urlsafe(_TOKEN_BYTES)},
+    }
+
+
+async def _apply_object(kube: Kube, manifest: Mapping[str, Any], seen: Seen) -> None:
+    """Server-side apply; of an object that was not there, only if it is not there now."""
+    metadata = manifest["metadata"]
+    there = seen.children.objects.get(ObjectKey(manifest["kind"], metadata["name"]))
+    if there is not None:
+        # The API server refuses when another object has taken the name meanwhile.
+        uid = there["metadata"]["uid"]
+        manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
+    await kube.apply(CHILDREN[manifest["kind"]], manifest, force=there is not None)

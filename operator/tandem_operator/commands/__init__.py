@@ -1,0 +1,1 @@
+"""The commands that a user of a Kubernetes adds to `tandem`."""

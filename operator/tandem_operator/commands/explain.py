@@ -1,0 +1,43 @@
+"""`tandem explain`: five lines on why a service is as it is."""
+
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tandem_operator.clock import now_text
+from tandem_operator.commands.cluster import Cluster, errors_in_words
+from tandem_operator.commands.explanation import explain as five_sentences
+from tandem_operator.names import SERVICE
+
+LABELS: Final = ("state", "replicas", "change", "in the way", "next")
+
+
+def explain(name: str, namespace: str | None, *, context: str | None) -> None:
+    """Print what the service `name` is, has and waits for, and what to do next."""
+    with errors_in_words():
+        cluster = Cluster.connect(context)
+        place = namespace or cluster.namespace
+        service = cluster.service(name, place)
+        lines = five_sentences(
+            service,
+            cluster.ray_service(name, place),
+            cluster.pods({SERVICE: name}, place),
+            cluster.events(place),
+            now_text(),
+        )
+    _print(lines)
+
+
+def _print(lines: list[str]) -> None:
+    """The lines behind their labels; wrapped on a terminal, whole elsewhere."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        for label, line in zip(LABELS, lines, strict=True):
+            out.print(Text(f"{label + ':':<12}{line}"), soft_wrap=True)
+        return
+    table = Table.grid(padding=(0, 2))
+    for label, line in zip(LABELS, lines, strict=True):
+        table.add_row(Text(label, style="bold"), Text(line))
+    out.print(table)

@@ -1,0 +1,87 @@
+"""`tandem get`: the services of a Kubernetes as a table."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import typer
+
+from tandem_operator.clock import now_text
+from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, errors_in_words
+from tandem_operator.commands.words import age_between
+from tandem_operator.conditions import find_condition
+
+Row = tuple[str, ...]
+
+HEADER: Final[Row] = (
+    "NAMESPACE",
+    "NAME",
+    "READY",
+    "REPLICAS",
+    "MODEL",
+    "URL",
+    "REASON",
+    "AGE",
+)
+_GAP: Final = 3
+_ROOM: Final[Row] = ("", "", "Unknown", "", "", "", "ProgressDeadlineExceeded", "")
+"""Texts that a column has room for from the start, as later rows may have them."""
+
+
+def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: bool) -> None:
+    """Print the services of a namespace, or of all; then, if asked, each one that changes."""
+    with errors_in_words():
+        cluster = Cluster.connect(context)
+        place = EVERYWHERE if everywhere else namespace or cluster.namespace
+        services = cluster.services(place)
+        if not services and not watch:
+            typer.echo(f"No services in {'any namespace' if everywhere else place}.", err=True)
+            return
+        rows = [row_of(service, now_text()) for service in services]
+        widths = widths_of([HEADER, *rows, *([_ROOM] if watch else [])])
+        first = 0 if everywhere else 1
+        for row in [HEADER, *rows]:
+            typer.echo(line_of(row, widths, first=first))
+        if watch:
+            _follow(cluster, place, widths, first=first, shown=set(rows))
+
+
+def row_of(service: Object, now: str) -> Row:
+    """The service as a row; what is not known yet stays empty."""
+    metadata, status = service["metadata"], service.get("status", {})
+    return (
+        metadata["namespace"],
+        metadata["name"],
+        find_condition(status, "Ready").get("status", ""),
+        status.get("replicas", {}).get("summary", ""),
+        status.get("model", ""),
+        status.get("url", ""),
+        "Deleting" if "deletionTimestamp" in metadata else status.get("reason", ""),
+        age_between(metadata["creationTimestamp"], now),
+    )
+
+
+def widths_of(rows: Iterable[Row]) -> list[int]:
+    """Characters of each column."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def line_of(row: Row, widths: Sequence[int], *, first: int) -> str:
+    """The row from its column `first` on."""
+    cells = [text.ljust(width + _GAP) for text, width in zip(row, widths, strict=True)]
+    return "".join(cells[first:]).rstrip()
+
+
+def _follow(
+    cluster: Cluster, place: str, widths: Sequence[int], *, first: int, shown: set[Row]
+) -> None:
+    """Print each service that changes, until Ctrl-C."""
+    # The same row again says nothing; only its age differs, which is the last cell.
+    last = {row[:2]: row[:-1] for row in shown}
+    try:
+        for service in cluster.changes(place):
+            row = row_of(service, now_text())
+            if last.get(row[:2]) != row[:-1]:
+                last[row[:2]] = row[:-1]
+                typer.echo(line_of(row, widths, first=first))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

@@ -1,0 +1,229 @@
+"""All that is known of one service, under the names that its explanation uses; pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem_operator.clock import seconds_between
+from tandem_operator.commands.words import age_between
+from tandem_operator.conditions import Kind, find_condition
+from tandem_operator.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
+from tandem_operator.pods import pod_view
+
+Object = Mapping[str, Any]
+
+OPERATOR_TIME_S: Final = 60.0
+"""Seconds in which a running operator has looked at a service many times over."""
+
+_RECENT_S: Final = 900.0
+_CHANGES: Final = {"Live", "InPlace", "Replace"}
+"""The operator's Events about changes are named after their class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """A Kubernetes Event: what, to whom, when last, and how often."""
+
+    about: str
+    """Kind and name, such as Pod tiny-x7k2p."""
+    reason: str
+    message: str
+    at: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One service, what belongs to it, and the moment."""
+
+    service: Object
+    ray_service: Object | None
+    pods: Sequence[Object]
+    events: Sequence[Object]
+    """Those of the namespace."""
+    now: str
+
+    @property
+    def name(self) -> str:
+        """Name of the service."""
+        return str(self.service["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+        return str(self.service["metadata"]["namespace"])
+
+    @property
+    def spec(self) -> Object:
+        """What is asked for, as it was written."""
+        spec: Object = self.service.get("spec") or {}
+        return spec
+
+    @property
+    def status(self) -> Object:
+        """What the operator said last; empty: nothing."""
+        status: Object = self.service.get("status") or {}
+        return status
+
+    def condition(self, kind: Kind) -> Object:
+        """A condition of the status; empty: there is none."""
+        return find_condition(self.status, kind)
+
+    def holds(self, kind: Kind) -> bool:
+        """Whether a condition is True."""
+        return self.condition(kind).get("status") == "True"
+
+    def reason(self, kind: Kind) -> str:
+        """Reason of a condition."""
+        return str(self.condition(kind).get("reason", ""))
+
+    def message(self, kind: Kind) -> str:
+        """Message of a condition."""
+        return str(self.condition(kind).get("message", ""))
+
+    def for_so_long(self, kind: Kind) -> str:
+        """How long a condition has been as it is."""
+        return self.since(self.condition(kind).get("lastTransitionTime", self.now))
+
+    def since(self, moment: str) -> str:
+        """How long ago `moment` was."""
+        return age_between(moment, self.now)
+
+    @property
+    def wanted(self) -> int:
+        """Replicas that the spec asks for."""
+        replicas = (self.spec.get("scaling") or {}).get("minReplicas")
+        return int(replicas if replicas is not None else self._replicas.get("wanted", 1))
+
+    @property
+    def ready(self) -> int:
+        """Replicas that answer."""
+        return int(self._replicas.get("ready", 0))
+
+    @property
+    def deadline_s(self) -> int:
+        """progressDeadlineSeconds."""
+        return int(self.spec.get("progressDeadlineSeconds") or 600)
+
+    @property
+    def wants_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return bool((self.spec.get("server") or {}).get("apiKeysSecret"))
+
+    @property
+    def generation(self) -> int:
+        """Number of the newest spec."""
+        return int(self.service["metadata"].get("generation", 1))
+
+    @property
+    def seen_generation(self) -> int:
+        """Number of the newest spec that the operator has looked at; 0: none."""
+        ready = self.condition(Kind.READY)
+        seen = (self.status.get("observedGeneration"), ready.get("observedGeneration"))
+        return max(int(one or 0) for one in seen)
+
+    @property
+    def written_at(self) -> str:
+        """When the spec was last written."""
+        return max(self._writes(), default=("", ""))[0] or str(self._created_at)
+
+    @property
+    def writer(self) -> str:
+        """Who last wrote the spec, such as kubectl; empty: nobody knows."""
+        return max(self._writes(), default=("", ""))[1]
+
+    @property
+    def is_overlooked(self) -> bool:
+        """Whether the operator has had the time to look at the newest spec, and has not."""
+        if self.seen_generation >= self.generation:
+            return False
+        return seconds_between(self.written_at, self.now) > OPERATOR_TIME_S
+
+    @property
+    def last_change(self) -> Happening | None:
+        """The last change of the running service that the operator told of; Events live an hour."""
+        ours = (one for one in self.events if one.get("reason") in _CHANGES and self._is_ours(one))
+        return max((_happening(one) for one in ours), key=lambda one: one.at, default=None)
+
+    @property
+    def new_cluster(self) -> str | None:
+        """The Ray cluster of a version that does not serve yet."""
+        status = (self.ray_service or {}).get("status") or {}
+        name = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
+        return str(name) if name else None
+
+    @property
+    def workers(self) -> list[Object]:
+        """Pods with replicas that are not going away."""
+        return [
+            pod
+            for pod in self.pods
+            if (pod["metadata"].get("labels") or {}).get(COMPONENT) == WORKER
+            and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def stuck_pods(self) -> Iterator[tuple[str, str]]:
+        """Name of each pod that cannot run, and why."""
+        for pod in self.pods:
+            view = pod_view(pod)
+            if view.failure:
+                yield view.name, view.failure
+
+    def warnings(self) -> list[Happening]:
+        """What went wrong of late with what belongs to the service, the newest first."""
+        names = {self.name, *(pod["metadata"]["name"] for pod in self.pods)}
+        found = [
+            _happening(one)
+            for one in self.events
+            if one.get("type") == "Warning"
+            and not self._is_ours(one)
+            and _belongs(str((one.get("involvedObject") or {}).get("name", "")), names, self.name)
+        ]
+        recent = [one for one in found if seconds_between(one.at, self.now) < _RECENT_S]
+        return sorted(recent, key=lambda one: one.at, reverse=True)
+
+    @property
+    def selector(self) -> str:
+        """Label selector of all that belongs to the service."""
+        return f"{SERVICE}={self.name}"
+
+    @property
+    def _replicas(self) -> Object:
+        replicas: Object = self.status.get("replicas") or {}
+        return replicas
+
+    @property
+    def _created_at(self) -> str:
+        return str(self.service["metadata"]["creationTimestamp"])
+
+    def _writes(self) -> Iterable[tuple[str, str]]:
+        """Moment and author of each writing of the spec that Kubernetes remembers."""
+        for entry in self.service["metadata"].get("managedFields") or ():
+            if "f:spec" in (entry.get("fieldsV1") or {}) and entry.get("time"):
+                yield str(entry["time"]), str(entry.get("manager", ""))
+
+    def _is_ours(self, event: Object) -> bool:
+        about = event.get("involvedObject") or {}
+        source = (event.get("source") or {}).get("component")
+        return about.get("name") == self.name and source == FIELD_MANAGER
+
+
+def _belongs(name: str, names: set[str], service: str) -> bool:
+    # KubeRay names Ray clusters and pods after the service.
+    return name in names or name.startswith(f"{service}-")
+
+
+def _happening(event: Object) -> Happening:
+    about = event.get("involvedObject") or {}
+    at = (
+        event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"]["creationTimestamp"]
+    )
+    return Happening(
+        about=f"{about.get('kind', 'Object')} {about.get('name', '')}",
+        reason=str(event.get("reason", "")),
+        message=str(event.get("message", "")),
+        at=str(at),
+        count=int(event.get("count") or 1),
+    )

@@ -1,0 +1,137 @@
+"""What is asked for and what is there → what to write, what to report, when to look again; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem_operator import progress
+from tandem_operator.conditions import Kind, Truth, find_condition
+from tandem_operator.facts import Facts, Problem
+from tandem_operator.interpret import Asked
+from tandem_operator.kinds import RAY_SERVICE
+from tandem_operator.plan import (
+    Action,
+    ApplyObject,
+    Conflict,
+    PendingChange,
+    pending_change,
+    plan,
+)
+from tandem_operator.ray_view import RayView, ray_view
+from tandem_operator.seen import Seen, owned_by
+
+POLL_S: Final = 3.0
+"""Seconds between two looks at Ray while something is under way: Ray sends no events."""
+
+POLLS_PER_S: Final = 10.0
+"""Looks at Ray per second over all services; with more of them the pause grows."""
+
+_AFTER_WRITING_S: Final = 1.0
+_WHILE_REFUSED_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """What one pass will do."""
+
+    actions: tuple[Action, ...] = ()
+    change: PendingChange | None = None
+    """What the actions change of the running service."""
+
+    problems: tuple[Problem, ...] = ()
+    """Why nothing is done; empty: it is."""
+
+
+def decide(asked: Asked, seen: Seen) -> Intent:
+    """What to do so that what is there becomes what is asked for."""
+    problems = asked.problems + seen.missing
+    if problems or asked.wanted is None or asked.service is None:
+        return Intent(problems=problems)
+    try:
+        actions = plan(asked.wanted, seen.children)
+    except Conflict as conflict:
+        return Intent(problems=(Problem("NameTaken", str(conflict)),))
+    if not seen.has_kuberay:
+        actions = tuple(action for action in actions if not _writes_ray_service(action))
+    if not any(_writes_ray_service(action) for action in actions):
+        return Intent(actions=actions)
+    ray_service = seen.ray_service(asked.service.name)
+    return Intent(actions=actions, change=pending_change(asked.service, ray_service))
+
+
+def collect_facts(
+    found: Mapping[str, Any],
+    asked: Asked,
+    seen: Seen,
+    intent: Intent,
+    *,
+    trouble: Problem | None,
+    now: str,
+) -> Facts:
+    """All that the status of the object `found` is made of, but whether it is overdue."""
+    metadata = found["metadata"]
+    ray_service = seen.ray_service(metadata["name"])
+    if ray_service is None or not owned_by(ray_service, metadata["uid"]):
+        ray_service = None
+    return Facts(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        generation=metadata["generation"],
+        previous=found.get("status", {}),
+        service=asked.service,
+        problems=intent.problems,
+        has_kuberay=seen.has_kuberay,
+        ray=_ray_view(ray_service, seen) if ray_service else None,
+        last_write=progress.last_write(ray_service) if ray_service else None,
+        is_applied=not intent.actions and not _is_dying(ray_service),
+        change=intent.change,
+        # A write that is not wanted any more has no trouble any more.
+        trouble=trouble if intent.actions else None,
+        now=now,
+    )
+
+
+def is_settled(document: Mapping[str, Any]) -> bool:
+    """Whether a status says that all is as it should be, so that only an event can change it."""
+    replicas = document["replicas"]
+    is_over = find_condition(document, Kind.PROGRESSING)["reason"] == progress.SETTLED
+    is_ready = find_condition(document, Kind.READY)["status"] == Truth.TRUE
+    return is_over and is_ready and bool(replicas["ready"] >= replicas["wanted"])
+
+
+def look_again_s(
+    facts: Facts, document: Mapping[str, Any], *, deadline_in_s: float | None, polled: int
+) -> float | None:
+    """Seconds after which the service is looked at again without an event; None: not.
+
+    `deadline_in_s` is what is left of progressDeadlineSeconds, `polled` the number of services
+    whose Ray is asked again and again.
+    """
+    if not facts.is_applied:
+        return _AFTER_WRITING_S
+    if facts.problems:
+        return _WHILE_REFUSED_S
+    if is_settled(document):
+        return None
+    waits = [deadline_in_s] if deadline_in_s is not None and deadline_in_s > 0 else []
+    if _can_ask_ray(facts):
+        waits.append(max(POLL_S, polled / POLLS_PER_S))
+    return min(waits, default=None)
+
+
+def _can_ask_ray(facts: Facts) -> bool:
+    clusters = (facts.ray.active, facts.ray.pending) if facts.ray else ()
+    return any(cluster and cluster.head and cluster.head.ip for cluster in clusters)
+
+
+def _ray_view(ray_service: Mapping[str, Any], seen: Seen) -> RayView:
+    return ray_view(ray_service, seen.pods, seen.answers, seen.ray_clusters)
+
+
+def _is_dying(ray_service: Mapping[str, Any] | None) -> bool:
+    """A RayService that is being deleted can only be made anew, once it is gone."""
+    return ray_service is not None and "deletionTimestamp" in ray_service["metadata"]
+
+
+def _writes_ray_service(action: Action) -> bool:
+    return isinstance(action, ApplyObject) and action.manifest["kind"] == RAY_SERVICE.name

@@ -1,0 +1,148 @@
+"""Posts Kubernetes Events about services: seldom, counted, and never in anybody's way."""
+
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tandem_operator.clock import now_text
+from tandem_operator.errors import KubeError, Missing
+from tandem_operator.kinds import EVENT
+from tandem_operator.kube import Kube, Place
+from tandem_operator.names import FIELD_MANAGER
+from tandem_operator.transitions import Note
+
+REPEAT_AFTER_S: Final = 60.0
+"""Seconds before the same thing is said again of the same service."""
+
+_REMEMBERED: Final = 1000
+_LONGEST_MESSAGE: Final = 1024
+_log = logging.getLogger(__name__)
+
+
+class _Said(NamedTuple):
+    uid: str
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Event:
+    """An Event that was posted, and how often its cause has come since."""
+
+    name: str
+    posted_at: float
+    count: int = 1
+
+
+class EventMemory:
+    """Decides what is posted; pure. Moments are seconds of one clock."""
+
+    def __init__(self, remembered: int = _REMEMBERED) -> None:
+        self._remembered = remembered
+        self._said: OrderedDict[_Said, _Event] = OrderedDict()
+
+    def say(self, uid: str, note: Note, now: float, new_name: str) -> tuple[str, int] | None:
+        """Name and count of the Event to post for `note`; None: it was posted a moment ago.
+
+        A count of 1 means a new one, which is called `new_name`.
+        """
+        key = _Said(uid, note.reason, note.message)
+        event = self._said.get(key)
+        if event is None:
+            self._said[key] = _Event(new_name, now)
+            self._drop_oldest()
+            return new_name, 1
+        self._said.move_to_end(key)
+        event.count += 1
+        if now - event.posted_at < REPEAT_AFTER_S:
+            return None
+        event.posted_at = now
+        return event.name, event.count
+
+    def forget(self, uid: str, note: Note | None = None) -> None:
+        """Drop what was said of an object that is gone, or one thing alone."""
+        dropped = [
+            key
+            for key in self._said
+            if key.uid == uid and (note is None or key[1:] == (note.reason, note.message))
+        ]
+        for key in dropped:
+            del self._said[key]
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+    def _drop_oldest(self) -> None:
+        while len(self._said) > self._remembered:
+            self._said.popitem(last=False)
+
+
+class EventRecorder:
+    """Posts what `EventMemory` decides."""
+
+    def __init__(self, kube: Kube, reporter: str) -> None:
+        self._kube = kube
+        self._reporter = reporter
+        self._memory = EventMemory()
+
+    async def post(self, about: Mapping[str, Any], notes: list[Note], now: float) -> None:
+        """Say `notes` about the object `about`; a failure is logged and nothing more."""
+        for note in notes:
+            await self._post(about, note, now)
+
+    def forget(self, uid: str) -> None:
+        """Drop what was said of an object that is gone."""
+        self._memory.forget(uid)
+
+    async def _post(self, about: Mapping[str, Any], note: Note, now: float) -> None:
+        metadata = about["metadata"]
+        new_name = f"{metadata['name']}.{uuid.uuid4().hex[:16]}"
+        wanted = self._memory.say(metadata["uid"], note, now, new_name)
+        if wanted is None:
+            return
+        name, count = wanted
+        try:
+            if count == 1:
+                await self._kube.create(EVENT, self._manifest(about, note, name))
+            else:
+                place = Place(metadata["namespace"], name)
+                changes = {"count": count, "lastTimestamp": now_text()}
+                await self._kube.merge(EVENT, place, changes)
+        except Missing:
+            # Events live an hour; the next time it is a new one.
+            self._memory.forget(metadata["uid"], note)
+        except KubeError as error:
+            _log.warning("the Event %s of %s is lost: %s", note.reason, metadata["name"], error)
+
+    def _manifest(self, about: Mapping[str, Any], note: Note, name: str) -> dict[str, Any]:
+        metadata, now = about["metadata"], now_text()
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.name,
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+            "type": note.type,
+            "reason": note.reason,
+            "message": _cut(note.message),
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": FIELD_MANAGER,
+            "reportingInstance": self._reporter,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+
+
+def _cut(message: str) -> str:
+    if len(message) <= _LONGEST_MESSAGE:
+        return message
+    return message[: _LONGEST_MESSAGE - 1] + "…"

@@ -1,0 +1,163 @@
+"""What the process says of itself over HTTP: /healthz, /readyz, /metrics."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from tandem_operator.metrics import Metrics
+from tandem_operator.sweep import Sweep
+from tandem_operator.watches import Watch
+from tandem_operator.workers import Workers
+
+LOOP_LAG_S: Final = 5.0
+"""Seconds for which the event loop may be held up."""
+
+WATCH_LATE_S: Final = 60.0
+"""Seconds for which a watch may owe a change that the sweep has seen."""
+
+_BEAT_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """How the process is at one moment. Ages are in seconds."""
+
+    lag_s: float
+    """How late the event loop is."""
+
+    is_leader: bool
+    sweep_age_s: float
+    sweep_limit_s: float
+    late_watches: dict[str, float]
+    """Kind → for how long its watch has owed a change."""
+
+
+def ailment(pulse: Pulse) -> str | None:
+    """Why the process should be started anew, in one sentence; None: it is well."""
+    if pulse.lag_s > LOOP_LAG_S:
+        return f"the event loop was held up for {pulse.lag_s:.0f} s, more than {LOOP_LAG_S:.0f}"
+    if not pulse.is_leader:
+        return None
+    if pulse.sweep_age_s > pulse.sweep_limit_s:
+        return (
+            f"the last sweep over all services ended {pulse.sweep_age_s:.0f} s ago, "
+            f"more than {pulse.sweep_limit_s:.0f}"
+        )
+    for kind, late_s in pulse.late_watches.items():
+        if late_s > WATCH_LATE_S:
+            return (
+                f"the watch of {kind} has missed a change for {late_s:.0f} s, "
+                f"more than {WATCH_LATE_S:.0f}"
+            )
+    return None
+
+
+class Health:
+    """Knows how the process is, and serves it over HTTP."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._watches: tuple[Watch, ...] = ()
+        self._workers: Workers | None = None
+        self._sweep: Sweep | None = None
+        self._beat = time.monotonic()
+        self._lag_s = 0.0
+        self._is_ready = False
+        self.is_leader = False
+
+    def set_ready(self) -> None:
+        """The API server has answered: the process is ready, even if it only stands by."""
+        self._is_ready = True
+
+    def lead(self, watches: Iterable[Watch], workers: Workers, sweep: Sweep) -> None:
+        """This process leads from now on, with these parts."""
+        self._watches, self._workers, self._sweep = tuple(watches), workers, sweep
+        self.is_leader = True
+
+    async def beat(self) -> None:
+        """Measure for ever how late the event loop is."""
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(_BEAT_S)
+            self._lag_s = max(0.0, time.monotonic() - self._beat - _BEAT_S)
+
+    def pulse(self) -> Pulse:
+        """How the process is now."""
+        now = time.monotonic()
+        return Pulse(
+            lag_s=max(self._lag_s, now - self._beat - _BEAT_S),
+            is_leader=self.is_leader,
+            sweep_age_s=now - self._sweep.last_end if self._sweep else 0.0,
+            sweep_limit_s=self._sweep.overdue_after_s if self._sweep else 0.0,
+            late_watches={one.kind.plural: one.ledger.late_s(now) for one in self._watches},
+        )
+
+    def application(self) -> web.Application:
+        """The three paths."""
+        application = web.Application()
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/readyz", self._readyz)
+        application.router.add_get("/metrics", self._show_metrics)
+        return application
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        problem = ailment(self.pulse())
+        return web.json_response(
+            {"ok": problem is None, "problem": problem, **self._details()},
+            status=200 if problem is None else 503,
+        )
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        if self._is_ready:
+            return web.json_response({"ok": True, "leader": self.is_leader})
+        text = "the API server has not answered yet"
+        return web.json_response({"ok": False, "problem": text}, status=503)
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        self._metrics.leader.set(self.is_leader)
+        if self._workers:
+            self._metrics.queue_depth.set(self._workers.depth)
+            self._metrics.queue_running.set(self._workers.running)
+        return web.Response(
+            body=self._metrics.exposition(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    def _details(self) -> dict[str, Any]:
+        now, workers, sweep = time.monotonic(), self._workers, self._sweep
+        return {
+            "leader": self.is_leader,
+            "queue": {
+                "depth": workers.depth if workers else 0,
+                "running": workers.running if workers else 0,
+            },
+            "lastPassSeconds": _age(workers.last_pass if workers else None, now),
+            "lastSweepSeconds": _age(sweep.last_end if sweep else None, now),
+            "watches": {
+                one.kind.plural: {
+                    "lastEventSeconds": _age(one.last_event, now),
+                    "lateSeconds": round(one.ledger.late_s(now), 1),
+                }
+                for one in self._watches
+            },
+        }
+
+
+def _age(moment: float | None, now: float) -> float | None:
+    return None if moment is None else round(now - moment, 1)
+
+
+async def serve(application: web.Application, port: int) -> web.AppRunner:
+    """Serve on all addresses; the runner is to be cleaned up.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner

@@ -1,0 +1,40 @@
+"""An InferenceService of the API server → what it asks for, or why that cannot be; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_operator.crd.parse import parse_object
+from tandem_operator.facts import Problem
+from tandem_operator.render.service import render
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.render.wanted import RenderError, Wanted
+from tandem_serve.api.manifest import ManifestError
+from tandem_serve.api.spec import InferenceService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one service asks for."""
+
+    service: InferenceService | None = None
+    """The service; None: its spec cannot be read."""
+
+    wanted: Wanted | None = None
+    """All that it needs; None: it cannot be had."""
+
+    problems: tuple[Problem, ...] = ()
+    """Why it cannot be read, or not be had."""
+
+
+def interpret(found: Mapping[str, Any], settings: OperatorSettings) -> Asked:
+    """What the object `found` asks for."""
+    try:
+        service = parse_object(found)
+    except ManifestError as error:
+        return Asked(problems=tuple(Problem("InvalidSpec", text) for text in error.problems))
+    try:
+        wanted = render(service, uid=found["metadata"]["uid"], settings=settings)
+    except RenderError as error:
+        return Asked(service=service, problems=(Problem("CannotBeHad", str(error)),))
+    return Asked(service=service, wanted=wanted)

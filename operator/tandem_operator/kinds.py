@@ -1,0 +1,39 @@
+"""The kinds of Kubernetes objects that the operator reads and writes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tandem_serve.api.spec import GROUP, KIND
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object, as the API server's paths name it."""
+
+    group: str
+    """API group; empty: the core group."""
+
+    version: str
+    name: str
+    plural: str
+
+    @property
+    def api_version(self) -> str:
+        """`apiVersion` of its objects."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+INFERENCE_SERVICE: Final = Kind(GROUP, "v1alpha1", KIND, "inferenceservices")
+RAY_SERVICE: Final = Kind("ray.io", "v1", "RayService", "rayservices")
+RAY_CLUSTER: Final = Kind("ray.io", "v1", "RayCluster", "rayclusters")
+POD: Final = Kind("", "v1", "Pod", "pods")
+CORE_SERVICE: Final = Kind("", "v1", "Service", "services")
+SECRET: Final = Kind("", "v1", "Secret", "secrets")
+VOLUME_CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+EVENT: Final = Kind("", "v1", "Event", "events")
+DISRUPTION_BUDGET: Final = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY: Final = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+
+CHILDREN: Final = {kind.name: kind for kind in (RAY_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)}
+"""The kinds that are rendered and applied, by name."""

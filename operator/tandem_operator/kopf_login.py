@@ -1,0 +1,60 @@
+"""How kopf reaches the API server: the same way, and with the same rights, as the rest of us."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import kopf
+from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.models import User
+
+_PAUSE_S: Final = 5.0
+
+
+class KopfLogin:
+    """kopf's login handler for one kubeconfig context or service account."""
+
+    def __init__(self, config: SingleConfig) -> None:
+        self._config = config
+        self._last = -_PAUSE_S
+
+    async def open_session(self, **_: Any) -> kopf.AiohttpSession:
+        """A new session; kopf closes it, and comes back when the API server says 401."""
+        await self._pause()
+        config = self._config
+        user = config.user or User()
+        tls = verify_cluster(config.cluster, user, config.abs_file)
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls), middlewares=(_Bearer(user),)
+        )
+        return kopf.AiohttpSession(server=config.cluster.server, aiohttp_session=session)
+
+    async def _pause(self) -> None:
+        """Do not storm a server that does not know us."""
+        left_s = self._last + _PAUSE_S - time.monotonic()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+        self._last = time.monotonic()
+
+
+class _Bearer:
+    """Puts the user's token on each request; a service account's changes on disk every hour."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if token := self._token():
+            request.headers["Authorization"] = f"Bearer {token}"
+        return await handler(request)
+
+    def _token(self) -> str | None:
+        if self._user.token_file:
+            # A few hundred bytes in memory: the kubelet mounts it from a tmpfs.
+            return Path(self._user.token_file).read_text(encoding="utf-8").strip()
+        return self._user.token

@@ -1,0 +1,301 @@
+"""The door to the Kubernetes API: a few verbs over plain dictionaries, every request counted."""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Self, TypeVar
+
+import httpx2
+from lightkube import AsyncClient
+from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
+from lightkube.types import PatchType
+
+from tandem_operator import errors
+from tandem_operator.kinds import LEASE, Kind
+from tandem_operator.names import FIELD_MANAGER
+
+Object = dict[str, Any]
+"""A Kubernetes object as JSON has it."""
+
+Selector = Mapping[str, str | None]
+"""Labels that an object must have; None: with any value."""
+
+CountRequest = Callable[[str, str, str], None]
+"""Takes the verb, the resource and the code of one request that has ended."""
+
+REQUEST_TIMEOUT_S: Final = 10.0
+
+# All of them stay open, or every burst of passes would begin with dozens of TLS handshakes.
+_CONNECTIONS: Final = 16
+_KEEP_S: Final = 90.0
+
+_BAD_REQUEST: Final = 400
+_UNAUTHORIZED: Final = 401
+_FORBIDDEN: Final = 403
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_GONE: Final = 410
+_TOO_MANY: Final = 429
+_SERVER_ERROR: Final = 500
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object is."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class NoCluster(Exception):
+    """There is no way to a Kubernetes from here; the text is one sentence."""
+
+
+def cluster_config(context: str | None) -> SingleConfig:
+    """How to reach the API server: the pod's service account, or a kubeconfig's context.
+
+    Raises:
+        NoCluster: there is neither, or the context is not in the kubeconfig.
+    """
+    path = os.environ.get("KUBECONFIG", DEFAULT_KUBECONFIG)
+    try:
+        config = KubeConfig.from_file(path) if context else KubeConfig.from_env()
+        found = config.get(context)
+    except (ConfigError, KeyError) as error:
+        raise NoCluster(
+            f"no Kubernetes is configured here ({error}); "
+            "run in a pod, set KUBECONFIG, or name a context that it has with --context"
+        ) from None
+    if found is None:
+        raise NoCluster(f"{path} has no current context; name one with --context")
+    return found
+
+
+class Kube:
+    """Reads and writes objects; what goes wrong is raised as a KubeError in words."""
+
+    def __init__(self, client: AsyncClient, count: CountRequest) -> None:
+        self._client = client
+        self._count = count
+        self.may_write: Callable[[], bool] = lambda: True
+        """Asked before each write of anything but the lease: a process that was stopped for a
+        while, and has lost the lease meanwhile, must not go on where it was."""
+
+    @classmethod
+    def connect(cls, config: SingleConfig, count: CountRequest) -> Self:
+        """A client of the API server that `config` names; nothing is asked yet."""
+        client = AsyncClient(
+            config,
+            # Waiting for a connection is not being late: the pass has a limit of its own.
+            timeout=httpx2.Timeout(REQUEST_TIMEOUT_S, pool=None),
+            transport=httpx2.AsyncHTTPTransport(
+                verify=verify_cluster(config.cluster, config.user or User(), config.abs_file),
+                limits=httpx2.Limits(max_connections=_CONNECTIONS, keepalive_expiry=_KEEP_S),
+            ),
+            field_manager=FIELD_MANAGER,
+        )
+        return cls(client, count)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+    async def get(self, kind: Kind, place: Place) -> Object | None:
+        """The object, or None when there is none.
+
+        Raises:
+            KindMissing: the API server does not know the kind.
+        """
+        request = self._client.get(_resource(kind), place.name, namespace=place.namespace)
+        try:
+            return await self._call("get", kind, str(place), request)
+        except errors.Missing:
+            return None
+
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: Selector | None = None,
+        *,
+        at_most: int | None = None,
+    ) -> list[Object]:
+        """All objects of the kind in `namespace`, or the first `at_most`; None: in all."""
+
+        async def collect() -> list[Object]:
+            items: list[Object] = []
+            async for item in self._client.list(
+                _resource(kind),
+                namespace=namespace or "*",
+                labels=dict(labels or {}),
+                chunk_size=at_most,
+            ):
+                items.append(item)
+                if len(items) == at_most:
+                    break
+            return items
+
+        return await self._call("list", kind, namespace or "all namespaces", collect())
+
+    async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
+        """Make the object.
+
+        Raises:
+            Outdated: there is one of this name.
+        """
+        self._check_leadership(kind)
+        place = _place_of(manifest)
+        wanted: GenericNamespacedResource = _resource(kind).from_dict(dict(manifest))
+        request = self._client.create(wanted)
+        return await self._call("create", kind, str(place), request)
+
+    async def replace(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
+        """Write the whole object over the one with its resourceVersion.
+
+        Raises:
+            Outdated: the object has another resourceVersion by now.
+        """
+        self._check_leadership(kind)
+        place = _place_of(manifest)
+        wanted: GenericNamespacedResource = _resource(kind).from_dict(dict(manifest))
+        request = self._client.replace(wanted)
+        return await self._call("update", kind, str(place), request)
+
+    async def apply(self, kind: Kind, manifest: Mapping[str, Any], *, force: bool) -> Object:
+        """Server-side apply: the fields of `manifest` are ours from now on.
+
+        `force` takes fields over that another manager owns.
+
+        Raises:
+            Outdated: another manager owns a field, or the uid in `manifest` is not the object's.
+        """
+        self._check_leadership(kind)
+        place = _place_of(manifest)
+        request = self._client.patch(
+            _resource(kind),
+            place.name,
+            dict(manifest),
+            namespace=place.namespace,
+            patch_type=PatchType.APPLY,
+            force=force,
+        )
+        return await self._call("patch", kind, str(place), request)
+
+    async def apply_status(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
+        """Server-side apply of the status alone."""
+        self._check_leadership(kind)
+        place = _place_of(manifest)
+        request = self._client.patch(
+            _resource(kind).Status,
+            place.name,
+            dict(manifest),
+            namespace=place.namespace,
+            patch_type=PatchType.APPLY,
+            force=True,
+        )
+        return await self._call("patch", kind, f"{place} (status)", request, part="/status")
+
+    async def merge(self, kind: Kind, place: Place, changes: Mapping[str, Any]) -> Object:
+        """Write the fields of `changes` into the object."""
+        self._check_leadership(kind)
+        request = self._client.patch(
+            _resource(kind),
+            place.name,
+            dict(changes),
+            namespace=place.namespace,
+            patch_type=PatchType.MERGE,
+        )
+        return await self._call("patch", kind, str(place), request)
+
+    def _check_leadership(self, kind: Kind) -> None:
+        if kind != LEASE and not self.may_write():
+            raise errors.NotLeading("nothing is written: the lease may have run out")
+
+    async def _call(
+        self, verb: str, kind: Kind, where: str, request: Awaitable[_T], *, part: str = ""
+    ) -> _T:
+        code = "200"
+        try:
+            return await request
+        except httpx2.HTTPStatusError as error:
+            code = str(_code_of(error))
+            raise _status_error(error, verb, kind, where) from error
+        except httpx2.HTTPError as error:
+            code = "none"
+            raise errors.Unreachable(
+                f"the API server did not answer '{verb} {kind.plural} {where}' "
+                f"({str(error) or type(error).__name__})"
+            ) from error
+        finally:
+            self._count(verb, kind.plural + part, code)
+
+
+@cache
+def _resource(kind: Kind) -> type[GenericNamespacedResource]:
+    return create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)
+
+
+def _place_of(manifest: Mapping[str, Any]) -> Place:
+    metadata = manifest["metadata"]
+    return Place(metadata["namespace"], metadata["name"])
+
+
+def _code_of(error: httpx2.HTTPStatusError) -> int:
+    # An error inside a 200, as a watch has it, carries only a Status.
+    if isinstance(error, ApiError) and error.status.code:
+        return error.status.code
+    return error.response.status_code
+
+
+def _status_error(
+    error: httpx2.HTTPStatusError, verb: str, kind: Kind, where: str
+) -> errors.KubeError:
+    code = _code_of(error)
+    said = f"the API server answered '{verb} {kind.plural} {where}' with {code}: {_text_of(error)}"
+    if code == _NOT_FOUND:
+        return _not_found(error, kind, said)
+    if code in {_UNAUTHORIZED, _FORBIDDEN}:
+        return errors.Forbidden(
+            f"{said}; allow the operator's service account '{verb}' on {kind.plural}"
+        )
+    if code in {_CONFLICT, _GONE}:
+        return errors.Outdated(said)
+    if code == _TOO_MANY or code >= _SERVER_ERROR:
+        overloaded = errors.Overloaded(said)
+        overloaded.retry_after_s = _retry_after(error)
+        return overloaded
+    return errors.Refused(said)
+
+
+def _not_found(error: httpx2.HTTPStatusError, kind: Kind, said: str) -> errors.KubeError:
+    """One object is missing when the answer names it; else the whole kind is."""
+    details = error.status.details if isinstance(error, ApiError) else None
+    if details is not None and details.name:
+        return errors.Missing(said)
+    return errors.KindMissing(
+        f"the API server knows no {kind.plural}.{kind.group or 'v1'}; "
+        "install its CustomResourceDefinition"
+    )
+
+
+def _text_of(error: httpx2.HTTPStatusError) -> str:
+    if isinstance(error, ApiError) and error.status.message:
+        return error.status.message
+    return error.response.reason_phrase
+
+
+def _retry_after(error: httpx2.HTTPStatusError) -> float:
+    try:
+        return float(error.response.headers.get("Retry-After", "0"))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,65 @@
+"""Whether the watches deliver: what they brought, held against what a LIST sees; pure.
+
+A watch can die without a word, and on a quiet cluster silence is right. So the proof of life is
+not an event every few seconds — one of another stream, such as the lease's, would prove nothing of
+this one — but that every change which the sweep's LIST sees has come through the watch as well.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class _Late(NamedTuple):
+    version: str
+    since: float
+
+
+class WatchLedger:
+    """What one kind's watch has delivered. Moments are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._delivered: dict[str, str] = {}
+        self._late: dict[str, _Late] = {}
+
+    def deliver(self, item: Mapping[str, Any], *, is_gone: bool) -> None:
+        """The watch has brought an object, or its end."""
+        uid, version = _identity(item)
+        if is_gone:
+            self._delivered.pop(uid, None)
+            self._late.pop(uid, None)
+            return
+        self._delivered[uid] = version
+        if uid in self._late and not _is_older(version, self._late[uid].version):
+            del self._late[uid]
+
+    def compare(self, listed: Iterable[Mapping[str, Any]], now: float) -> None:
+        """A LIST has seen these objects, all of the kind.
+
+        A deletion that the watch missed does not count: kopf keeps none across a new LIST of its
+        own, and nothing waits for it.
+        """
+        versions = dict(_identity(item) for item in listed)
+        self._delivered = {uid: one for uid, one in self._delivered.items() if uid in versions}
+        self._late = {
+            uid: self._late.get(uid, _Late(version, now))
+            for uid, version in versions.items()
+            if _is_older(self._delivered.get(uid, ""), version)
+        }
+
+    def reset(self) -> None:
+        """The watch starts anew, and will deliver everything again."""
+        self._delivered.clear()
+        self._late.clear()
+
+    def late_s(self, now: float) -> float:
+        """For how many seconds the watch has owed the change that it has owed longest."""
+        return max((now - late.since for late in self._late.values()), default=0.0)
+
+
+def _identity(item: Mapping[str, Any]) -> tuple[str, str]:
+    return item["metadata"]["uid"], item["metadata"]["resourceVersion"]
+
+
+def _is_older(version: str, than: str) -> bool:
+    """Resource versions grow; Kubernetes promises it of its own kinds and of custom ones."""
+    return (len(version), version) < (len(than), than)

@@ -1,0 +1,41 @@
+"""The operator's log on standard error: lines for people, or JSON for machines."""
+
+import json
+import logging
+from enum import StrEnum
+
+from tandem_operator.clock import now_text
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": now_text(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up_logs(log_format: LogFormat, *, verbose: bool) -> None:
+    """Log what the operator does; with `verbose`, also what the libraries under it do."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        _Json()
+        if log_format is LogFormat.JSON
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+    )
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    if not verbose:
+        for name in ("kopf", "httpx", "httpx2", "httpcore2", "asyncio", "aiohttp"):
+            logging.getLogger(name).setLevel(logging.WARNING)

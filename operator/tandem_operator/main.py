@@ -1,0 +1,109 @@
+"""The command `tandem-operator`."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tandem_operator.kube import NoCluster, cluster_config
+from tandem_operator.logs import LogFormat, set_up_logs
+from tandem_operator.process import Options, run
+from tandem_operator.ray_client import DEFAULT_ADDRESS
+from tandem_operator.settings import OperatorSettings, SettingsError, load_settings
+
+_DEFAULT_CONFIG: Final = Path("/etc/tandem/operator.yaml")
+_EXIT_USAGE: Final = 2
+
+_app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    _app()
+
+
+@_app.command()
+def operate(
+    *,
+    config: Annotated[
+        Path, typer.Option(help="The settings: YAML, read once.", show_default=True)
+    ] = _DEFAULT_CONFIG,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Serve this namespace only; repeat for more. Default: as the settings say."
+        ),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            help="Context of the kubeconfig. Default: the pod's own rights, or the current context."
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of /healthz, /readyz and /metrics.")
+    ] = 8080,
+    lease_namespace: Annotated[
+        str | None,
+        typer.Option(help="Namespace of the Lease `tandem-operator`. Default: the pod's."),
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option(help="Name among those that would lead. Default: the host's name.")
+    ] = None,
+    ray_address: Annotated[
+        str,
+        typer.Option(help="Ray's REST interface; may have {ip}, {cluster} and {namespace} in it."),
+    ] = DEFAULT_ADDRESS,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Log lines for people or for machines.")
+    ] = LogFormat.TEXT,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log every request and watch, too.")
+    ] = False,
+) -> None:
+    """Turn InferenceServices into RayServices, and keep them so.
+
+    In a pod it needs no options. On a workstation:
+
+        tandem-operator --config operator.yaml --context dev --namespace demo
+
+    It ends with 0 after SIGTERM, with 2 when its settings are wrong, and with 3 when it has lost
+    its Lease to another; Kubernetes then starts it anew.
+    """
+    set_up_logs(log_format, verbose=verbose)
+    try:
+        options = Options(
+            config=(cluster := cluster_config(context)),
+            settings=_narrowed(load_settings(config), namespace),
+            port=port,
+            identity=identity or _identity(),
+            lease_namespace=lease_namespace or cluster.namespace,
+            ray_address=ray_address,
+        )
+        code = asyncio.run(run(options))
+    except (SettingsError, NoCluster) as error:
+        typer.echo(f"tandem-operator: {error}", err=True)
+        raise typer.Exit(_EXIT_USAGE) from None
+    except OSError as error:
+        typer.echo(f"tandem-operator: port {port}: {error.strerror or error}", err=True)
+        raise typer.Exit(_EXIT_USAGE) from None
+    raise typer.Exit(code)
+
+
+def _narrowed(settings: OperatorSettings, namespaces: list[str] | None) -> OperatorSettings:
+    if not namespaces:
+        return settings
+    return settings.model_copy(update={"namespaces": namespaces})
+
+
+def _identity() -> str:
+    """The pod's name; outside a pod also the process, as one host may have several."""
+    host = socket.gethostname()
+    return host if "KUBERNETES_SERVICE_HOST" in os.environ else f"{host}-{os.getpid()}"

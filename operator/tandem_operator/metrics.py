@@ -1,0 +1,106 @@
+"""The operator's own metrics, all under `tandem_operator_`."""
+
+from typing import Final, Literal
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from tandem_operator.kube import Place
+
+ServiceState = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
+
+STATES: Final[tuple[ServiceState, ...]] = (
+    "Ready",
+    "Progressing",
+    "NotReady",
+    "Stuck",
+    "Refused",
+    "Unknown",
+)
+_PREFIX: Final = "tandem_operator"
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Counts what the operator does; series of a service end with it."""
+
+    def __init__(self) -> None:
+        # A second series beside every counter, which says nothing that we do not know.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
+        self.registry = CollectorRegistry()
+        self.passes = self._counter("reconcile", "Passes that have ended.", "result")
+        self.errors = self._counter("reconcile_errors", "Passes that have failed.", "reason")
+        self.duration = Histogram(
+            "reconcile_duration_seconds",
+            "Seconds of a pass.",
+            namespace=_PREFIX,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.requests = self._counter(
+            "api_requests", "Requests to the API server.", "verb", "resource", "code"
+        )
+        self.ray_requests = self._counter(
+            "ray_requests", "Requests to the Ray clusters' REST interface.", "result"
+        )
+        self.queue_depth = self._gauge("queue_depth", "Services that are due and wait.")
+        self.queue_running = self._gauge("queue_running", "Services that are looked at now.")
+        self.services = self._gauge("services", "InferenceServices by state.", "state")
+        self.ready = self._gauge(
+            "service_ready", "Whether a service answers requests.", "namespace", "name"
+        )
+        self.last_pass = self._gauge("last_pass_timestamp_seconds", "When a pass ended last.")
+        self.last_sweep = self._gauge("last_sweep_timestamp_seconds", "When a sweep ended last.")
+        self.last_event = self._gauge(
+            "last_watch_event_timestamp_seconds", "When a watch brought something.", "resource"
+        )
+        self.leader = self._gauge("leader", "1: this process leads; 0: it stands by.")
+        self._states: dict[Place, ServiceState] = {}
+        for state in STATES:
+            self.services.labels(state).set(0)
+
+    def count_request(self, verb: str, resource: str, code: str) -> None:
+        """One request to the API server has ended."""
+        self.requests.labels(verb, resource, code).inc()
+
+    def count_ray_request(self, result: str) -> None:
+        """One request to a Ray cluster has ended: with an answer, a status code, or none."""
+        self.ray_requests.labels(result).inc()
+
+    def set_state(self, place: Place, state: ServiceState, *, is_ready: bool) -> None:
+        """A service is in `state` from now on."""
+        before = self._states.get(place)
+        if before != state:
+            self.services.labels(state).inc()
+            if before is not None:
+                self.services.labels(before).dec()
+            self._states[place] = state
+        self.ready.labels(place.namespace, place.name).set(is_ready)
+
+    def forget(self, place: Place) -> None:
+        """A service is gone."""
+        before = self._states.pop(place, None)
+        if before is not None:
+            self.services.labels(before).dec()
+            self.ready.remove(place.namespace, place.name)
+
+    @property
+    def places(self) -> frozenset[Place]:
+        """The services that have a state."""
+        return frozenset(self._states)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, namespace=_PREFIX, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, namespace=_PREFIX, registry=self.registry)

@@ -1,0 +1,142 @@
+"""Reads what is there of one service: its objects, its pods, and what Ray says."""
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from tandem_operator import names
+from tandem_operator.errors import Forbidden, KindMissing
+from tandem_operator.facts import Problem
+from tandem_operator.interpret import Asked
+from tandem_operator.kinds import (
+    CHILDREN,
+    CORE_SERVICE,
+    POD,
+    RAY_CLUSTER,
+    RAY_SERVICE,
+    SECRET,
+    VOLUME_CLAIM,
+)
+from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.plan import ObjectKey, Observed, key_of
+from tandem_operator.pods import pod_view
+from tandem_operator.ray_client import RayClient
+from tandem_operator.ray_view import clusters_in_doubt
+from tandem_operator.seen import Seen
+from tandem_serve.api.spec import InferenceService
+
+
+async def observe(kube: Kube, ray: RayClient, place: Place, asked: Asked) -> Seen:
+    """Look at everything that belongs to the service at `place`.
+
+    Raises:
+        KubeError: the API server does not say.
+    """
+    (objects, clusters, has_kuberay), secret, pods, missing = await asyncio.gather(
+        _read_objects(kube, place, asked),
+        kube.get(SECRET, Place(place.namespace, names.token_secret(place.name))),
+        kube.list(POD, place.namespace, {names.SERVICE: place.name}),
+        _find_missing(kube, place.namespace, asked.service),
+    )
+    views = tuple(pod_view(pod) for pod in pods)
+    heads = [pod for pod in views if pod.is_head and pod.ip]
+    return Seen(
+        children=Observed(objects=objects, has_token=secret is not None),
+        pods=views,
+        answers=await ray.ask(heads, place.namespace, _token_in(secret)),
+        ray_clusters=clusters,
+        missing=missing,
+        has_kuberay=has_kuberay,
+    )
+
+
+async def _read_objects(
+    kube: Kube, place: Place, asked: Asked
+) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
+    """The objects of the wanted names, RayClusters in doubt, and whether KubeRay is there."""
+    keys = _child_keys(asked)
+    ray_key = ObjectKey(RAY_SERVICE.name, names.ray_service(place.name))
+    (ray_service, clusters, has_kuberay), found = await asyncio.gather(
+        _read_ray(kube, Place(place.namespace, ray_key.name)),
+        asyncio.gather(*(_read_child(kube, place.namespace, key) for key in keys)),
+    )
+    objects = dict(zip(keys, found, strict=True)) | {ray_key: ray_service}
+    there = {key: one for key, one in objects.items() if one is not None}
+    return there, clusters, has_kuberay
+
+
+async def _read_ray(kube: Kube, place: Place) -> tuple[Object | None, dict[str, Object], bool]:
+    """The RayService, its RayClusters that do not run yet, and whether KubeRay is there."""
+    try:
+        ray_service = await kube.get(RAY_SERVICE, place)
+    except KindMissing:
+        return None, {}, False
+    doubted = clusters_in_doubt(ray_service) if ray_service else []
+    clusters = await asyncio.gather(
+        *(kube.get(RAY_CLUSTER, Place(place.namespace, name)) for name in doubted)
+    )
+    found = zip(doubted, clusters, strict=True)
+    return ray_service, {name: one for name, one in found if one is not None}, True
+
+
+async def _read_child(kube: Kube, namespace: str, key: ObjectKey) -> Object | None:
+    kind = CORE_SERVICE if key.kind == CORE_SERVICE.name else CHILDREN[key.kind]
+    return await kube.get(kind, Place(namespace, key.name))
+
+
+def _child_keys(asked: Asked) -> list[ObjectKey]:
+    """What is wanted beside the RayService, and the endpoint that KubeRay makes of it.
+
+    Of a spec that cannot be had, nothing.
+    """
+    if asked.wanted is None or asked.service is None:
+        return []
+    keys = [key_of(manifest) for manifest in asked.wanted.objects]
+    endpoint = ObjectKey(CORE_SERVICE.name, names.endpoint_service(asked.service.name))
+    return [endpoint, *(key for key in keys if key.kind != RAY_SERVICE.name)]
+
+
+async def _find_missing(
+    kube: Kube, namespace: str, service: InferenceService | None
+) -> tuple[Problem, ...]:
+    """What the service refers to and is not there. Without it no pod would start."""
+    if service is None:
+        return ()
+    found = await asyncio.gather(
+        _missing_secret(kube, namespace, service.spec.server.api_keys_secret),
+        _missing_claim(kube, namespace, service.spec.model.claim),
+    )
+    return tuple(one for one in found if one is not None)
+
+
+async def _missing_secret(kube: Kube, namespace: str, name: str | None) -> Problem | None:
+    if name is None or await kube.get(SECRET, Place(namespace, name)) is not None:
+        return None
+    return Problem(
+        "SecretMissing",
+        f"spec.server.apiKeysSecret: namespace '{namespace}' has no Secret '{name}'; "
+        "create it, or leave the field out to ask for no key",
+    )
+
+
+async def _missing_claim(kube: Kube, namespace: str, name: str | None) -> Problem | None:
+    if name is None:
+        return None
+    try:
+        claim = await kube.get(VOLUME_CLAIM, Place(namespace, name))
+    except Forbidden:
+        # The pods' own events will say it.
+        return None
+    if claim is not None:
+        return None
+    return Problem(
+        "ClaimMissing",
+        f"spec.model.source: namespace '{namespace}' has no PersistentVolumeClaim '{name}'; "
+        "create it, or name another source",
+    )
+
+
+def _token_in(secret: Mapping[str, Any] | None) -> str | None:
+    data = secret.get("data", {}).get(names.TOKEN_KEY) if secret else None
+    return base64.b64decode(data).decode() if data else None

@@ -1,0 +1,95 @@
+"""What a pod's status says, and what keeps the pod from running, in words; pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem_operator.conditions import find_condition
+
+CLUSTER: Final = "ray.io/cluster"
+"""KubeRay's label of a pod: the RayCluster that it belongs to."""
+
+_NODE_TYPE: Final = "ray.io/node-type"
+
+_WAITS_FOR_GOOD: Final[Mapping[str, str]] = {
+    "ImagePullBackOff": "cannot pull the image '{image}'",
+    "ErrImagePull": "cannot pull the image '{image}'",
+    "ErrImageNeverPull": "may not pull the image '{image}', and the node does not have it",
+    "InvalidImageName": "has an image name that cannot be: '{image}'",
+    "CreateContainerConfigError": "cannot be configured",
+    "CreateContainerError": "cannot be created",
+    "RunContainerError": "cannot be started",
+    "CrashLoopBackOff": "ends again and again",
+}
+"""Reasons of a waiting container that do not pass by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """One pod of a Ray cluster."""
+
+    name: str
+    cluster: str
+    """The RayCluster that it belongs to."""
+
+    is_head: bool
+    is_ready: bool
+    ip: str | None
+    """Its address, once it runs."""
+
+    failure: str | None
+    """What keeps it from running, in one sentence."""
+
+
+def pod_view(pod: Mapping[str, Any]) -> PodView:
+    """What matters of a pod as the API server has it."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    labels = metadata.get("labels", {})
+    is_ready = find_condition(status, "Ready").get("status") == "True"
+    return PodView(
+        name=metadata["name"],
+        cluster=labels.get(CLUSTER, ""),
+        is_head=labels.get(_NODE_TYPE) == "head",
+        is_ready=is_ready,
+        ip=status.get("podIP") if status.get("phase") == "Running" else None,
+        failure=None if is_ready or "deletionTimestamp" in metadata else _failure(pod),
+    )
+
+
+def _failure(pod: Mapping[str, Any]) -> str | None:
+    return next(_failures(pod), None)
+
+
+def _failures(pod: Mapping[str, Any]) -> Iterator[str]:
+    """All that is wrong, the most telling first."""
+    name, status = f"pod {pod['metadata']['name']}", pod.get("status", {})
+    scheduled = find_condition(status, "PodScheduled")
+    if scheduled.get("reason") == "Unschedulable":
+        yield _sentence(f"{name} cannot be scheduled", scheduled.get("message"))
+    if status.get("phase") == "Failed" and status.get("reason"):
+        yield _sentence(f"{name} has failed with {status['reason']}", status.get("message"))
+    for container in _container_statuses(status):
+        yield from _container_failures(f"container {container['name']} of {name}", container)
+
+
+def _container_statuses(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from status.get("initContainerStatuses", ())
+    yield from status.get("containerStatuses", ())
+
+
+def _container_failures(name: str, container: Mapping[str, Any]) -> Iterator[str]:
+    now, before = container.get("state", {}), container.get("lastState", {})
+    for ended in (now.get("terminated"), before.get("terminated")):
+        if ended and ended.get("reason") == "OOMKilled":
+            yield f"{name} was killed for using more than its memory limit; raise resources.memory"
+    waiting = now.get("waiting", {})
+    if template := _WAITS_FOR_GOOD.get(waiting.get("reason", "")):
+        what = f"{name} {template.format(image=container.get('image', ''))}"
+        yield _sentence(what, waiting.get("message") or waiting["reason"])
+    ended = now.get("terminated")
+    if ended and ended.get("exitCode"):
+        yield _sentence(f"{name} ended with code {ended['exitCode']}", ended.get("message"))
+
+
+def _sentence(what: str, why: str | None) -> str:
+    return f"{what}: {' '.join(why.split())}" if why else what

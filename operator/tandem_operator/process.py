@@ -1,0 +1,204 @@
+"""The operator as a process: it stands by, leads, and ends in order."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from lightkube.config.kubeconfig import SingleConfig
+
+from tandem_operator.events import EventRecorder
+from tandem_operator.health import Health, serve
+from tandem_operator.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
+from tandem_operator.kopf_login import KopfLogin
+from tandem_operator.kube import Kube, Place, Selector
+from tandem_operator.lease import Leadership, LeaseLost
+from tandem_operator.metrics import Metrics
+from tandem_operator.names import FIELD_MANAGER, SERVICE
+from tandem_operator.owners import service_of
+from tandem_operator.queue import Backoff, WorkQueue
+from tandem_operator.ray_client import RayClient
+from tandem_operator.reconcile import Reconciler
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.signals import StopSignals
+from tandem_operator.sweep import Sweep
+from tandem_operator.watches import Watch
+from tandem_operator.workers import Workers
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_LEASE_LOST: Final = 3
+
+_WORKERS: Final = 4
+_LAST_PASSES_S: Final = 10.0
+_CLOSING_S: Final = 3.0
+_COALESCE_S: Final = 0.05
+"""Seconds for which an event waits for others of the same service: they come in bunches."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the process is started with."""
+
+    config: SingleConfig
+    """How to reach the API server."""
+
+    settings: OperatorSettings
+    port: int
+    """Of /healthz, /readyz and /metrics."""
+
+    identity: str
+    """Name of this process among those that would lead."""
+
+    lease_namespace: str
+    ray_address: str
+    """Where Ray's REST interface is, with {ip}, {cluster} and {namespace} in it."""
+
+
+async def run(options: Options) -> int:
+    """Run until a signal comes or the lease is lost; gives the exit code.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    metrics = Metrics()
+    health = Health(metrics)
+    signals = StopSignals()
+    signals.install()
+    async with AsyncExitStack() as stack:
+        server = await serve(health.application(), options.port)
+        stack.push_async_callback(server.cleanup)
+        kube = Kube.connect(options.config, metrics.count_request)
+        stack.push_async_callback(kube.close)
+        beat = asyncio.create_task(health.beat())
+        stack.callback(beat.cancel)
+        leadership = Leadership(
+            kube, Place(options.lease_namespace, FIELD_MANAGER), options.identity
+        )
+        kube.may_write = leadership.is_valid
+        if not await _stand_by(leadership, health, signals):
+            return EXIT_DONE
+        ray = RayClient.open(options.ray_address, metrics.count_ray_request)
+        stack.push_async_callback(ray.close)
+        leader = Leader.build(options, kube, ray, metrics, signals)
+        health.lead(leader.watches, leader.workers, leader.sweep)
+        return await leader.run(leadership, signals)
+
+
+async def _stand_by(leadership: Leadership, health: Health, signals: StopSignals) -> bool:
+    """Wait for the lease; whether it came before a signal did."""
+    _log.info("stands by for the lease as '%s'", leadership.me)
+    taken = asyncio.create_task(leadership.acquire(on_answer=health.set_ready))
+    stopped = asyncio.create_task(signals.wait())
+    await asyncio.wait({taken, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    has_lease = taken.done()
+    await _end({taken, stopped})
+    if has_lease:
+        taken.result()
+        _log.info("leads")
+    return has_lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """All that runs in the process that leads."""
+
+    workers: Workers
+    watches: tuple[Watch, ...]
+    sweep: Sweep
+
+    @classmethod
+    def build(
+        cls,
+        options: Options,
+        kube: Kube,
+        ray: RayClient,
+        metrics: Metrics,
+        signals: StopSignals,
+    ) -> Self:
+        """Put the parts together; nothing runs yet."""
+        settings = options.settings
+        events = EventRecorder(kube, options.identity)
+        reconciler = Reconciler(kube, ray, settings, events, metrics)
+        queue = WorkQueue[Place](Backoff(chance=random.random))
+        workers = Workers(queue, reconciler.reconcile, metrics, count=_WORKERS)
+
+        def look_at_owner(item: Mapping[str, Any]) -> None:
+            if owner := service_of(item):
+                workers.add(Place(*owner), _COALESCE_S)
+
+        def look_at_all() -> None:
+            for place in reconciler.known:
+                workers.add(place)
+
+        def watch(kind: Kind, labels: Selector | None = None) -> Watch:
+            return Watch(
+                kind,
+                kube=kube,
+                login=KopfLogin(options.config),
+                namespaces=settings.namespaces,
+                deliver=look_at_owner,
+                appeared=look_at_all,
+                on_start=signals.install,
+                labels=labels,
+            )
+
+        watches = (watch(INFERENCE_SERVICE), watch(RAY_SERVICE), watch(POD, {SERVICE: None}))
+        sweep = Sweep(
+            kube,
+            watches,
+            metrics,
+            namespaces=settings.namespaces,
+            every_s=settings.resync_seconds,
+            add=workers.add,
+            known=lambda: reconciler.known,
+        )
+        return cls(workers=workers, watches=watches, sweep=sweep)
+
+    async def run(self, leadership: Leadership, signals: StopSignals) -> int:
+        """Lead until a signal comes, the lease is lost, or a part ends; gives the exit code."""
+        stopped = asyncio.create_task(signals.wait())
+        workers = asyncio.create_task(self.workers.run())
+        keeper = asyncio.create_task(leadership.keep())
+        others = {asyncio.create_task(one) for one in self._others()}
+        parts = {workers, keeper, *others}
+        await asyncio.wait({stopped, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        code = _exit_code(parts)
+        if code == EXIT_DONE:
+            _log.info("ends: running passes have %.0f s", _LAST_PASSES_S)
+            await self.workers.drain(_LAST_PASSES_S)
+        await _end({workers, keeper, stopped})
+        if code != EXIT_LEASE_LOST:
+            await leadership.release()
+        await _end(others)
+        return code
+
+    def _others(self) -> Iterable[Coroutine[Any, Any, None]]:
+        yield self.sweep.run()
+        yield from (watch.run() for watch in self.watches)
+
+
+def _exit_code(parts: Iterable[asyncio.Task[None]]) -> int:
+    """Why the parts that have ended have ended; nobody asked them to."""
+    for part in parts:
+        if not part.done():
+            continue
+        error = part.exception()
+        if isinstance(error, LeaseLost):
+            _log.error("leads no longer: %s", error)
+            return EXIT_LEASE_LOST
+        _log.error("a part of the operator has ended; this is a bug", exc_info=error)
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel `tasks` and wait a moment for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=_CLOSING_S)

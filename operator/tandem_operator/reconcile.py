@@ -1,0 +1,136 @@
+"""One pass over one service: read → decide → report → write. It looks only at what is."""
+
+from dataclasses import replace
+
+from tandem_operator.apply import apply
+from tandem_operator.clock import now_text
+from tandem_operator.decide import Intent, collect_facts, decide, is_settled, look_again_s
+from tandem_operator.errors import KindMissing, KubeError
+from tandem_operator.events import EventRecorder
+from tandem_operator.facts import Facts
+from tandem_operator.interpret import Asked, interpret
+from tandem_operator.kinds import INFERENCE_SERVICE
+from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.metrics import Metrics
+from tandem_operator.observe import observe
+from tandem_operator.ray_client import RayClient
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.report import Reporter, deadline_in_s
+from tandem_operator.seen import Seen
+from tandem_operator.status import blind_document, status_document
+from tandem_operator.troubles import Troubles
+
+
+class Reconciler:
+    """Brings services to what they ask for, one pass at a time."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        ray: RayClient,
+        settings: OperatorSettings,
+        events: EventRecorder,
+        metrics: Metrics,
+    ) -> None:
+        self._kube = kube
+        self._ray = ray
+        self._settings = settings
+        self._events = events
+        self._metrics = metrics
+        self._reporter = Reporter(kube, events, metrics)
+        self._troubles = Troubles[Place]()
+        self._uids: dict[Place, str] = {}
+        self._polled: set[Place] = set()
+
+    @property
+    def known(self) -> frozenset[Place]:
+        """The services that were there when they were last looked at."""
+        return frozenset(self._uids)
+
+    async def reconcile(self, place: Place) -> float | None:
+        """Look at the service at `place`, and do what is to be done.
+
+        Returns:
+            Seconds after which to look again even without an event; None: not.
+
+        Raises:
+            KubeError: the pass was cut short; it is to be tried again.
+        """
+        found = await self._read(place)
+        if found is None:
+            self._forget(place)
+            return None
+        asked = interpret(found, self._settings)
+        seen = await self._observe(found, place, asked)
+        intent = decide(asked, seen)
+        # Before it is done, the status says what a change will do.
+        again_s = await self._report(found, place, self._facts(found, place, asked, seen, intent))
+        await self._apply(found, place, intent, seen)
+        return again_s
+
+    async def _read(self, place: Place) -> Object | None:
+        """The InferenceService; None: it is gone, or going and takes its objects with it."""
+        try:
+            found = await self._kube.get(INFERENCE_SERVICE, place)
+        except KindMissing:
+            return None
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            return None
+        self._uids[place] = found["metadata"]["uid"]
+        return found
+
+    def _forget(self, place: Place) -> None:
+        """Leave nothing behind of a service that is gone."""
+        self._metrics.forget(place)
+        self._troubles.clear(place)
+        self._polled.discard(place)
+        if uid := self._uids.pop(place, None):
+            self._events.forget(uid)
+
+    async def _observe(self, found: Object, place: Place, asked: Asked) -> Seen:
+        try:
+            return await observe(self._kube, self._ray, place, asked)
+        except KubeError as error:
+            self._troubles.note(place, error)
+            await self._report_blindness(found, place)
+            raise
+
+    async def _report_blindness(self, found: Object, place: Place) -> None:
+        problem = self._troubles.worth_a_word(place)
+        if problem is None:
+            return
+        document = blind_document(
+            found.get("status", {}),
+            problem,
+            generation=found["metadata"]["generation"],
+            now=now_text(),
+        )
+        await self._reporter.report(found, document)
+
+    def _facts(
+        self, found: Object, place: Place, asked: Asked, seen: Seen, intent: Intent
+    ) -> Facts:
+        trouble = self._troubles.worth_a_word(place)
+        facts = collect_facts(found, asked, seen, intent, trouble=trouble, now=now_text())
+        left_s = deadline_in_s(facts)
+        return replace(facts, is_overdue=left_s is None or left_s <= 0)
+
+    async def _report(self, found: Object, place: Place, facts: Facts) -> float | None:
+        document = status_document(facts)
+        await self._reporter.report(found, document)
+        if is_settled(document):
+            self._polled.discard(place)
+        else:
+            self._polled.add(place)
+        return look_again_s(
+            facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
+        )
+
+    async def _apply(self, found: Object, place: Place, intent: Intent, seen: Seen) -> None:
+        try:
+            await apply(self._kube, intent.actions, seen, found)
+        except KubeError as error:
+            # The next pass reports it, before it tries again.
+            self._troubles.note(place, error)
+            raise
+        self._troubles.clear(place)

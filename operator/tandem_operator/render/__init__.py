@@ -1,0 +1,1 @@
+"""InferenceService → the manifests of all that it needs; pure."""

@@ -1,0 +1,228 @@
+"""The pods of a service: the Ray head, and workers with one replica each; pure.
+
+KubeRay adds to both what Ray needs (see ray-operator's controllers/ray/common/pod.go): the command
+`ray start`, variables such as RAY_ADDRESS and RAY_AUTH_TOKEN, a memory volume at /dev/shm, a
+liveness probe; to a worker an init container that waits for the head, with this container's image,
+variables, mounts and securityContext; to the head the autoscaler, and its service account.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from tandem_operator import names
+from tandem_operator.render.npu_profiles import NpuProfile
+from tandem_operator.render.quantity import format_bytes, format_cpu, parse_cpu
+from tandem_operator.render.settings import ContainerResources, OperatorSettings
+from tandem_operator.render.volumes import (
+    HOME,
+    TEMPORARY,
+    Storage,
+    head_storage,
+    worker_storage,
+)
+from tandem_serve.api.draining import DRAIN_HEAD, DRAIN_WORKER, TERMINATION_GRACE_PERIOD_S
+from tandem_serve.api.pods import EnvVar, Toleration
+from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.quantity import parse_memory
+from tandem_serve.api.spec import InferenceService
+
+GCS_PORT: Final = 6379
+AGENT_PORT: Final = 52365
+
+_ARCHITECTURE: Final = "kubernetes.io/arch"
+
+_ENV: Final[Mapping[str, str]] = {
+    **RAY_PROFILE,
+    "HOME": HOME,
+    "TMPDIR": TEMPORARY,
+}
+
+# The raylet's and the GCS' health, from their own agent; without the 10 s that KubeRay waits first.
+_HEAD_READY: Final[Mapping[str, Any]] = {
+    "httpGet": {"path": "/api/healthz", "port": AGENT_PORT},
+    "periodSeconds": 2,
+    "timeoutSeconds": 5,
+    "failureThreshold": 5,
+}
+_WORKER_READY: Final[Mapping[str, Any]] = {
+    "httpGet": {"path": "/-/healthz", "port": names.SERVE_PORT},
+    "periodSeconds": 1,
+    "timeoutSeconds": 2,
+    "failureThreshold": 2,
+}
+
+
+def head_template(
+    service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
+) -> dict[str, Any]:
+    """The pod template of the Ray head, which needs no card of `profile`.
+
+    Raises:
+        RenderError: the manifest's volumes do not fit together with the settings'.
+    """
+    storage = head_storage(service, settings)
+    container = {
+        **_container(service, settings, storage, ()),
+        "name": "ray-head",
+        "ports": [
+            _port("gcs-server", GCS_PORT),
+            _port("dashboard", names.DASHBOARD_PORT),
+            _port("metrics", names.METRICS_PORT),
+            _port("serve", names.SERVE_PORT),
+        ],
+        "resources": resources(settings, settings.replica.head_resources),
+        "lifecycle": _before_the_end(DRAIN_HEAD),
+        "readinessProbe": dict(_HEAD_READY),
+    }
+    template = _template(service, settings, names.HEAD, container, storage)
+    # One image for all: it runs where the replicas' nodes are of its kind.
+    if profile is not None and _ARCHITECTURE in profile.node_selector:
+        architecture = {_ARCHITECTURE: profile.node_selector[_ARCHITECTURE]}
+        template["spec"]["nodeSelector"] = architecture | template["spec"].get("nodeSelector", {})
+    return template
+
+
+def worker_template(
+    service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
+) -> dict[str, Any]:
+    """The pod template of a worker, which holds exactly one replica.
+
+    Raises:
+        RenderError: volumes do not fit together, or the source is no place in Kubernetes.
+    """
+    storage = worker_storage(service, settings, profile)
+    container = {
+        **_container(service, settings, storage, profile.env if profile else ()),
+        "name": "ray-worker",
+        "ports": [_port("metrics", names.METRICS_PORT), _port("serve", names.SERVE_PORT)],
+        "resources": _replica_resources(service, settings, profile),
+        "lifecycle": _before_the_end(DRAIN_WORKER),
+        "readinessProbe": dict(_WORKER_READY),
+    }
+    template = _template(service, settings, names.WORKER, container, storage)
+    # A replica never speaks with Kubernetes, so whoever breaks into one gets no account of it.
+    template["spec"]["automountServiceAccountToken"] = False
+    return template if profile is None else _on_npu_nodes(template, profile)
+
+
+def resources(settings: OperatorSettings, wanted: ContainerResources) -> dict[str, Any]:
+    """Limits and requests of a container that may use `wanted`."""
+    return _limits(settings, parse_cpu(wanted.cpu), parse_memory(wanted.memory))
+
+
+def environment(
+    service: InferenceService, settings: OperatorSettings, profile_env: Iterable[EnvVar]
+) -> list[dict[str, str]]:
+    """The variables of a container; the manifest's win, and can name none of Ray's or Tandem's."""
+    chosen = [*settings.replica.env, *profile_env, *service.spec.runtime.env]
+    merged = {**_ENV, **{variable.name: variable.value for variable in chosen}}
+    # KubeRay leaves an empty value out when it writes the object back.
+    return [
+        {"name": name, "value": value} if value else {"name": name}
+        for name, value in merged.items()
+    ]
+
+
+def _container(
+    service: InferenceService,
+    settings: OperatorSettings,
+    storage: Storage,
+    profile_env: Iterable[EnvVar],
+) -> dict[str, Any]:
+    replica = settings.replica
+    return {
+        "image": service.spec.runtime.image or replica.image,
+        "imagePullPolicy": service.spec.runtime.image_pull_policy or replica.image_pull_policy,
+        "env": environment(service, settings, profile_env),
+        "volumeMounts": list(storage.mounts),
+        **({"securityContext": replica.security_context} if replica.security_context else {}),
+    }
+
+
+def _template(
+    service: InferenceService,
+    settings: OperatorSettings,
+    component: str,
+    container: dict[str, Any],
+    storage: Storage,
+) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": names.pod_labels(service.name, component)},
+        "spec": {
+            "containers": [container],
+            "volumes": list(storage.volumes),
+            # What Ray's autoscaler v2 asks for: it makes a new pod in place of a failed one.
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": TERMINATION_GRACE_PERIOD_S,
+            # A Service called ray-… would else set variables that Ray reads as its own.
+            "enableServiceLinks": False,
+            **_placement(service, settings),
+        },
+    }
+
+
+def _placement(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+    """Where pods may run and by what right; without what is empty, as Kubernetes keeps it."""
+    runtime, replica = service.spec.runtime, settings.replica
+    secrets = dict.fromkeys([*replica.image_pull_secrets, *runtime.image_pull_secrets])
+    tolerations = [_plain(toleration) for toleration in runtime.tolerations]
+    fields = {
+        "securityContext": replica.pod_security_context,
+        "imagePullSecrets": [{"name": name} for name in secrets],
+        "nodeSelector": dict(runtime.node_selector),
+        "tolerations": tolerations,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _on_npu_nodes(template: dict[str, Any], profile: NpuProfile) -> dict[str, Any]:
+    spec = template["spec"]
+    # The manifest's choice wins: it may name one node out of the profile's.
+    spec["nodeSelector"] = {**profile.node_selector, **spec.get("nodeSelector", {})}
+    if not spec["nodeSelector"]:
+        del spec["nodeSelector"]
+    if profile.tolerations:
+        borne = [_plain(toleration) for toleration in profile.tolerations]
+        spec["tolerations"] = [*borne, *spec.get("tolerations", [])]
+    if profile.scheduler_name:
+        spec["schedulerName"] = profile.scheduler_name
+    return template
+
+
+def _replica_resources(
+    service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
+) -> dict[str, Any]:
+    wanted = service.spec.resources
+    cpu = 1000 * wanted.cpu + parse_cpu(settings.replica.worker_overhead_cpu)
+    memory = wanted.memory_bytes + parse_memory(settings.replica.worker_overhead_memory)
+    found = _limits(settings, cpu, memory)
+    if profile is not None:
+        for part in found.values():
+            part[profile.resource_name] = str(wanted.npu)
+    return found
+
+
+def _limits(settings: OperatorSettings, cpu: int, memory: int) -> dict[str, Any]:
+    """Limits and requests for thousandths of a CPU and bytes of memory.
+
+    They are equal, so that no pod of a production cluster is in another's way; an overcommitted
+    development cluster lets CPUs, never memory, be shared.
+    """
+    asked = max(1, cpu // settings.replica.cpu_overcommit)
+    return {
+        "limits": {"cpu": format_cpu(cpu), "memory": format_bytes(memory)},
+        "requests": {"cpu": format_cpu(asked), "memory": format_bytes(memory)},
+    }
+
+
+def _before_the_end(command: Iterable[str]) -> dict[str, Any]:
+    """What a pod that is deleted does before Ray is told to end: its requests come to theirs."""
+    return {"preStop": {"exec": {"command": list(command)}}}
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def _plain(toleration: Toleration) -> dict[str, Any]:
+    return toleration.model_dump(mode="json", by_alias=True, exclude_none=True)

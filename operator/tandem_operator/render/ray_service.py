@@ -1,0 +1,205 @@
+"""The RayService of a service: Ray's Serve document, and the cluster that carries it out; pure.
+
+What changes often (replicas, live settings) stands in `serveConfigV2`, which KubeRay hands to the
+running Ray. What stands under `rayClusterConfig` makes a second cluster when it changes, so nothing
+there depends on how many replicas there are.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yaml
+
+from tandem_operator import names
+from tandem_operator.render.fingerprint import fingerprint
+from tandem_operator.render.leaves import leaves
+from tandem_operator.render.npu import npu_profile
+from tandem_operator.render.npu_profiles import NpuProfile
+from tandem_operator.render.pods import environment, head_template, resources, worker_template
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.render.volumes import head_storage
+from tandem_serve.api.changes import ChangeKind, kind_of
+from tandem_serve.api.document import RAY_NPU, Exposure, serve_document
+from tandem_serve.api.spec import InferenceService
+
+API_VERSION: Final = "ray.io/v1"
+KIND: Final = "RayService"
+WORKER_GROUP: Final = "replica"
+
+# Far above any num_replicas. It is a fence, not a promise: the number of replicas decides, and a
+# bound that followed it would have to be changed before every growth.
+_MAX_WORKERS: Final = 1000
+# Ray's smallest object store, with room: requests and answers never pass through it.
+_OBJECT_STORE_BYTES: Final = 80_000_000
+# A worker whose replica is gone counts as idle only when its HAProxy has drained as well, so a
+# replica that comes back after a crash finds it. Longer would only hold cards that nobody uses.
+_IDLE_TIMEOUT_S: Final = 10
+# Until every node's kube-proxy sends new connections to the new cluster.
+_OLD_CLUSTER_STAYS_S: Final = 15
+
+
+def ray_service(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+    """The RayService of `service`, without what every object has (labels, owner).
+
+    Raises:
+        RenderError: `service` asks for what `settings` cannot give.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": names.ray_service(service.name),
+            "annotations": {names.SPEC: spec_annotation(service)},
+        },
+        "spec": {
+            "serveConfigV2": _serve_config(service),
+            "rayClusterConfig": _ray_cluster(service, settings),
+            "serveService": _endpoint(service),
+            # The head holds no replica: clients would take a detour through it.
+            "excludeHeadPodFromServeSvc": True,
+            "upgradeStrategy": {"type": "NewCluster"},
+            "rayClusterDeletionDelaySeconds": _OLD_CLUSTER_STAYS_S,
+        },
+    }
+
+
+def spec_annotation(service: InferenceService) -> str:
+    """The spec with every default filled in, as compact JSON."""
+    return json.dumps(service.resolved()["spec"], separators=(",", ":"), sort_keys=True)
+
+
+def _serve_config(service: InferenceService) -> str:
+    # KubeRay hands the document to Ray whenever its text differs, so equal means equal text.
+    return yaml.safe_dump(_serve_document(service), sort_keys=True, allow_unicode=True)
+
+
+def _serve_document(service: InferenceService) -> dict[str, Any]:
+    return serve_document(service, Exposure(port=names.SERVE_PORT))
+
+
+def _ray_cluster(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+    profile = npu_profile(service, settings)
+    head = head_template(service, settings, profile)
+    worker = worker_template(service, settings, profile)
+    cluster = {
+        "rayVersion": settings.replica.ray_version,
+        "authOptions": {"mode": "token", "secretName": names.token_secret(service.name)},
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": _autoscaler(service, settings),
+        "headGroupSpec": {"rayStartParams": _head_start(), "template": head},
+        "workerGroupSpecs": [_worker_group(service, profile, worker)],
+    }
+    revision = _revision(service, cluster)
+    for template in (head, worker):
+        template["metadata"]["annotations"] = {names.REVISION: revision}
+    return cluster
+
+
+def _revision(service: InferenceService, cluster: Mapping[str, Any]) -> str:
+    """The hash of all that needs new pods when it changes.
+
+    KubeRay compares clusters itself, but overlooks tolerations, and cannot see what reaches the
+    replicas through the Serve document alone, such as dtype: Ray would stop the old replicas
+    before it knows that the new ones start.
+    """
+    fields = {
+        path: value
+        for path, value in leaves(service.resolved()["spec"], "spec")
+        if kind_of(path) is ChangeKind.REPLACE
+    }
+    return fingerprint({"fields": fields, "cluster": cluster, "replica": _restarting(service)})
+
+
+def _restarting(service: InferenceService) -> dict[str, Any]:
+    """The part of the Serve document at whose change Ray restarts every replica."""
+    application = _serve_document(service)["applications"][0]
+    return {
+        "import_path": application["import_path"],
+        "args": application["args"],
+        "ray_actor_options": application["deployments"][0]["ray_actor_options"],
+    }
+
+
+def _head_start() -> dict[str, str]:
+    return {
+        **_common_start(),
+        "dashboard-host": "0.0.0.0",  # noqa: S104  # the pod's; a NetworkPolicy and a token guard it
+        # No replica ever lives on the head.
+        "num-cpus": "0",
+    }
+
+
+def _worker_group(
+    service: InferenceService, profile: NpuProfile | None, template: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One worker, one replica: Ray is told of exactly what one replica asks for."""
+    wanted = service.spec.resources
+    start = {
+        **_common_start(),
+        "num-cpus": str(wanted.cpu),
+        "memory": str(wanted.memory_bytes),
+    }
+    if profile is not None:
+        # In quotes for KubeRay's shell, and once more for the JSON inside.
+        cards = json.dumps({RAY_NPU: wanted.npu}).replace('"', '\\"')
+        start["resources"] = f'"{cards}"'
+    return {
+        "groupName": WORKER_GROUP,
+        "replicas": 0,
+        "minReplicas": 0,
+        "maxReplicas": _MAX_WORKERS,
+        "rayStartParams": start,
+        "template": template,
+    }
+
+
+def _common_start() -> dict[str, str]:
+    return {
+        "object-store-memory": str(_OBJECT_STORE_BYTES),
+        # It would send every worker's log lines to drivers, of which there are none.
+        # "false" would not arrive: KubeRay leaves options with that value out of its command.
+        "include-log-monitor": "0",
+    }
+
+
+def _autoscaler(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+    """Ray's autoscaler beside the head: it adds a worker for a replica that finds no room."""
+    replica, runtime = settings.replica, service.spec.runtime
+    options: dict[str, Any] = {
+        "version": "v2",
+        "idleTimeoutSeconds": _IDLE_TIMEOUT_S,
+        "imagePullPolicy": runtime.image_pull_policy or replica.image_pull_policy,
+        "resources": resources(settings, replica.autoscaler_resources),
+        "env": environment(service, settings, ()),
+        "volumeMounts": list(head_storage(service, settings).mounts),
+    }
+    if replica.security_context:
+        options["securityContext"] = replica.security_context
+    return options
+
+
+def _endpoint(service: InferenceService) -> dict[str, Any]:
+    """The Service that clients call. KubeRay gives it the selector and turns it to the new cluster.
+
+    It writes the rest of it only then: a change here waits for the next replacement.
+    """
+    return {
+        "metadata": {
+            "name": names.endpoint_service(service.name),
+            "labels": names.object_labels(service.name),
+        },
+        "spec": {
+            "type": "ClusterIP",
+            "ports": [
+                {
+                    # KubeRay looks for the port of this name.
+                    "name": "serve",
+                    "port": names.SERVE_PORT,
+                    "targetPort": names.SERVE_PORT,
+                    "protocol": "TCP",
+                    "appProtocol": "http",
+                }
+            ],
+        },
+    }

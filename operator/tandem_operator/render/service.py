@@ -1,0 +1,65 @@
+"""One InferenceService → everything that it needs; pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandem_operator import names
+from tandem_operator.render.fingerprint import fingerprint
+from tandem_operator.render.policies import disruption_budget, head_policy, worker_policy
+from tandem_operator.render.ray_service import ray_service
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.render.wanted import RenderError, Wanted
+from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
+
+
+def render(service: InferenceService, *, uid: str, settings: OperatorSettings) -> Wanted:
+    """The objects of `service`, whose object in Kubernetes has the id `uid`.
+
+    The doors are closed before anything stands behind them: policies come first.
+
+    Raises:
+        RenderError: the service asks for what `settings` cannot give.
+    """
+    _check_name(service.name)
+    objects = (
+        head_policy(service, settings),
+        worker_policy(service, settings),
+        disruption_budget(service),
+        ray_service(service, settings),
+    )
+    return Wanted(
+        objects=tuple(_owned(manifest, service, uid) for manifest in objects),
+        token_secret=names.token_secret(service.name),
+    )
+
+
+def _check_name(name: str) -> None:
+    if len(name) > names.MAX_NAME_LENGTH:
+        raise RenderError(
+            f"metadata.name '{name}' has {len(name)} characters; KubeRay, which appends to it, "
+            f"takes at most {names.MAX_NAME_LENGTH}: shorten it"
+        )
+
+
+def _owned(manifest: Mapping[str, Any], service: InferenceService, uid: str) -> dict[str, Any]:
+    """`manifest` with what every object has: namespace, labels, owner, and the hash of it all."""
+    metadata = {
+        **manifest["metadata"],
+        "namespace": service.metadata.namespace or "default",
+        "labels": names.object_labels(service.name),
+        "ownerReferences": [_owner(service, uid)],
+    }
+    whole = {**manifest, "metadata": metadata}
+    annotations = {**metadata.get("annotations", {}), names.APPLIED: fingerprint(whole)}
+    return {**whole, "metadata": {**metadata, "annotations": annotations}}
+
+
+def _owner(service: InferenceService, uid: str) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": service.name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

@@ -1,0 +1,243 @@
+"""The operator's settings as data: what rendering may take for granted of this Kubernetes."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from tandem_engine.api.model import Model
+from tandem_operator.render.npu_profiles import BUILT_IN, NpuProfile
+from tandem_operator.render.quantity import parse_cpu
+from tandem_serve.api.pods import EnvVar, ObjectName
+from tandem_serve.api.quantity import parse_memory
+
+_VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
+
+# uid and gid 1000 are the replica image's own user, and on Ascend hosts HwHiAiUser, whom the
+# device files belong to.
+_POD_SECURITY: Final[Mapping[str, Any]] = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "runAsGroup": 1000,
+    "fsGroup": 1000,
+    # A volume of weights is not walked through at every start only to find its group right.
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_CONTAINER_SECURITY: Final[Mapping[str, Any]] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
+def _cpu(value: str) -> str:
+    parse_cpu(value)
+    return value
+
+
+def _memory(value: str) -> str:
+    parse_memory(value)
+    return value
+
+
+def _version(value: str) -> str:
+    if not _VERSION.fullmatch(value):
+        raise ValueError(f"'{value}' is not a version of Ray; write one such as 2.60.0")
+    return value
+
+
+Cpu = Annotated[str, AfterValidator(_cpu)]
+"""An amount of CPU, such as 500m or "2"."""
+
+Memory = Annotated[str, AfterValidator(_memory)]
+"""An amount of memory, such as 512Mi."""
+
+
+class ContainerResources(Model):
+    """What one container may use; it is also what the node keeps for it."""
+
+    cpu: Cpu
+    """CPU."""
+
+    memory: Memory
+    """Memory."""
+
+
+class ReplicaDefaults(Model):
+    """The pods of every service, Ray head and replicas alike, where its manifest says nothing."""
+
+    image: Annotated[str, Field(min_length=1)]
+    """Image with tandem[serve,engine], bash and Ray."""
+
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When the image is pulled."""
+
+    image_pull_secrets: list[ObjectName] = Field(default_factory=list)
+    """Secrets with the credentials of image registries, in the services' namespaces."""
+
+    env: list[EnvVar] = Field(default_factory=list)
+    """Further variables of the environment."""
+
+    volumes: list[dict[str, Any]] = Field(default_factory=list)
+    """Further volumes, as in a pod."""
+
+    volume_mounts: list[dict[str, Any]] = Field(default_factory=list)
+    """Where the containers see those volumes, as in a container."""
+
+    cpu_overcommit: Annotated[int, Field(ge=1, le=100)] = 1
+    """Share of its CPU limit that a pod asks the scheduler for: 1/cpuOvercommit. Above 1 replicas
+    slow each other down; for small development clusters only."""
+
+    head_resources: ContainerResources = ContainerResources(cpu="1", memory="3Gi")
+    """The Ray head: its control plane, the dashboard and Serve's controller; no replica."""
+
+    autoscaler_resources: ContainerResources = ContainerResources(cpu="500m", memory="512Mi")
+    """Ray's autoscaler, a container beside the head."""
+
+    worker_overhead_memory: Memory = "1Gi"
+    """Memory of a worker pod for Ray itself, beside the replica's."""
+
+    worker_overhead_cpu: Cpu = "1"
+    """CPU of a worker pod for Ray and HAProxy, beside the replica's compute threads: without it the
+    threads would use the pod's share up, and Kubernetes then stops all of the pod for a while."""
+
+    pod_security_context: dict[str, Any] = Field(default_factory=lambda: dict(_POD_SECURITY))
+    """Security of the pods, as in Kubernetes."""
+
+    security_context: dict[str, Any] = Field(default_factory=lambda: dict(_CONTAINER_SECURITY))
+    """Security of the containers, as in Kubernetes."""
+
+    ray_version: Annotated[str, AfterValidator(_version)] = "2.60.0"
+    """Version of Ray in the image; KubeRay decides by it what Ray can do."""
+
+
+class LabelRequirement(Model):
+    """One condition on labels."""
+
+    key: str
+    """The label."""
+
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """What must hold for it."""
+
+    values: list[str] = Field(default_factory=list)
+    """Values, for In and NotIn."""
+
+
+class LabelSelector(Model):
+    """Which objects are meant, by their labels; empty means all."""
+
+    match_labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that they have."""
+
+    match_expressions: list[LabelRequirement] = Field(default_factory=list)
+    """Further conditions."""
+
+
+class IpBlock(Model):
+    """A range of addresses."""
+
+    cidr: Annotated[str, Field(min_length=1)]
+    """The range, such as 10.0.0.0/8."""
+
+    except_: Annotated[list[str], Field(alias="except", default_factory=list)]
+    """Ranges inside it that are not meant."""
+
+
+class Peer(Model):
+    """Who may connect: a NetworkPolicyPeer."""
+
+    ip_block: IpBlock | None = None
+    """A range of addresses; excludes the others."""
+
+    namespace_selector: LabelSelector | None = None
+    """Namespaces of the pods; absent means the service's own."""
+
+    pod_selector: LabelSelector | None = None
+    """Pods; absent means all of those namespaces."""
+
+    @model_validator(mode="after")
+    def _says_who(self) -> Self:
+        selectors = self.namespace_selector is not None or self.pod_selector is not None
+        if self.ip_block is not None and selectors:
+            raise ValueError(
+                "ipBlock stands beside a selector; give each a peer of its own in the list"
+            )
+        if self.ip_block is None and not selectors:
+            raise ValueError(
+                "the peer names nobody; give namespaceSelector, podSelector or ipBlock "
+                "(namespaceSelector: {} means every pod)"
+            )
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """The peer as Kubernetes writes it back: without what is empty, but for a selector."""
+        document = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {
+            name: {key: value for key, value in part.items() if value}
+            for name, part in document.items()
+        }
+
+
+def _pods_labelled(**labels: str) -> list[Peer]:
+    named = {f"app.kubernetes.io/{name}": value for name, value in labels.items()}
+    return [
+        Peer(namespace_selector=LabelSelector(), pod_selector=LabelSelector(match_labels=named))
+    ]
+
+
+class AccessSettings(Model):
+    """Who may connect to the pods of a service, as lists of NetworkPolicyPeers."""
+
+    kuberay: list[Peer] = Field(
+        default_factory=lambda: _pods_labelled(component="kuberay-operator")
+    )
+    """KubeRay's operator: it hands the Serve document to Ray's dashboard."""
+
+    operator: list[Peer] = Field(default_factory=lambda: _pods_labelled(name="tandem-operator"))
+    """This operator: it reads Ray's dashboard."""
+
+    prometheus: list[Peer] = Field(default_factory=lambda: _pods_labelled(name="prometheus"))
+    """Prometheus: it reads the metrics."""
+
+    clients: list[Peer] = Field(default_factory=lambda: [Peer(namespace_selector=LabelSelector())])
+    """Who may send requests; by default the pods of every namespace."""
+
+
+class OperatorSettings(Model):
+    """The operator's settings."""
+
+    namespaces: list[ObjectName] = Field(default_factory=list)
+    """Namespaces whose InferenceServices are served; empty means all."""
+
+    replica: ReplicaDefaults
+    """The pods of every service, where its manifest says nothing."""
+
+    access: AccessSettings = AccessSettings()
+    """Who may connect to the pods of a service."""
+
+    npu_profiles: dict[ObjectName, NpuProfile] = Field(default_factory=lambda: dict(BUILT_IN))
+    """Kinds of NPU node by name: the built-in ones, and those given here, which win."""
+
+    default_npu_profile: ObjectName | None = None
+    """Profile of a service that asks for cards and names none."""
+
+    resync_seconds: Annotated[int, Field(ge=5, le=3600)] = 60
+    """Seconds after which every service is looked at again, should an event have been lost."""
+
+    @field_validator("npu_profiles", mode="before")
+    @classmethod
+    def _adds_to_the_built_in(cls, value: Any) -> Any:
+        return {**BUILT_IN, **value} if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _default_profile_is_known(self) -> Self:
+        name = self.default_npu_profile
+        if name is not None and name not in self.npu_profiles:
+            raise ValueError(
+                f"defaultNpuProfile '{name}' is none of npuProfiles; "
+                f"allowed: {', '.join(sorted(self.npu_profiles))}"
+            )
+        return self

@@ -1,0 +1,203 @@
+"""The volumes of a service's pods, and where their containers see them; pure.
+
+Three hands add to them: Tandem itself, the operator's settings (with the NPU profile), and the
+manifest. Kubernetes refuses a name or a path that comes twice; so does this, and says whose it is.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from posixpath import normpath
+from typing import Any, Final
+
+from tandem_operator.render.npu_profiles import NpuProfile
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.render.wanted import RenderError
+from tandem_serve.api.document import API_KEYS_FOLDER
+from tandem_serve.api.spec import CLAIMS_FOLDER, InferenceService
+
+HOME: Final = "/home/tandem"
+"""Home of the containers' user: a folder of the pod's own, since the image is read-only."""
+
+TEMPORARY: Final = "/tmp"  # noqa: S108  # a volume of the pod's own
+"""Where Ray keeps its session, HAProxy's files and its logs."""
+
+_MODEL: Final = "tandem-model"
+_API_KEYS: Final = "tandem-api-keys"
+_HOME: Final = "tandem-home"
+_TEMPORARY: Final = "tandem-tmp"
+# Added by KubeRay to every pod, and to the head's.
+_KUBERAY_PATHS: Final = ("/dev/shm", "/tmp/ray")  # noqa: S108
+_KUBERAY_VOLUMES: Final = ("shared-mem", "ray-logs")
+# Readable for the owner (root) and, by fsGroup, for the containers' group.
+_SECRET_MODE: Final = 0o440
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Volumes of a pod, and where its containers see them."""
+
+    volumes: tuple[Mapping[str, Any], ...] = ()
+    mounts: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What one hand adds."""
+
+    origin: str
+    volumes: Iterable[Mapping[str, Any]]
+    mounts: Iterable[Mapping[str, Any]]
+
+
+def head_storage(service: InferenceService, settings: OperatorSettings) -> Storage:
+    """What the head needs: it loads no model and checks no key.
+
+    Raises:
+        RenderError: a name or a path comes twice.
+    """
+    return _join([_writable(), _from_settings(settings), _from_manifest(service)])
+
+
+def worker_storage(
+    service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
+) -> Storage:
+    """What a replica needs.
+
+    Raises:
+        RenderError: a name or a path comes twice, or the source is no place in Kubernetes.
+    """
+    parts = [_writable(), _model(service), _api_keys(service), _from_settings(settings)]
+    if profile is not None:
+        parts.append(
+            _Part(
+                origin="the NPU profile",
+                volumes=profile.volumes,
+                mounts=profile.volume_mounts,
+            )
+        )
+    return _join([*parts, _from_manifest(service)])
+
+
+def _writable() -> _Part:
+    return _Part(
+        origin="Tandem",
+        volumes=[{"name": _TEMPORARY, "emptyDir": {}}, {"name": _HOME, "emptyDir": {}}],
+        mounts=[
+            {"name": _TEMPORARY, "mountPath": TEMPORARY},
+            {"name": _HOME, "mountPath": HOME},
+        ],
+    )
+
+
+def _model(service: InferenceService) -> _Part:
+    model = service.spec.model
+    if model.claim is not None:
+        source: dict[str, Any] = {
+            "persistentVolumeClaim": {"claimName": model.claim, "readOnly": True}
+        }
+        path = f"{CLAIMS_FOLDER}/{model.claim}"
+    elif model.source.startswith("file://"):
+        source = {"hostPath": {"path": model.path, "type": "Directory"}}
+        path = model.path
+    else:
+        raise RenderError(
+            f"spec.model.source '{model.source}' is relative to a manifest's file, which "
+            "Kubernetes does not know; write file:///absolute/path (a folder of the nodes) or pvc://claim/path"
+        )
+    return _Part(
+        origin="spec.model.source",
+        volumes=[{"name": _MODEL, **source}],
+        mounts=[{"name": _MODEL, "mountPath": path, "readOnly": True}],
+    )
+
+
+def _api_keys(service: InferenceService) -> _Part:
+    secret = service.spec.server.api_keys_secret
+    if secret is None:
+        return _Part(origin="spec.server.apiKeysSecret", volumes=[], mounts=[])
+    return _Part(
+        origin="spec.server.apiKeysSecret",
+        volumes=[
+            {"name": _API_KEYS, "secret": {"secretName": secret, "defaultMode": _SECRET_MODE}}
+        ],
+        mounts=[{"name": _API_KEYS, "mountPath": API_KEYS_FOLDER, "readOnly": True}],
+    )
+
+
+def _from_settings(settings: OperatorSettings) -> _Part:
+    replica = settings.replica
+    return _Part(
+        origin="the operator's settings", volumes=replica.volumes, mounts=replica.volume_mounts
+    )
+
+
+def _from_manifest(service: InferenceService) -> _Part:
+    runtime = service.spec.runtime
+    return _Part(origin="spec.runtime", volumes=runtime.volumes, mounts=runtime.volume_mounts)
+
+
+def _join(parts: list[_Part]) -> Storage:
+    names = dict.fromkeys(_KUBERAY_VOLUMES, "KubeRay")
+    paths = dict.fromkeys(_KUBERAY_PATHS, "KubeRay")
+    for part in parts:
+        for volume in part.volumes:
+            _claim_name(names, part.origin, _text(part, "volume", volume, "name"))
+        for mount in part.mounts:
+            _claim_path(paths, part.origin, _text(part, "volume mount", mount, "mountPath"))
+    for part in parts:
+        for mount in part.mounts:
+            _is_there(names, part.origin, _text(part, "volume mount", mount, "name"))
+    return Storage(
+        volumes=tuple(_stripped(volume) for part in parts for volume in part.volumes),
+        mounts=tuple(_stripped(mount) for part in parts for mount in part.mounts),
+    )
+
+
+def _text(part: _Part, what: str, entry: Mapping[str, Any], field: str) -> str:
+    value = entry.get(field)
+    if not isinstance(value, str) or not value:
+        raise RenderError(f"{part.origin} has a {what} without {field}; give it one")
+    return value
+
+
+def _claim_name(names: dict[str, str], origin: str, name: str) -> None:
+    if name in names:
+        raise RenderError(
+            f"two volumes are called '{name}', one of {names[name]}, one of {origin}; "
+            "rename the one in the manifest or in the settings"
+        )
+    names[name] = origin
+
+
+def _claim_path(paths: dict[str, str], origin: str, path: str) -> None:
+    path = normpath(path)
+    if path in paths:
+        raise RenderError(
+            f"two volumes are mounted at '{path}', one by {paths[path]}, one by {origin}; "
+            "move the one in the manifest or in the settings to another path"
+        )
+    paths[path] = origin
+
+
+def _is_there(names: Mapping[str, str], origin: str, name: str) -> None:
+    if name not in names:
+        raise RenderError(
+            f"{origin} mounts the volume '{name}', which nobody defines; "
+            f"add it to the volumes or name one of: {', '.join(sorted(names))}"
+        )
+
+
+def _stripped(value: Any) -> Any:
+    """`value` without what Go leaves out when it writes an object back: None, "", false, [].
+
+    KubeRay writes a RayService back. What is gone then would look like drift, at every pass.
+    An empty mapping stays: `emptyDir: {}` means something.
+    """
+    if isinstance(value, Mapping):
+        kept = {name: _stripped(part) for name, part in value.items()}
+        return {name: part for name, part in kept.items() if not _is_left_out(part)}
+    return [_stripped(part) for part in value] if isinstance(value, list) else value
+
+
+def _is_left_out(value: Any) -> bool:
+    return value is None or value is False or value in ("", [])

@@ -1,0 +1,20 @@
+"""What rendering gives: the objects of one service."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class RenderError(Exception):
+    """A service cannot be rendered under the operator's settings; the text is one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """All that one service needs in its namespace."""
+
+    objects: tuple[Mapping[str, Any], ...]
+    """Complete manifests, with labels, owner and the hash of what was applied."""
+
+    token_secret: str
+    """Name of the Secret with Ray's token; made once, never rendered."""

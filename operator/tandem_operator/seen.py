@@ -1,0 +1,44 @@
+"""What is there of one service, as it was read; pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_operator import names
+from tandem_operator.facts import Problem
+from tandem_operator.kinds import RAY_SERVICE
+from tandem_operator.plan import ObjectKey, Observed
+from tandem_operator.pods import PodView
+from tandem_operator.ray_view import RayAnswers, RayClusters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is there of one service."""
+
+    children: Observed
+    """The objects of the wanted names, ours or not."""
+
+    pods: tuple[PodView, ...]
+    answers: RayAnswers
+    ray_clusters: RayClusters
+    missing: tuple[Problem, ...]
+    """What the service refers to, and is not there."""
+
+    has_kuberay: bool
+    """Whether the API server knows RayServices."""
+
+    def ray_service(self, name: str) -> Mapping[str, Any] | None:
+        """The RayService of the service `name`, ours or not."""
+        return self.children.objects.get(ObjectKey(RAY_SERVICE.name, names.ray_service(name)))
+
+
+def owned_by(item: Mapping[str, Any] | None, uid: str) -> bool:
+    """Whether the object whose id is `uid` controls `item`."""
+    return item is not None and any(
+        owner.get("uid") == uid for owner in _controllers(item["metadata"])
+    )
+
+
+def _controllers(metadata: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return (one for one in metadata.get("ownerReferences", ()) if one.get("controller"))

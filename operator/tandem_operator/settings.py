@@ -1,0 +1,62 @@
+"""The operator's settings file, read once at its start."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tandem_operator.render.settings import OperatorSettings
+from tandem_serve.api.problems import validation_problems
+
+__all__ = ["OperatorSettings", "SettingsError", "load_settings"]
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the text lists every problem, one line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def load_settings(path: Path) -> OperatorSettings:
+    """The settings in the YAML file at `path`.
+
+    Raises:
+        SettingsError: the file cannot be read, or what it holds cannot be used.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError([f"{path}: there is no such file; name one with --config"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError([f"{path}: cannot be read: {error}"]) from None
+    return parse_settings(text)
+
+
+def parse_settings(text: str) -> OperatorSettings:
+    """The settings in the YAML `text`.
+
+    Raises:
+        SettingsError: the text is not YAML, or what it holds cannot be used.
+    """
+    document = _read_yaml(text)
+    try:
+        return OperatorSettings.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise SettingsError(validation_problems(OperatorSettings, error)) from None
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(
+            [f"the settings are not YAML: {' '.join(str(error).split())}"]
+        ) from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise SettingsError(["the settings are no mapping; begin with replica: {image: …}"])
+    return document

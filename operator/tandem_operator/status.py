@@ -1,0 +1,238 @@
+"""The status of an InferenceService: what a pass knows → what it writes; pure.
+
+RayReady and ModelLoaded speak of the newest version, Ready of what clients see: while an old
+version goes on serving, Ready stays True and the others say what keeps the new one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tandem_operator import progress
+from tandem_operator.conditions import Condition, Kind, Truth, merge_conditions, shorten
+from tandem_operator.facts import Facts, Problem
+from tandem_operator.names import COMPONENT, SERVICE, WORKER, endpoint_url
+from tandem_operator.plan import PendingChange
+from tandem_operator.ray_view import ClusterView, RayView
+from tandem_serve.api.changes import ChangeKind
+
+KUBERAY_MISSING: Final = "KubeRayMissing"
+REPLICA_FAILED: Final = "ReplicaFailed"
+SERVING_PREVIOUS: Final = "ServingPrevious"
+
+_INSTALL_KUBERAY: Final = (
+    "this Kubernetes knows no RayService; install KubeRay: "
+    "helm install kuberay-operator kuberay-operator "
+    "--repo https://ray-project.github.io/kuberay-helm/ "
+    "--namespace kuberay-system --create-namespace"
+)
+_NOT_TAKEN_UP: Final = (
+    "KubeRay has not taken up the RayService; if this stays, look at KubeRay's operator"
+)
+_CLASSES: Final = {
+    ChangeKind.LIVE: "Live",
+    ChangeKind.IN_PLACE: "InPlace",
+    ChangeKind.REPLACE: "Replace",
+}
+"""Kind of change → pendingChange.class, the cheapest first."""
+
+
+def status_document(facts: Facts) -> dict[str, Any]:
+    """The whole status; equal facts at another moment give the same, but for transition times."""
+    accepted = _accepted(facts)
+    ray_ready = _ray_ready(facts)
+    model_loaded = _model_loaded(facts)
+    parts = (accepted, ray_ready, model_loaded)
+    progressing = progress.progressing(facts, _waits_for(facts, parts))
+    ready = _ready(facts, parts)
+    conditions = (ready, *parts, progressing)
+    document = {
+        "observedGeneration": facts.generation,
+        "reason": ready.reason,
+        "message": shorten(ready.message),
+        "url": _url(facts),
+        "model": facts.service.model_name if facts.service else facts.previous.get("model"),
+        "replicas": _replicas(facts),
+        "selector": f"{SERVICE}={facts.name},{COMPONENT}={WORKER}",
+        "rayCluster": _ray_cluster(facts.ray),
+        "pendingChange": _pending_change(facts, progressing),
+        "conditions": merge_conditions(
+            facts.previous.get("conditions", ()),
+            conditions,
+            generation=facts.generation,
+            now=facts.now,
+        ),
+    }
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def blind_document(
+    previous: Mapping[str, Any], problem: Problem, *, generation: int, now: str
+) -> dict[str, Any]:
+    """The status of a service that cannot be looked at: what was, and Ready Unknown."""
+    ready = Condition(Kind.READY, Truth.UNKNOWN, problem.reason, problem.message)
+    before = previous.get("conditions", ())
+    written = merge_conditions(before, [ready], generation=generation, now=now)
+    others = [one for one in before if one["type"] != Kind.READY]
+    return {
+        **previous,
+        "reason": ready.reason,
+        "message": shorten(ready.message),
+        "conditions": [*written, *others],
+    }
+
+
+def _accepted(facts: Facts) -> Condition:
+    if not facts.problems:
+        return Condition(Kind.ACCEPTED, Truth.TRUE, "Valid", "the spec can be carried out")
+    text = "; ".join(problem.message for problem in facts.problems)
+    return Condition(Kind.ACCEPTED, Truth.FALSE, facts.problems[0].reason, text)
+
+
+def _ray_ready(facts: Facts) -> Condition:
+    truth, reason, message = _ray_state(facts)
+    return Condition(Kind.RAY_READY, truth, reason, message)
+
+
+def _ray_state(facts: Facts) -> tuple[Truth, str, str]:
+    if not facts.has_kuberay:
+        return Truth.FALSE, KUBERAY_MISSING, _INSTALL_KUBERAY
+    if facts.ray is None:
+        return Truth.UNKNOWN, "NotCreated", "there is no RayService yet"
+    if facts.ray.refusal:
+        return Truth.FALSE, "KubeRayRefused", f"KubeRay refuses it: {facts.ray.refusal}"
+    if facts.ray.newest is None:
+        return Truth.UNKNOWN, "NotTakenUp", _NOT_TAKEN_UP
+    return _head_state(facts.ray.newest)
+
+
+def _head_state(cluster: ClusterView) -> tuple[Truth, str, str]:
+    head = cluster.head
+    if head is None and cluster.pod_problem:
+        return Truth.FALSE, "HeadFailed", f"the Ray head does not start: {cluster.pod_failure}"
+    if head is None:
+        return Truth.FALSE, "HeadMissing", f"Ray cluster {cluster.name} has no head pod yet"
+    if head.is_ready:
+        return Truth.TRUE, "HeadReady", f"Ray cluster {cluster.name} runs"
+    if head.failure:
+        return Truth.FALSE, "HeadFailed", f"the Ray head does not start: {head.failure}"
+    return Truth.FALSE, "HeadStarting", f"the Ray head starts in pod {head.name}"
+
+
+def _model_loaded(facts: Facts) -> Condition:
+    truth, reason, message = _model_state(facts)
+    return Condition(Kind.MODEL_LOADED, truth, reason, message)
+
+
+def _model_state(facts: Facts) -> tuple[Truth, str, str]:
+    cluster = facts.ray.newest if facts.ray else None
+    if cluster is None:
+        return Truth.UNKNOWN, "NotStarted", "no replica has been started yet"
+    if cluster.serving or _digest_says_running(cluster):
+        return Truth.TRUE, "Loaded", _running_text(cluster)
+    if cluster.app and cluster.app.failure:
+        return Truth.FALSE, REPLICA_FAILED, cluster.app.failure
+    if cluster.pod_failure:
+        return Truth.FALSE, "PodFailed", f"a replica has no place: {cluster.pod_failure}"
+    return Truth.FALSE, "Loading", "no replica has loaded the model yet"
+
+
+def _digest_says_running(cluster: ClusterView) -> bool:
+    """KubeRay's digest has no replicas; RUNNING is said when all of them run."""
+    return cluster.app is not None and cluster.settings is None and cluster.app.status == "RUNNING"
+
+
+def _running_text(cluster: ClusterView) -> str:
+    if not cluster.counts_replicas or cluster.app is None:
+        return "replicas run"
+    text = f"{cluster.serving} of {cluster.app.target_replicas} replicas run"
+    return f"{text}; another does not: {cluster.failure}" if cluster.failure else text
+
+
+def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
+    ray = facts.ray
+    if ray is None or not ray.is_serving:
+        return _not_ready(facts, parts)
+    if not facts.problems and facts.is_applied and ray.is_taken_up and not ray.pending:
+        return Condition(Kind.READY, Truth.TRUE, "Serving", f"answers at {_url(facts)}")
+    why = _waits_for(facts, parts)
+    text = f"the previous version answers at {_url(facts)} meanwhile: {why}"
+    return Condition(Kind.READY, Truth.TRUE, SERVING_PREVIOUS, text)
+
+
+def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
+    if facts.trouble:
+        return Condition(Kind.READY, Truth.FALSE, facts.trouble.reason, facts.trouble.message)
+    for part in parts:
+        if part.truth is not Truth.TRUE:
+            return Condition(Kind.READY, Truth.FALSE, part.reason, part.message)
+    text = "the replicas run, but no pod stands behind the endpoint yet"
+    return Condition(Kind.READY, Truth.FALSE, "NoEndpoint", text)
+
+
+def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
+    """What the change under way waits for, in one sentence."""
+    if facts.trouble:
+        return facts.trouble.message
+    if facts.problems or not facts.has_kuberay:
+        return next(part.message for part in parts if part.truth is Truth.FALSE)
+    if not facts.is_applied:
+        return "the change is being written"
+    # What is wrong with the version before this one matters no longer.
+    if facts.ray and facts.ray.newest and not facts.ray.is_taken_up:
+        return _NOT_TAKEN_UP
+    for part in parts:
+        if part.truth is not Truth.TRUE:
+            return part.message
+    return _waits_for_replicas(facts)
+
+
+def _waits_for_replicas(facts: Facts) -> str:
+    ray, service = facts.ray, facts.service
+    if ray is None or service is None:
+        return _NOT_TAKEN_UP
+    if ray.newest and ray.newest.failure:
+        return _running_text(ray.newest)
+    if ray.pending:
+        return "the new version runs; KubeRay moves the endpoint to it"
+    wanted = service.spec.scaling.min_replicas
+    if ray.ready_replicas == wanted:
+        return "Ray is still applying it"
+    return f"{ray.ready_replicas} of {wanted} replicas answer"
+
+
+def _url(facts: Facts) -> str | None:
+    if facts.service is None and facts.ray is None:
+        return None
+    return endpoint_url(facts.name, facts.namespace)
+
+
+def _replicas(facts: Facts) -> dict[str, Any]:
+    before = facts.previous.get("replicas", {}).get("wanted", 0)
+    wanted = facts.service.spec.scaling.min_replicas if facts.service else before
+    ready = facts.ray.ready_replicas if facts.ray else 0
+    return {"wanted": wanted, "ready": ready, "summary": f"{ready}/{wanted}"}
+
+
+def _ray_cluster(ray: RayView | None) -> str | None:
+    cluster = (ray.active or ray.pending) if ray else None
+    return cluster.name if cluster else None
+
+
+def _pending_change(facts: Facts, progressing: Condition) -> dict[str, Any] | None:
+    """The change under way: what is about to be written, and what was written and is not done."""
+    if progressing.reason in {progress.SETTLED, progress.REFUSED}:
+        return None
+    changes = [one for one in (_pending_before(facts), facts.change) if one is not None]
+    if not changes:
+        return None
+    fields = sorted({field for change in changes for field in change.fields})
+    kind = max((change.kind for change in changes), key=list(_CLASSES).index)
+    return {"class": _CLASSES[kind], "fields": fields}
+
+
+def _pending_before(facts: Facts) -> PendingChange | None:
+    before = facts.previous.get("pendingChange")
+    if not before:
+        return None
+    kind = next(kind for kind, name in _CLASSES.items() if name == before["class"])
+    return PendingChange(kind=kind, fields=tuple(before["fields"]))

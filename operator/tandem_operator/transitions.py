@@ -1,0 +1,77 @@
+"""Which changes of a status are worth an Event; pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tandem_operator import progress, status
+from tandem_operator.conditions import Kind, Truth, find_condition
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One Event to be posted."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Note]:
+    """What has happened between two statuses of one service."""
+    return [
+        *_acceptance(before, after),
+        *_change(before, after),
+        *_failures(before, after),
+        *_readiness(before, after),
+    ]
+
+
+def _acceptance(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+    old, new = _both(before, after, Kind.ACCEPTED)
+    if new.get("status") == Truth.TRUE and old.get("status") != Truth.TRUE:
+        yield Note("Normal", "Accepted", new["message"])
+    if new.get("status") == Truth.FALSE and _differs(old, new):
+        yield Note("Warning", "Refused", new["message"])
+
+
+def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+    change = after.get("pendingChange")
+    if change and change != before.get("pendingChange"):
+        yield Note("Normal", change["class"], f"changes {', '.join(change['fields'])}")
+
+
+def _failures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+    watched = {
+        Kind.RAY_READY: (status.KUBERAY_MISSING, "KubeRayRefused", "HeadFailed"),
+        Kind.MODEL_LOADED: (status.REPLICA_FAILED, "PodFailed"),
+        Kind.PROGRESSING: (progress.DEADLINE_EXCEEDED,),
+    }
+    for kind, reasons in watched.items():
+        old, new = _both(before, after, kind)
+        # While a deadline stays exceeded, its message follows what is tried.
+        is_new = old.get("reason") != new.get("reason") or (
+            kind is not Kind.PROGRESSING and _differs(old, new)
+        )
+        if new.get("reason") in reasons and is_new:
+            yield Note("Warning", new["reason"], new["message"])
+
+
+def _readiness(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+    old, new = _both(before, after, Kind.READY)
+    if new["status"] == Truth.TRUE and old.get("status") != Truth.TRUE:
+        yield Note("Normal", "Ready", new["message"])
+    if new["status"] != Truth.TRUE and old.get("status") == Truth.TRUE:
+        yield Note("Warning", "NotReady", new["message"])
+    elif new["reason"] == "Serving" and old.get("reason") == status.SERVING_PREVIOUS:
+        yield Note("Normal", "Updated", f"the new version serves: {new['message']}")
+
+
+def _both(
+    before: Mapping[str, Any], after: Mapping[str, Any], kind: Kind
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return find_condition(before, kind), find_condition(after, kind)
+
+
+def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return any(old.get(key) != new.get(key) for key in ("status", "reason", "message"))

@@ -1,0 +1,187 @@
+"""kopf's watches, one for each kind, each kept alive by itself.
+
+kopf gives what is hard about a watch: LIST and WATCH without a gap, bookmarks, expired versions,
+streams that die silently. Its handlers here only say which object has changed. It writes nothing:
+no finalizers, no annotations, no Events, no peering.
+
+One kopf for each kind, because kopf ends when one of its kinds is not there: KubeRay may be
+installed after this operator, and may be taken away under it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import kopf
+
+from tandem_operator.errors import KindMissing, KubeError
+from tandem_operator.kinds import Kind
+from tandem_operator.kopf_login import KopfLogin
+from tandem_operator.kube import Kube, Selector
+from tandem_operator.ledger import WatchLedger
+from tandem_operator.names import FIELD_MANAGER
+from tandem_serve.api.spec import GROUP
+
+Deliver = Callable[[Mapping[str, Any]], None]
+"""Takes an object that is new, has changed, or is gone."""
+
+SERVER_TIMEOUT_S: Final = 300
+"""Seconds after which the API server ends a watch request, and kopf begins the next."""
+
+_CLIENT_TIMEOUT_S: Final = 330
+_CONNECT_TIMEOUT_S: Final = 30
+_REQUEST_TIMEOUT_S: Final = 30
+_LOOK_FOR_KIND_S: Final = 5.0
+_RESTART_AFTER_S: Final = 2.0
+_STALE_AFTER_S: Final = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Watches one kind for as long as it exists, and waits for it while it does not."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        kube: Kube,
+        login: KopfLogin,
+        namespaces: Sequence[str],
+        deliver: Deliver,
+        appeared: Callable[[], None],
+        on_start: Callable[[], None],
+        labels: Selector | None = None,
+    ) -> None:
+        self.kind = kind
+        self.labels = labels
+        self.ledger = WatchLedger()
+        """What it has delivered; the sweep holds it against what is there."""
+
+        self.last_event: float | None = None
+        """When it delivered something last; None: never."""
+
+        self._kube = kube
+        self._login = login
+        self._namespaces = namespaces
+        self._deliver = deliver
+        self._appeared = appeared
+        self._on_start = on_start
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        while True:
+            await self._wait_for_kind()
+            self._appeared()
+            await self._watch()
+            await asyncio.sleep(_RESTART_AFTER_S)
+
+    async def _wait_for_kind(self) -> None:
+        is_told = False
+        while not await self._exists():
+            if not is_told:
+                _log.warning("there are no %s in this Kubernetes yet", self.kind.plural)
+            is_told = True
+            await asyncio.sleep(_LOOK_FOR_KIND_S)
+
+    async def _exists(self) -> bool:
+        namespace = self._namespaces[0] if self._namespaces else None
+        try:
+            await self._kube.list(self.kind, namespace, self.labels, at_most=1)
+        except KindMissing:
+            return False
+        except KubeError as error:
+            _log.warning("%s cannot be listed: %s", self.kind.plural, error)
+            return False
+        return True
+
+    async def _watch(self) -> None:
+        """Run kopf until it ends, or until it owes a change for too long."""
+        self.ledger.reset()
+        # Peering is off, but kopf would look its user up for it, whom an image may not know.
+        identity: Any = FIELD_MANAGER
+        tasks = await kopf.spawn_tasks(
+            identity=identity,
+            registry=self._registry(),
+            settings=self._settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+        )
+        # kopf takes the process's signals for itself.
+        self._on_start()
+        stale = asyncio.create_task(self._wait_until_stale())
+        try:
+            done, _ = await asyncio.wait({*tasks, stale}, return_when=asyncio.FIRST_COMPLETED)
+            for reason in _reasons(done - {stale}):
+                _log.warning("the watch of %s is begun anew: %s", self.kind.plural, reason)
+        finally:
+            await _end({*tasks, stale})
+
+    async def _wait_until_stale(self) -> None:
+        late_s = 0.0
+        while late_s < _STALE_AFTER_S:
+            await asyncio.sleep(_LOOK_FOR_KIND_S)
+            late_s = self.ledger.late_s(time.monotonic())
+        text = "the watch of %s is begun anew: it has owed a change for %.0f s"
+        _log.warning(text, self.kind.plural, late_s)
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self._login.open_session)
+        where = (self.kind.group, self.kind.version, self.kind.plural)
+        kopf.on.event(*where, registry=registry)(self._note)
+        return registry
+
+    async def _note(self, event: Mapping[str, Any], **_: Any) -> None:
+        item = event["object"]
+        self.last_event = time.monotonic()
+        self.ledger.deliver(item, is_gone=event["type"] == "DELETED")
+        self._deliver(item)
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        # Finding kinds and namespaces by itself would take rights over the whole cluster.
+        settings.scanning.disabled = True
+        # Never used, and should it ever be: under our own name.
+        settings.persistence.finalizer = f"{GROUP}/{FIELD_MANAGER}"
+        # kopf would kill the process this long after it was ended; here it ends and begins again.
+        settings.process.ultimate_exiting_timeout = None
+        settings.watching.server_timeout = SERVER_TIMEOUT_S
+        settings.watching.client_timeout = _CLIENT_TIMEOUT_S
+        settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
+        settings.watching.reconnect_backoff = 1.0
+        settings.networking.request_timeout = _REQUEST_TIMEOUT_S
+        settings.networking.connect_timeout = _CONNECT_TIMEOUT_S
+        settings.networking.error_backoffs = _Backoffs()
+        if self.labels:
+            where = (self.kind.group, self.kind.version, self.kind.plural)
+            settings.watching.label_selectors[where] = _selector_text(self.labels)
+        return settings
+
+
+class _Backoffs:
+    """Seconds between tries of a request: growing, and never giving up."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (1.0, 2.0, 4.0)
+        while True:
+            yield 8.0
+
+
+def _reasons(tasks: set[asyncio.Task[Any]]) -> Iterator[str]:
+    for task in tasks:
+        error = None if task.cancelled() else task.exception()
+        yield f"{type(error).__name__}: {error}" if error else f"{task.get_name()} has ended"
+
+
+async def _end(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _selector_text(labels: Selector) -> str:
+    return ",".join(key if value is None else f"{key}={value}" for key, value in labels.items())

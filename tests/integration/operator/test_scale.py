@@ -1,0 +1,57 @@
+"""200 services: that they are all served is tested, what that costs is printed."""
+
+import time
+
+import pytest
+
+from tests.integration.operator.conftest import StartOperator
+from tests.integration.operator.process import (
+    Namespace,
+    OperatorProcess,
+    manifest,
+    measured,
+    until,
+)
+
+pytestmark = pytest.mark.cluster
+
+COUNT = 200
+SWEEP_S = 30
+SWEEPS = {"resyncSeconds": SWEEP_S}
+WINDOW_S = 2.0 * SWEEP_S
+
+
+def test_200_services_are_made_and_then_left_alone(
+    namespace: Namespace, start_operator: StartOperator, figures: list[str]
+) -> None:
+    def say(what: str, value: float, unit: str) -> None:
+        figures.append(f"{COUNT} services: {what}: {value:.1f} {unit}")
+
+    namespace.apply(*(manifest(f"tiny-{number}") for number in range(COUNT)))
+    first = start_operator("first", settings=SWEEPS).wait_until_leading()
+    began = time.monotonic()
+    until(lambda: are_made(first), "all are made")
+    say("all made", time.monotonic() - began, "s after leading")
+    say("CPU time for that", first.cpu_s(), "s")
+    say("memory then", first.resident_bytes() / 2**20, "MiB")
+    assert len(namespace.list("rayservices")) == COUNT
+    assert first.terminate() == 0
+
+    second = start_operator("second", settings=SWEEPS).wait_until_leading()
+    began = time.monotonic()
+    until(lambda: second.value("reconcile_total") >= COUNT and second.is_idle(), "a cold start")
+    say("a cold start", time.monotonic() - began, "s")
+    say("CPU time for that", second.cpu_s(), "s")
+
+    second.wait_for_sweeps()
+    writes, versions = second.writes(), namespace.versions()
+    passes = second.value("reconcile_total")
+    say("CPU, idle", 100 * measured(WINDOW_S, second.cpu_s), f"% (sweeps every {SWEEP_S} s)")
+    say("memory, idle", second.resident_bytes() / 2**20, "MiB")
+    assert second.value("reconcile_total") >= passes + COUNT, "all were looked at again"
+    assert second.writes() == writes
+    assert namespace.versions() == versions
+
+
+def are_made(operator: OperatorProcess) -> bool:
+    return operator.value("services") == COUNT and operator.is_idle()

@@ -1,0 +1,464 @@
+"""Five sentences for every situation that a service can be in."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tandem_operator.commands.explanation import explain
+from tandem_operator.commands.words import age_between, sentence
+
+NOW = "2026-11-21T14:00:00Z"
+EARLIER = "2026-11-21T13:55:00Z"
+URL = "http://tiny.models.svc:8000"
+FIELDS = ["spec.model.source"]
+
+Object = dict[str, Any]
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> Object:
+    return {
+        "type": kind,
+        "status": status,
+        "observedGeneration": 2,
+        "lastTransitionTime": EARLIER,
+        "reason": reason,
+        "message": message or reason.lower(),
+    }
+
+
+READY = condition("Ready", "True", "Serving", f"answers at {URL}")
+PREVIOUS = condition("Ready", "True", "ServingPrevious", "the previous version answers meanwhile")
+ACCEPTED = condition("Accepted", "True", "Valid")
+HEAD_READY = condition("RayReady", "True", "HeadReady")
+LOADED = condition("ModelLoaded", "True", "Loaded", "1 of 2 replicas run")
+SETTLED = condition("Progressing", "False", "Settled")
+
+
+def not_ready(reason: str, message: str = "") -> Object:
+    return condition("Ready", "False", reason, message)
+
+
+def status(*conditions: Object, ready: int = 0, wanted: int = 1, **more: Any) -> Object:
+    return {
+        "observedGeneration": 2,
+        "conditions": list(conditions),
+        "url": URL,
+        "model": "tandem-tiny",
+        "replicas": {"wanted": wanted, "ready": ready, "summary": f"{ready}/{wanted}"},
+        **more,
+    }
+
+
+def service(
+    status: Mapping[str, Any] | None, *, generation: int = 2, wanted: int = 1, **metadata: Any
+) -> Object:
+    found: Object = {
+        "metadata": {
+            "name": "tiny",
+            "namespace": "models",
+            "creationTimestamp": "2026-11-18T14:00:00Z",
+            "generation": generation,
+            "managedFields": [
+                {"manager": "kubectl", "time": EARLIER, "fieldsV1": {"f:spec": {}}},
+                {"manager": "tandem-operator", "time": NOW, "fieldsV1": {"f:status": {}}},
+            ],
+            **metadata,
+        },
+        "spec": {"model": {"source": "file:///m"}, "scaling": {"minReplicas": wanted}},
+    }
+    return found if status is None else found | {"status": status}
+
+
+def pod(name: str, **status: Any) -> Object:
+    labels = {"app.kubernetes.io/component": "worker", "serving.tandem.dev/service": "tiny"}
+    metadata = {"name": name, "labels": labels}
+    return {"metadata": metadata, "status": status}
+
+
+def event(reason: str, message: str, about: str, **more: Any) -> Object:
+    return {
+        "metadata": {"name": "e", "creationTimestamp": EARLIER},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": "2026-11-21T13:59:30Z",
+        "involvedObject": {"kind": "Pod", "name": about},
+        **more,
+    }
+
+
+CHANGED = event(
+    "Live",
+    "changes spec.engine.schedule.maxIterTimes",
+    "tiny",
+    type="Normal",
+    source={"component": "tandem-operator"},
+)
+RUNNING = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+UNSCHEDULABLE = {
+    "phase": "Pending",
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes are available: 1 Insufficient cpu.",
+        }
+    ],
+}
+IMAGE_MISSING = {
+    "phase": "Pending",
+    "containerStatuses": [
+        {
+            "name": "ray-worker",
+            "image": "tandem:none",
+            "state": {"waiting": {"reason": "ErrImageNeverPull", "message": "not present"}},
+        }
+    ],
+}
+KUBERAY_MISSING = condition(
+    "RayReady",
+    "False",
+    "KubeRayMissing",
+    "this Kubernetes knows no RayService; install KubeRay: helm install kuberay-operator",
+)
+REPLICA_FAILED = condition(
+    "ModelLoaded", "False", "ReplicaFailed", "/m/model.safetensors is cut off"
+)
+
+
+def under_way(message: str, reason: str = "Updating") -> Object:
+    return condition("Progressing", "True", reason, message)
+
+
+def overdue(message: str) -> Object:
+    text = f"not done within progressDeadlineSeconds 600, and tried further: {message}"
+    return condition("Progressing", "False", "ProgressDeadlineExceeded", text)
+
+
+def change(kind: str, *fields: str) -> Object:
+    return {"class": kind, "fields": list(fields)}
+
+
+def lines(
+    found: Object,
+    *,
+    pods: Sequence[Object] = (),
+    events: Sequence[Object] = (),
+    ray_service: Object | None = None,
+) -> list[str]:
+    said = explain(found, ray_service, pods, events, NOW)
+    assert len(said) == 5
+    assert all("\n" not in line and line.endswith(".") for line in said)
+    return said
+
+
+def test_a_service_that_is_ready() -> None:
+    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, rayCluster="c1"))
+
+    assert lines(found, pods=[pod("head", **RUNNING), pod("w", **RUNNING)]) == [
+        "Service tiny in namespace models has been ready for 5m: "
+        f"model tandem-tiny at {URL} answers.",
+        "1 of 1 wanted replica answers; Ray cluster c1; 2 pods.",
+        "No change is under way; the spec was last written 5m ago by kubectl.",
+        "Nothing is in the way.",
+        "Talk to it: kubectl port-forward -n models svc/tiny 8000, and beside it: "
+        "tandem chat --url http://localhost:8000.",
+    ]
+
+
+def test_a_service_with_keys_is_talked_to_with_one() -> None:
+    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
+    found["spec"]["server"] = {"apiKeysSecret": "keys"}
+
+    assert lines(found)[4].endswith("--api-key KEY.")
+
+
+def test_the_last_change_is_told_with_its_class() -> None:
+    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
+
+    assert lines(found, events=[CHANGED])[2] == (
+        "The last change was 30s ago: Live (running replicas take it over) in "
+        "spec.engine.schedule.maxIterTimes."
+    )
+
+
+def test_a_service_that_nobody_has_looked_at_yet() -> None:
+    found = service(None, generation=1, creationTimestamp="2026-11-21T13:59:50Z", managedFields=[])
+
+    assert lines(found) == [
+        "Service tiny in namespace models was made 10s ago, and nothing has been done about it "
+        "yet.",
+        "0 of 1 wanted replica answers; 0 pods.",
+        "The spec was written 10s ago, and has not been looked at since.",
+        "Nothing but time: the operator has not looked at it yet.",
+        "Wait; it can be watched: kubectl get isvc -n models tiny -w.",
+    ]
+
+
+@pytest.mark.parametrize("seen", [None, status(READY, ACCEPTED, SETTLED, ready=1)])
+def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
+    seen: Object | None,
+) -> None:
+    said = lines(service(seen, generation=3))
+
+    assert said[2] == "The spec was written 5m ago by kubectl, and has not been looked at since."
+    assert said[3].startswith("The operator seems not to run: it has not looked at")
+    assert said[4] == ("Look at it: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator.")
+
+
+def test_a_spec_that_is_refused() -> None:
+    text = "spec.resources.npuProfile 'big' is not one of the operator's"
+    refused = condition("Accepted", "False", "CannotBeHad", text)
+    progressing = condition("Progressing", "False", "Refused")
+
+    said = lines(service(status(not_ready("CannotBeHad", text), refused, progressing)))
+
+    assert said[0] == "Service tiny in namespace models has not been ready for 5m (CannotBeHad)."
+    assert said[2].startswith("Nothing changes while the spec is refused; it was written 5m ago")
+    assert said[3] == f"The spec is refused: {text}."
+    assert said[4] == "Correct the manifest and give it again: kubectl apply -f FILE."
+
+
+def test_a_refused_change_leaves_the_previous_version() -> None:
+    refused = condition("Accepted", "False", "InvalidSpec", "spec.model.source: is relative")
+    found = service(status(PREVIOUS, refused, HEAD_READY, LOADED, ready=1))
+
+    said = lines(found)
+
+    assert said[0] == (
+        "Service tiny in namespace models serves, but its previous version: "
+        f"model tandem-tiny at {URL} answers."
+    )
+    assert said[3] == "The spec is refused: spec.model.source: is relative."
+
+
+def test_a_kubernetes_without_kuberay() -> None:
+    missing = not_ready("KubeRayMissing")
+    found = service(status(missing, ACCEPTED, KUBERAY_MISSING, under_way("this Kubernetes …")))
+
+    said = lines(found)
+
+    assert said[3] == "This Kubernetes knows no RayService."
+    assert said[4] == "Install KubeRay: helm install kuberay-operator."
+
+
+def test_a_service_that_starts() -> None:
+    waits = under_way("the Ray head starts in pod tiny-head", "Starting")
+    found = service(status(not_ready("HeadStarting"), ACCEPTED, waits))
+
+    said = lines(found)
+
+    assert said[2] == "It has been starting for 5m, of 600 s that it may take."
+    assert said[3] == "Nothing but time: the Ray head starts in pod tiny-head."
+
+
+def test_a_replica_that_fails_at_the_first_start() -> None:
+    failed = not_ready("ReplicaFailed")
+    found = service(status(failed, ACCEPTED, HEAD_READY, REPLICA_FAILED, under_way("…")))
+
+    said = lines(found, pods=[pod("tiny-w", **RUNNING)])
+
+    assert said[3] == "A replica does not start: /m/model.safetensors is cut off."
+    assert said[4].startswith("Correct the manifest and give it again: kubectl apply -f FILE; ")
+    assert "kubectl exec -n models tiny-w -- sh -c 'tail" in said[4]
+
+
+def test_a_changed_version_that_fails_while_the_old_one_serves() -> None:
+    pending = change("Replace", *FIELDS)
+    found = service(
+        status(
+            PREVIOUS,
+            ACCEPTED,
+            HEAD_READY,
+            REPLICA_FAILED,
+            under_way("/m/model.safetensors is cut off"),
+            ready=1,
+            rayCluster="c1",
+            pendingChange=pending,
+        )
+    )
+    upgrade = {"status": {"pendingServiceStatus": {"rayClusterName": "c2"}}}
+
+    said = lines(found, ray_service=upgrade)
+
+    assert "its previous version" in said[0]
+    assert said[1] == (
+        "1 of 1 wanted replica answers; Ray cluster c1, and c2 for the new version; 0 pods."
+    )
+    assert said[2] == (
+        "A change has been under way for 5m: Replace (new replicas take the place of the running "
+        "ones) in spec.model.source."
+    )
+    assert said[3] == "A replica does not start: /m/model.safetensors is cut off."
+
+
+def test_a_deadline_that_has_passed_is_told_with_what_is_in_the_way() -> None:
+    found = service(
+        status(
+            not_ready("ReplicaFailed"),
+            ACCEPTED,
+            HEAD_READY,
+            REPLICA_FAILED,
+            overdue("/m is cut off"),
+            pendingChange=change("Replace", *FIELDS),
+        )
+    )
+
+    said = lines(found)
+
+    assert said[2].startswith("A change is not done in time: Replace")
+    assert said[3] == (
+        "It is late (progressDeadlineSeconds 600) and tried further: a replica does not "
+        "start: /m/model.safetensors is cut off."
+    )
+
+
+def test_a_deadline_that_has_passed_for_no_other_reason() -> None:
+    late = overdue("KubeRay has not taken up the change")
+    found = service(status(PREVIOUS, ACCEPTED, HEAD_READY, LOADED, late, ready=1))
+
+    said = lines(found)
+
+    assert said[3].endswith("and tried further: KubeRay has not taken up the change.")
+    assert said[4] == (
+        "Look at the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."
+    )
+
+
+def test_a_pod_that_finds_no_node() -> None:
+    loading = condition("ModelLoaded", "False", "Loading")
+    waits = under_way("0 of 1 replicas answer", "Starting")
+    found = service(status(not_ready("Loading"), ACCEPTED, HEAD_READY, loading, waits))
+
+    said = lines(found, pods=[pod("tiny-w", **UNSCHEDULABLE)])
+
+    assert said[3] == (
+        "Pod tiny-w cannot be scheduled: 0/1 nodes are available: 1 Insufficient cpu."
+    )
+    assert said[4] == "Look at it: kubectl describe pod -n models tiny-w."
+
+
+def test_an_image_that_is_not_there() -> None:
+    found = service(status(not_ready("HeadStarting"), ACCEPTED, under_way("…")))
+
+    said = lines(found, pods=[pod("tiny-w", **IMAGE_MISSING)])
+
+    assert "may not pull the image 'tandem:none'" in said[3]
+
+
+def test_a_warning_about_a_pod_is_told() -> None:
+    found = service(status(not_ready("HeadStarting"), ACCEPTED, under_way("…")))
+    mount = event("FailedMount", "claim 'models' not found", "tiny-w", count=4)
+
+    said = lines(found, pods=[pod("tiny-w", phase="Pending")], events=[mount])
+
+    assert said[3] == "Pod tiny-w: claim 'models' not found (FailedMount, 30s ago, 4 times)."
+    assert said[4] == "Look at it: kubectl describe pod -n models tiny-w."
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        event("Unhealthy", "Readiness probe failed", "tiny-w"),
+        event("FailedMount", "claim not found", "other-w"),
+        event("FailedMount", "claim not found", "tiny-w", lastTimestamp="2026-11-21T12:00:00Z"),
+    ],
+)
+def test_other_warnings_are_passed_over(noise: Object) -> None:
+    found = service(status(not_ready("HeadStarting"), ACCEPTED, under_way("the head starts")))
+
+    assert lines(found, events=[noise])[3] == "Nothing but time: the head starts."
+
+
+def test_a_service_that_was_scaled() -> None:
+    found = service(
+        status(
+            READY,
+            ACCEPTED,
+            HEAD_READY,
+            LOADED,
+            under_way("1 of 3 replicas answer"),
+            ready=1,
+            wanted=3,
+            pendingChange=change("InPlace", "spec.scaling.minReplicas"),
+        ),
+        wanted=3,
+    )
+
+    said = lines(found)
+
+    assert said[1] == "1 of 3 wanted replicas answer; 0 pods."
+    assert said[2].endswith("InPlace (running replicas stay) in spec.scaling.minReplicas.")
+    assert said[3] == "Nothing but time: 1 of 3 replicas answer."
+
+
+def test_a_replica_that_is_lost_after_all_was_well() -> None:
+    found = service(
+        status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, wanted=2), wanted=2
+    )
+
+    assert lines(found)[3] == "1 of 2 replicas run."
+
+
+def test_a_service_that_the_operator_cannot_look_at() -> None:
+    blind = condition("Ready", "Unknown", "ApiForbidden", "pods may not be listed")
+
+    said = lines(service(status(blind, ACCEPTED)))
+
+    assert said[0] == (
+        "Whether service tiny in namespace models is ready has not been known for 5m "
+        "(ApiForbidden)."
+    )
+    assert said[3] == "The operator cannot look at it: pods may not be listed."
+
+
+def test_what_kuberay_refuses() -> None:
+    refused = condition("RayReady", "False", "KubeRayRefused", "KubeRay refuses it: bad name")
+
+    said = lines(service(status(not_ready("KubeRayRefused"), ACCEPTED, refused, under_way("…"))))
+
+    assert said[3] == "KubeRay refuses it: bad name."
+    assert said[4] == ("See what KubeRay says: kubectl describe rayservice -n models tiny.")
+
+
+@pytest.mark.parametrize(
+    ("pods", "more", "text"),
+    [
+        ([pod("a"), pod("b")], {}, "2 pods may finish requests for up to ten minutes."),
+        ([], {"finalizers": ["x/y"]}, "Kubernetes waits for x/y (metadata.finalizers)."),
+        ([], {}, "Nothing is in the way."),
+    ],
+)
+def test_a_service_that_is_being_deleted(pods: list[Object], more: Object, text: str) -> None:
+    found = service(status(READY, ACCEPTED, ready=1), deletionTimestamp=EARLIER, **more)
+
+    said = lines(found, pods=pods)
+
+    assert said[0] == "Service tiny in namespace models is being deleted, since 5m."
+    assert said[3] == text
+    assert said[4].startswith("Wait; it can be watched: kubectl get pods -n models -l ")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "age"),
+    [
+        ("2026-11-21T14:00:05Z", "0s"),
+        ("2026-11-21T13:58:01Z", "119s"),
+        ("2026-11-21T13:57:30Z", "2m30s"),
+        ("2026-11-21T13:55:00Z", "5m"),
+        ("2026-11-21T12:00:00Z", "120m"),
+        ("2026-11-21T09:30:00Z", "4h30m"),
+        ("2026-11-20T14:00:00Z", "24h"),
+        ("2026-11-18T12:00:00Z", "3d2h"),
+        ("2026-10-21T14:00:00Z", "31d"),
+    ],
+)
+def test_an_age_is_written_as_kubectl_does(earlier: str, age: str) -> None:
+    assert age_between(earlier, NOW) == age
+
+
+def test_a_sentence_is_one_line_with_a_full_stop() -> None:
+    assert sentence("a b\n  c") == "A b c."
+    assert sentence("Is it?") == "Is it?"

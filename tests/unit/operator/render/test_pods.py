@@ -1,0 +1,235 @@
+"""The pods: hardened, drained, and with the volumes that three hands add."""
+
+from typing import Any
+
+import pytest
+
+from tandem_operator import names
+from tandem_operator.render.service import render
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.render.volumes import HOME, TEMPORARY
+from tandem_operator.render.wanted import RenderError
+from tandem_serve.api.profile import RAY_PROFILE
+from tests.unit.operator.render.services import (
+    SETTINGS,
+    UID,
+    cluster_of,
+    head_pod,
+    inference_service,
+    rendered,
+    worker_of,
+    worker_pod,
+)
+
+
+def settings_with(**replica: Any) -> OperatorSettings:
+    return OperatorSettings.model_validate({"replica": {"image": "i", **replica}})
+
+
+def environment(pod: Any) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in pod["containers"][0]["env"]}
+
+
+def mount_at(pod: Any, path: str) -> Any:
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == path)
+    (volume,) = (v for v in pod["volumes"] if v["name"] == mount["name"])
+    return mount, volume
+
+
+@pytest.fixture(params=[head_pod, worker_pod], ids=["head", "worker"])
+def pod(request: pytest.FixtureRequest) -> Any:
+    return request.param(rendered())
+
+
+def test_a_pod_is_hardened(pod: Any) -> None:
+    (container,) = pod["containers"]
+
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert pod["enableServiceLinks"] is False
+
+
+def test_ray_can_write_where_it_must(pod: Any) -> None:
+    for path in (TEMPORARY, environment(pod)["HOME"]):
+        mount, volume = mount_at(pod, path)
+        assert "readOnly" not in mount
+        assert volume["emptyDir"] == {}
+
+
+def test_only_the_head_may_speak_with_kubernetes() -> None:
+    wanted = rendered()
+
+    assert worker_pod(wanted)["automountServiceAccountToken"] is False
+    # Its autoscaler changes the RayCluster, by the account that KubeRay makes.
+    assert "automountServiceAccountToken" not in head_pod(wanted)
+
+
+def test_a_pod_ends_its_requests_before_ray_ends(pod: Any) -> None:
+    command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+
+    assert command[:3] == ["python", "-m", "tandem_serve.drain"]
+    assert pod["terminationGracePeriodSeconds"] > 600
+
+
+def test_rays_autoscaler_finds_the_restart_policy_that_it_asks_for(pod: Any) -> None:
+    assert pod["restartPolicy"] == "Never"
+
+
+def test_kubernetes_keeps_what_a_replica_may_use() -> None:
+    wanted = rendered({"resources": {"cpu": 4, "memory": "8Gi"}})
+
+    (container,) = worker_pod(wanted)["containers"]
+
+    # A replica and, beside it, Ray.
+    assert container["resources"]["limits"] == {"cpu": "5", "memory": "9Gi"}
+    assert container["resources"]["requests"] == {"cpu": "5", "memory": "9Gi"}
+
+
+def test_a_development_cluster_shares_its_cpus_but_no_memory() -> None:
+    wanted = rendered(
+        {"resources": {"cpu": 1}},
+        settings_with(cpu_overcommit=20, head_resources={"cpu": "2", "memory": "2Gi"}),
+    )
+
+    for spec in (worker_pod(wanted), head_pod(wanted)):
+        resources = spec["containers"][0]["resources"]
+        assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == ("100m", "2")
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
+
+
+def test_kuberays_own_label_is_left_alone() -> None:
+    """The Service of the head selects by it."""
+    templates = [
+        cluster_of(rendered())["headGroupSpec"]["template"],
+        worker_of(rendered())["template"],
+    ]
+
+    for template, component in zip(templates, ["head", "worker"], strict=True):
+        labels = template["metadata"]["labels"]
+        assert "app.kubernetes.io/name" not in labels
+        assert labels[names.SERVICE] == "tiny"
+        assert labels[names.COMPONENT] == component
+
+
+def test_every_ray_process_has_the_profile(pod: Any) -> None:
+    assert RAY_PROFILE.items() <= environment(pod).items()
+
+
+def test_the_manifest_has_the_last_word_on_variables() -> None:
+    settings = settings_with(env=[{"name": "LANG", "value": "C"}, {"name": "A", "value": "1"}])
+    wanted = rendered({"runtime": {"env": [{"name": "LANG", "value": "de"}]}}, settings)
+
+    found = environment(worker_pod(wanted))
+
+    assert (found["LANG"], found["A"]) == ("de", "1")
+
+
+def test_a_folder_of_the_node_is_seen_at_its_own_path() -> None:
+    mount, volume = mount_at(worker_pod(rendered()), "/models/tiny")
+
+    assert mount["readOnly"]
+    assert volume["hostPath"] == {"path": "/models/tiny", "type": "Directory"}
+
+
+def test_a_claim_is_seen_read_only_below_the_folder_of_claims() -> None:
+    wanted = rendered({"model": {"source": "pvc://weights/llama/7b"}})
+
+    mount, volume = mount_at(worker_pod(wanted), "/mnt/claims/weights")
+
+    assert mount["readOnly"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+
+
+def test_api_keys_are_files_that_the_replicas_user_can_read() -> None:
+    wanted = rendered({"server": {"apiKeysSecret": "keys"}})
+
+    mount, volume = mount_at(worker_pod(wanted), "/etc/tandem/api-keys")
+
+    assert mount["readOnly"]
+    assert volume["secret"] == {"secretName": "keys", "defaultMode": 0o440}
+    assert worker_pod(wanted)["securityContext"]["fsGroup"] == 1000
+
+
+def test_the_head_sees_neither_model_nor_keys() -> None:
+    wanted = rendered({"server": {"apiKeysSecret": "keys"}})
+
+    (container,) = head_pod(wanted)["containers"]
+
+    paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert paths == {TEMPORARY, HOME}
+
+
+def test_pull_secrets_of_settings_and_manifest_add_up() -> None:
+    wanted = rendered(
+        {"runtime": {"imagePullSecrets": ["mine", "all"]}},
+        settings_with(image_pull_secrets=["all"]),
+    )
+
+    assert head_pod(wanted)["imagePullSecrets"] == [{"name": "all"}, {"name": "mine"}]
+
+
+def test_what_kubernetes_would_drop_is_dropped_from_volumes() -> None:
+    runtime = {
+        "volumes": [{"name": "own", "configMap": {"name": "c", "items": [], "optional": False}}],
+        "volumeMounts": [{"name": "own", "mountPath": "/own", "subPath": "", "readOnly": False}],
+    }
+
+    mount, volume = mount_at(worker_pod(rendered({"runtime": runtime})), "/own")
+
+    assert mount == {"name": "own", "mountPath": "/own"}
+    assert volume == {"name": "own", "configMap": {"name": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        pytest.param(
+            {
+                "model": {"source": "file:///models/tiny"},
+                "runtime": {"volumes": [{"name": "site"}]},
+            },
+            "two volumes are called 'site', one of the operator's settings, one of spec.runtime",
+            id="name",
+        ),
+        pytest.param(
+            {"runtime": {"volumes": [{"name": "ray-logs", "emptyDir": {}}]}},
+            "two volumes are called 'ray-logs', one of KubeRay",
+            id="KubeRay's name",
+        ),
+        pytest.param(
+            {"runtime": {"volumeMounts": [{"name": "site", "mountPath": "/models/tiny/"}]}},
+            "two volumes are mounted at '/models/tiny', one by spec.model.source, one by spec.runt",
+            id="path",
+        ),
+        pytest.param(
+            {"runtime": {"volumeMounts": [{"name": "nowhere", "mountPath": "/x"}]}},
+            "mounts the volume 'nowhere', which nobody defines; add it .*site",
+            id="unknown volume",
+        ),
+        pytest.param(
+            {"runtime": {"volumes": [{"emptyDir": {}}]}},
+            "spec.runtime has a volume without name; give it one",
+            id="no name",
+        ),
+    ],
+)
+def test_volumes_that_do_not_fit_together_are_refused(spec: dict[str, Any], said: str) -> None:
+    settings = settings_with(volumes=[{"name": "site", "emptyDir": {}}])
+
+    with pytest.raises(RenderError, match=said):
+        rendered(spec, settings)
+
+
+def test_a_source_beside_the_manifest_is_no_place_in_kubernetes() -> None:
+    service = inference_service()
+    model = service.spec.model.model_copy(update={"source": "./"})
+    spec = service.spec.model_copy(update={"model": model})
+    service = service.model_copy(update={"spec": spec})
+
+    with pytest.raises(RenderError, match=r"'\./' is relative .*write file:///absolute/path"):
+        render(service, uid=UID, settings=SETTINGS)

@@ -1,0 +1,180 @@
+"""The RayService: what goes to Ray as a document, and what as a cluster."""
+
+import json
+
+import pytest
+import yaml
+
+from tandem_operator import names
+from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
+from tandem_operator.render.wanted import RenderError
+from tandem_serve.api.document import Exposure, serve_document
+from tests.unit.operator.render.services import (
+    SETTINGS,
+    cluster_of,
+    head_pod,
+    inference_service,
+    one,
+    rendered,
+    worker_of,
+    worker_pod,
+)
+
+NPU = {"resources": {"npu": 2, "npuProfile": "atlas-800i-a2", "cpu": 4, "memory": "16Gi"}}
+
+
+def test_kuberay_gets_the_serve_document_as_text() -> None:
+    text = one(rendered(), "RayService")["spec"]["serveConfigV2"]
+
+    assert yaml.safe_load(text) == serve_document(inference_service(), Exposure())
+
+
+def test_the_number_of_replicas_is_in_the_document_alone() -> None:
+    one_replica = rendered({"scaling": {"minReplicas": 1}})
+    three = rendered({"scaling": {"minReplicas": 3}})
+
+    assert cluster_of(one_replica) == cluster_of(three)
+    document = yaml.safe_load(one(three, "RayService")["spec"]["serveConfigV2"])
+    assert document["applications"][0]["deployments"][0]["num_replicas"] == 3
+
+
+def test_a_worker_has_room_for_exactly_one_replica() -> None:
+    wanted = rendered(NPU)
+    document = yaml.safe_load(one(wanted, "RayService")["spec"]["serveConfigV2"])
+    asked = document["applications"][0]["deployments"][0]["ray_actor_options"]
+
+    start = worker_of(wanted)["rayStartParams"]
+
+    assert int(start["num-cpus"]) == asked["num_cpus"]
+    assert int(start["memory"]) == asked["memory"]
+    # The shell of KubeRay's command takes the outer quotes and the backslashes away.
+    assert start["resources"] == '"{\\"NPU\\": 2}"'
+    assert json.loads(json.loads(start["resources"])) == asked["resources"]
+
+
+def test_a_service_without_cards_tells_ray_of_none() -> None:
+    assert "resources" not in worker_of(rendered())["rayStartParams"]
+
+
+def test_no_replica_lives_on_the_head() -> None:
+    wanted = rendered()
+
+    assert cluster_of(wanted)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert one(wanted, "RayService")["spec"]["excludeHeadPodFromServeSvc"]
+
+
+def test_ray_asks_for_the_token_of_the_service() -> None:
+    wanted = rendered()
+
+    assert cluster_of(wanted)["authOptions"] == {"mode": "token", "secretName": "tiny-ray-token"}
+    assert wanted.token_secret == names.token_secret("tiny")
+
+
+def test_the_bounds_of_the_workers_never_follow_the_replicas() -> None:
+    group = worker_of(rendered({"scaling": {"minReplicas": 7}}))
+
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (0, 0, 1000)
+
+
+def test_the_autoscaler_runs_like_the_head() -> None:
+    wanted = rendered({"runtime": {"imagePullPolicy": "Never"}})
+    options = cluster_of(wanted)["autoscalerOptions"]
+    (head,) = head_pod(wanted)["containers"]
+
+    assert options["version"] == "v2"
+    for field in ("imagePullPolicy", "env", "volumeMounts", "securityContext"):
+        assert options[field] == head[field]
+
+
+def test_clients_call_a_service_of_the_services_name() -> None:
+    endpoint = one(rendered(), "RayService")["spec"]["serveService"]
+
+    assert endpoint["metadata"]["name"] == "tiny"
+    (port,) = endpoint["spec"]["ports"]
+    assert (port["name"], port["port"]) == ("serve", 8000)
+    assert names.endpoint_url("tiny", "models") == "http://tiny.models.svc:8000"
+
+
+def test_the_spec_stands_in_an_annotation() -> None:
+    annotations = one(rendered(), "RayService")["metadata"]["annotations"]
+
+    assert json.loads(annotations[names.SPEC]) == inference_service().resolved()["spec"]
+
+
+def test_other_settings_make_other_pods() -> None:
+    other = OperatorSettings(replica=ReplicaDefaults(image="registry.test/replica:2"))
+
+    assert cluster_of(rendered()) != cluster_of(rendered(under=other))
+
+
+def test_tolerations_alone_change_the_revision() -> None:
+    """KubeRay leaves them out when it compares two clusters."""
+    borne = {"runtime": {"tolerations": [{"key": "npu", "operator": "Exists"}]}}
+    revisions = [
+        worker_of(rendered(spec))["template"]["metadata"]["annotations"][names.REVISION]
+        for spec in ({}, borne)
+    ]
+
+    assert revisions[0] != revisions[1]
+
+
+def test_cards_bring_the_profile_of_their_nodes() -> None:
+    wanted = rendered(NPU)
+    pod = worker_pod(wanted)
+
+    assert pod["nodeSelector"]["accelerator-type"] == "module-910b-8"
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "5", "memory": "17Gi", "huawei.com/Ascend910": "2"}
+    # The head needs no card, but a node whose architecture is the image's.
+    assert head_pod(wanted)["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+
+
+def test_a_profile_adds_to_the_workers_alone() -> None:
+    profile = {
+        "resource_name": "example.com/card",
+        "cards": 2,
+        "env": [{"name": "DRIVER", "value": "on"}],
+        "volumes": [{"name": "driver", "hostPath": {"path": "/driver"}}],
+        "volume_mounts": [{"name": "driver", "mountPath": "/driver"}],
+        "tolerations": [{"key": "cards", "operator": "Exists"}],
+        "scheduler_name": "volcano",
+    }
+    settings = OperatorSettings.model_validate(
+        {
+            "replica": {"image": "i"},
+            "npu_profiles": {"mine": profile},
+            "default_npu_profile": "mine",
+        }
+    )
+
+    wanted = rendered({"resources": {"npu": 2}}, settings)
+
+    worker, head = worker_pod(wanted), head_pod(wanted)
+    assert worker["schedulerName"] == "volcano"
+    assert worker["tolerations"] == [{"key": "cards", "operator": "Exists"}]
+    assert {"name": "DRIVER", "value": "on"} in worker["containers"][0]["env"]
+    assert {"name": "driver", "hostPath": {"path": "/driver"}} in worker["volumes"]
+    assert "schedulerName" not in head
+    assert "tolerations" not in head
+    assert {"name": "driver", "hostPath": {"path": "/driver"}} not in head["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        pytest.param({"npu": 1}, "neither .*npuProfile nor .*set npuProfile to one of", id="none"),
+        pytest.param(
+            {"npu": 1, "npuProfile": "a9"},
+            "'a9' is not one of .*allowed: .*atlas-800i-a2",
+            id="new",
+        ),
+        pytest.param(
+            {"npu": 9, "npuProfile": "atlas-800i-a2"},
+            "9 is more than a node of npuProfile 'atlas-800i-a2' has, 8; .*ask for at most 8",
+            id="too many",
+        ),
+    ],
+)
+def test_cards_that_cannot_be_had_are_refused(resources: dict[str, object], said: str) -> None:
+    with pytest.raises(RenderError, match=said):
+        rendered({"resources": resources}, SETTINGS)

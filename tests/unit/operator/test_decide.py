@@ -1,0 +1,165 @@
+"""When a service is looked at again without an event."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem_operator.decide import (
+    POLL_S,
+    POLLS_PER_S,
+    collect_facts,
+    decide,
+    is_settled,
+    look_again_s,
+)
+from tandem_operator.facts import Facts, Problem
+from tandem_operator.interpret import Asked, interpret
+from tandem_operator.plan import ApplyObject, ObjectKey, Observed
+from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
+from tandem_operator.seen import Seen
+from tandem_operator.status import status_document
+from tests.unit.operator.scenes import T1, answer, digest, facts, pod, ray_service, service, view
+
+SETTINGS = OperatorSettings(replica=ReplicaDefaults(image="registry/tandem:1"))
+MISSING = Problem("SecretMissing", "spec.server.apiKeysSecret: there is no Secret 'keys'")
+LOADING = view(
+    ray_service(pending=digest("new")),
+    pod("h", "new", head=True),
+    new=answer("STARTING", status="DEPLOYING"),
+)
+
+
+def found(**spec: Any) -> dict[str, Any]:
+    """The InferenceService as the API server has it."""
+    document: dict[str, Any] = json.loads(service(**spec).model_dump_json(by_alias=True))
+    document["metadata"] |= {"uid": "u-1", "generation": 1}
+    return document
+
+
+def seen(*children: dict[str, Any], **changes: Any) -> Seen:
+    objects = {ObjectKey(one["kind"], one["metadata"]["name"]): one for one in children}
+    known: dict[str, Any] = {
+        "children": Observed(objects=objects, has_token=True),
+        "pods": (),
+        "answers": {},
+        "ray_clusters": {},
+        "missing": (),
+        "has_kuberay": True,
+    }
+    return Seen(**{**known, **changes})
+
+
+def written_kinds(asked: Asked, there: Seen) -> set[str]:
+    actions = decide(asked, there).actions
+    return {action.manifest["kind"] for action in actions if isinstance(action, ApplyObject)}
+
+
+def test_everything_is_written_for_a_new_service() -> None:
+    kinds = written_kinds(interpret(found(), SETTINGS), seen())
+
+    assert kinds == {"RayService", "PodDisruptionBudget", "NetworkPolicy"}
+
+
+def test_without_kuberay_all_but_the_rayservice_is_written() -> None:
+    kinds = written_kinds(interpret(found(), SETTINGS), seen(has_kuberay=False))
+
+    assert kinds == {"PodDisruptionBudget", "NetworkPolicy"}
+
+
+def test_nothing_is_written_while_something_is_missing() -> None:
+    intent = decide(interpret(found(), SETTINGS), seen(missing=(MISSING,)))
+
+    assert intent.actions == ()
+    assert intent.problems == (MISSING,)
+
+
+def test_a_spec_that_cannot_be_read_is_refused_with_every_problem() -> None:
+    document = found()
+    document["spec"] |= {"resources": {"cpu": 0}, "model": {"source": "/models"}}
+
+    problems = decide(interpret(document, SETTINGS), seen()).problems
+
+    assert len(problems) == 2
+    assert {one.reason for one in problems} == {"InvalidSpec"}
+
+
+def test_a_profile_that_nobody_knows_is_refused() -> None:
+    asked = interpret(found(resources={"npu": 1, "npuProfile": "nowhere"}), SETTINGS)
+
+    assert asked.wanted is None
+    assert "nowhere" in decide(asked, seen()).problems[0].message
+
+
+def test_somebody_elses_rayservice_is_left_alone_and_is_not_shown() -> None:
+    foreign = ray_service(active=digest("theirs", "RUNNING"), endpoints=1)
+    asked, there = interpret(found(), SETTINGS), seen(foreign)
+    intent = decide(asked, there)
+
+    known = collect_facts(found(), asked, there, intent, trouble=None, now=T1)
+
+    assert intent.actions == ()
+    assert intent.problems[0].reason == "NameTaken"
+    assert known.ray is None
+
+
+def test_a_rayservice_that_goes_is_not_applied() -> None:
+    asked = interpret(found(), SETTINGS)
+    assert asked.wanted
+    manifests = json.loads(json.dumps(asked.wanted.objects))
+    for manifest in manifests:
+        if manifest["kind"] == "RayService":
+            manifest["metadata"] |= {"deletionTimestamp": T1, "generation": 1}
+    there = seen(*manifests)
+    intent = decide(asked, there)
+
+    assert intent.actions == ()
+    known = collect_facts(found(), asked, there, intent, trouble=None, now=T1)
+    assert not known.is_applied
+
+
+def again(known: Facts, deadline_in_s: float | None = 500.0, polled: int = 1) -> float | None:
+    return look_again_s(known, status_document(known), deadline_in_s=deadline_in_s, polled=polled)
+
+
+def test_a_settled_service_waits_for_events() -> None:
+    assert again(facts()) is None
+    assert is_settled(status_document(facts()))
+
+
+def test_a_service_that_loads_is_asked_every_few_seconds() -> None:
+    assert again(facts(ray=LOADING)) == POLL_S
+
+
+def test_with_many_of_them_each_is_asked_less_often() -> None:
+    assert again(facts(ray=LOADING), polled=200) == 200 / POLLS_PER_S
+
+
+def test_while_no_head_runs_there_is_nobody_to_ask_until_the_deadline() -> None:
+    assert again(facts(ray=None)) == 500.0
+    assert again(facts(ray=None), deadline_in_s=None) is None
+
+
+def test_after_a_write_it_is_looked_at_at_once() -> None:
+    wait_s = again(replace(facts(), is_applied=False))
+
+    assert wait_s is not None
+    assert wait_s <= POLL_S
+
+
+def test_what_was_missing_is_looked_for_again() -> None:
+    assert again(facts(problems=(MISSING,))) is not None
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_settled_service_that_lost_a_replica_is_asked(replicas: int) -> None:
+    before = status_document(facts())
+    ray = view(
+        ray_service(active=digest("old", "RUNNING"), endpoints=replicas),
+        pod("h", head=True),
+        old=answer(*["RUNNING"] * replicas, "STARTING", target=replicas + 1),
+    )
+    known = facts(previous=before, service=service(replicas + 1), ray=ray)
+
+    assert again(known) == POLL_S

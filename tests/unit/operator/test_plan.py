@@ -1,0 +1,319 @@
+"""What is done about the difference between what is wanted and what is there."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_operator import names
+from tandem_operator.plan import (
+    ApplyObject,
+    Conflict,
+    CreateToken,
+    ObjectKey,
+    Observed,
+    PendingChange,
+    key_of,
+    pending_change,
+    plan,
+)
+from tandem_operator.render.service import render
+from tandem_operator.render.wanted import Wanted
+from tandem_serve.api.changes import ChangeKind
+from tandem_serve.api.spec import InferenceService
+from tests.unit.operator.render.services import (
+    SETTINGS,
+    UID,
+    UNTIMED,
+    inference_service,
+    one,
+    rendered,
+    services,
+)
+
+Path = tuple[str | int, ...]
+
+
+def as_applied(manifest: Mapping[str, Any]) -> Any:
+    """An object as the API server gives it back: with defaults, and what others added."""
+    found: Any = copy.deepcopy(dict(manifest))
+    found["metadata"] |= {"resourceVersion": "7", "uid": "own", "generation": 1}
+    found["metadata"]["labels"]["argocd.argoproj.io/instance"] = "site"
+    found["metadata"]["finalizers"] = ["ray.io/rayservice-finalizer"]
+    found["metadata"]["ownerReferences"].append({"kind": "Other", "uid": "x", "name": "x"})
+    found["status"] = {"conditions": []}
+    for container in _containers(found):
+        container["terminationMessagePath"] = "/dev/termination-log"
+        container["resources"]["claims"] = []
+    return found
+
+
+def _containers(manifest: Any) -> Iterator[Any]:
+    cluster = manifest["spec"].get("rayClusterConfig")
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]] if cluster else []:
+        yield from group["template"]["spec"]["containers"]
+
+
+def observed(*objects: Mapping[str, Any], has_token: bool = True) -> Observed:
+    return Observed(objects={key_of(found): found for found in objects}, has_token=has_token)
+
+
+def all_applied(wanted: Wanted) -> Observed:
+    return observed(*map(as_applied, wanted.objects))
+
+
+def leaf_paths(value: Any, path: Path = ()) -> Iterator[Path]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from leaf_paths(part, (*path, name))
+    elif isinstance(value, list) and value:
+        for index, part in enumerate(value):
+            yield from leaf_paths(part, (*path, index))
+    else:
+        yield path
+
+
+def at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def different(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else f"not {value}"
+
+
+def applied_kinds(wanted: Wanted, seen: Observed) -> list[str]:
+    actions = plan(wanted, seen)
+    return [action.manifest["kind"] for action in actions if isinstance(action, ApplyObject)]
+
+
+def test_at_first_everything_is_made_the_token_before_what_needs_it() -> None:
+    wanted = rendered()
+
+    actions = plan(wanted, Observed())
+
+    assert actions == (CreateToken("tiny-ray-token"), *map(ApplyObject, wanted.objects))
+
+
+@UNTIMED
+@given(service=services)
+def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
+    wanted = render(service, uid=UID, settings=SETTINGS)
+
+    assert plan(wanted, all_applied(wanted)) == ()
+
+
+@UNTIMED
+@given(data=st.data(), service=services)
+def test_any_wanted_value_that_changed_is_written_again(
+    data: st.DataObject, service: InferenceService
+) -> None:
+    wanted = render(service, uid=UID, settings=SETTINGS)
+    index = data.draw(st.integers(0, len(wanted.objects) - 1))
+    manifest: Any = wanted.objects[index]
+    paths = [path for path in leaf_paths(manifest) if not _is_identity(path)]
+    path = data.draw(st.sampled_from(paths))
+    found = as_applied(manifest)
+    if data.draw(st.booleans(), label="removed"):
+        del at(found, path[:-1])[path[-1]]
+    else:
+        at(found, path[:-1])[path[-1]] = different(at(found, path))
+    seen = observed(*map(as_applied, wanted.objects), found)
+
+    assert plan(wanted, seen) == (ApplyObject(manifest),)
+
+
+def _is_identity(path: Path) -> bool:
+    """Whether a mutation makes it another object, or another's."""
+    return path in {("kind",), ("metadata", "name")} or path[:2] == ("metadata", "ownerReferences")
+
+
+def test_an_element_more_in_a_list_is_drift() -> None:
+    wanted = rendered()
+    found = as_applied(one(wanted, "NetworkPolicy", "tiny-head"))
+    found["spec"]["ingress"].append({})
+
+    seen = observed(*map(as_applied, wanted.objects), found)
+
+    assert applied_kinds(wanted, seen) == ["NetworkPolicy"]
+
+
+def test_a_field_that_is_no_longer_rendered_is_removed_once() -> None:
+    """The old object has all of the new one, and more: only the hash tells."""
+    old = rendered({"runtime": {"nodeSelector": {"pool": "a"}}})
+    new = rendered()
+    found = as_applied(one(new, "RayService"))
+    found["metadata"]["annotations"][names.APPLIED] = one(old, "RayService")["metadata"][
+        "annotations"
+    ][names.APPLIED]
+
+    seen = observed(*map(as_applied, new.objects), found)
+
+    assert applied_kinds(new, seen) == ["RayService"]
+    assert plan(new, all_applied(new)) == ()
+
+
+def test_an_amount_may_be_spelled_anew() -> None:
+    runtime = {"volumes": [{"name": "own", "emptyDir": {"sizeLimit": "1024Mi"}}]}
+    wanted = rendered({"runtime": runtime})
+    found = as_applied(one(wanted, "RayService"))
+    group = found["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    (own,) = (v for v in group["template"]["spec"]["volumes"] if v["name"] == "own")
+    own["emptyDir"]["sizeLimit"] = "1Gi"
+
+    assert plan(wanted, observed(*map(as_applied, wanted.objects), found)) == ()
+
+    own["emptyDir"]["sizeLimit"] = "2Gi"
+
+    assert applied_kinds(wanted, observed(*map(as_applied, wanted.objects), found)) == [
+        "RayService"
+    ]
+
+
+def test_a_dying_object_is_left_to_die() -> None:
+    wanted = rendered()
+    found = as_applied(one(wanted, "RayService"))
+    found["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z"
+    found["spec"] = {}
+
+    assert plan(wanted, observed(*map(as_applied, wanted.objects), found)) == ()
+
+
+def test_a_lost_token_is_made_anew() -> None:
+    wanted = rendered()
+    seen = observed(*map(as_applied, wanted.objects), has_token=False)
+
+    assert plan(wanted, seen) == (CreateToken("tiny-ray-token"),)
+
+
+@pytest.mark.parametrize(
+    ("owners", "said"),
+    [
+        pytest.param(
+            [],
+            "RayService 'tiny' exists already and was not made for this InferenceService; "
+            "delete it or give the InferenceService another name",
+            id="nobody's",
+        ),
+        pytest.param(
+            [{"kind": "App", "name": "a", "uid": "a", "controller": True}],
+            "RayService 'tiny' exists already and belongs to App 'a'; give the InferenceService "
+            "another name",
+            id="another's",
+        ),
+        pytest.param(
+            [{"kind": "InferenceService", "name": "tiny", "uid": "old", "controller": True}],
+            "RayService 'tiny' belongs to an earlier InferenceService of this name, which is being "
+            "deleted; it is made anew when that one is gone",
+            id="an earlier one's",
+        ),
+        pytest.param(
+            [{"kind": "InferenceService", "name": "tiny", "uid": UID}],
+            "RayService 'tiny' exists already and was not made for this InferenceService; "
+            "delete it or give the InferenceService another name",
+            id="not the controller",
+        ),
+    ],
+)
+def test_what_is_not_ours_is_never_overwritten(owners: list[Any], said: str) -> None:
+    wanted = rendered()
+    found = as_applied(one(wanted, "RayService"))
+    found["metadata"]["ownerReferences"] = owners
+
+    with pytest.raises(Conflict) as caught:
+        plan(wanted, observed(found))
+
+    assert str(caught.value) == said
+
+
+def test_kuberay_does_not_get_to_take_over_somebodys_service() -> None:
+    service = {"kind": "Service", "metadata": {"name": "tiny"}}
+
+    with pytest.raises(Conflict, match="Service 'tiny' exists already and is no endpoint of this"):
+        plan(rendered(), observed(service))
+
+
+def test_the_endpoint_that_kuberay_made_is_no_conflict() -> None:
+    wanted = rendered()
+    owner = {"kind": "RayService", "name": "tiny", "uid": "own", "controller": True}
+    service = {"kind": "Service", "metadata": {"name": "tiny", "ownerReferences": [owner]}}
+
+    assert plan(wanted, observed(service, *map(as_applied, wanted.objects))) == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "fields"),
+    [
+        (
+            {"engine": {"schedule": {"maxBatchSize": 100}}},
+            ChangeKind.LIVE,
+            ("spec.engine.schedule.maxBatchSize",),
+        ),
+        ({"scaling": {"minReplicas": 2}}, ChangeKind.IN_PLACE, ("spec.scaling.minReplicas",)),
+        ({"engine": {"dtype": "float32"}}, ChangeKind.REPLACE, ("spec.engine.dtype",)),
+        (
+            {"engine": {"dtype": "float32"}, "scaling": {"minReplicas": 2}},
+            ChangeKind.REPLACE,
+            ("spec.engine.dtype", "spec.scaling.minReplicas"),
+        ),
+        (
+            {"runtime": {"nodeSelector": {"pool": "a"}}},
+            ChangeKind.REPLACE,
+            ("spec.runtime.nodeSelector.pool",),
+        ),
+    ],
+)
+def test_a_pending_change_has_the_class_of_its_costliest_field(
+    spec: dict[str, Any], kind: ChangeKind, fields: tuple[str, ...]
+) -> None:
+    there = one(rendered(), "RayService")
+
+    assert pending_change(inference_service(spec), there) == PendingChange(kind=kind, fields=fields)
+
+
+@UNTIMED
+@given(service=services)
+def test_nothing_is_pending_of_what_was_rendered(service: InferenceService) -> None:
+    there = one(render(service, uid=UID, settings=SETTINGS), "RayService")
+
+    assert pending_change(service, there) is None
+
+
+def test_a_default_that_is_written_down_is_no_change() -> None:
+    there = one(rendered(), "RayService")
+
+    assert pending_change(inference_service({"engine": {"dtype": "auto"}}), there) is None
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        None,
+        {"metadata": {}},
+        {"metadata": {"annotations": {names.SPEC: "no JSON"}}},
+        {"metadata": {"annotations": {names.SPEC: "[]"}}},
+    ],
+    ids=["no RayService", "no annotation", "spoilt", "spoilt otherwise"],
+)
+def test_without_the_spec_that_was_rendered_nothing_is_known_to_be_pending(there: Any) -> None:
+    assert pending_change(inference_service(), there) is None
+
+
+def test_a_field_of_another_version_may_cost_all() -> None:
+    there = {"metadata": {"annotations": {names.SPEC: '{"bygone": 1}'}}}
+
+    found = pending_change(inference_service(), there)
+
+    assert found is not None
+    assert found.kind is ChangeKind.REPLACE
+    assert "spec.bygone" in found.fields
+
+
+def test_the_key_of_an_object_is_kind_and_name() -> None:
+    assert key_of(one(rendered(), "RayService")) == ObjectKey("RayService", "tiny")
