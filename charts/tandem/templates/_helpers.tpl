@@ -1,0 +1,91 @@
+{{/* Name of the Deployment and prefix of everything else: tandem-operator for a release "tandem". */}}
+{{- define "tandem.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $base := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- printf "%s-operator" ($base | trunc 40 | trimSuffix "-") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels by which the operator's pods are found. The replicas' pods have name "tandem". */}}
+{{- define "tandem.selectorLabels" -}}
+app.kubernetes.io/name: tandem-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tandem.labels" -}}
+{{ include "tandem.selectorLabels" . }}
+app.kubernetes.io/part-of: tandem
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
+{{- end -}}
+
+{{- define "tandem.serviceAccountName" -}}
+{{- default (.Values.serviceAccount.create | ternary (include "tandem.fullname" .) "default") .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "tandem.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{- printf "%s@%s" .repository .digest -}}
+{{- else -}}
+{{- printf "%s:%s" .repository (default $.Chart.AppVersion .tag) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The operator's settings: what the chart knows, with .Values.settings over it. */}}
+{{- define "tandem.settings" -}}
+{{- $operator := dict
+  "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace))
+  "podSelector" (dict "matchLabels" (include "tandem.selectorLabels" . | fromYaml)) -}}
+{{- $known := dict
+  "namespaces" .Values.namespaces
+  "replica" (dict "image" (printf "tandem/replica:%s" .Chart.AppVersion))
+  "access" (dict "operator" (list $operator) "kuberay" .Values.networkPeers.kuberay "prometheus" .Values.networkPeers.prometheus) -}}
+{{- mustMergeOverwrite $known (deepCopy .Values.settings) | toYaml -}}
+{{- end -}}
+
+{{/* The operator's rights where services live. tests/integration/chart holds them against what is used. */}}
+{{- define "tandem.rules" -}}
+- apiGroups: [serving.tandem.dev]
+  resources: [inferenceservices]
+  verbs: [get, list, watch]
+- apiGroups: [serving.tandem.dev]
+  resources: [inferenceservices/status]
+  verbs: [patch]
+# Where OwnerReferencesPermissionEnforcement is on, owning an object that blocks deletion asks for it.
+- apiGroups: [serving.tandem.dev]
+  resources: [inferenceservices/finalizers]
+  verbs: [update]
+- apiGroups: [ray.io]
+  resources: [rayservices]
+  verbs: [get, list, watch, create, patch]
+# Why KubeRay makes no pods is said by its RayCluster.
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+# By name, never as a list: the operator sees no Secret whose name it does not know.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+# Claims of weights, and a Service that already has the endpoint's name.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims, services]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch]
+{{- end -}}

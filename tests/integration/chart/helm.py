@@ -1,0 +1,73 @@
+"""The real helm, as the tests call it."""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT: Final = Path(__file__).parents[3]
+CHART: Final = ROOT / "charts/tandem"
+VALUES: Final = sorted((CHART / "ci").glob("*-values.yaml"))
+
+Object = dict[str, Any]
+
+
+class HelmFailed(Exception):
+    """Helm ended with an error; the text is what it said."""
+
+
+@dataclass(frozen=True)
+class Helm:
+    """Helm for one cluster, or for none."""
+
+    binary: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, *args: str, values: Sequence[Path | Mapping[str, Any]] = ()) -> str:
+        """What helm prints; `values` are files, or JSON objects."""
+        done = subprocess.run(
+            [self.binary, *args, *_flags(values)],
+            env=self.env,
+            input=_piped(values),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise HelmFailed(done.stdout + done.stderr)
+        return done.stdout
+
+    def template(
+        self, *args: str, values: Sequence[Path | Mapping[str, Any]] = (), namespace: str = "sys"
+    ) -> list[Object]:
+        """The objects of a release called tandem."""
+        text = self.run(
+            "template", "tandem", str(CHART), "--namespace", namespace, *args, values=values
+        )
+        return [one for one in yaml.safe_load_all(text) if one]
+
+
+def _flags(values: Sequence[Path | Mapping[str, Any]]) -> list[str]:
+    # Helm reads the one object from its standard input.
+    return [
+        flag for one in values for flag in ("--values", str(one) if isinstance(one, Path) else "-")
+    ]
+
+
+def _piped(values: Sequence[Path | Mapping[str, Any]]) -> str | None:
+    objects = [one for one in values if not isinstance(one, Path)]
+    assert len(objects) <= 1
+    return json.dumps(objects[0]) if objects else None
+
+
+def only(objects: Sequence[Object], kind: str, name: str | None = None) -> Object:
+    """The one object of this kind."""
+    found = [
+        one for one in objects if one["kind"] == kind and name in (None, one["metadata"]["name"])
+    ]
+    assert len(found) == 1, [one["metadata"]["name"] for one in found]
+    return found[0]
