@@ -4,17 +4,20 @@ VENV    ?= .venv
 PYTHON  ?= python3
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-EXAMPLE := examples/tandem-tiny/isvc.yaml
+LOCAL   := examples/tandem-tiny/local.yaml
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test check format bench
+.PHONY: help up serve down test check format crds bench
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
-up: $(READY)  ## Start tandem-tiny on this machine and ask it something
-	@$(BIN)/tandem serve -f $(EXAMPLE) --detach
+up: $(READY)  ## Start a Kubernetes with Tandem in it, serve tandem-tiny, ask it something
+	@$(BIN)/python -m tools.up
+
+serve: $(READY)  ## The same without Kubernetes: serve tandem-tiny on this machine, ask it something
+	@$(BIN)/tandem serve -f $(LOCAL) --detach
 	@echo
 	@echo 'You ask: 47+38=?'
 	@printf 'It answers: '
@@ -23,12 +26,13 @@ up: $(READY)  ## Start tandem-tiny on this machine and ask it something
 	@echo 'What to try next:'
 	@echo '  $(BIN)/tandem chat --temperature 0       talk to it'
 	@echo '  $(BIN)/tandem status                     what runs, and where'
-	@echo '  $(BIN)/tandem apply -f $(EXAMPLE)   change splitChunkTokens there first: live'
+	@echo '  $(BIN)/tandem apply -f $(LOCAL)   change splitChunkTokens there first: live'
 	@echo '  make bench                               throughput, TTFT and TPOT, with a plot'
 	@echo '  make down                                end it'
 
-down: $(READY)  ## End what `make up` started
+down: $(READY)  ## End what `make up` and `make serve` started
 	@$(BIN)/tandem stop --all
+	@$(BIN)/python -m tools.cluster down
 
 test: check  ## Run every check and every test, as CI does
 	$(BIN)/pytest
@@ -42,6 +46,9 @@ check: $(READY)  ## Lint, type-check, and hold the layers apart
 format: $(READY)  ## Lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+crds: $(READY)  ## Write the CRD anew, after a change of the spec
+	$(BIN)/python -m tandem_operator.crd
 
 bench: $(READY)  ## Measure tandem-tiny through HTTP: a table, JSON and a plot
 	$(BIN)/python -m benchmarks.serving --case 1x32x64 --case 16x32x64 --case 16x256x64 \

@@ -4,17 +4,16 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.e2e.harness import Service
+from tests.e2e.load import MODEL, ask, ask_all, more_answers, openai_client, steady_load
 from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, accuracy, held_out, misses
 
-MODEL = "tandem-tiny"
 CONCURRENCY = 32
 NUM_LEAVERS = 200
 LEAVERS_TOKENS = 300
@@ -25,12 +24,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 async def client(service: Service) -> AsyncIterator[AsyncOpenAI]:
-    # No retries: a request that fails once has failed.
-    url = f"{service.url}/v1"
-    http: Any = DefaultAsyncHttpxClient(trust_env=False)
-    async with AsyncOpenAI(
-        base_url=url, api_key="none", max_retries=0, timeout=120, http_client=http
-    ) as client:
+    async with openai_client(service.url) as client:
         yield client
 
 
@@ -51,26 +45,9 @@ async def until_idle(service: Service) -> None:
             await asyncio.sleep(0.05)
 
 
-async def ask(client: AsyncOpenAI, messages: list[Any], **more: Any) -> str:
-    answer = await client.chat.completions.create(
-        model=MODEL, messages=messages, temperature=0, max_tokens=MAX_ANSWER_TOKENS, **more
-    )
-    return answer.choices[0].message.content or ""
-
-
-async def ask_all(client: AsyncOpenAI, conversations: list[Any]) -> dict[int, str]:
-    places = asyncio.Semaphore(CONCURRENCY)
-
-    async def one(at: int) -> tuple[int, str]:
-        async with places:
-            return at, await ask(client, conversations[at].messages)
-
-    return dict(await asyncio.gather(*(one(at) for at in range(len(conversations)))))
-
-
 async def test_500_questions_at_concurrency_32(service: Service, client: AsyncOpenAI) -> None:
     conversations = held_out()
-    answers = await ask_all(client, conversations)
+    answers = await ask_all(client, conversations, concurrency=CONCURRENCY)
 
     assert len(answers) == len(conversations), "none failed"
     assert accuracy(conversations, answers) >= LEAST_ACCURACY, misses(conversations, answers)
@@ -111,33 +88,6 @@ async def test_200_clients_that_leave_at_random_hold_no_block(service: Service) 
     assert said < 0.5 * NUM_LEAVERS * LEAVERS_TOKENS
 
 
-@asynccontextmanager
-async def steady_load(client: AsyncOpenAI) -> AsyncIterator[list[str]]:
-    """Keep CONCURRENCY questions in flight; yields the answers so far, raises what any raised."""
-    conversations, answers, done = held_out(200), list[str](), asyncio.Event()
-
-    async def keep_asking(at: int) -> None:
-        while not done.is_set():
-            answers.append(await ask(client, conversations[at % len(conversations)].messages))
-            at += CONCURRENCY
-
-    async with asyncio.TaskGroup() as group:
-        for at in range(CONCURRENCY):
-            group.create_task(keep_asking(at))
-        try:
-            yield answers
-        finally:
-            done.set()
-
-
-async def more_answers(answers: list[str]) -> None:
-    """Wait until the load has moved on."""
-    seen = len(answers)
-    async with asyncio.timeout(120):
-        while len(answers) < seen + CONCURRENCY:
-            await asyncio.sleep(0.05)
-
-
 async def apply_changed(service: Service, change: Callable[[dict[str, Any]], object]) -> str:
     service.write(change)
     return await asyncio.to_thread(service.apply)
@@ -167,21 +117,21 @@ def restored(service: Service) -> Iterator[Service]:
 
 async def test_live_changes_under_load_lose_nothing(restored: Service, client: AsyncOpenAI) -> None:
     pids = restored.replica_pids()
-    async with steady_load(client) as answers:
-        await more_answers(answers)
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
         for chunk, batch in ((32, 8), (512, 64), (64, 16)):
             assert "live" in await apply_changed(restored, limits(chunk, batch))
-            await more_answers(answers)
+            await more_answers(answers, CONCURRENCY)
 
     assert restored.replica_pids() == pids, "nothing was restarted"
 
 
 async def test_new_replicas_under_load_lose_nothing(restored: Service, client: AsyncOpenAI) -> None:
     pids = restored.replica_pids()
-    async with steady_load(client) as answers:
-        await more_answers(answers)
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
         assert "replace" in await apply_changed(restored, larger_blocks)
-        await more_answers(answers)
+        await more_answers(answers, CONCURRENCY)
 
     assert not set(restored.replica_pids()) & set(pids)
 

@@ -1,0 +1,54 @@
+"""KubeRay and Tandem, installed as `make up` does it, on a Kubernetes of the tests' own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster_fixture import cluster
+from tests.e2e.kubernetes.harness import OperatorProcess, Times
+from tools.cluster import Cluster, kuberay
+from tools.cluster.progress import SILENT
+from tools.kubernetes import Kubernetes
+from tools.up import cluster_values, install_tandem
+
+__all__ = ["cluster"]
+
+TIMES = pytest.StashKey[Times]()
+
+
+@pytest.fixture(scope="session")
+def times(request: pytest.FixtureRequest) -> Times:
+    """Takes times; they are printed when the run ends."""
+    return request.config.stash.setdefault(TIMES, Times())
+
+
+@pytest.fixture(scope="module")
+def tandem(cluster: Cluster, times: Times) -> Kubernetes:
+    """The cluster with KubeRay, and Tandem installed by Helm."""
+    kubernetes = Kubernetes.of_cluster(cluster)
+    with times.measure("KubeRay installed"):
+        kuberay.install(cluster)
+    with times.measure("Tandem installed by Helm"):
+        install_tandem(kubernetes, cluster_values(cluster), SILENT)
+    return kubernetes
+
+
+@pytest.fixture
+def operator(cluster: Cluster, tandem: Kubernetes) -> Iterator[OperatorProcess]:
+    """The operator's process, to be killed."""
+    process = OperatorProcess(cluster, tandem)
+    process.wait_until_available()
+    yield process
+    process.wait_until_available()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the times that were taken."""
+    times = config.stash.get(TIMES, None)
+    if times is None:
+        return
+    terminalreporter.section("times on Kubernetes")
+    for what, seconds in times.rows:
+        terminalreporter.write_line(f"{seconds:8.1f} s  {what}")

@@ -1,0 +1,140 @@
+"""A Kubernetes with Tandem in it, as `kubectl` and a client on this machine see it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.e2e.harness import wait_for
+from tests.tiny import TINY
+from tools.cluster import Cluster
+from tools.kubernetes import Kubernetes
+from tools.up import NAMESPACE as OPERATOR_NAMESPACE
+
+NAMESPACE = "default"
+# What the garbage collector and the kubelet take at most to clear a service away.
+GONE_S = 60.0
+KINDS = (
+    "all", "secrets", "configmaps", "networkpolicies", "poddisruptionbudgets", "rayservices",
+    "rayclusters", "roles", "rolebindings", "serviceaccounts",
+)  # fmt: skip
+
+
+@dataclass
+class Times:
+    """How long each thing took, printed at the end of the run."""
+
+    rows: list[tuple[str, float]] = field(default_factory=list)
+
+    @contextmanager
+    def measure(self, what: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.rows.append((what, time.monotonic() - started))
+
+
+@dataclass(frozen=True)
+class DeployedService:
+    """One InferenceService."""
+
+    kubernetes: Kubernetes
+    name: str
+
+    @property
+    def found(self) -> dict[str, Any]:
+        found = self.kubernetes.get("inferenceservice", self.name)
+        assert found is not None, f"{self.name} is not there"
+        return found
+
+    @property
+    def url(self) -> str:
+        """The endpoint as this machine reaches it: the address of the Service."""
+        service = self.kubernetes.get("service", self.name)
+        assert service is not None
+        return f"http://{service['spec']['clusterIP']}:8000"
+
+    def apply(self, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
+        """Apply the example's manifest under this name, changed."""
+        document = tiny_manifest(self.name)
+        change(document)
+        self.kubernetes.apply(document)
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """One condition of its status; empty: it has none."""
+        conditions = self.found.get("status", {}).get("conditions", [])
+        return next((one for one in conditions if one["type"] == kind), {})
+
+    def is_ready(self) -> bool:
+        """Whether the version that was applied last serves, with all of its replicas."""
+        found = self.found
+        status = found.get("status", {})
+        replicas = status.get("replicas", {})
+        return (
+            status.get("observedGeneration") == found["metadata"]["generation"]
+            and self.condition("Ready").get("status") == "True"
+            and self.condition("Progressing").get("status") == "False"
+            and "pendingChange" not in status
+            and replicas.get("ready") == replicas.get("wanted")
+        )
+
+    def wait_ready(self) -> None:
+        wait_for(self.is_ready, f"{self.name} is Ready")
+
+    def wait_for_replicas(self, count: int) -> None:
+        def has() -> bool:
+            replicas = self.found.get("status", {}).get("replicas", {})
+            return bool(replicas.get("ready") == replicas.get("wanted") == count)
+
+        wait_for(has, f"{self.name} has {count} replicas")
+
+    def pods(self, component: str = "worker") -> list[dict[str, Any]]:
+        selector = f"serving.tandem.dev/service={self.name},app.kubernetes.io/component={component}"
+        return self.kubernetes.list("pods", selector)
+
+    def pod_uids(self, component: str = "worker") -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.pods(component)}
+
+    def delete(self) -> None:
+        self.kubernetes.kubectl("delete", "inferenceservice", self.name, "--ignore-not-found")
+
+    def leftovers(self) -> list[str]:
+        """What there still is of it in the namespace."""
+        kinds = ",".join(KINDS)
+        names = self.kubernetes.kubectl("get", kinds, "-o", "name").split()
+        return [one for one in names if one.partition("/")[2].startswith(self.name)]
+
+    def answers(self) -> bool:
+        """Whether the endpoint answers at all."""
+        try:
+            return httpx.get(f"{self.url}/health", trust_env=False, timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+
+@dataclass(frozen=True)
+class OperatorProcess:
+    """The operator that leads."""
+
+    cluster: Cluster
+    kubernetes: Kubernetes
+
+    def kill(self) -> None:
+        """SIGKILL: it ends between any two of its writes."""
+        self.cluster.run(["pkill", "-9", "-f", "bin/tandem-operator"])
+
+    def wait_until_available(self) -> None:
+        self.kubernetes.kubectl(
+            "wait", f"--namespace={OPERATOR_NAMESPACE}", "--for=condition=Available",
+            "deployment/tandem", "--timeout=120s",
+        )  # fmt: skip
+
+
+def tiny_manifest(name: str) -> dict[str, Any]:
+    """The manifest of the examples, under another name."""
+    document: dict[str, Any] = yaml.safe_load((TINY / "isvc.yaml").read_text())
+    document["metadata"]["name"] = name
+    return document

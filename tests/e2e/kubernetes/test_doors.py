@@ -1,0 +1,185 @@
+"""Who may come in, and who stands before a closed door: each one is tried."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.harness import wait_for
+from tests.e2e.kubernetes.harness import NAMESPACE, DeployedService
+from tests.tiny import held_out
+from tools.kubernetes import Kubernetes
+
+KEYS = "door-keys"
+STRANGERS = "strangers"
+TALK = {"model": "tandem-tiny", "messages": held_out(1)[0].messages, "max_tokens": 4}
+DASHBOARD, GCS, METRICS, ENDPOINT, REPLICA, STATISTICS = 8265, 6379, 8080, 8000, 30000, 8404
+# Connects, or says why not; a dropped packet is a time-out.
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3).close()
+    print("open")
+except TimeoutError:
+    print("closed")
+except ConnectionRefusedError:
+    print("refused")
+"""
+
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+
+
+def with_keys(document: dict[str, Any]) -> None:
+    document["spec"]["server"] = {"apiKeysSecret": KEYS}
+
+
+def secret(**keys: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": KEYS, "namespace": NAMESPACE},
+        "stringData": keys,
+    }
+
+
+@pytest.fixture(scope="module")
+def service(tandem: Kubernetes) -> Iterator[DeployedService]:
+    """A service that asks for a key."""
+    service = DeployedService(tandem, "door")
+    tandem.apply(secret(first="sk-first"))
+    service.apply(with_keys)
+    service.wait_ready()
+    yield service
+    service.delete()
+    tandem.kubectl("delete", "secret", KEYS)
+    wait_for(lambda: not service.leftovers(), "nothing is left of it")
+
+
+@pytest.fixture(scope="module")
+def stranger(tandem: Kubernetes) -> Iterator["Caller"]:
+    """A pod in a namespace that nobody knows."""
+    yield from a_caller(tandem, STRANGERS, {})
+
+
+@pytest.fixture(scope="module")
+def prometheus(tandem: Kubernetes) -> Iterator["Caller"]:
+    """A pod with the labels of Prometheus, in the namespace where it is expected."""
+    yield from a_caller(tandem, "monitoring", {"app.kubernetes.io/name": "prometheus"})
+
+
+class Caller:
+    """A pod that tries doors."""
+
+    def __init__(self, kubernetes: Kubernetes, namespace: str) -> None:
+        self._kubernetes = kubernetes
+        self._namespace = namespace
+
+    def tries(self, address: str, port: int) -> str:
+        """`open`, `refused` (nobody listens there) or `closed`."""
+        command = ["python3", "-c", CONNECT, address, str(port)]
+        return self._kubernetes.kubectl(
+            "exec", "-n", self._namespace, "caller", "--", *command
+        ).strip()
+
+
+def a_caller(tandem: Kubernetes, namespace: str, labels: dict[str, str]) -> Iterator[Caller]:
+    tandem.kubectl("create", "namespace", namespace)
+    container = {
+        "name": "caller",
+        "image": "localhost/tandem/base:1",
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "infinity"],
+    }
+    tandem.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "caller", "namespace": namespace, "labels": labels},
+            "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]},
+        }
+    )
+    tandem.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/caller", "--timeout=60s")
+    yield Caller(tandem, namespace)
+    tandem.kubectl("delete", "namespace", namespace)
+
+
+def talk(service: DeployedService, key: str | None) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    url = f"{service.url}/v1/chat/completions"
+    return httpx.post(url, json=TALK, headers=headers, timeout=60, trust_env=False)
+
+
+@pytest.mark.parametrize("key", [None, "", "sk-wrong", "sk-firs", "sk-first2"])
+def test_a_request_without_a_right_key_is_refused(service: DeployedService, key: str) -> None:
+    refused = talk(service, key)
+    assert refused.status_code == 401
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert "sk-first" not in refused.text
+
+
+def test_a_request_with_the_key_is_answered(service: DeployedService) -> None:
+    assert talk(service, "sk-first").status_code == 200
+
+
+def test_a_new_key_opens_and_the_old_one_closes_without_a_restart(
+    service: DeployedService,
+) -> None:
+    pods = service.pod_uids()
+    service.kubernetes.kubectl("delete", "secret", KEYS)
+    service.kubernetes.apply(secret(second="sk-second"))
+    wait_for(lambda: talk(service, "sk-second").status_code == 200, "the new key opens")
+    assert talk(service, "sk-first").status_code == 401
+    assert service.pod_uids() == pods
+    service.kubernetes.apply(secret(first="sk-first", second="sk-second"))
+    wait_for(lambda: talk(service, "sk-first").status_code == 200, "both keys open")
+
+
+def test_rays_dashboard_asks_for_the_token(service: DeployedService) -> None:
+    url = f"http://{head_address(service)}:{DASHBOARD}/api/serve/applications/"
+    assert httpx.get(url, trust_env=False).status_code == 401
+    wrong = httpx.get(url, headers={"Authorization": "Bearer wrong"}, trust_env=False)
+    assert wrong.status_code in {401, 403}
+    right = {"Authorization": f"Bearer {token(service)}"}
+    assert httpx.get(url, headers=right, trust_env=False).status_code == 200
+    # Jobs are how a stranger would run code.
+    jobs = f"http://{head_address(service)}:{DASHBOARD}/api/jobs/"
+    assert httpx.post(jobs, json={"entrypoint": "true"}, trust_env=False).status_code == 401
+
+
+def test_a_stranger_reaches_the_endpoint_and_nothing_else(
+    service: DeployedService, stranger: Caller
+) -> None:
+    head, worker = head_address(service), worker_address(service)
+    assert stranger.tries(worker, ENDPOINT) == "open"
+    for address, port in (
+        (head, DASHBOARD), (head, GCS), (head, METRICS), (head, ENDPOINT),
+        (worker, METRICS), (worker, REPLICA), (worker, STATISTICS),
+    ):  # fmt: skip
+        assert stranger.tries(address, port) == "closed", f"{address}:{port}"
+
+
+def test_prometheus_reaches_the_metrics_and_not_the_dashboard(
+    service: DeployedService, prometheus: Caller
+) -> None:
+    head, worker = head_address(service), worker_address(service)
+    assert prometheus.tries(worker, METRICS) == "open"
+    assert prometheus.tries(head, METRICS) == "open"
+    assert prometheus.tries(head, DASHBOARD) == "closed"
+
+
+def head_address(service: DeployedService) -> str:
+    address: str = service.pods("head")[0]["status"]["podIP"]
+    return address
+
+
+def worker_address(service: DeployedService) -> str:
+    address: str = service.pods()[0]["status"]["podIP"]
+    return address
+
+
+def token(service: DeployedService) -> str:
+    found = service.kubernetes.get("secret", f"{service.name}-ray-token")
+    assert found is not None
+    return base64.b64decode(found["data"]["auth_token"]).decode()

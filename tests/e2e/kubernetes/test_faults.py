@@ -1,0 +1,163 @@
+"""What breaks is mended, without anybody's help; how long it takes is printed."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from openai import OpenAIError
+
+from tests.e2e.harness import wait_for
+from tests.e2e.kubernetes.harness import (
+    GONE_S,
+    DeployedService,
+    OperatorProcess,
+    Times,
+)
+from tests.e2e.load import ask, openai_client
+from tests.tiny import held_out
+from tools.cluster import Cluster
+from tools.kubernetes import CommandFailed, Kubernetes
+
+AWAY_S = 30.0
+
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+
+
+@pytest.fixture(scope="module")
+def service(tandem: Kubernetes) -> Iterator[DeployedService]:
+    """A service that serves; every test leaves it serving."""
+    service = DeployedService(tandem, "faulty")
+    service.apply()
+    service.wait_ready()
+    yield service
+    service.delete()
+    wait_for(lambda: not service.leftovers(), "nothing is left of it", timeout_s=2 * GONE_S)
+
+
+async def answers_well(url: str) -> bool:
+    question = held_out(1)[0]
+    async with openai_client(url) as client:
+        try:
+            answer: str = await ask(client, question.messages)
+        except OpenAIError:
+            return False
+    return bool(answer == question.answer)
+
+
+def serves(service: DeployedService) -> bool:
+    return service.is_ready() and asyncio.run(answers_well(service.url))
+
+
+def applies(service: DeployedService, count: int) -> bool:
+    try:
+        service.apply(lambda document: chunks(document, count))
+    except CommandFailed:
+        return False
+    return True
+
+
+def test_the_operator_is_killed_while_it_creates_changes_and_deletes(
+    tandem: Kubernetes, operator: OperatorProcess, times: Times
+) -> None:
+    service = DeployedService(tandem, "crashed")
+    service.apply()
+    operator.kill()
+    with times.measure("operator killed while it creates → Ready"):
+        wait_for(lambda: serves(service), "it serves all the same")
+
+    service.apply(lambda document: chunks(document, 64))
+    operator.kill()
+    with times.measure("operator killed while it changes → the change is there"):
+        wait_for(lambda: live_chunks(service) == 64 and serves(service), "the change is there")
+
+    service.delete()
+    operator.kill()
+    with times.measure("operator killed while it deletes → nothing left"):
+        wait_for(lambda: not service.leftovers(), "nothing is left", timeout_s=2 * GONE_S)
+
+
+def test_a_worker_pod_is_killed(service: DeployedService, times: Times) -> None:
+    lost = service.pod_uids()
+    service.kubernetes.kubectl(
+        "delete", "pod", "--force", "--grace-period=0", *names(service.pods())
+    )
+    with times.measure("worker pod killed → serves again"):
+        wait_for(lambda: not lost & service.pod_uids() and serves(service), "it serves again")
+
+
+def test_the_ray_head_is_killed(service: DeployedService, times: Times) -> None:
+    lost = service.pod_uids("head")
+    service.kubernetes.kubectl(
+        "delete", "pod", "--force", "--grace-period=0", *names(service.pods("head"))
+    )
+    with times.measure("Ray head killed → serves again"):
+        wait_for(lambda: not lost & service.pod_uids("head") and serves(service), "serves again")
+
+
+def test_the_api_server_is_away(service: DeployedService, cluster: Cluster, times: Times) -> None:
+    url = service.url
+    cluster.pause("kube-apiserver")
+    try:
+        away_until = time.monotonic() + AWAY_S
+        served = 0
+        while time.monotonic() < away_until:
+            assert asyncio.run(answers_well(url)), "requests do not need the API server"
+            served += 1
+    finally:
+        cluster.resume("kube-apiserver")
+    assert served
+    with times.measure(f"API server back after {AWAY_S:.0f} s → a change has arrived"):
+        wait_for(lambda: applies(service, 128), "the API server takes a change")
+        wait_for(lambda: live_chunks(service) == 128 and serves(service), "the change is there")
+
+
+def test_the_rayservice_is_edited_by_hand(service: DeployedService, times: Times) -> None:
+    service.kubernetes.kubectl(
+        "patch", "rayservice", service.name, "--type=json",
+        "-p", '[{"op": "replace", "path": "/spec/rayClusterDeletionDelaySeconds", "value": 999}]',
+    )  # fmt: skip
+    with times.measure("RayService edited by hand → as it was"):
+        wait_for(lambda: deletion_delay(service) != 999, "the edit is undone")
+    assert serves(service)
+
+
+def test_the_rayservice_is_deleted_by_hand(service: DeployedService, times: Times) -> None:
+    before = ray_service(service)["metadata"]["uid"]
+    service.kubernetes.kubectl("delete", "rayservice", service.name, "--wait=false")
+
+    def is_another() -> bool:
+        found = service.kubernetes.get("rayservice", service.name)
+        return found is not None and found["metadata"]["uid"] != before and serves(service)
+
+    with times.measure("RayService deleted by hand → serves again"):
+        wait_for(is_another, "another RayService serves")
+
+
+def names(pods: list[dict[str, Any]]) -> list[str]:
+    return [pod["metadata"]["name"] for pod in pods]
+
+
+def ray_service(service: DeployedService) -> dict[str, Any]:
+    found = service.kubernetes.get("rayservice", service.name)
+    assert found is not None
+    return found
+
+
+def deletion_delay(service: DeployedService) -> int:
+    delay: int = ray_service(service)["spec"]["rayClusterDeletionDelaySeconds"]
+    return delay
+
+
+def chunks(document: dict[str, Any], count: int) -> None:
+    document["spec"]["engine"]["schedule"]["splitFuse"]["splitChunkTokens"] = count
+
+
+def live_chunks(service: DeployedService) -> int:
+    """splitChunkTokens as the operator hands it to Ray."""
+    document = yaml.safe_load(ray_service(service)["spec"]["serveConfigV2"])
+    schedule = document["applications"][0]["deployments"][0]["user_config"]["schedule"]
+    count: int = schedule["splitFuse"]["splitChunkTokens"]
+    return count
