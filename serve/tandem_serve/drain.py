@@ -26,7 +26,8 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path, PurePath
 from typing import Final
 
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S, HEAD_TIMEOUT_S
@@ -36,6 +37,9 @@ DASHBOARD: Final = "http://127.0.0.1:8265"
 
 # Longer than HAProxy keeps an idle connection (90 s, Serve's default).
 _IDLE_CONNECTIONS_S: Final = 100
+# State of a TCP connection, as /proc/net/tcp has it.
+_ESTABLISHED: Final = "01"
+_IPV6: Final = 6
 _ASK_TIMEOUT_S: Final = 60.0
 _ANSWER_TIMEOUT_S: Final = 5.0
 _TRIES: Final = 3
@@ -105,8 +109,43 @@ def find_raylets() -> Iterator[Raylet]:
             yield Raylet(
                 process=process,
                 node_id=options["--node_id"],
-                gcs_address=options["--gcs-address"],
+                gcs_address=reachable_address(process, options["--gcs-address"]),
             )
+
+
+def reachable_address(raylet: Process, gcs_address: str) -> str:
+    """The GCS as the `raylet` is connected to it.
+
+    Its name ends with the Service of the head, which Kubernetes deletes at once with the Ray
+    cluster, minutes before the pods: nothing new could be said to it by name.
+    """
+    _, _, port = gcs_address.rpartition(":")
+    for table in ("tcp", "tcp6"):
+        try:
+            text = Path(f"/proc/{raylet.pid}/net/{table}").read_text(encoding="ascii")
+        except OSError:
+            continue
+        for address, peer_port in established_peers(text):
+            if str(peer_port) == port:
+                return f"[{address}]:{port}" if address.version == _IPV6 else f"{address}:{port}"
+    return gcs_address
+
+
+def established_peers(table: str) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
+    """The other ends of the connections in the text of /proc/net/tcp or /proc/net/tcp6."""
+    for line in table.splitlines()[1:]:
+        _, _, remote, state, *_ = line.split()
+        if state == _ESTABLISHED:
+            address, _, port = remote.partition(":")
+            yield _address(address), int(port, 16)
+
+
+def _address(hexadecimal: str) -> IPv4Address | IPv6Address:
+    """An address as the kernel prints it: words of 32 bits in the machine's byte order."""
+    words = [hexadecimal[at : at + 8] for at in range(0, len(hexadecimal), 8)]
+    packed = b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words)
+    found = ip_address(packed)
+    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
 
 
 def find_haproxies() -> list[Process]:

@@ -1,12 +1,15 @@
 """What a Ray pod waits for before it ends; with a real Ray: tests/e2e/test_drain.py."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from tandem_serve.api.draining import (
     TERMINATION_GRACE_PERIOD_S,
 )
 from tandem_serve.api.manifest import load_manifest
-from tandem_serve.processes import read_process
+from tandem_serve.processes import Process, read_process
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "tandem-tiny"
 # A process of any name: it ends when its standard input does.
@@ -173,3 +176,44 @@ def test_it_starts_without_ray_and_without_libraries() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout == "[]\n"
+
+
+TCP = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000 0 1 1 0 100 0
+   1: 0500000A:C350 0400000A:18EB 01 00000000:00000000 00:00000000 00000000  1000 0 2 1 0 20 4
+   2: 0500000A:C351 0400000A:18EB 06 00000000:00000000 00:00000000 00000000     0 0 0 3 0 20 4
+"""
+TCP6 = """\
+  sl  local_address                         remote_address                        st tx_queue
+   0: 0000000000000000FFFF00000500000A:C352 0000000000000000FFFF00000400000A:18EB 01 00000000
+   1: B80D0120000000000000000001000000:C353 B80D0120000000000000000002000000:18EB 01 00000000
+"""
+
+
+def myself() -> Process:
+    me = read_process(os.getpid())
+    assert me is not None
+    return me
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the tables are a little-endian kernel's")
+def test_the_other_ends_of_connections_are_read_as_the_kernel_prints_them() -> None:
+    assert list(drain.established_peers(TCP)) == [(ip_address("10.0.0.4"), 6379)]
+    assert list(drain.established_peers(TCP6)) == [
+        (ip_address("10.0.0.4"), 6379),
+        (ip_address("2001:db8::2"), 6379),
+    ]
+
+
+def test_the_gcs_is_reached_as_the_raylet_is_connected_to_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            assert (
+                drain.reachable_address(myself(), f"gone.default.svc:{port}") == f"127.0.0.1:{port}"
+            )
+
+
+def test_without_a_connection_the_name_has_to_do() -> None:
+    assert drain.reachable_address(myself(), "head.default.svc:1") == "head.default.svc:1"
