@@ -30,7 +30,7 @@ from tools.cluster import cgroups, kernel, machine, remains, rootfs
 from tools.cluster.addresses import Slice
 from tools.cluster.cgroups import Hierarchy
 from tools.cluster.errors import ClusterError
-from tools.cluster.network import Network
+from tools.cluster.network import Network, interface_number
 from tools.cluster.state import (
     DETACH,
     Files,
@@ -119,7 +119,8 @@ class Keeper:
 
     def _connect(self, init: int, go: int) -> None:
         addresses = self._network.connect(init)
-        self._note(slice=addresses.index)
+        number = interface_number(addresses.interface)
+        self._note(slice=addresses.index, interface=number)
         os.write(go, str(addresses.index).encode())
         os.close(go)
 

@@ -48,10 +48,15 @@ class Network:
             f"all of {WHOLE_RANGE} is in use; free some: python -m tools.cluster down --all"
         )
 
-    def disconnect(self, addresses: Slice) -> None:
-        """Take the cable and its routes away, if they are there."""
-        with suppress(ClusterError):
-            self._ip("link", "del", addresses.interface)
+    def disconnect(self, addresses: Slice, number: int) -> None:
+        """Take the cable and its routes away, if they are there.
+
+        The kernel takes it away with the sandbox, and another cluster may have its name by then:
+        `number`, the kernel's own, tells whether it is still ours.
+        """
+        if interface_number(addresses.interface) == number:
+            with suppress(ClusterError):
+                self._ip("link", "del", addresses.interface)
 
     def _set_up(self, addresses: Slice) -> None:
         device = ("dev", addresses.interface)
@@ -76,6 +81,14 @@ class Network:
         if _EXISTS in done.stderr:
             return False
         raise ClusterError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
+
+
+def interface_number(interface: str) -> int | None:
+    """The number that the kernel gives to an interface, and to no other afterwards."""
+    try:
+        return int(Path(f"/sys/class/net/{interface}/ifindex").read_text(encoding="ascii"))
+    except OSError:
+        return None
 
 
 def set_up_inside(addresses: Slice) -> None:

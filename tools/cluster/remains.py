@@ -21,8 +21,8 @@ def remove(record: Record, files: Files, network: Network) -> None:
     """End the sandbox and remove its interface, its cgroups and its folder."""
     if record.init is not None:
         _end(record.init)
-    if record.addresses is not None:
-        network.disconnect(record.addresses)
+    if record.addresses is not None and record.interface is not None:
+        network.disconnect(record.addresses, record.interface)
     cgroups.remove(map(Path, record.cgroups))
     remove_folder(files)
 

@@ -83,6 +83,8 @@ class Record:
     init: Identity | None = None
     cgroups: tuple[str, ...] = ()
     slice: int | None = None
+    interface: int | None = None
+    """The kernel's number of the caller's end of the cable."""
 
     @property
     def addresses(self) -> Slice | None:

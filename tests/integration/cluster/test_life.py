@@ -13,6 +13,7 @@ import pytest
 from tests.cluster_fixture import skip_without_cluster
 from tests.integration.cluster.footprint import Footprint, wait_for
 from tools.cluster import AlreadyUp, Cluster, ClusterError, prepare, registry
+from tools.cluster.network import Network
 from tools.cluster.paths import CHECKOUT
 
 pytestmark = pytest.mark.cluster
@@ -47,6 +48,14 @@ def test_two_run_side_by_side_and_one_leaves_nothing_behind(cluster: Cluster, na
     second.stop()
 
     assert footprint.left() == []
+    assert "node0" in cluster.kubectl("get", "nodes")
+
+
+def test_the_remains_of_one_do_not_take_the_cable_of_another(cluster: Cluster) -> None:
+    """A cluster that ended may have had the same slice; only its record says so."""
+    number_of_the_other = 0
+    Network(prepare().packages).disconnect(cluster.addresses, number_of_the_other)
+
     assert "node0" in cluster.kubectl("get", "nodes")
 
 

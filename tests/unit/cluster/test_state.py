@@ -30,6 +30,7 @@ RECORD = Record(
     init=Identity(pid=8, started=100),
     cgroups=("/sys/fs/cgroup/cpu/tandem-tiny-7",),
     slice=3,
+    interface=21,
 )
 STATUS = MachineStatus(
     phase=Phase.READY,
