@@ -7,7 +7,7 @@ from typing import Any, Final
 from tandem_operator import progress
 from tandem_operator.conditions import Kind, Truth, find_condition
 from tandem_operator.facts import Facts, Problem
-from tandem_operator.interpret import Asked
+from tandem_operator.interpret import INVALID_SPEC, Asked
 from tandem_operator.kinds import RAY_SERVICE
 from tandem_operator.plan import (
     Action,
@@ -110,7 +110,8 @@ def look_again_s(
     if not facts.is_applied:
         return _AFTER_WRITING_S
     if facts.problems:
-        return _WHILE_REFUSED_S
+        may_pass = any(problem.reason != INVALID_SPEC for problem in facts.problems)
+        return _WHILE_REFUSED_S if may_pass else None
     if is_settled(document):
         return None
     waits = [deadline_in_s] if deadline_in_s is not None and deadline_in_s > 0 else []
@@ -122,6 +123,19 @@ def look_again_s(
 def _can_ask_ray(facts: Facts) -> bool:
     clusters = (facts.ray.active, facts.ray.pending) if facts.ray else ()
     return any(cluster and cluster.head and cluster.head.ip for cluster in clusters)
+
+
+def contest(actions: tuple[Action, ...]) -> Problem | None:
+    """What to say when `actions` are asked for again and again."""
+    writes = [action.manifest for action in actions if isinstance(action, ApplyObject)]
+    if not writes:
+        return None
+    names = ", ".join(f"{one['kind']} '{one['metadata']['name']}'" for one in writes)
+    return Problem(
+        "Contested",
+        f"{names} does not stay as it is written; look for another controller, or a webhook, "
+        "that changes it",
+    )
 
 
 def _ray_view(ray_service: Mapping[str, Any], seen: Seen) -> RayView:

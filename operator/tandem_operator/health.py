@@ -22,6 +22,10 @@ WATCH_LATE_S: Final = 60.0
 _BEAT_S: Final = 0.5
 
 
+class PortTaken(Exception):
+    """The port is not to be had; the text is one sentence."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """How the process is at one moment. Ages are in seconds."""
@@ -155,9 +159,14 @@ async def serve(application: web.Application, port: int) -> web.AppRunner:
     """Serve on all addresses; the runner is to be cleaned up.
 
     Raises:
-        OSError: the port is taken.
+        PortTaken: the port is not to be had.
     """
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.TCPSite(runner, port=port).start()
+    try:
+        await web.TCPSite(runner, port=port).start()
+    except OSError as error:
+        await runner.cleanup()
+        text = f"port {port} is not to be had: {error.strerror}; choose another with --port"
+        raise PortTaken(text) from error
     return runner

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.facts import Problem
@@ -11,6 +11,9 @@ from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.wanted import RenderError, Wanted
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.spec import InferenceService
+
+INVALID_SPEC: Final = "InvalidSpec"
+"""Reason of a problem that only another spec takes away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ def interpret(found: Mapping[str, Any], settings: OperatorSettings) -> Asked:
     try:
         service = parse_object(found)
     except ManifestError as error:
-        return Asked(problems=tuple(Problem("InvalidSpec", text) for text in error.problems))
+        return Asked(problems=tuple(Problem(INVALID_SPEC, text) for text in error.problems))
     try:
         wanted = render(service, uid=found["metadata"]["uid"], settings=settings)
     except RenderError as error:

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import aiohttp
 import kopf
-from lightkube.config.client_adapter import verify_cluster
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import User
+
+from tandem_operator.kubeconfig import tls_of, user_of
 
 _PAUSE_S: Final = 5.0
 
@@ -25,10 +26,9 @@ class KopfLogin:
         """A new session; kopf closes it, and comes back when the API server says 401."""
         await self._pause()
         config = self._config
-        user = config.user or User()
-        tls = verify_cluster(config.cluster, user, config.abs_file)
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls), middlewares=(_Bearer(user),)
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls_of(config)),
+            middlewares=(_Bearer(user_of(config)),),
         )
         return kopf.AiohttpSession(server=config.cluster.server, aiohttp_session=session)
 

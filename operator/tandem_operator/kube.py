@@ -1,6 +1,5 @@
 """The door to the Kubernetes API: a few verbs over plain dictionaries, every request counted."""
 
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -8,16 +7,16 @@ from typing import Any, Final, Self, TypeVar
 
 import httpx2
 from lightkube import AsyncClient
-from lightkube.config.client_adapter import verify_cluster
-from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
-from lightkube.config.models import User
-from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.config.client_adapter import user_auth
+from lightkube.config.kubeconfig import SingleConfig
 from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 from lightkube.types import PatchType
 
 from tandem_operator import errors
 from tandem_operator.kinds import LEASE, Kind
+from tandem_operator.kubeconfig import tls_of, user_of
 from tandem_operator.names import FIELD_MANAGER
+from tandem_operator.transport import AioTransport
 
 Object = dict[str, Any]
 """A Kubernetes object as JSON has it."""
@@ -30,11 +29,6 @@ CountRequest = Callable[[str, str, str], None]
 
 REQUEST_TIMEOUT_S: Final = 10.0
 
-# All of them stay open, or every burst of passes would begin with dozens of TLS handshakes.
-_CONNECTIONS: Final = 16
-_KEEP_S: Final = 90.0
-
-_BAD_REQUEST: Final = 400
 _UNAUTHORIZED: Final = 401
 _FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
@@ -57,35 +51,12 @@ class Place:
         return f"{self.namespace}/{self.name}"
 
 
-class NoCluster(Exception):
-    """There is no way to a Kubernetes from here; the text is one sentence."""
-
-
-def cluster_config(context: str | None) -> SingleConfig:
-    """How to reach the API server: the pod's service account, or a kubeconfig's context.
-
-    Raises:
-        NoCluster: there is neither, or the context is not in the kubeconfig.
-    """
-    path = os.environ.get("KUBECONFIG", DEFAULT_KUBECONFIG)
-    try:
-        config = KubeConfig.from_file(path) if context else KubeConfig.from_env()
-        found = config.get(context)
-    except (ConfigError, KeyError) as error:
-        raise NoCluster(
-            f"no Kubernetes is configured here ({error}); "
-            "run in a pod, set KUBECONFIG, or name a context that it has with --context"
-        ) from None
-    if found is None:
-        raise NoCluster(f"{path} has no current context; name one with --context")
-    return found
-
-
 class Kube:
     """Reads and writes objects; what goes wrong is raised as a KubeError in words."""
 
-    def __init__(self, client: AsyncClient, count: CountRequest) -> None:
+    def __init__(self, client: AsyncClient, plain: httpx2.AsyncClient, count: CountRequest) -> None:
         self._client = client
+        self._plain = plain
         self._count = count
         self.may_write: Callable[[], bool] = lambda: True
         """Asked before each write of anything but the lease: a process that was stopped for a
@@ -93,22 +64,39 @@ class Kube:
 
     @classmethod
     def connect(cls, config: SingleConfig, count: CountRequest) -> Self:
-        """A client of the API server that `config` names; nothing is asked yet."""
-        client = AsyncClient(
-            config,
-            # Waiting for a connection is not being late: the pass has a limit of its own.
-            timeout=httpx2.Timeout(REQUEST_TIMEOUT_S, pool=None),
-            transport=httpx2.AsyncHTTPTransport(
-                verify=verify_cluster(config.cluster, config.user or User(), config.abs_file),
-                limits=httpx2.Limits(max_connections=_CONNECTIONS, keepalive_expiry=_KEEP_S),
-            ),
-            field_manager=FIELD_MANAGER,
+        """A client of the API server that `config` names; nothing is asked yet.
+
+        Raises:
+            NoCluster: its certificates cannot be used.
+        """
+        tls = tls_of(config)
+        transport = AioTransport(tls, REQUEST_TIMEOUT_S)
+        client = AsyncClient(config, transport=transport, field_manager=FIELD_MANAGER)
+        plain = httpx2.AsyncClient(
+            base_url=config.cluster.server, auth=user_auth(user_of(config)), transport=transport
         )
-        return cls(client, count)
+        return cls(client, plain, count)
 
     async def close(self) -> None:
         """Let go of the connections."""
         await self._client.aclose()
+        await self._plain.aclose()
+
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server knows the kind, by what it says of itself."""
+        root = "/apis/" if kind.group else "/api/"
+
+        async def ask() -> Object:
+            response = await self._plain.get(root + kind.api_version)
+            response.raise_for_status()
+            found: Object = response.json()
+            return found
+
+        try:
+            found = await self._call("get", kind, "of discovery", ask())
+        except (errors.KindMissing, errors.Missing):
+            return False
+        return any(one.get("name") == kind.plural for one in found.get("resources", ()))
 
     async def get(self, kind: Kind, place: Place) -> Object | None:
         """The object, or None when there is none.
@@ -123,27 +111,15 @@ class Kube:
             return None
 
     async def list(
-        self,
-        kind: Kind,
-        namespace: str | None,
-        labels: Selector | None = None,
-        *,
-        at_most: int | None = None,
+        self, kind: Kind, namespace: str | None, labels: Selector | None = None
     ) -> list[Object]:
-        """All objects of the kind in `namespace`, or the first `at_most`; None: in all."""
+        """All objects of the kind in `namespace`; None: in all."""
 
         async def collect() -> list[Object]:
-            items: list[Object] = []
-            async for item in self._client.list(
-                _resource(kind),
-                namespace=namespace or "*",
-                labels=dict(labels or {}),
-                chunk_size=at_most,
-            ):
-                items.append(item)
-                if len(items) == at_most:
-                    break
-            return items
+            found = self._client.list(
+                _resource(kind), namespace=namespace or "*", labels=dict(labels or {})
+            )
+            return [item async for item in found]
 
         return await self._call("list", kind, namespace or "all namespaces", collect())
 
@@ -228,7 +204,7 @@ class Kube:
         try:
             return await request
         except httpx2.HTTPStatusError as error:
-            code = str(_code_of(error))
+            code = str(error.response.status_code)
             raise _status_error(error, verb, kind, where) from error
         except httpx2.HTTPError as error:
             code = "none"
@@ -250,20 +226,14 @@ def _place_of(manifest: Mapping[str, Any]) -> Place:
     return Place(metadata["namespace"], metadata["name"])
 
 
-def _code_of(error: httpx2.HTTPStatusError) -> int:
-    # An error inside a 200, as a watch has it, carries only a Status.
-    if isinstance(error, ApiError) and error.status.code:
-        return error.status.code
-    return error.response.status_code
-
-
 def _status_error(
     error: httpx2.HTTPStatusError, verb: str, kind: Kind, where: str
 ) -> errors.KubeError:
-    code = _code_of(error)
-    said = f"the API server answered '{verb} {kind.plural} {where}' with {code}: {_text_of(error)}"
+    code, status = error.response.status_code, _status_of(error.response)
+    text = status.get("message") or error.response.reason_phrase
+    said = f"the API server answered '{verb} {kind.plural} {where}' with {code}: {text}"
     if code == _NOT_FOUND:
-        return _not_found(error, kind, said)
+        return _not_found(status, kind, said)
     if code in {_UNAUTHORIZED, _FORBIDDEN}:
         return errors.Forbidden(
             f"{said}; allow the operator's service account '{verb}' on {kind.plural}"
@@ -272,15 +242,15 @@ def _status_error(
         return errors.Outdated(said)
     if code == _TOO_MANY or code >= _SERVER_ERROR:
         overloaded = errors.Overloaded(said)
-        overloaded.retry_after_s = _retry_after(error)
+        overloaded.retry_after_s = _retry_after(error.response)
         return overloaded
     return errors.Refused(said)
 
 
-def _not_found(error: httpx2.HTTPStatusError, kind: Kind, said: str) -> errors.KubeError:
+def _not_found(status: Mapping[str, Any], kind: Kind, said: str) -> errors.KubeError:
     """One object is missing when the answer names it; else the whole kind is."""
-    details = error.status.details if isinstance(error, ApiError) else None
-    if details is not None and details.name:
+    details = status.get("details") or {}
+    if details.get("name"):
         return errors.Missing(said)
     return errors.KindMissing(
         f"the API server knows no {kind.plural}.{kind.group or 'v1'}; "
@@ -288,14 +258,17 @@ def _not_found(error: httpx2.HTTPStatusError, kind: Kind, said: str) -> errors.K
     )
 
 
-def _text_of(error: httpx2.HTTPStatusError) -> str:
-    if isinstance(error, ApiError) and error.status.message:
-        return error.status.message
-    return error.response.reason_phrase
-
-
-def _retry_after(error: httpx2.HTTPStatusError) -> float:
+def _status_of(response: httpx2.Response) -> Mapping[str, Any]:
+    """The Status that the API server sends along; empty: something else has answered."""
     try:
-        return float(error.response.headers.get("Retry-After", "0"))
+        found = response.json()
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    try:
+        return float(response.headers.get("Retry-After", "0"))
     except ValueError:
         return 0.0

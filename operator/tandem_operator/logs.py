@@ -39,3 +39,5 @@ def set_up_logs(log_format: LogFormat, *, verbose: bool) -> None:
     if not verbose:
         for name in ("kopf", "httpx", "httpx2", "httpcore2", "asyncio", "aiohttp"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        # kopf shows the same traceback three times when a kind goes away; our own line follows.
+        logging.getLogger("kopf._core.reactor").setLevel(logging.CRITICAL)

@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from tandem_operator.kube import NoCluster, cluster_config
+from tandem_operator.health import PortTaken
+from tandem_operator.kubeconfig import NoCluster, cluster_config
 from tandem_operator.logs import LogFormat, set_up_logs
 from tandem_operator.process import Options, run
 from tandem_operator.ray_client import DEFAULT_ADDRESS
@@ -16,6 +18,7 @@ from tandem_operator.settings import OperatorSettings, SettingsError, load_setti
 
 _DEFAULT_CONFIG: Final = Path("/etc/tandem/operator.yaml")
 _EXIT_USAGE: Final = 2
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 _app = typer.Typer(
     add_completion=False,
@@ -85,22 +88,35 @@ def operate(
             port=port,
             identity=identity or _identity(),
             lease_namespace=lease_namespace or cluster.namespace,
-            ray_address=ray_address,
+            ray_address=_checked_address(ray_address),
         )
         code = asyncio.run(run(options))
-    except (SettingsError, NoCluster) as error:
+    except (SettingsError, NoCluster, PortTaken) as error:
         typer.echo(f"tandem-operator: {error}", err=True)
-        raise typer.Exit(_EXIT_USAGE) from None
-    except OSError as error:
-        typer.echo(f"tandem-operator: port {port}: {error.strerror or error}", err=True)
         raise typer.Exit(_EXIT_USAGE) from None
     raise typer.Exit(code)
 
 
 def _narrowed(settings: OperatorSettings, namespaces: list[str] | None) -> OperatorSettings:
-    if not namespaces:
-        return settings
-    return settings.model_copy(update={"namespaces": namespaces})
+    for name in namespaces or ():
+        if not _NAMESPACE.fullmatch(name):
+            raise typer.BadParameter(
+                f"'{name}' is no name of a namespace; use up to 63 lower-case letters, digits "
+                "and '-', a letter or digit first and last",
+                param_hint="--namespace",
+            )
+    return settings.model_copy(update={"namespaces": namespaces}) if namespaces else settings
+
+
+def _checked_address(address: str) -> str:
+    try:
+        address.format(ip="10.0.0.1", cluster="tiny-abcde", namespace="demo")
+    except (KeyError, IndexError, ValueError) as error:
+        raise typer.BadParameter(
+            f"'{address}' has another field in it than {{ip}}, {{cluster}} and {{namespace}}",
+            param_hint="--ray-address",
+        ) from error
+    return address
 
 
 def _identity() -> str:

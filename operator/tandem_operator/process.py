@@ -64,7 +64,8 @@ async def run(options: Options) -> int:
     """Run until a signal comes or the lease is lost; gives the exit code.
 
     Raises:
-        OSError: the port is taken.
+        PortTaken: the port is not to be had.
+        NoCluster: the certificates cannot be used.
     """
     metrics = Metrics()
     health = Health(metrics)

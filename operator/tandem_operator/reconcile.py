@@ -1,13 +1,21 @@
 """One pass over one service: read → decide → report → write. It looks only at what is."""
 
+import time
 from dataclasses import replace
 
 from tandem_operator.apply import apply
 from tandem_operator.clock import now_text
-from tandem_operator.decide import Intent, collect_facts, decide, is_settled, look_again_s
-from tandem_operator.errors import KindMissing, KubeError
+from tandem_operator.decide import (
+    Intent,
+    collect_facts,
+    contest,
+    decide,
+    is_settled,
+    look_again_s,
+)
+from tandem_operator.errors import KindMissing, KubeError, Missing
 from tandem_operator.events import EventRecorder
-from tandem_operator.facts import Facts
+from tandem_operator.facts import Facts, Problem
 from tandem_operator.interpret import Asked, interpret
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, Object, Place
@@ -16,6 +24,7 @@ from tandem_operator.observe import observe
 from tandem_operator.ray_client import RayClient
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.report import Reporter, deadline_in_s
+from tandem_operator.restraint import Restraint
 from tandem_operator.seen import Seen
 from tandem_operator.status import blind_document, status_document
 from tandem_operator.troubles import Troubles
@@ -39,6 +48,7 @@ class Reconciler:
         self._metrics = metrics
         self._reporter = Reporter(kube, events, metrics)
         self._troubles = Troubles[Place]()
+        self._restraint = Restraint[Place]()
         self._uids: dict[Place, str] = {}
         self._polled: set[Place] = set()
 
@@ -60,13 +70,24 @@ class Reconciler:
         if found is None:
             self._forget(place)
             return None
+        try:
+            return await self._pass(found, place)
+        except Missing:
+            # It was deleted meanwhile.
+            self._forget(place)
+            return None
+
+    async def _pass(self, found: Object, place: Place) -> float | None:
         asked = interpret(found, self._settings)
         seen = await self._observe(found, place, asked)
         intent = decide(asked, seen)
         # Before it is done, the status says what a change will do.
         again_s = await self._report(found, place, self._facts(found, place, asked, seen, intent))
+        if not intent.actions:
+            self._troubles.clear(place)
+            return again_s
         await self._apply(found, place, intent, seen)
-        return again_s
+        return max(again_s or 0.0, self._pause_s(found, place))
 
     async def _read(self, place: Place) -> Object | None:
         """The InferenceService; None: it is gone, or going and takes its objects with it."""
@@ -83,6 +104,7 @@ class Reconciler:
         """Leave nothing behind of a service that is gone."""
         self._metrics.forget(place)
         self._troubles.clear(place)
+        self._restraint.clear(place)
         self._polled.discard(place)
         if uid := self._uids.pop(place, None):
             self._events.forget(uid)
@@ -110,7 +132,7 @@ class Reconciler:
     def _facts(
         self, found: Object, place: Place, asked: Asked, seen: Seen, intent: Intent
     ) -> Facts:
-        trouble = self._troubles.worth_a_word(place)
+        trouble = self._troubles.worth_a_word(place) or self._contest(found, place, intent)
         facts = collect_facts(found, asked, seen, intent, trouble=trouble, now=now_text())
         left_s = deadline_in_s(facts)
         return replace(facts, is_overdue=left_s is None or left_s <= 0)
@@ -126,7 +148,16 @@ class Reconciler:
             facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
         )
 
+    def _contest(self, found: Object, place: Place, intent: Intent) -> Problem | None:
+        """Why nothing is written although it should be."""
+        return contest(intent.actions) if self._pause_s(found, place) else None
+
+    def _pause_s(self, found: Object, place: Place) -> float:
+        return self._restraint.wait_s(place, found["metadata"]["generation"], time.monotonic())
+
     async def _apply(self, found: Object, place: Place, intent: Intent, seen: Seen) -> None:
+        if self._pause_s(found, place):
+            return
         try:
             await apply(self._kube, intent.actions, seen, found)
         except KubeError as error:
@@ -134,3 +165,4 @@ class Reconciler:
             self._troubles.note(place, error)
             raise
         self._troubles.clear(place)
+        self._restraint.note(place, found["metadata"]["generation"], time.monotonic())

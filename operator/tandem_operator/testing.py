@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from tandem_operator.render.settings import ContainerResources, OperatorSettings, ReplicaDefaults
+from tandem_operator.render.settings import (
+    AccessSettings,
+    ContainerResources,
+    IpBlock,
+    OperatorSettings,
+    Peer,
+    ReplicaDefaults,
+)
 from tandem_serve.api.pods import EnvVar
 
 _IMAGE = "localhost/tandem/base:1"
@@ -32,9 +39,11 @@ def development_settings(venv: Path, python_home: Path, source: Path) -> Operato
             volume_mounts=[_mount(name, folder) for name, folder in folders.items()],
             # Two CPUs carry several services, each of which asks for more than two.
             cpu_overcommit=20,
-            head_resources=ContainerResources(cpu="2", memory="3Gi"),
+            head_resources=ContainerResources(cpu="2", memory="2Gi"),
             autoscaler_resources=ContainerResources(cpu="1", memory="512Mi"),
         ),
+        # The caller sits on the machine, outside of Kubernetes.
+        access=AccessSettings(clients=[Peer(ip_block=IpBlock(cidr="0.0.0.0/0"))]),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import kopf
 
-from tandem_operator.errors import KindMissing, KubeError
+from tandem_operator.errors import KubeError
 from tandem_operator.kinds import Kind
 from tandem_operator.kopf_login import KopfLogin
 from tandem_operator.kube import Kube, Selector
@@ -86,15 +86,12 @@ class Watch:
             await asyncio.sleep(_LOOK_FOR_KIND_S)
 
     async def _exists(self) -> bool:
-        namespace = self._namespaces[0] if self._namespaces else None
+        """Whether kopf would find the kind: it looks once, and then never again."""
         try:
-            await self._kube.list(self.kind, namespace, self.labels, at_most=1)
-        except KindMissing:
-            return False
+            return await self._kube.serves(self.kind)
         except KubeError as error:
-            _log.warning("%s cannot be listed: %s", self.kind.plural, error)
+            _log.warning("whether there are %s is not known: %s", self.kind.plural, error)
             return False
-        return True
 
     async def _watch(self) -> None:
         """Run kopf until it ends, or until it owes a change for too long."""

@@ -37,13 +37,16 @@ _ENV: Final[Mapping[str, str]] = {
     "TMPDIR": TEMPORARY,
 }
 
-# The raylet's and the GCS' health, from their own agent; without the 10 s that KubeRay waits first.
+# KubeRay's own readiness probes begin after ten seconds and ask every five, a worker's by starting
+# bash and wget. Its liveness probe stays: it asks Ray's agent, never the model, so that a model may
+# load as long as it needs, and no startupProbe has to wait for it.
 _HEAD_READY: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/api/healthz", "port": AGENT_PORT},
     "periodSeconds": 2,
     "timeoutSeconds": 5,
     "failureThreshold": 5,
 }
+# HAProxy's word: it serves, and its node is not about to go.
 _WORKER_READY: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/-/healthz", "port": names.SERVE_PORT},
     "periodSeconds": 1,
@@ -75,6 +78,9 @@ def head_template(
         "readinessProbe": dict(_HEAD_READY),
     }
     template = _template(service, settings, names.HEAD, container, storage)
+    # Else the autoscaler is process 1 of its container, to which Linux delivers no SIGTERM that it
+    # does not handle: the pod would outlive Ray by a minute.
+    template["spec"]["shareProcessNamespace"] = True
     # One image for all: it runs where the replicas' nodes are of its kind.
     if profile is not None and _ARCHITECTURE in profile.node_selector:
         architecture = {_ARCHITECTURE: profile.node_selector[_ARCHITECTURE]}

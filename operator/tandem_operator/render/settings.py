@@ -90,7 +90,7 @@ class ReplicaDefaults(Model):
     """Share of its CPU limit that a pod asks the scheduler for: 1/cpuOvercommit. Above 1 replicas
     slow each other down; for small development clusters only."""
 
-    head_resources: ContainerResources = ContainerResources(cpu="1", memory="3Gi")
+    head_resources: ContainerResources = ContainerResources(cpu="1", memory="2Gi")
     """The Ray head: its control plane, the dashboard and Serve's controller; no replica."""
 
     autoscaler_resources: ContainerResources = ContainerResources(cpu="500m", memory="512Mi")

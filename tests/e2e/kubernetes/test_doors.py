@@ -1,6 +1,7 @@
 """Who may come in, and who stands before a closed door: each one is tried."""
 
 import base64
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,25 @@ import pytest
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.harness import NAMESPACE, DeployedService
 from tests.tiny import held_out
+from tools.cluster import Cluster
 from tools.kubernetes import Kubernetes
 
 KEYS = "door-keys"
 STRANGERS = "strangers"
 TALK = {"model": "tandem-tiny", "messages": held_out(1)[0].messages, "max_tokens": 4}
 DASHBOARD, GCS, METRICS, ENDPOINT, REPLICA, STATISTICS = 8265, 6379, 8080, 8000, 30000, 8404
+# Prints the status of an answer; POSTs when there is a body.
+ASK = """
+import sys, urllib.error, urllib.request
+url, token, body = sys.argv[1:]
+request = urllib.request.Request(url, data=body.encode() or None)
+if token:
+    request.add_header("Authorization", f"Bearer {token}")
+try:
+    print(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
 # Connects, or says why not; a dropped packet is a time-out.
 CONNECT = """
 import socket, sys
@@ -105,22 +119,27 @@ def a_caller(tandem: Kubernetes, namespace: str, labels: dict[str, str]) -> Iter
     tandem.kubectl("delete", "namespace", namespace)
 
 
-def talk(service: DeployedService, key: str | None) -> httpx.Response:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+def talk(service: DeployedService, authorization: str | None) -> httpx.Response:
+    headers = {} if authorization is None else {"Authorization": authorization}
     url = f"{service.url}/v1/chat/completions"
     return httpx.post(url, json=TALK, headers=headers, timeout=60, trust_env=False)
 
 
-@pytest.mark.parametrize("key", [None, "", "sk-wrong", "sk-firs", "sk-first2"])
-def test_a_request_without_a_right_key_is_refused(service: DeployedService, key: str) -> None:
-    refused = talk(service, key)
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "Bearer", "Bearer sk-wrong", "Bearer sk-firs", "Bearer sk-first2", "Basic sk-first"],
+)
+def test_a_request_without_a_right_key_is_refused(
+    service: DeployedService, authorization: str | None
+) -> None:
+    refused = talk(service, authorization)
     assert refused.status_code == 401
     assert refused.json()["error"]["code"] == "invalid_api_key"
     assert "sk-first" not in refused.text
 
 
 def test_a_request_with_the_key_is_answered(service: DeployedService) -> None:
-    assert talk(service, "sk-first").status_code == 200
+    assert talk(service, "Bearer sk-first").status_code == 200
 
 
 def test_a_new_key_opens_and_the_old_one_closes_without_a_restart(
@@ -129,23 +148,28 @@ def test_a_new_key_opens_and_the_old_one_closes_without_a_restart(
     pods = service.pod_uids()
     service.kubernetes.kubectl("delete", "secret", KEYS)
     service.kubernetes.apply(secret(second="sk-second"))
-    wait_for(lambda: talk(service, "sk-second").status_code == 200, "the new key opens")
-    assert talk(service, "sk-first").status_code == 401
+    wait_for(lambda: talk(service, "Bearer sk-second").status_code == 200, "the new key opens")
+    assert talk(service, "Bearer sk-first").status_code == 401
     assert service.pod_uids() == pods
     service.kubernetes.apply(secret(first="sk-first", second="sk-second"))
-    wait_for(lambda: talk(service, "sk-first").status_code == 200, "both keys open")
+    wait_for(lambda: talk(service, "Bearer sk-first").status_code == 200, "both keys open")
 
 
-def test_rays_dashboard_asks_for_the_token(service: DeployedService) -> None:
-    url = f"http://{head_address(service)}:{DASHBOARD}/api/serve/applications/"
-    assert httpx.get(url, trust_env=False).status_code == 401
-    wrong = httpx.get(url, headers={"Authorization": "Bearer wrong"}, trust_env=False)
-    assert wrong.status_code in {401, 403}
-    right = {"Authorization": f"Bearer {token(service)}"}
-    assert httpx.get(url, headers=right, trust_env=False).status_code == 200
+def test_rays_dashboard_asks_for_the_token(service: DeployedService, cluster: Cluster) -> None:
+    # The node itself is let in by every policy, so that what is left is the token.
+    applications = f"http://{head_address(service)}:{DASHBOARD}/api/serve/applications/"
+    assert status_on_the_node(cluster, applications) == 401
+    assert status_on_the_node(cluster, applications, token="wrong") in {401, 403}  # noqa: S106
+    assert status_on_the_node(cluster, applications, token=token(service)) == 200
     # Jobs are how a stranger would run code.
     jobs = f"http://{head_address(service)}:{DASHBOARD}/api/jobs/"
-    assert httpx.post(jobs, json={"entrypoint": "true"}, trust_env=False).status_code == 401
+    assert status_on_the_node(cluster, jobs, body='{"entrypoint": "true"}') == 401
+
+
+def status_on_the_node(cluster: Cluster, url: str, *, token: str = "", body: str = "") -> int:
+    """The status of the answer that a program on the node gets."""
+    done = cluster.run([sys.executable, "-c", ASK, url, token, body])
+    return int(done.stdout)
 
 
 def test_a_stranger_reaches_the_endpoint_and_nothing_else(

@@ -37,7 +37,7 @@ def cluster() -> Iterator[Cluster]:
     if missing:
         pytest.skip(missing)
     models = {ROOT / "examples/tandem-tiny": "/models/tandem-tiny"}
-    started = Cluster.start("chart", mounts=models, owner=os.getpid())
+    started = Cluster.start(f"chart-{os.getpid()}", mounts=models, owner=os.getpid())
     yield started
     started.stop()
 

@@ -20,7 +20,7 @@ import yaml
 from tests.e2e.harness import free_port, wait_for
 from tools.cluster import Cluster
 
-SETTLE_S = 90.0
+SETTLE_S = 240.0
 RESYNC_S = 5
 WRITING = frozenset({"create", "patch", "update", "delete"})
 SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(\{(?P<labels>.*)\})? (?P<value>\S+)$")

@@ -21,6 +21,7 @@ KILLS = 12
 LONGEST_LIFE_S = 2.5
 SHORT_PAUSE_S, LONG_PAUSE_S = 6.0, 25.0
 LEASE_LOST = 3
+RIVAL_DELAY_S, MOST_WRITES = 999, 40
 
 
 def test_it_may_be_killed_at_any_moment(
@@ -81,6 +82,36 @@ def pause(namespace: Namespace, seconds: float) -> None:
     namespace.cluster.pause("kube-apiserver")
     time.sleep(seconds)
     namespace.cluster.resume("kube-apiserver")
+
+
+def test_it_does_not_fight_another_writer_for_long(
+    namespace: Namespace, operator: OperatorProcess
+) -> None:
+    namespace.apply(manifest())
+    settle(namespace, operator)
+    writes = operator.writes()
+
+    def rival() -> bool:
+        namespace.patch(
+            "rayservice", "tiny", {"spec": {"rayClusterDeletionDelaySeconds": RIVAL_DELAY_S}}
+        )
+        return namespace.has_condition("tiny", "Progressing", "Contested")
+
+    until(rival, "it says that somebody else writes")
+    assert (
+        "RayService 'tiny' does not stay" in namespace.condition("tiny", "Progressing")["message"]
+    )
+    assert operator.writes() - writes < MOST_WRITES
+
+    namespace.apply(manifest(server={"maxLinkNum": 7}))
+    until(lambda: deletion_delay(namespace) != RIVAL_DELAY_S, "a new spec is written at once")
+
+
+def deletion_delay(namespace: Namespace) -> int:
+    found = namespace.get("rayservice", "tiny")
+    assert found
+    delay: int = found["spec"]["rayClusterDeletionDelaySeconds"]
+    return delay
 
 
 def test_kuberay_may_come_later_and_go_again(

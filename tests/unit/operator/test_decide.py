@@ -10,6 +10,7 @@ from tandem_operator.decide import (
     POLL_S,
     POLLS_PER_S,
     collect_facts,
+    contest,
     decide,
     is_settled,
     look_again_s,
@@ -150,6 +151,20 @@ def test_after_a_write_it_is_looked_at_at_once() -> None:
 
 def test_what_was_missing_is_looked_for_again() -> None:
     assert again(facts(problems=(MISSING,))) is not None
+
+
+def test_a_spec_that_cannot_be_read_waits_for_another() -> None:
+    assert again(facts(problems=(Problem("InvalidSpec", "no"),))) is None
+
+
+def test_a_contest_names_what_does_not_stay() -> None:
+    actions = decide(interpret(found(), SETTINGS), seen()).actions
+
+    problem = contest(actions)
+
+    assert problem
+    assert "RayService 'tiny' does not stay as it is written" in problem.message
+    assert contest(()) is None
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

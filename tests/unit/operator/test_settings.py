@@ -185,6 +185,9 @@ def test_development_settings_run_the_code_of_a_checkout() -> None:
 
     assert settings.replica.cpu_overcommit > 1
     assert settings.replica.image_pull_policy == "Never"
+    assert [peer.manifest() for peer in settings.access.clients] == [
+        {"ipBlock": {"cidr": "0.0.0.0/0"}}
+    ]
     assert settings.replica.env[0].value.startswith("/checkout/venv/bin:")
     mounts = settings.replica.volume_mounts
     assert {mount["mountPath"] for mount in mounts} == {

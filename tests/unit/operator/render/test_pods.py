@@ -69,6 +69,21 @@ def test_only_the_head_may_speak_with_kubernetes() -> None:
     assert "automountServiceAccountToken" not in head_pod(wanted)
 
 
+def test_the_autoscaler_hears_that_the_head_ends() -> None:
+    """As process 1 of its container it would not, and the pod would stay for another minute."""
+    assert head_pod(rendered())["shareProcessNamespace"] is True
+    assert "shareProcessNamespace" not in worker_pod(rendered())
+
+
+def test_a_pod_is_ready_when_haproxy_says_so() -> None:
+    (container,) = worker_pod(rendered())["containers"]
+
+    assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": 8000}
+    # However long a model loads, nothing kills its pod.
+    assert "startupProbe" not in container
+    assert "livenessProbe" not in container
+
+
 def test_a_pod_ends_its_requests_before_ray_ends(pod: Any) -> None:
     command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
 
