@@ -1,5 +1,6 @@
 """Carries out what was decided: the only writer of a service's objects."""
 
+import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
@@ -12,6 +13,7 @@ from tandem_operator.plan import Action, ApplyObject, CreateToken, ObjectKey
 from tandem_operator.seen import Seen
 
 _TOKEN_BYTES = 32
+_log = logging.getLogger(__name__)
 
 
 async def apply(
@@ -76,3 +78,5 @@ async def _apply_object(kube: Kube, manifest: Mapping[str, Any], seen: Seen) -> 
         uid = there["metadata"]["uid"]
         manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
     await kube.apply(CHILDREN[manifest["kind"]], manifest, force=there is not None)
+    place = f"{metadata['namespace']}/{metadata['name']}"
+    _log.info("%s %s is %s", manifest["kind"], place, "made" if there is None else "changed")

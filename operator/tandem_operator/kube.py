@@ -2,20 +2,20 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final, Self, TypeVar
 
 import httpx2
 from lightkube import AsyncClient
 from lightkube.config.client_adapter import user_auth
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
+from lightkube.generic_resource import GenericNamespacedResource
 from lightkube.types import PatchType
 
 from tandem_operator import errors
 from tandem_operator.kinds import LEASE, Kind
 from tandem_operator.kubeconfig import tls_of, user_of
 from tandem_operator.names import FIELD_MANAGER
+from tandem_operator.resources import resource_of
 from tandem_operator.transport import AioTransport
 
 Object = dict[str, Any]
@@ -104,7 +104,7 @@ class Kube:
         Raises:
             KindMissing: the API server does not know the kind.
         """
-        request = self._client.get(_resource(kind), place.name, namespace=place.namespace)
+        request = self._client.get(resource_of(kind), place.name, namespace=place.namespace)
         try:
             return await self._call("get", kind, str(place), request)
         except errors.Missing:
@@ -117,7 +117,7 @@ class Kube:
 
         async def collect() -> list[Object]:
             found = self._client.list(
-                _resource(kind), namespace=namespace or "*", labels=dict(labels or {})
+                resource_of(kind), namespace=namespace or "*", labels=dict(labels or {})
             )
             return [item async for item in found]
 
@@ -131,7 +131,7 @@ class Kube:
         """
         self._check_leadership(kind)
         place = _place_of(manifest)
-        wanted: GenericNamespacedResource = _resource(kind).from_dict(dict(manifest))
+        wanted: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
         request = self._client.create(wanted)
         return await self._call("create", kind, str(place), request)
 
@@ -143,7 +143,7 @@ class Kube:
         """
         self._check_leadership(kind)
         place = _place_of(manifest)
-        wanted: GenericNamespacedResource = _resource(kind).from_dict(dict(manifest))
+        wanted: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
         request = self._client.replace(wanted)
         return await self._call("update", kind, str(place), request)
 
@@ -158,7 +158,7 @@ class Kube:
         self._check_leadership(kind)
         place = _place_of(manifest)
         request = self._client.patch(
-            _resource(kind),
+            resource_of(kind),
             place.name,
             dict(manifest),
             namespace=place.namespace,
@@ -172,7 +172,7 @@ class Kube:
         self._check_leadership(kind)
         place = _place_of(manifest)
         request = self._client.patch(
-            _resource(kind).Status,
+            resource_of(kind).Status,
             place.name,
             dict(manifest),
             namespace=place.namespace,
@@ -185,7 +185,7 @@ class Kube:
         """Write the fields of `changes` into the object."""
         self._check_leadership(kind)
         request = self._client.patch(
-            _resource(kind),
+            resource_of(kind),
             place.name,
             dict(changes),
             namespace=place.namespace,
@@ -214,11 +214,6 @@ class Kube:
             ) from error
         finally:
             self._count(verb, kind.plural + part, code)
-
-
-@cache
-def _resource(kind: Kind) -> type[GenericNamespacedResource]:
-    return create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)
 
 
 def _place_of(manifest: Mapping[str, Any]) -> Place:

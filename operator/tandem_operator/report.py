@@ -1,5 +1,6 @@
 """Writes the status of a service, where it differs, and says in Events what has happened."""
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,9 +13,10 @@ from tandem_operator.facts import Facts
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, Place
 from tandem_operator.metrics import Metrics, ServiceState
-from tandem_operator.transitions import transitions
+from tandem_operator.transitions import Note, transitions
 
 _DEFAULT_DEADLINE_S: Final = 600
+_log = logging.getLogger(__name__)
 
 
 def deadline_in_s(facts: Facts) -> float | None:
@@ -43,14 +45,19 @@ class Reporter:
         Raises:
             KubeError: the status was not written.
         """
-        before = found.get("status", {})
+        metadata, before = found["metadata"], found.get("status", {})
+        place = Place(metadata["namespace"], metadata["name"])
         if document != before:
             await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
-            await self._events.post(found, transitions(before, document), time.monotonic())
-        metadata = found["metadata"]
+            await self._tell(found, place, transitions(before, document))
         is_ready = find_condition(document, Kind.READY)["status"] == Truth.TRUE
-        place = Place(metadata["namespace"], metadata["name"])
         self._metrics.set_state(place, _state(document, is_ready=is_ready), is_ready=is_ready)
+
+    async def _tell(self, found: Mapping[str, Any], place: Place, notes: list[Note]) -> None:
+        for note in notes:
+            level = logging.WARNING if note.type == "Warning" else logging.INFO
+            _log.log(level, "%s: %s: %s", place, note.reason, note.message)
+        await self._events.post(found, notes, time.monotonic())
 
 
 def _status_manifest(found: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:

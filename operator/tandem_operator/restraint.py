@@ -1,4 +1,4 @@
-"""Keeps the operator from fighting: what does not stay as it was written is written ever less; pure.
+"""Keeps the operator from fighting: what does not stay as written is written ever less; pure.
 
 Another controller, or a webhook, may change an object back. Two such writers would keep the API
 server busy for ever. So a service whose spec stays the same has a few writes at hand, which come

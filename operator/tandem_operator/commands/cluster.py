@@ -4,7 +4,6 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Self
@@ -14,11 +13,11 @@ import typer
 from lightkube import Client
 from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
 from lightkube.core.exceptions import ApiError, ConfigError
-from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 from lightkube.types import OnErrorAction, OnErrorResult
 from yaml import YAMLError
 
 from tandem_operator.kinds import EVENT, INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
+from tandem_operator.resources import resource_of
 
 Object = Mapping[str, Any]
 """A Kubernetes object as JSON has it."""
@@ -105,7 +104,7 @@ class Cluster:
         """
         with self._errors(INFERENCE_SERVICE):
             watched = self._client.watch(
-                _resource(INFERENCE_SERVICE), namespace=namespace, on_error=_begin_anew
+                resource_of(INFERENCE_SERVICE), namespace=namespace, on_error=_begin_anew
             )
             for _, item in watched:
                 yield dict(item)
@@ -123,7 +122,7 @@ class Cluster:
     ) -> list[Object]:
         with self._errors(kind):
             found = self._client.list(
-                _resource(kind), namespace=namespace, labels=dict(labels or {})
+                resource_of(kind), namespace=namespace, labels=dict(labels or {})
             )
             return [dict(item) for item in found]
 
@@ -239,11 +238,6 @@ def _chosen(config: SingleConfig | None, path: str) -> SingleConfig:
     if config is None:
         raise ClusterError(f"{path} has no current context; name one with --context")
     return config
-
-
-@cache
-def _resource(kind: Kind) -> type[GenericNamespacedResource]:
-    return create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)
 
 
 def _place(service: Object) -> tuple[str, str]:

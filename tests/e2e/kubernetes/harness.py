@@ -129,7 +129,7 @@ class OperatorProcess:
     def wait_until_available(self) -> None:
         self.kubernetes.kubectl(
             "wait", f"--namespace={OPERATOR_NAMESPACE}", "--for=condition=Available",
-            "deployment/tandem", "--timeout=120s",
+            "deployment/tandem-operator", "--timeout=120s",
         )  # fmt: skip
 
 
