@@ -8,10 +8,10 @@ LOCAL   := examples/tandem-tiny/local.yaml
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help up serve down test check format crds bench
+.PHONY: help up serve down test test-cluster check format crds bench
 
 help:  ## Say what there is
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 up: $(READY)  ## Start a Kubernetes with Tandem in it, serve tandem-tiny, ask it something
 	@$(BIN)/python -m tools.up
@@ -34,8 +34,11 @@ down: $(READY)  ## End what `make up` and `make serve` started
 	@$(BIN)/tandem stop --all
 	@$(BIN)/python -m tools.cluster down
 
-test: check  ## Run every check and every test, as CI does
-	$(BIN)/pytest
+test: check  ## Run every check, and every test that needs no Kubernetes, as CI does
+	$(BIN)/pytest -m 'not cluster'
+
+test-cluster: $(READY)  ## Run the tests that start a Kubernetes (root, Linux, Go; half an hour)
+	$(BIN)/pytest -m cluster
 
 check: $(READY)  ## Lint, type-check, and hold the layers apart
 	$(BIN)/ruff check .

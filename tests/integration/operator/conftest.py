@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from tandem_operator.crd.manifest import CRD_FILE, NAME
+from tests.cluster_fixture import cluster
 from tests.integration.operator.process import Namespace, OperatorProcess, end_all, until
 from tools.cluster import Cluster, prepare
 from tools.cluster.modules import KUBERAY
 from tools.cluster.paths import CHECKOUT
+
+__all__ = ["cluster"]
 
 StartOperator = Callable[..., OperatorProcess]
 RAY_CRDS = ("rayservices.ray.io", "rayclusters.ray.io")
