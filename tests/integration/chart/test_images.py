@@ -62,7 +62,7 @@ def replica(base: str) -> Iterator[str]:
     """A container of the replicas' image."""
     if "TANDEM_TEST_REPLICA_IMAGE" not in os.environ:
         pytest.skip("TANDEM_TEST_REPLICA_IMAGE=1 is not set")
-    index = os.environ.get("TANDEM_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+    index = os.environ.get("TANDEM_TORCH_INDEX", "")
     arguments = (f"--build-arg=BASE={base}", f"--build-arg=TORCH_INDEX={index}")
     yield from container(build("replica.Containerfile", *arguments))
 

@@ -1,6 +1,7 @@
 """Clusters begin and end: side by side, whole, and without a trace."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,8 +145,10 @@ def test_a_part_that_fails_is_named_with_its_last_words(name: str, tmp_path: Pat
 
 
 def test_a_mount_that_cannot_be_made_is_said(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="cannot be shown at /root/not/there on the node"):
-        Cluster.start(name, mounts={tmp_path: "/root/not/there"}, owner=os.getpid())
+    inside_a_folder_shown_read_only = f"{CHECKOUT}/not/there"
+    said = re.escape(f"cannot be shown at {inside_a_folder_shown_read_only} on the node")
+    with pytest.raises(ClusterError, match=said):
+        Cluster.start(name, mounts={tmp_path: inside_a_folder_shown_read_only}, owner=os.getpid())
 
 
 def test_a_name_that_is_none_is_refused() -> None:

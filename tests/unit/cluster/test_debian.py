@@ -3,8 +3,8 @@
 from tools.cluster.debian import Package, key, parse_uris
 
 URIS = """\
-'http://deb.debian.org/debian/pool/main/r/runc/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 2709960 MD5Sum:5532
-'http://deb.debian.org/debian/pool/main/c/c/conntrack_1.4.7-1_amd64.deb' conntrack_1%3a1.4.7-1_amd64.deb 35240 SHA256:c4ca
+'http://mirror.invalid/pool/main/r/runc/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 2709960 MD5Sum:5532
+'http://mirror.invalid/pool/main/c/c/conntrack_1.4.7-1_amd64.deb' conntrack_1%3a1.4.7-1_amd64.deb 35240 SHA256:c4ca
 """  # noqa: E501  # as apt prints it
 
 
