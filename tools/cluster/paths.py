@@ -8,7 +8,7 @@ from typing import Final
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 """The repository."""
-GO_MODULES: Final = Path(__file__).resolve().parent / "parts"
+GO_MODULES: Final = Path(__file__).resolve().parent / "go"
 """One Go module a part."""
 
 
