@@ -7,17 +7,13 @@ import yaml
 from pydantic import ValidationError
 
 from tandem_operator.render.settings import OperatorSettings
-from tandem_serve.api.problems import validation_problems
+from tandem_serve.api.problems import ProblemsFound, validation_problems
 
 __all__ = ["OperatorSettings", "SettingsError", "load_settings"]
 
 
-class SettingsError(Exception):
-    """The settings cannot be used; the text lists every problem, one line each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+class SettingsError(ProblemsFound):
+    """The settings cannot be used."""
 
 
 def load_settings(path: Path) -> OperatorSettings:

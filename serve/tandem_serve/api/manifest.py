@@ -8,7 +8,12 @@ from urllib.parse import quote
 import yaml
 from pydantic import ValidationError
 
-from tandem_serve.api.problems import known_part, unknown_fields, validation_problems
+from tandem_serve.api.problems import (
+    ProblemsFound,
+    known_part,
+    unknown_fields,
+    validation_problems,
+)
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
 
 _KUBERNETES_WRITES: Final = {
@@ -26,12 +31,8 @@ _KUBERNETES_WRITES: Final = {
 """Fields of the metadata that `kubectl get -o yaml` shows beside those of the manifest."""
 
 
-class ManifestError(Exception):
-    """A manifest cannot be used; the text lists every problem, one line each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+class ManifestError(ProblemsFound):
+    """A manifest cannot be used."""
 
 
 def load_manifest(path: Path) -> InferenceService:

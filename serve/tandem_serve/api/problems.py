@@ -23,6 +23,14 @@ _KINDS: Final = {
 }
 
 
+class ProblemsFound(Exception):
+    """What somebody wrote cannot be used; the text lists every problem, one line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
 def unknown_fields(model: type[BaseModel], data: Any, path: str = "") -> Iterator[str]:
     """One sentence for each field of `data`, at any depth, that `model` does not have."""
     if not isinstance(data, Mapping):

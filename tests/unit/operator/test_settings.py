@@ -14,7 +14,6 @@ from tandem_operator.settings import (
     load_settings,
     parse_settings,
 )
-from tandem_operator.testing import development_settings
 from tandem_serve.api.problems import part_of
 
 SMALLEST = "replica: {image: registry.test/replica:1}"
@@ -180,32 +179,13 @@ def test_an_address_range_stands_alone() -> None:
         Peer.model_validate({"ip_block": {"cidr": "10.0.0.0/8"}, "pod_selector": {}})
 
 
-def test_development_settings_run_the_code_of_a_checkout() -> None:
-    settings = development_settings(Path("/checkout/venv"), Path("/python"), Path("/checkout"))
-
-    assert settings.replica.cpu_overcommit > 1
-    assert settings.replica.image_pull_policy == "Never"
-    assert [peer.manifest() for peer in settings.access.clients] == [
-        {"ipBlock": {"cidr": "0.0.0.0/0"}}
-    ]
-    assert settings.replica.env[0].value.startswith("/checkout/venv/bin:")
-    mounts = settings.replica.volume_mounts
-    assert {mount["mountPath"] for mount in mounts} == {
-        "/checkout/venv",
-        "/python",
-        "/checkout/engine",
-        "/checkout/serve",
-    }
-    assert all(mount["readOnly"] for mount in mounts)
-
-
 def test_resources_are_amounts() -> None:
     with pytest.raises(ValueError, match="is not an amount of CPU"):
         ContainerResources(cpu="none", memory="1Gi")
 
 
 @pytest.mark.parametrize(
-    "module", ["plan", "settings", "render.service", "names", "testing"], ids=str
+    "module", ["plan", "settings", "render.service", "names"], ids=str
 )
 def test_the_pure_part_loads_no_framework(module: str) -> None:
     code = (
