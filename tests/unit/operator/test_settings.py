@@ -184,9 +184,7 @@ def test_resources_are_amounts() -> None:
         ContainerResources(cpu="none", memory="1Gi")
 
 
-@pytest.mark.parametrize(
-    "module", ["plan", "settings", "render.service", "names"], ids=str
-)
+@pytest.mark.parametrize("module", ["plan", "settings", "render.service", "names"], ids=str)
 def test_the_pure_part_loads_no_framework(module: str) -> None:
     code = (
         f"import sys, tandem_operator.{module}; "
