@@ -60,6 +60,7 @@ def development_values(
                 "image": IMAGE,
                 "imagePullPolicy": "Never",
                 "env": env,
+                "haproxy": f"{venv}/bin/tandem-haproxy",
                 "volumes": volumes,
                 "volumeMounts": mounts,
                 "cpuOvercommit": CPU_OVERCOMMIT,

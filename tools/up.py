@@ -130,10 +130,25 @@ def install_tandem(kubernetes: Kubernetes, values: Mapping[str, Any], progress: 
         CommandFailed: helm refused, or the operator does not start.
     """
     with progress.phase("Tandem, by Helm"):
-        kubernetes.helm(
-            "upgrade", "--install", "tandem", str(_CHART), f"--namespace={NAMESPACE}",
-            "--create-namespace", "--wait", "--timeout=3m", values=values,
+        try:
+            kubernetes.helm(
+                "upgrade", "--install", "tandem", str(_CHART), f"--namespace={NAMESPACE}",
+                "--create-namespace", "--wait", "--timeout=3m", values=values,
+            )  # fmt: skip
+        except CommandFailed as error:
+            raise CommandFailed(f"{error}{_last_words(kubernetes)}") from None
+
+
+def _last_words(kubernetes: Kubernetes) -> str:
+    """What the operator said last, which mostly is why it does not start; empty: nothing."""
+    try:
+        said = kubernetes.kubectl(
+            "logs", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/name=tandem-operator",
+            "--tail=3",
         )  # fmt: skip
+    except CommandFailed:
+        return ""
+    return f"\nThe operator said last:\n{said.strip()}" if said.strip() else ""
 
 
 def _apply_example(kubernetes: Kubernetes, progress: Progress) -> None:

@@ -121,7 +121,12 @@ def environment(
 ) -> list[dict[str, str]]:
     """The variables of a container; the manifest's win, and can name none of Ray's or Tandem's."""
     chosen = [*settings.replica.env, *profile_env, *service.spec.runtime.env]
-    merged = {**_ENV, **{variable.name: variable.value for variable in chosen}}
+    haproxy = settings.replica.haproxy
+    merged = {
+        **_ENV,
+        **({} if haproxy is None else {"RAY_SERVE_HAPROXY_BINARY_PATH": haproxy}),
+        **{variable.name: variable.value for variable in chosen},
+    }
     # KubeRay leaves an empty value out when it writes the object back.
     return [
         {"name": name, "value": value} if value else {"name": name}

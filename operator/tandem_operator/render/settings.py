@@ -80,6 +80,10 @@ class ReplicaDefaults(Model):
     env: list[EnvVar] = Field(default_factory=list)
     """Further variables of the environment."""
 
+    haproxy: Annotated[str, Field(pattern="^/")] | None = None
+    """Path of `tandem-haproxy` in an image whose environment does not name it, as Tandem's does:
+    without it a pod that is not needed any more stays while clients keep their connections busy."""
+
     volumes: list[dict[str, Any]] = Field(default_factory=list)
     """Further volumes, as in a pod."""
 
