@@ -12,6 +12,7 @@ from tandem_engine.api.front import EngineFront
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
+from tandem_serve.starts import UnfinishedStarts
 
 # Serve's own logger: its lines go to the replica's log file.
 _LOGGER = logging.getLogger("ray.serve")
@@ -35,10 +36,20 @@ class Replica:
         """
         live = LiveSettings.model_validate(user_config)
         if self._engine is None:
-            # It takes long; meanwhile this process answers Ray.
-            self._engine = await asyncio.to_thread(_start_engine, self._args, live)
+            self._engine = await self._start(live)
         else:
             self._engine.reconfigure(live.schedule_config(self._args.engine.cache_block_size))
+
+    async def _start(self, live: LiveSettings) -> EngineFront:
+        starts = UnfinishedStarts.of_environment()
+        if pause_s := starts.pause_s():
+            report_startup(f"The last start failed; waiting {pause_s} s before the next one")
+            await asyncio.sleep(pause_s)
+        starts.begin()
+        # It takes long; meanwhile this process answers Ray.
+        engine = await asyncio.to_thread(_start_engine, self._args, live)
+        starts.succeed()
+        return engine
 
     def check_health(self) -> None:
         """Raise when the engine cannot serve any more."""

@@ -22,7 +22,7 @@ from tandem_operator.render.volumes import (
 )
 from tandem_serve.api.draining import DRAIN_HEAD, DRAIN_WORKER, TERMINATION_GRACE_PERIOD_S
 from tandem_serve.api.pods import EnvVar, Toleration
-from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.profile import RAY_PROFILE, retry_profile
 from tandem_serve.api.quantity import parse_memory
 from tandem_serve.api.spec import InferenceService
 
@@ -33,6 +33,7 @@ _ARCHITECTURE: Final = "kubernetes.io/arch"
 
 _ENV: Final[Mapping[str, str]] = {
     **RAY_PROFILE,
+    **retry_profile(f"{TEMPORARY}/unfinished-starts"),
     "HOME": HOME,
     "TMPDIR": TEMPORARY,
 }

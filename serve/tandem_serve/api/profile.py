@@ -36,3 +36,20 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         "RAY_USAGE_STATS_ENABLED": "0",
     }
 )
+
+RETRIES: Final = 1_000_000
+"""Starts of a replica that may fail, where Ray is told to go on: practically all."""
+
+UNFINISHED_STARTS: Final = "TANDEM_UNFINISHED_STARTS"
+"""The environment variable with the file in which a replica counts its starts until one succeeds;
+absent: nobody counts, and there is no pause between them."""
+
+
+def retry_profile(file: str) -> Mapping[str, str]:
+    """What makes Ray start a failing replica again and again, with pauses that grow.
+
+    Ray by itself gives up after three starts without a pause, and then nothing but a change of the
+    spec makes it look at a repaired checkpoint, or a volume that was late. `file` is where one
+    replica alone counts.
+    """
+    return {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(RETRIES), UNFINISHED_STARTS: file}

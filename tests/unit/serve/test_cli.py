@@ -81,6 +81,8 @@ def keyed_service(tmp_path: Path) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(served, port=0, log_level="critical", lifespan="off"))
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
+        # A client that comes before the server waits, instead of being turned away.
+        listener.listen()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
