@@ -39,8 +39,8 @@ _ENV: Final[Mapping[str, str]] = {
 }
 
 # KubeRay's own readiness probes begin after ten seconds and ask every five, a worker's by starting
-# bash and wget. Its liveness probe stays: it asks Ray's agent, never the model, so that a model may
-# load as long as it needs, and no startupProbe has to wait for it.
+# bash and wget. Its liveness probes ask Ray's agent, never the model, so that a model may load as
+# long as it needs, and no startupProbe has to wait for it. The head's stays as it is.
 _HEAD_READY: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/api/healthz", "port": AGENT_PORT},
     "periodSeconds": 2,
@@ -53,6 +53,16 @@ _WORKER_READY: Final[Mapping[str, Any]] = {
     "periodSeconds": 1,
     "timeoutSeconds": 2,
     "failureThreshold": 2,
+}
+# KubeRay's numbers. But where Ray hangs nothing can be drained: without a grace period of its own
+# the kubelet would hold the card for as long as requests may take.
+_WORKER_LIVES: Final[Mapping[str, Any]] = {
+    "httpGet": {"path": "/api/local_raylet_healthz", "port": AGENT_PORT},
+    "initialDelaySeconds": 30,
+    "periodSeconds": 5,
+    "timeoutSeconds": 5,
+    "failureThreshold": 120,
+    "terminationGracePeriodSeconds": 30,
 }
 
 
@@ -105,6 +115,7 @@ def worker_template(
         "resources": _replica_resources(service, settings, profile),
         "lifecycle": _before_the_end(DRAIN_WORKER),
         "readinessProbe": dict(_WORKER_READY),
+        "livenessProbe": dict(_WORKER_LIVES),
     }
     template = _template(service, settings, names.WORKER, container, storage)
     # A replica never speaks with Kubernetes, so whoever breaks into one gets no account of it.

@@ -1,11 +1,15 @@
 """KubeRay and Tandem, installed as `make up` does it, on a Kubernetes of the tests' own."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.cluster_fixture import cluster
-from tests.e2e.kubernetes.harness import OperatorProcess, Times
+from tests.e2e.kubernetes.harness import Checkpoint, OperatorProcess, Times
+from tests.tiny import TINY
 from tools.cluster import Cluster, kuberay
 from tools.cluster.progress import SILENT
 from tools.kubernetes import Kubernetes
@@ -31,6 +35,16 @@ def tandem(cluster: Cluster, times: Times) -> Kubernetes:
     with times.measure("Tandem installed by Helm"):
         install_tandem(kubernetes, cluster_values(cluster), SILENT)
     return kubernetes
+
+
+@pytest.fixture
+def checkpoint() -> Iterator[Checkpoint]:
+    """A copy of tandem-tiny that the pods' user may read; pytest's own folders are closed."""
+    with TemporaryDirectory(prefix="tandem-tiny-") as folder:
+        Path(folder).chmod(0o755)
+        for file in TINY.iterdir():
+            shutil.copyfile(file, Path(folder, file.name))
+        yield Checkpoint(Path(folder))
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """A Kubernetes with Tandem in it, as `kubectl` and a client on this machine see it."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -113,6 +115,24 @@ class DeployedService:
             return httpx.get(f"{self.url}/health", trust_env=False, timeout=5).is_success
         except httpx.TransportError:
             return False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A copy of tandem-tiny at a path of its own, which the node sees as well."""
+
+    folder: Path
+
+    @property
+    def weights(self) -> Path:
+        """The file with the tensors."""
+        return self.folder / "model.safetensors"
+
+    def repair(self) -> None:
+        """Make it tandem-tiny again, at once: nobody sees half a file."""
+        whole = self.folder / "whole"
+        shutil.copyfile(TINY / self.weights.name, whole)
+        whole.replace(self.weights)
 
 
 @dataclass(frozen=True)

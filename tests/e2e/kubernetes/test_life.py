@@ -7,7 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.e2e.harness import wait_for
-from tests.e2e.kubernetes.harness import GONE_S, DeployedService, Times
+from tests.e2e.kubernetes.harness import GONE_S, Checkpoint, DeployedService, Times
 from tests.e2e.load import ask_all, more_answers, openai_client, steady_load
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
 from tools.kubernetes import Kubernetes
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
 
 async def test_a_service_lives_through_every_change_and_loses_no_request(
-    tandem: Kubernetes, times: Times
+    tandem: Kubernetes, checkpoint: Checkpoint, times: Times
 ) -> None:
     service = DeployedService(tandem, "life")
     try:
@@ -27,7 +27,7 @@ async def test_a_service_lives_through_every_change_and_loses_no_request(
             await answers_500_questions(client, times)
             await changes_live(service, client, times)
             await scales(service, client, times)
-            await is_replaced(service, client, times)
+            await is_replaced(service, client, checkpoint, times)
         await goes_without_a_trace(service, times)
     finally:
         service.delete()
@@ -78,12 +78,18 @@ async def scales(service: DeployedService, client: AsyncOpenAI, times: Times) ->
     assert len(first) == 1
 
 
-async def is_replaced(service: DeployedService, client: AsyncOpenAI, times: Times) -> None:
+async def is_replaced(
+    service: DeployedService, client: AsyncOpenAI, checkpoint: Checkpoint, times: Times
+) -> None:
+    def another_model(document: dict[str, Any]) -> None:
+        smaller_chunks(document)
+        document["spec"]["model"]["source"] = f"file://{checkpoint.folder}"
+
     old = service.pod_uids() | service.pod_uids("head")
     async with steady_load(client, concurrency=CONCURRENCY) as answers:
         await more_answers(answers, CONCURRENCY)
-        with times.measure("replace (dtype) under load: new pods serve"):
-            await in_thread(lambda: service.apply(another_dtype))
+        with times.measure("replace (model) under load: new pods serve"):
+            await in_thread(lambda: service.apply(another_model))
             await in_thread(service.wait_ready)
         with times.measure("the old pods have gone"):
             await in_thread(
@@ -109,11 +115,6 @@ def scale(service: DeployedService, count: int) -> None:
 
 def smaller_chunks(document: dict[str, Any]) -> None:
     document["spec"]["engine"]["schedule"]["splitFuse"]["splitChunkTokens"] = 64
-
-
-def another_dtype(document: dict[str, Any]) -> None:
-    smaller_chunks(document)
-    document["spec"]["engine"]["dtype"] = "float32"
 
 
 def restart_counts(service: DeployedService) -> list[int]:

@@ -79,9 +79,15 @@ def test_a_pod_is_ready_when_haproxy_says_so() -> None:
     (container,) = worker_pod(rendered())["containers"]
 
     assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": 8000}
-    # However long a model loads, nothing kills its pod.
+
+
+def test_a_pod_is_killed_for_what_ray_says_and_not_for_a_model_that_loads_long() -> None:
+    (container,) = worker_pod(rendered())["containers"]
+
     assert "startupProbe" not in container
-    assert "livenessProbe" not in container
+    asked = container["livenessProbe"]["httpGet"]
+    assert (asked["path"], asked["port"]) == ("/api/local_raylet_healthz", 52365)
+    assert container["livenessProbe"]["terminationGracePeriodSeconds"] <= 60
 
 
 def test_a_pod_ends_its_requests_before_ray_ends(pod: Any) -> None:
