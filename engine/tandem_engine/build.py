@@ -30,6 +30,7 @@ from tandem_engine.model.load import load_decoder
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.text.codec import CheckpointCodec, load_codec
+from tandem_engine.weights.checkpoint import check_readable
 
 _LOG = logging.getLogger(__name__)
 _MIB = 2**20
@@ -55,6 +56,8 @@ def build_engine(
         ConfigError: the settings do not fit the model or the memory.
     """
     folder = Path(config.model_path)
+    if folder.is_dir():
+        check_readable(folder)
     codec = load_codec(folder)
     max_seq_len = _max_seq_len(config, read_decoder_config(folder))
     runtime = open_device(config.device, memory_bytes=config.memory_bytes)

@@ -128,8 +128,13 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """This process's environment, with kubectl on the PATH and the way to the cluster."""
-        path = f"{self.bin_dir}:{os.environ.get('PATH', os.defpath)}"
-        return os.environ | {"PATH": path, "KUBECONFIG": str(self.kubeconfig)}
+        return os.environ | {
+            "PATH": f"{self.bin_dir}:{os.environ.get('PATH', os.defpath)}",
+            "KUBECONFIG": str(self.kubeconfig),
+            # kubectl remembers by address which kinds there are, and clusters follow each other at
+            # the same one.
+            "KUBECACHEDIR": str(self.kubeconfig.parent / "kubectl-cache"),
+        }
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002
         """What kubectl prints.

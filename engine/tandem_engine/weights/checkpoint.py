@@ -15,6 +15,7 @@ https://huggingface.co/docs/safetensors/index#format
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -171,6 +172,20 @@ def _give_back(data: mmap.mmap, entry: Entry) -> None:
     start = entry.start - entry.start % mmap.PAGESIZE
     with suppress(OSError):  # advice
         data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+
+def check_readable(folder: Path) -> None:
+    """Refuse a checkpoint of which a file is closed to the user that this runs as.
+
+    Raises:
+        CheckpointError: with the file and the way out.
+    """
+    for path in (folder, *sorted(folder.glob("*"))):
+        if not os.access(path, os.R_OK):
+            raise CheckpointError(
+                f"{path} may not be read by user {os.getuid()}, as which this replica runs; "
+                f"run: chmod -R a+rX {folder}"
+            )
 
 
 def _read_shards(index: Path) -> dict[str, Entry]:

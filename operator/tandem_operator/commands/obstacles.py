@@ -105,10 +105,12 @@ def _no_kuberay(scene: Scene) -> Obstacle | None:
 def _replica_failed(scene: Scene) -> Obstacle | None:
     if scene.reason(Kind.MODEL_LOADED) != status.REPLICA_FAILED:
         return None
-    pods = [pod["metadata"]["name"] for pod in scene.workers]
     log = ""
-    if pods:
-        log = f"; the replica's log: kubectl exec -n {scene.namespace} {pods[-1]} -- {_READ_LOG}"
+    if scene.workers:
+        # While the version before serves on, the newest pod is the one that does not start.
+        newest = max(scene.workers, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
+        pod = newest["metadata"]["name"]
+        log = f"; the replica's log: kubectl exec -n {scene.namespace} {pod} -- {_READ_LOG}"
     return Obstacle(
         f"a replica does not start: {scene.message(Kind.MODEL_LOADED)}",
         f"correct the manifest and give it again: kubectl apply -f FILE{log}",

@@ -1,6 +1,7 @@
 """Weights on disk: every way to store them loads alike, every damage is named."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from tandem_engine.api.errors import CheckpointError
 from tandem_engine.device.cpu import CpuRuntime
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.load import load_decoder
-from tandem_engine.weights.checkpoint import Checkpoint
+from tandem_engine.weights.checkpoint import Checkpoint, check_readable
 
 RUNTIME = CpuRuntime(memory_bytes=1 << 30)
 MakeCheckpoint = Callable[..., Path]
@@ -302,3 +303,17 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         f"{folder} holds neither model.safetensors nor model.safetensors.index.json; "
         "weights are read from safetensors files only"
     )
+
+
+def test_a_file_that_is_closed_to_the_replica_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def may(path: Path, _: int) -> bool:
+        return path.name != "model.safetensors"
+
+    check_readable(folder)
+    # Root may read everything, and tests may run as root.
+    monkeypatch.setattr(os, "access", may)
+
+    with pytest.raises(CheckpointError, match=r"model\.safetensors may not be read by user \d+"):
+        check_readable(folder)
