@@ -8,7 +8,7 @@ LOCAL   := examples/tandem-tiny/local.yaml
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help up serve down test test-cluster check format crds bench
+.PHONY: help up serve down test test-quick check format crds bench
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -34,11 +34,11 @@ down: $(READY)  ## End what `make up` and `make serve` started
 	@$(BIN)/tandem stop --all
 	@$(BIN)/python -m tools.cluster down
 
-test: check  ## Run every check, and every test that needs no Kubernetes, as CI does
-	$(BIN)/pytest -m 'not cluster'
+test: check  ## Run every check and every test, as CI does; says what it skips, and why
+	$(BIN)/pytest
 
-test-cluster: $(READY)  ## Run the tests that start a Kubernetes (root, Linux, Go; half an hour)
-	$(BIN)/pytest -m cluster
+test-quick: check  ## The same without the tests that start a Kubernetes of their own
+	$(BIN)/pytest -m 'not cluster'
 
 check: $(READY)  ## Lint, type-check, and hold the layers apart
 	$(BIN)/ruff check .
