@@ -1,4 +1,13 @@
-"""How many KV blocks a replica's memory holds; arithmetic only."""
+"""How many KV blocks a replica's memory holds; arithmetic only.
+
+    memory for KV blocks = memory of the replica - weights - activations of the largest step
+    bytes of one token   = 2 · layers · KV heads · head size · bytes of the type
+    sequences at once    = blocks of that memory // blocks of one sequence of the longest length
+
+The 2 stands for keys and values. The number of KV heads is what tells MHA (as many as query
+heads), GQA (fewer) and MQA (one) apart: Llama 3 with 8 KV heads for 32 query heads keeps four
+times as many tokens as Llama 2 in the same memory.
+"""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -24,7 +33,7 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     kv_bytes_per_token: int
-    """2 · layers · KV heads · head size · bytes of the type (MHA, GQA and MQA alike)."""
+    """See the function of this name."""
     dtype_bytes: int
 
 
@@ -34,7 +43,9 @@ class Capacity:
 
     num_blocks: int
     block_size: int
+    """Tokens of a block."""
     max_seq_len: int
+    """Prompt and output of one sequence at most, in tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -52,8 +63,8 @@ class Capacity:
         needed = self.max_seq_len * shape.kv_bytes_per_token
         raise ConfigError(
             f"The KV cache has room for {self.num_tokens} tokens, one sequence of maxSeqLen "
-            f"{self.max_seq_len} needs {needed / GIB:.2f} GiB: {available / GIB:.2f} GiB are left "
-            f"after the weights, of which the largest step takes {activations / GIB:.2f} GiB; "
+            f"{self.max_seq_len} needs {_size(needed)}: {_size(available)} are left "
+            f"after the weights, of which the largest step takes {_size(activations)}; "
             f"raise resources.memory or npuMemSize, or lower maxSeqLen, maxPrefillTokens or "
             f"maxBatchSize."
         )
@@ -62,6 +73,23 @@ class Capacity:
     def max_sequences(self) -> int:
         """Sequences of the longest length that fit at once."""
         return self.num_blocks // -(-self.max_seq_len // self.block_size)
+
+    def in_words(self, shape: ModelShape, *, num_host_blocks: int = 0) -> str:
+        """The line that the log of the start and `tandem status` show, figures in front."""
+        room = f"room for {_counted(self.max_sequences, 'sequence')} of {self.max_seq_len} tokens"
+        host = f", {_counted(num_host_blocks, 'host block')} to swap to" if num_host_blocks else ""
+        size = self.num_tokens * shape.kv_bytes_per_token
+        return (
+            f"KV cache: {_counted(self.num_blocks, 'block')} of {self.block_size} tokens, "
+            f"{room}{host} ({_size(size)}, {shape.kv_bytes_per_token} bytes a token)"
+        )
+
+
+def kv_bytes_per_token(
+    *, num_layers: int, num_kv_heads: int, head_size: int, dtype_bytes: int
+) -> int:
+    """Bytes that the keys and values of one token take in all layers (MHA, GQA and MQA alike)."""
+    return 2 * num_layers * num_kv_heads * head_size * dtype_bytes
 
 
 def activation_bytes(shape: ModelShape, *, step_tokens: int, rows: int) -> int:
@@ -108,10 +136,50 @@ def size_by_gib(
     left = max(0, available - activations)
     if gib * GIB > left:
         raise ConfigError(
-            f"npuMemSize is {gib} GiB, but weights and the largest step leave {left / GIB:.2f} GiB "
+            f"npuMemSize is {gib} GiB, but weights and the largest step leave {_size(left)} "
             f"of this replica's memory; lower it, raise resources.memory, or set -1 to take what "
             f"is left."
         )
     num_blocks = gib * GIB // (shape.kv_bytes_per_token * block_size)
     capacity = Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len)
     return capacity.checked(shape, available=gib * GIB, activations=0)
+
+
+def size_host(shape: ModelShape, *, block_size: int, gib: int, available: int) -> int:
+    """Blocks in host memory for sequences that are swapped out (MindIE cpuMemSize).
+
+    Args:
+        shape: The model.
+        block_size: Tokens of a block.
+        gib: cpuMemSize; 0: nothing is swapped.
+        available: Bytes of host memory that are left. On a CPU that is the memory that weights,
+            the largest step and the KV blocks leave.
+
+    Raises:
+        ConfigError: the host has less, or a block is larger than what was asked for.
+    """
+    if gib * GIB > max(0, available):
+        raise ConfigError(
+            f"cpuMemSize is {gib} GiB, but {_size(max(0, available))} of host memory are "
+            f"left; lower it, raise resources.memory, or set 0 to compute pre-empted sequences "
+            f"again instead of swapping them."
+        )
+    block_bytes = shape.kv_bytes_per_token * block_size
+    num_blocks = gib * GIB // block_bytes
+    if gib and not num_blocks:
+        raise ConfigError(
+            f"cpuMemSize is {gib} GiB, but one block of {block_size} tokens takes "
+            f"{_size(block_bytes)}; raise it, or lower cacheBlockSize."
+        )
+    return num_blocks
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes for people; small models have sizes that would be 0.00 GiB."""
+    if num_bytes < GIB // 10:
+        return f"{num_bytes / 2**20:.2f} MiB"
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

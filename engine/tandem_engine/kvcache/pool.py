@@ -1,6 +1,14 @@
-"""The pool of KV blocks. A block is free or held by exactly one sequence."""
+"""Who holds which KV block, and which blocks are kept for what they contain: ids, no tensors.
 
-from collections.abc import Iterable
+The paged KV cache is that of PagedAttention (Kwon et al., 2023). Full blocks are found again by
+the hash of all tokens up to their end, as in vLLM's automatic prefix caching; MindIE calls it
+`plugin_type: prefix_cache`, and its unit is cacheBlockSize too.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import ClassVar
 
 from tandem_engine.api.errors import EngineError
 
@@ -9,63 +17,300 @@ class OutOfBlocks(EngineError):
     """More blocks were asked for than are free; ask `num_free` first."""
 
 
-class BlockPool:
-    """Hands out block ids 0 … num_blocks−1 and takes them back.
+class CountedBlocks:
+    """Block ids 0 … num_blocks−1, each with a count of its holders; no holder: it is free.
+
+    Args:
+        num_blocks: Blocks there are.
+    """
+
+    kind: ClassVar[str] = "KV"
+    """What errors call the blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        # A stack: the block given back last is the one most likely still in a CPU cache,
+        # and pages of the cache that were never needed are never touched.
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._holders = [0] * num_blocks
+        self._num_held = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that allocate() can give."""
+        return len(self._empty)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with at least one holder, counted apart from the free ones."""
+        return self._num_held
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, one holder each, or none at all.
+
+        Raises:
+            OutOfBlocks: fewer are free.
+        """
+        empty = self._empty
+        if count > len(empty):
+            self._make_empty(count)
+        if count <= 0:
+            return []
+        taken = empty[: -count - 1 : -1]
+        del empty[-count:]
+        holders = self._holders
+        for block in taken:
+            holders[block] = 1
+        self._num_held += count
+        return taken
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Take one holder from each block, from the last block to the first.
+
+        Raises:
+            AssertionError: a block has no holder.
+        """
+        holders = self._holders
+        freed: list[int] = []
+        # From the end: a table given back and taken again comes in the same order, ascending
+        # where it was, which copies and gathers like.
+        for block in reversed(tuple(blocks)):
+            left = holders[block] - 1
+            if left < 0:
+                raise AssertionError(
+                    f"{self.kind} block {block} is given back twice; this is a bug."
+                )
+            holders[block] = left
+            if not left:
+                freed.append(block)
+        self._num_held -= len(freed)
+        self._set_free(freed)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]] | None = None) -> None:
+        """Raise AssertionError unless every block is either free or held.
+
+        Args:
+            tables: All block tables there are; the holders counted must be theirs.
+        """
+        held = {block: holders for block, holders in enumerate(self._holders) if holders}
+        self._check_partition(self._free(), held.keys())
+        if len(held) != self._num_held:
+            raise AssertionError(
+                f"{len(held)} {self.kind} blocks have holders, {self._num_held} were counted; "
+                f"this is a bug."
+            )
+        if tables is not None:
+            self._check_tables(Counter(chain.from_iterable(tables)), held)
+
+    def _make_empty(self, count: int) -> None:
+        """See to it that `count` blocks are empty, or raise OutOfBlocks."""
+        raise OutOfBlocks(f"{count} {self.kind} blocks were asked for, {self.num_free} are free.")
+
+    def _set_free(self, blocks: list[int]) -> None:
+        """Put blocks that lost their last holder where allocate() finds them."""
+        self._empty += blocks
+
+    def _free(self) -> list[int]:
+        """The blocks that nobody holds."""
+        return list(self._empty)
+
+    def _check_partition(self, free: list[int], held: Iterable[int]) -> None:
+        found = Counter(chain(free, held))
+        for block in range(self.num_blocks):
+            if not found[block]:
+                raise AssertionError(f"{self.kind} block {block} is lost; this is a bug.")
+            if found[block] > 1:
+                state = "free and held at once" if self._holders[block] else "free twice"
+                raise AssertionError(f"{self.kind} block {block} is {state}; this is a bug.")
+        if len(found) != self.num_blocks:
+            raise AssertionError(
+                f"{len(found)} {self.kind} blocks stand in a pool of {self.num_blocks}; "
+                f"this is a bug."
+            )
+
+    def _check_tables(self, in_tables: Counter[int], held: dict[int, int]) -> None:
+        for block in in_tables.keys() | held.keys():
+            if in_tables[block] != held.get(block, 0):
+                raise AssertionError(
+                    f"{self.kind} block {block} stands in {in_tables[block]} block tables and has "
+                    f"{held.get(block, 0)} holders; this is a bug."
+                )
+
+
+class BlockPool(CountedBlocks):
+    """The blocks of the KV cache: shared by reference, found again by content.
+
+      empty ── allocate ──► held ── seal ──► held and sealed ── release ──► cached
+        ▲                    │                     ▲                        │   │
+        ├────── release ─────┘                     └───────── share ────────┘   │
+        └─────────────────────── evicted by allocate, forget ───────────────────┘
+
+    Empty and cached blocks are free. allocate() takes the empty ones first, the one given back
+    last before the others; then the cached ones, the one released longest ago first (LRU).
+
+    A block is written only by a sequence that holds it alone and before it is sealed
+    (`is_shared`); what stands in a sealed block stays as it is until the block is evicted.
 
     Args:
         num_blocks: Blocks in the pool.
         block_size: Tokens in a block (MindIE cacheBlockSize).
+        caches_prefixes: Whether blocks are kept for their content.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, block_size: int, *, caches_prefixes: bool = True) -> None:
+        super().__init__(num_blocks)
         self.block_size = block_size
-        # A stack: the block given back last is the one most likely still in a CPU cache,
-        # and pages of the cache that were never needed are never touched.
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._held = [False] * num_blocks
+        self.num_evictions = 0
+        """Cached blocks that were given away, since the start."""
+        self._caches_prefixes = caches_prefixes
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        # Not a dict: to take the oldest entries off a dict again and again means to walk over
+        # the gaps that the earlier ones left.
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken now."""
-        return len(self._free)
+        """Blocks that allocate() can give: empty ones and cached ones that nobody holds."""
+        return len(self._empty) + len(self._cached)
 
     @property
-    def num_held(self) -> int:
-        """Blocks that some sequence holds, counted apart from the free ones."""
-        return sum(self._held)
+    def num_cached(self) -> int:
+        """Free blocks that are kept for their content."""
+        return len(self._cached)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether blocks are kept for their content; a live setting, switching off forgets."""
+        return self._caches_prefixes
+
+    @caches_prefixes.setter
+    def caches_prefixes(self, wanted: bool) -> None:
+        self._caches_prefixes = wanted
+        if not wanted:
+            self.forget()
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, or none at all.
+    def share(self, blocks: Iterable[int]) -> None:
+        """Give each block one holder more; a cached block that nobody held is held again.
 
         Raises:
-            OutOfBlocks: fewer are free.
+            AssertionError: a block is empty, so there is nothing to share.
         """
-        if count > len(self._free):
-            raise OutOfBlocks(f"{count} KV blocks were asked for, {len(self._free)} are free.")
-        taken = [self._free.pop() for _ in range(count)]
-        for block in taken:
-            self._held[block] = True
-        return taken
-
-    def release(self, blocks: Iterable[int]) -> None:
-        """Take blocks back."""
         for block in blocks:
-            if not self._held[block]:
-                raise AssertionError(f"KV block {block} is given back twice; this is a bug.")
-            self._held[block] = False
-            self._free.append(block)
+            holders = self._holders[block]
+            if not holders:
+                self._hold_again(block)
+            self._holders[block] = holders + 1
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every block is free or held, and none both."""
-        if self.num_free + self.num_held != self.num_blocks:
+    def seal(self, block: int, key: bytes) -> None:
+        """Note that `block` is full and computed, and that `key` (keys.py) is what it holds.
+
+        A key that another block has stays with that one: this block goes the way of all others
+        when it is released. Nothing happens when `caches_prefixes` is off.
+
+        Raises:
+            AssertionError: nobody holds the block, or it is sealed with another key.
+        """
+        if not self._caches_prefixes:
+            return
+        known = self._keys[block]
+        if not self._holders[block] or (known is not None and known != key):
+            raise AssertionError(f"KV block {block} is not the sealer's to seal; this is a bug.")
+        if self._block_of.setdefault(key, block) == block:
+            self._keys[block] = key
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest run of `keys`, from the first on, that are there.
+
+        It does not hold them: share() them before the next allocate(), which may evict them.
+        """
+        found: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_unheld(self, blocks: Iterable[int]) -> int:
+        """Of `blocks`, those that nobody holds: share() will take so many from `num_free`."""
+        return sum(not self._holders[block] for block in blocks)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether `block` must not be written: it has several holders, or find() may give it."""
+        return self._holders[block] > 1 or self._keys[block] is not None
+
+    def forget(self) -> None:
+        """Drop all cached content; sealed blocks that are held lose their keys."""
+        for block in self._block_of.values():
+            self._keys[block] = None
+        self._block_of.clear()
+        # Newest on top of the stack, as everywhere.
+        self._empty += self._cached
+        self._cached.clear()
+
+    def check_integrity(self, tables: Iterable[Sequence[int]] | None = None) -> None:
+        """Raise AssertionError unless every block is free or held, and the index is right.
+
+        Args:
+            tables: The block tables of all sequences; the holders counted must be theirs.
+        """
+        super().check_integrity(tables)
+        keys = {key: block for block, key in enumerate(self._keys) if key is not None}
+        if keys != self._block_of:
             raise AssertionError(
-                f"{self.num_free} free and {self.num_held} held KV blocks do not make "
-                f"{self.num_blocks}; this is a bug."
+                f"{len(keys)} KV blocks have keys of their own, the index knows "
+                f"{len(self._block_of)}, or others; this is a bug."
             )
-        if any(self._held[block] for block in self._free):
-            raise AssertionError("A KV block is free and held at once; this is a bug.")
+        # A block whose key is another block's is not in `keys`; both checks together see it.
+        sealed = {block for block, key in enumerate(self._keys) if key is not None}
+        if len(sealed) != len(keys) or sealed & set(self._empty) or self._cached.keys() - sealed:
+            raise AssertionError(
+                "A KV block shares its key with another one, is empty and has a key, or is cached "
+                "and has none; this is a bug."
+            )
+
+    def _make_empty(self, count: int) -> None:
+        missing = count - len(self._empty)
+        if missing > len(self._cached):
+            super()._make_empty(count)
+        self._evict(missing)
+
+    def _evict(self, count: int) -> None:
+        """Empty the `count` cached blocks that were released longest ago."""
+        oldest = [self._cached.popitem(last=False)[0] for _ in range(count)]
+        for block in oldest:
+            self._drop_key(block)
+        # At the bottom of the stack: the blocks that were empty go first.
+        oldest.reverse()
+        self._empty[:0] = oldest
+        self.num_evictions += count
+
+    def _drop_key(self, block: int) -> None:
+        key = self._keys[block]
+        if key is not None:
+            del self._block_of[key]
+            self._keys[block] = None
+
+    def _hold_again(self, block: int) -> None:
+        if block not in self._cached:
+            raise AssertionError(f"KV block {block} is empty and cannot be shared; this is a bug.")
+        del self._cached[block]
+        self._num_held += 1
+
+    def _set_free(self, blocks: list[int]) -> None:
+        # release() goes from the last block to the first, so a sequence's tail is evicted before
+        # its beginning: without its beginning a tail is never found.
+        keys, empty, cached = self._keys, self._empty, self._cached
+        for block in blocks:
+            if keys[block] is None:
+                empty.append(block)
+            else:
+                cached[block] = None
+
+    def _free(self) -> list[int]:
+        return [*self._empty, *self._cached]

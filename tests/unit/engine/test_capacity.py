@@ -1,14 +1,19 @@
 """How many blocks a memory holds."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.kvcache.capacity import (
     GIB,
+    Capacity,
     ModelShape,
     activation_bytes,
+    kv_bytes_per_token,
     size_by_gib,
     size_by_memory,
+    size_host,
 )
 
 # Llama-2-7B-like: 2 · 32 layers · 32 heads · 128 · 2 bytes = 512 KiB a token.
@@ -55,3 +60,161 @@ def test_a_given_size_that_the_memory_does_not_have_is_refused() -> None:
             available=2 * GIB,
             activations=GIB // 2,
         )
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_kv_heads", "head_size", "dtype_bytes", "expected"),
+    [
+        # 2 · 32 · 32 · 128 · 2
+        pytest.param(32, 32, 128, 2, 524_288, id="MHA, Llama 2 7B in float16: 512 KiB"),
+        # 2 · 32 · 8 · 128 · 2
+        pytest.param(32, 8, 128, 2, 131_072, id="GQA, Llama 3 8B in bfloat16: 128 KiB"),
+        # 2 · 80 · 8 · 128 · 2
+        pytest.param(80, 8, 128, 2, 327_680, id="GQA, Llama 3 70B in bfloat16: 320 KiB"),
+        # 2 · 32 · 1 · 64 · 2
+        pytest.param(32, 1, 64, 2, 8_192, id="MQA, Falcon 7B in bfloat16: 8 KiB"),
+        # 2 · 32 · 8 · 128 · 4
+        pytest.param(32, 8, 128, 4, 262_144, id="GQA in float32: twice the bytes"),
+        # 2 · 32 · 8 · 128 · 1
+        pytest.param(32, 8, 128, 1, 65_536, id="GQA in 8 bits: half of float16"),
+    ],
+)
+def test_bytes_of_a_token_follow_from_layers_heads_and_type(
+    num_layers: int, num_kv_heads: int, head_size: int, dtype_bytes: int, expected: int
+) -> None:
+    assert expected == kv_bytes_per_token(
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        dtype_bytes=dtype_bytes,
+    )
+
+
+def shape_with(kv_bytes: int) -> ModelShape:
+    return ModelShape(
+        hidden_size=4096,
+        intermediate_size=14336,
+        vocab_size=128_256,
+        kv_bytes_per_token=kv_bytes,
+        dtype_bytes=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "num_blocks", "num_sequences"),
+    [
+        # 8 GiB / (512 KiB · 128) = 128 blocks; a sequence of 4096 tokens takes 32 of them.
+        pytest.param(524_288, 128, 4, id="MHA"),
+        # A quarter of the bytes: four times the blocks, four times the sequences.
+        pytest.param(131_072, 512, 16, id="GQA with 8 KV heads for 32 query heads"),
+        # One head of 128 for 32: 16 KiB a token.
+        pytest.param(16_384, 4096, 128, id="MQA"),
+    ],
+)
+def test_fewer_kv_heads_leave_room_for_more_sequences(
+    kv_bytes: int, num_blocks: int, num_sequences: int
+) -> None:
+    capacity = size_by_memory(
+        shape_with(kv_bytes), block_size=128, max_seq_len=4096, available=8 * GIB, activations=0
+    )
+
+    assert (capacity.num_blocks, capacity.max_sequences) == (num_blocks, num_sequences)
+
+
+def test_activations_of_the_largest_step_are_worked_out_by_hand() -> None:
+    # 1024 tokens · (6 · 4096 + 3 · 14336) · 2 bytes = 1024 · 67584 · 2 = 138,412,032
+    # 8 rows · 128,256 logits · 4 bytes · 16 copies = 65,667,072
+    activations = activation_bytes(shape_with(131_072), step_tokens=1024, rows=8)
+
+    assert activations == 138_412_032 + 65_667_072
+
+
+def test_a_sequence_takes_whole_blocks() -> None:
+    # 1000 tokens take 8 blocks of 128, so that 17 blocks hold 2 of them and not 2.2.
+    assert Capacity(num_blocks=17, block_size=128, max_seq_len=1000).max_sequences == 2
+
+
+def test_host_blocks_are_of_the_size_of_kv_blocks() -> None:
+    # 2 GiB / (128 KiB · 128 tokens) = 2 GiB / 16 MiB
+    shape = shape_with(131_072)
+
+    assert size_host(shape, block_size=128, gib=2, available=4 * GIB) == 128
+
+
+def test_nothing_is_swapped_without_cpu_mem_size() -> None:
+    assert size_host(MHA, block_size=128, gib=0, available=0) == 0
+
+
+def test_host_memory_that_is_not_there_is_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        ConfigError, match=r"cpuMemSize is 5 GiB, but 1\.50 GiB of host memory are left; lower it"
+    ):
+        size_host(MHA, block_size=128, gib=5, available=3 * GIB // 2)
+
+
+def test_host_memory_smaller_than_a_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"one block of 4096 tokens takes 2\.00 GiB; raise it"):
+        size_host(MHA, block_size=4096, gib=1, available=4 * GIB)
+
+
+@given(
+    st.integers(1, 2**20),
+    st.integers(1, 4096),
+    st.integers(0, 64),
+    st.integers(0, 64 * GIB),
+)
+def test_what_is_given_out_fits_and_one_block_more_would_not(
+    kv_bytes: int, block_size: int, gib: int, activations: int
+) -> None:
+    available = gib * GIB + activations
+    shape = shape_with(kv_bytes)
+    block_bytes = kv_bytes * block_size
+    longest = block_size  # one block a sequence: the check for room is not what is tested
+    if available - activations < block_bytes:
+        with pytest.raises(ConfigError):
+            size_by_memory(
+                shape,
+                block_size=block_size,
+                max_seq_len=longest,
+                available=available,
+                activations=activations,
+            )
+        return
+
+    num_blocks = size_by_memory(
+        shape,
+        block_size=block_size,
+        max_seq_len=longest,
+        available=available,
+        activations=activations,
+    ).num_blocks
+
+    assert num_blocks * block_bytes <= available - activations < (num_blocks + 1) * block_bytes
+    assert num_blocks == size_host(shape, block_size=block_size, gib=gib, available=available)
+
+
+def test_the_line_of_the_start_says_blocks_and_sequences_before_what_status_leaves_out() -> None:
+    capacity = Capacity(num_blocks=512, block_size=128, max_seq_len=4096)
+
+    line = capacity.in_words(shape_with(131_072), num_host_blocks=128)
+
+    assert line == (
+        "KV cache: 512 blocks of 128 tokens, room for 16 sequences of 4096 tokens, "
+        "128 host blocks to swap to (8.00 GiB, 131072 bytes a token)"
+    )
+
+
+def test_the_line_of_the_start_is_quiet_about_a_host_that_holds_nothing() -> None:
+    line = Capacity(num_blocks=32, block_size=128, max_seq_len=4096).in_words(shape_with(131_072))
+
+    assert "room for 1 sequence of 4096 tokens (" in line
+
+
+def test_a_small_cache_is_told_in_mebibytes() -> None:
+    # 64 blocks · 16 tokens · 2 · 4 layers · 2 KV heads · 32 · 4 bytes = 1024 · 2048 bytes
+    line = Capacity(num_blocks=64, block_size=16, max_seq_len=512).in_words(shape_with(2048))
+
+    assert line == (
+        "KV cache: 64 blocks of 16 tokens, room for 2 sequences of 512 tokens "
+        "(2.00 MiB, 2048 bytes a token)"
+    )

@@ -1,0 +1,18 @@
+"""Who holds which block of host memory: room for the KV blocks of swapped-out sequences."""
+
+from typing import ClassVar
+
+from tandem_engine.kvcache.pool import CountedBlocks
+
+
+class HostPool(CountedBlocks):
+    """Block ids in host memory (MindIE cpuMemSize), each of the size of a KV block.
+
+    A pre-empted sequence that is swapped, not recomputed (MindIE maxPreemptCount), holds as many
+    of them as it held KV blocks. Nothing is shared and nothing is found here by content.
+
+    Args:
+        num_blocks: Blocks that the host memory holds; 0 where nothing is swapped.
+    """
+
+    kind: ClassVar[str] = "host"
