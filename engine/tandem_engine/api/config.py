@@ -1,15 +1,22 @@
 """The engine's settings. Names, ranges and defaults of scheduling are MindIE's ScheduleConfig."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticKnownError
 
 from tandem_engine.api.model import Model
+from tandem_engine.api.slo import Slo
 
 TILE = 16
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 TemplateType = Literal["Standard", "Mix"]
+Strategy = Literal["static", "dynamic", "continuous", "chunked", "splitfuse"]
+
+# MindIE's default of maxN.
+_LARGEST_N: Final = 128
 
 
 def _whole_tiles(value: int) -> int:
@@ -26,20 +33,42 @@ def _size_or_all_that_is_left(value: int) -> int:
     return value
 
 
+def _whole_number(value: Any) -> Any:
+    # True and 1.0 are equal to 1, which is enough for a Literal.
+    if type(value) is not int:
+        raise PydanticKnownError("int_type")
+    return value
+
+
+PhasePolicy = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole_number)]
+MixPolicy = Annotated[Literal[0, 4, 5, 6, 7], BeforeValidator(_whole_number)]
+StagePolicy = Annotated[Literal[0, 1, 2], BeforeValidator(_whole_number)]
 # MindIE's ranges, for the engine and for the manifest alike.
 MaxSeqLen = Annotated[int, Field(ge=2)]
 MaxInputTokenLen = Annotated[int, Field(ge=1, le=4194304)]
 NpuMemSize = Annotated[int, Field(ge=-1, le=2147483647), AfterValidator(_size_or_all_that_is_left)]
+CpuMemSize = Annotated[int, Field(ge=0, le=1048576)]
 
 
 class SplitFuseConfig(Model):
-    """SplitFuse: prompt chunks ride in the same step as decodes, under a token budget."""
+    """SplitFuse: prompt chunks ride in the same step as decodes, under a token budget.
+
+    The parameters are those of both generations of MindIE: up to 2.3 (split…, policyType) and 3.0
+    (prefillChunkSize and the limits on partial prefills). The scheduler up to 2.3 is closed; where
+    its documents leave a meaning open, the one here is ours, and the docstring of the code that
+    carries it out says so.
+    """
 
     enabled: bool | None = None
     """Cut prompts into chunks; absent means: when templateType is Mix, which it needs."""
 
     split_chunk_tokens: Annotated[int, Field(ge=16, le=8192), AfterValidator(_whole_tiles)] = 512
-    """Tokens of one step, decodes and prompt chunks together; a multiple of 16."""
+    """Tokens of one step, decodes and prompt chunks together; a multiple of 16. With an SLO it is
+    the upper bound of the budget that is chosen anew at every step."""
+
+    split_type: bool = False
+    """false: every prompt is cut at what the step has left. true: only prompts longer than twice
+    splitChunkTokens are cut; shorter ones run whole."""
 
     split_start_type: bool = False
     """true: test splitStartBatchSize anew at every step; false: once it was met, keep splitting."""
@@ -47,12 +76,57 @@ class SplitFuseConfig(Model):
     split_start_batch_size: Annotated[int, Field(ge=0)] = 16
     """Sequences in the batch from which prompts are cut; below, they run whole."""
 
+    policy_type: MixPolicy = 0
+    """Order of requests: 0 first come first served, 4 shortest job first, 5 longest job first,
+    6 skip-join MLFQ, 7 MLFQ with the shortest job first inside a level."""
+
+    prefill_chunk_size: Annotated[int, Field(ge=0, le=4194304)] | None = None
+    """Prompt tokens of one request in one step at most, never over maxPrefillTokens; 0 or absent:
+    the budget is shared out over the prompts in progress."""
+
+    max_num_partial_prefills: Annotated[int, Field(ge=1, le=64)] = 64
+    """Prompts that may be in progress at once."""
+
+    long_prefill_token_threshold: Annotated[int, Field(ge=1, le=8192)] = 1024
+    """A prompt with more tokens to compute than this is long."""
+
+    max_long_partial_prefills: Annotated[int, Field(ge=1, le=64)] = 8
+    """Long prompts that may be in progress at once; others are passed over, so that short ones
+    behind them start. Never over maxNumPartialPrefills."""
+
+    @model_validator(mode="after")
+    def _long_prefills_are_prefills(self) -> Self:
+        long, all_of_them = self.max_long_partial_prefills, self.max_num_partial_prefills
+        if "max_long_partial_prefills" in self.model_fields_set and long > all_of_them:
+            raise ValueError(
+                f"maxLongPartialPrefills {long} is larger than maxNumPartialPrefills "
+                f"{all_of_them}; lower it or raise maxNumPartialPrefills"
+            )
+        return self
+
+    @property
+    def largest_chunk(self) -> int | None:
+        """prefillChunkSize; None: the budget is shared out."""
+        return self.prefill_chunk_size or None
+
+    @property
+    def long_prefills(self) -> int:
+        """Long prompts in progress at once: never more than prompts in progress at all."""
+        return min(self.max_long_partial_prefills, self.max_num_partial_prefills)
+
 
 class ScheduleConfig(Model):
     """How requests share the steps of one replica: MindIE's ScheduleConfig."""
 
     template_type: TemplateType = "Standard"
     """Standard: a step is all prefill or all decode. Mix: both in one step (SplitFuse)."""
+
+    strategy: Strategy | None = None
+    """How batches form; absent means continuous with templateType Standard and splitfuse with Mix.
+    static: maxBatchSize requests form a batch, and all of them finish before the next one forms.
+    dynamic: the same, but a batch also forms maxQueueDelayMicroseconds after its first request.
+    continuous: requests join and leave at every step. chunked: steps with prompt chunks of
+    maxPrefillTokens alternate with decode steps. splitfuse: both in one step."""
 
     cache_block_size: Annotated[int, Field(ge=16, le=128), AfterValidator(_whole_tiles)] = 128
     """Tokens of one KV block; a multiple of 16."""
@@ -63,34 +137,144 @@ class ScheduleConfig(Model):
     max_prefill_tokens: Annotated[int, Field(ge=1, le=4194304)] = 8192
     """Prompt tokens of one step while prompts are not cut."""
 
+    prefill_time_ms_per_req: Annotated[int, Field(ge=0, le=1000)] = 150
+    """What one prefill is taken to cost where stageSelectPolicy is 1."""
+
+    prefill_policy_type: PhasePolicy = 0
+    """Order in which requests start: 0 first come first served, 1 those first that never lost their
+    blocks, 2 by priority, 3 MLFQ. Not with splitFuse.policyType."""
+
+    decode_time_ms_per_req: Annotated[int, Field(ge=0, le=1000)] = 50
+    """What one decode step is taken to cost where stageSelectPolicy is 1."""
+
+    decode_policy_type: PhasePolicy = 0
+    """Order of running requests where not all go on, and of victims where blocks are short: 0 first
+    come first served, 1 those first that never lost their blocks, 2 by priority, 3 MLFQ. Not with
+    splitFuse.policyType."""
+
     max_batch_size: Annotated[int, Field(ge=1, le=819200)] = 200
     """Sequences that may run at the same time."""
 
     max_iter_times: Annotated[int, Field(ge=1)] = 512
     """Largest number of output tokens of one request, whatever it asks for."""
 
+    max_preempt_count: Annotated[int, Field(ge=0)] = 0
+    """Sequences that one step may swap out to host memory; more are recomputed. Above 0 it needs
+    cpuMemSize. At most maxBatchSize."""
+
+    support_select_batch: bool = False
+    """MindIE's older name of stageSelectPolicy 1; passed over unless the strategy is continuous, as
+    MindIE does with SplitFuse."""
+
+    max_queue_delay_microseconds: Annotated[int, Field(ge=500, le=1000000)] = 5000
+    """How long the oldest waiting request may wait for a fuller prefill batch."""
+
+    max_first_token_wait_time: Annotated[int, Field(ge=0, le=3600000)] = 2500
+    """Milliseconds after which a request that never ran and finds no blocks takes those of a
+    running one."""
+
+    max_n: Annotated[int, Field(ge=1, le=8192)] | None = None
+    """Largest n, best_of or beam width of a request; absent means 128, never over maxBatchSize."""
+
+    stage_select_policy: StagePolicy = 0
+    """Prefill or decode next, with the strategy continuous: 0 prefill first, 1 throughput first
+    (accumulated waste), 2 least laxity first (predicted latency)."""
+
+    dynamic_batch_size_enable: bool = False
+    """Follow decodeExpectedTime with the batch size, by MindIE's bisection. Like MindIE's, not with
+    SplitFuse: an SLO chooses the budget of every step there."""
+
+    prefill_expected_time: Annotated[int, Field(ge=1, le=10000)] = 1500
+    """TTFT in milliseconds that stageSelectPolicy 2 and bufferResponseEnabled go by."""
+
+    decode_expected_time: Annotated[int, Field(ge=1, le=10000)] = 50
+    """TPOT in milliseconds that stageSelectPolicy 2, dynamicBatchSizeEnable and
+    bufferResponseEnabled go by."""
+
+    buffer_response_enabled: bool = False
+    """Hold tokens back until shortly before their expected time, so that they come evenly."""
+
+    enable_prefix_cache: bool = True
+    """Keep the blocks of prompts and answers, and compute what requests have in common once."""
+
+    no_evict: bool = False
+    """Admit a request only when prompt and longest output have their blocks for sure: nothing is
+    ever preempted, and fewer requests run at once."""
+
     split_fuse: SplitFuseConfig = SplitFuseConfig()
     """SplitFuse, the way templateType Mix shares steps."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.split_fuse.enabled and self.template_type != "Mix":
+    def _fits_template(self) -> Self:
+        split = self.split_fuse
+        if split.enabled and not self.is_split_fuse:
             raise ValueError(
                 "splitFuse.enabled needs templateType Mix, not Standard; "
                 "set templateType: Mix or leave splitFuse.enabled out"
             )
-        if self.split_fuse.enabled is False and self.template_type == "Mix":
+        if split.enabled is False and self.is_split_fuse:
             raise ValueError(
                 "templateType Mix needs splitFuse.enabled true, not false; "
                 "set templateType: Standard to run without SplitFuse"
             )
+        if self.strategy is not None and (self.strategy == "splitfuse") != self.is_split_fuse:
+            needed = "Mix" if self.strategy == "splitfuse" else "Standard"
+            raise ValueError(
+                f"strategy {self.strategy} needs templateType {needed}, not {self.template_type}; "
+                f"set templateType: {needed} or leave strategy out"
+            )
+        if split.policy_type and not self.is_split_fuse:
+            raise ValueError(
+                f"splitFuse.policyType {split.policy_type} orders the steps of templateType Mix, "
+                "not Standard; set templateType: Mix, or prefillPolicyType in its place"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _policies_fit(self) -> Self:
+        stage, split = self.stage_select_policy, self.split_fuse.policy_type
+        if stage and self.batching != "continuous":
+            raise ValueError(
+                f"stageSelectPolicy {stage} needs strategy continuous, not {self.batching}, which "
+                "leaves no choice between prefill and decode; leave one of the two out"
+            )
+        if stage == 2 and self.support_select_batch:  # noqa: PLR2004  # least laxity first
+            raise ValueError(
+                "supportSelectBatch true means stageSelectPolicy 1, not 2; leave one of the two out"
+            )
+        for name in ("prefill_policy_type", "decode_policy_type"):
+            if split and (phase := getattr(self, name)):
+                raise ValueError(
+                    f"{to_camel(name)} {phase} and splitFuse.policyType {split} are both an order "
+                    "of requests; leave one of the two out"
+                )
+        if self.dynamic_batch_size_enable and self.is_split_fuse:
+            raise ValueError(
+                "dynamicBatchSizeEnable needs templateType Standard, not Mix; leave it out, and "
+                "give an SLO (spec.slo), by which the budget of every step is chosen"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_batch_size(self) -> Self:
         # A default that is too large for a small maxBatchSize is lowered where it is used;
         # only a value that somebody wrote is refused.
-        if "max_prefill_batch_size" in self.model_fields_set:
-            self._at_most_batch_size("maxPrefillBatchSize", self.max_prefill_batch_size)
+        for name in ("max_prefill_batch_size", "max_preempt_count", "max_n"):
+            if name in self.model_fields_set:
+                self._at_most_batch_size(to_camel(name), getattr(self, name) or 0)
         if "split_start_batch_size" in self.split_fuse.model_fields_set:
             start = self.split_fuse.split_start_batch_size
             self._at_most_batch_size("splitFuse.splitStartBatchSize", start)
+        return self
+
+    @model_validator(mode="after")
+    def _chunk_fits(self) -> Self:
+        chunk, tokens = self.split_fuse.largest_chunk or 0, self.max_prefill_tokens
+        if chunk > tokens:
+            raise ValueError(
+                f"splitFuse.prefillChunkSize {chunk} is larger than maxPrefillTokens {tokens}; "
+                "lower it or raise maxPrefillTokens"
+            )
         return self
 
     def _at_most_batch_size(self, name: str, value: int) -> None:
@@ -106,6 +290,27 @@ class ScheduleConfig(Model):
         return self.template_type == "Mix"
 
     @property
+    def batching(self) -> Strategy:
+        """The strategy, written down or not."""
+        return self.strategy or ("splitfuse" if self.is_split_fuse else "continuous")
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a prompt may be larger than a step."""
+        return self.batching in {"chunked", "splitfuse"}
+
+    @property
+    def stage_policy(self) -> Literal[0, 1, 2]:
+        """stageSelectPolicy; supportSelectBatch, where it has a meaning, is the name of its 1."""
+        by_old_name = self.support_select_batch and self.batching == "continuous"
+        return 1 if by_old_name else self.stage_select_policy
+
+    @property
+    def largest_n(self) -> int:
+        """maxN, written down or not."""
+        return min(self.max_n or _LARGEST_N, self.max_batch_size)
+
+    @property
     def prefill_rows(self) -> int:
         """Sequences that may prefill in one step: maxPrefillBatchSize, never over maxBatchSize."""
         return min(self.max_prefill_batch_size or self.max_batch_size, self.max_batch_size)
@@ -114,6 +319,11 @@ class ScheduleConfig(Model):
     def split_start_rows(self) -> int:
         """Rows from which prompts are cut: splitStartBatchSize, never over maxBatchSize."""
         return min(self.split_fuse.split_start_batch_size, self.max_batch_size)
+
+    @property
+    def long_prefills(self) -> int:
+        """Long prompts in progress at once: never more than prompts in progress at all."""
+        return self.split_fuse.long_prefills
 
     @property
     def largest_step(self) -> int:
@@ -143,6 +353,9 @@ class EngineConfig(Model):
     npu_mem_size: NpuMemSize = -1
     """KV cache memory in GiB; -1: what is left after weights and the largest step."""
 
+    cpu_mem_size: CpuMemSize = 0
+    """Host memory for swapped-out KV blocks in GiB; needed where maxPreemptCount is above 0."""
+
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
     """Memory of this replica in bytes; None: 0.8 of what the machine has available."""
 
@@ -152,5 +365,27 @@ class EngineConfig(Model):
     num_threads: Annotated[int, Field(gt=0)] | None = None
     """Compute threads; None leaves the choice to the device."""
 
+    num_host_blocks: Annotated[int, Field(ge=0)] | None = None
+    """Host blocks, given outright; for tests and simulations. Overrides cpu_mem_size."""
+
     schedule: ScheduleConfig = ScheduleConfig()
     """How requests share steps."""
+
+    slo: Slo = Slo()
+    """The latencies that are promised; with one, the budget of every step is chosen by it."""
+
+    @model_validator(mode="after")
+    def _swaps_have_a_place(self) -> Self:
+        count = self.schedule.max_preempt_count
+        place = self.cpu_mem_size if self.num_host_blocks is None else self.num_host_blocks
+        if count and not place:
+            raise ValueError(swap_without_memory("schedule.maxPreemptCount", count, "cpuMemSize"))
+        return self
+
+
+def swap_without_memory(swaps: str, count: int, memory: str) -> str:
+    """The sentence on swaps that have no host memory to go to, under the names that are given."""
+    return (
+        f"{swaps} {count} swaps out to host memory, and {memory} is 0; "
+        f"give {memory} at least 1 (GiB), or leave {swaps} out to recompute"
+    )

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats, Output
-from tandem_engine.api.request import SamplingParams
+from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
+from tandem_engine.api.slo import Slo
+from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +86,29 @@ class EngineFront(Protocol):
         """The checkpoint's tokenizer."""
 
     def submit(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = LOWEST_PRIORITY,
+        cache_salt: str = "",
     ) -> OutputStream:
         """Queue a request; its choices are n (or best_of) sequences.
+
+        Args:
+            request_id: The caller's name for it.
+            prompt_token_ids: The prompt.
+            sampling: How to continue it.
+            priority: 1, the highest, to 5; counts where a policy goes by priority.
+            cache_salt: Requests of different salts share no KV blocks.
 
         Raises (at once):
             RequestError: the request can never be served; nothing was queued.
             EngineStopped: the engine takes no more requests.
         """
 
-    def reconfigure(self, schedule: ScheduleConfig) -> None:
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Take over live settings between two steps.
 
         Raises:
@@ -102,6 +117,17 @@ class EngineFront(Protocol):
 
     def stats(self) -> EngineStats:
         """The inner state after the last step."""
+
+    def steps(
+        self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
+    ) -> Sequence[StepExplanation]:
+        """What the last steps did and why, oldest first; from any thread.
+
+        Args:
+            since: The first number that is of interest.
+            limit: Steps at most; the newest ones that are kept.
+            with_decodes: List the rows that decode, and do not only count them.
+        """
 
     def metrics(self) -> bytes:
         """The engine's metrics in Prometheus' text format."""

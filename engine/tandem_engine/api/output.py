@@ -38,8 +38,25 @@ class EngineStats:
     """The engine's inner state at one moment, as data."""
 
     num_running: int
+    """Sequences that hold KV blocks."""
     num_waiting: int
+    """Sequences that wait for KV blocks or a place in the batch."""
     num_kv_blocks: int
     num_free_kv_blocks: int
+    """Blocks that nobody holds, those that are kept for their content included."""
     num_preemptions: int
-    """Since the start."""
+    """Times that a sequence lost its blocks, since the start."""
+    num_swapped: int = 0
+    """Sequences whose blocks stand in host memory."""
+    num_cached_kv_blocks: int = 0
+    """Free blocks that are kept for their content."""
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0
+    num_swaps: int = 0
+    """Those of the preemptions that went to host memory."""
+    num_asked_tokens: int = 0
+    """Tokens of all sequences that were admitted, since the start."""
+    num_hit_tokens: int = 0
+    """Those of them that the prefix cache had."""
+    num_evicted_blocks: int = 0
+    """Cached blocks that were given away, since the start."""

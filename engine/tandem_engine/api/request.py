@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from tandem_engine.api.errors import InvalidParameter
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 1024
-MAX_CHOICES: Final = 128
+MAX_N: Final = 8192
+MAX_BEST_OF: Final = 128
+MAX_LENGTH_PENALTY: Final = 10.0
+HIGHEST_PRIORITY: Final = 1
+LOWEST_PRIORITY: Final = 5
+MAX_SALT_CHARACTERS: Final = 256
 MAX_PENALTY: Final = 100.0
 MAX_BIAS: Final = 100.0
 GREEDY_BELOW: Final = 1e-5
@@ -21,8 +26,21 @@ _CLOSED_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "frequency_penalty": (-2.0, 2.0),
     "seed": (-MAX_SEED - 1, MAX_SEED),
     "logprobs": (0, MAX_TOP_LOGPROBS),
-    "n": (1, MAX_CHOICES),
+    "length_penalty": (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+    "n": (1, MAX_N),
 }
+
+# What draws or filters tokens has no meaning for a search by likelihood, a stop string would have
+# to be looked for in every beam, and of the likeliest tokens a beam remembers its own alone.
+_WITH_BEAMS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "temperature": ((0.0, 1.0), "0 or 1"),
+    "top_k": ((-1, 0), "-1 or 0"),
+    "top_p": ((1.0,), "1"),
+    "min_p": ((0.0,), "0"),
+    "stop": (((),), "left out (stop_token_ids may take its place)"),
+    "logprobs": ((None, 0), "0, for the tokens of the answer alone, or left out"),
+}
+_EARLY_STOPPING: Final = (False, True, "never")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +81,21 @@ class SamplingParams:
     """Go on past the model's own end tokens."""
     logprobs: int | None = None
     """None: no log-probabilities. k: those of the token and of the k likeliest ones."""
+    use_beam_search: bool = False
+    """Keep the best_of (or n) likeliest beginnings instead of drawing tokens. Then what would
+    draw them or end them by their text is refused, as vLLM and MindIE do: temperature other than
+    0 or 1, top_k, top_p, min_p and stop."""
+    length_penalty: float = 1.0
+    """Beams are ranked by the sum of their log-probabilities over length ** length_penalty. The
+    range is ours: the power of any length that there is stays a number."""
+    early_stopping: bool | Literal["never"] = False
+    """true: as many finished beams as wanted end the search. false: when none that is left is
+    likely to be better. never: when none can be. As in `transformers`."""
     n: int = 1
-    """Choices to return."""
+    """Choices to return; the service's maxN and maxBatchSize are further limits."""
     best_of: int | None = None
-    """Choices to generate, of which the n likeliest (by mean log-probability) are returned."""
+    """Choices to generate, or beams to keep, of which the n likeliest are returned: choices by mean
+    log-probability, beams by their rank. At most 128, or n."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
 
@@ -79,6 +108,10 @@ class SamplingParams:
         self._check_lengths()
         self._check_filters()
         self._check_lists()
+        if self.use_beam_search:
+            self._check_beams()
+        else:
+            self._check_no_beams()
 
     def _check_lengths(self) -> None:
         self._require("max_tokens", ok=self.max_tokens >= 1, allowed="at least 1")
@@ -89,8 +122,8 @@ class SamplingParams:
         )
         self._require(
             "best_of",
-            ok=self.best_of is None or self.n <= self.best_of <= MAX_CHOICES,
-            allowed=f"in [n, {MAX_CHOICES}], here [{self.n}, {MAX_CHOICES}]",
+            ok=self.best_of is None or self.n <= self.best_of <= max(self.n, MAX_BEST_OF),
+            allowed=f"in [n, {MAX_BEST_OF}], here [{self.n}, {max(self.n, MAX_BEST_OF)}]",
         )
 
     def _check_filters(self) -> None:
@@ -117,11 +150,31 @@ class SamplingParams:
             allowed=f"at most {MAX_STOP_STRINGS} strings, none of them empty",
         )
 
+    def _check_beams(self) -> None:
+        self._require(
+            "early_stopping", ok=self.early_stopping in _EARLY_STOPPING, allowed="a bool or 'never'"
+        )
+        for name, (values, words) in _WITH_BEAMS.items():
+            self._require(
+                name, ok=getattr(self, name) in values, allowed=f"{words} with use_beam_search"
+            )
+
+    def _check_no_beams(self) -> None:
+        for name, off in (("length_penalty", 1.0), ("early_stopping", False)):
+            self._require(
+                name, ok=getattr(self, name) == off, allowed=f"{off} without use_beam_search"
+            )
+
     def _require(self, name: str, *, ok: bool, allowed: str) -> None:
         if not ok:
             raise InvalidParameter(
                 f"{name} is {_short(getattr(self, name))}; it must be {allowed}.", parameter=name
             )
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are computed: choices, or beams."""
+        return self.best_of or self.n
 
     @property
     def is_greedy(self) -> bool:
@@ -135,9 +188,36 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
+def check_priority(priority: int) -> None:
+    """Refuse a priority that is none.
+
+    Raises:
+        InvalidParameter: it is not in [1, 5].
+    """
+    if not HIGHEST_PRIORITY <= priority <= LOWEST_PRIORITY:
+        raise InvalidParameter(
+            f"priority is {_short(priority)}; it must be in [{HIGHEST_PRIORITY} (highest), "
+            f"{LOWEST_PRIORITY} (lowest)].",
+            parameter="priority",
+        )
+
+
+def check_cache_salt(salt: str) -> None:
+    """Refuse a salt that is too long.
+
+    Raises:
+        InvalidParameter: it has more than 256 characters.
+    """
+    if len(salt) > MAX_SALT_CHARACTERS:
+        raise InvalidParameter(
+            f"cache_salt has {len(salt)} characters; it must have at most {MAX_SALT_CHARACTERS}.",
+            parameter="cache_salt",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sequence to compute: a prompt and how to continue it."""
+    """One prompt to compute, and how to continue it: in one sequence or in several."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -146,5 +226,22 @@ class Request:
     """Output tokens at most: the least of max_tokens, maxIterTimes and the room in maxSeqLen."""
     stop_token_ids: frozenset[int] = frozenset()
     """All ids that end it: the caller's and, unless ignore_eos, the model's end tokens."""
-    seed: int = 0
-    """The seed in force; the front derives one a choice."""
+    seeds: tuple[int, ...] = (0,)
+    """The seed in force of each sequence; the front derives them."""
+    sequence_ids: tuple[str, ...] = ()
+    """Ids of its sequences, as many as seeds: choices, or beams. Empty: one, called request_id."""
+    priority: int = LOWEST_PRIORITY
+    """1 is the highest, 5 the lowest; counts where a policy goes by priority."""
+    cache_salt: str = ""
+    """Requests of different salts share no KV blocks; at most 256 characters."""
+    arrived: float = 0.0
+    """Seconds, on the clock by which the engine's steps are timed."""
+
+    def __post_init__(self) -> None:
+        check_priority(self.priority)
+        check_cache_salt(self.cache_salt)
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """Ids of its sequences; the first one computes the prompt."""
+        return self.sequence_ids or (self.request_id,)

@@ -2,59 +2,106 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tandem_engine.api.output import FinishReason, TokenLogprob
 from tandem_engine.api.request import Request
 
 
+class BlockCopy(NamedTuple):
+    """The content of one KV block goes into another; which kinds of block says the field."""
+
+    source: int
+    target: int
+
+
+class BeamMove(NamedTuple):
+    """What one beam has become: another beam's tokens (or its own) and one more."""
+
+    parent: str
+    """Id of the sequence whose tokens it takes over, as they were before the move."""
+    token_id: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One forward pass. The mapping `num_tokens` is the decision, the rest is its context.
+    """One forward pass, as columns: entry i of each of the first four belongs to row i.
 
-    Prefill, chunk and decode are the same thing: compute so many more tokens of a request.
-    A request whose known tokens are all computed by the step yields one new token.
+    Prefill, chunk and decode are the same thing: compute so many more tokens of a sequence. A row
+    whose known tokens are all computed by the step yields tokens.
+
+    Before anything is computed the runner makes the moves of beams, then copies blocks: out to the
+    host, in from the host, and on the device, in this order. No block is the target of two copies,
+    and none is read in a list after it was written in the same one.
     """
 
-    num_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Request id → tokens to compute now; decode rows come first."""
-    starts: Mapping[str, int] = field(default_factory=dict)
-    """Request id → tokens of it that stand in the KV cache already."""
-    block_tables: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Request id → ids of its KV blocks, in the order of its tokens."""
+    sequence_ids: Sequence[str] = ()
+    """The rows; decode rows come first."""
+    num_tokens: Sequence[int] = ()
+    """Tokens to compute now, drafts included."""
+    starts: Sequence[int] = ()
+    """Tokens that stand in the KV cache already."""
+    block_tables: Sequence[Sequence[int]] = ()
+    """Ids of KV blocks, in the order of the tokens. Rows share blocks that none of them writes."""
+    num_decodes: int = 0
+    """So many rows, the first ones, go on with their output; the others compute their prompt."""
+    num_drafts: Mapping[str, int] = field(default_factory=dict)
+    """Sequence id → tokens of the row, the last ones, that a draft has to supply."""
+    swapped_out: Sequence[BlockCopy] = ()
+    """KV block → host block."""
+    swapped_in: Sequence[BlockCopy] = ()
+    """Host block → KV block."""
+    copied: Sequence[BlockCopy] = ()
+    """KV block → KV block: a sequence is about to write into a block that others read."""
+    beam_moves: Mapping[str, BeamMove] = field(default_factory=dict)
+    """Sequence id → what it has become since the last step; all moves happen at once."""
     preempted: tuple[str, ...] = ()
-    """Requests that lost their blocks in this round and wait to be computed again."""
+    """Sequences that lost their blocks in this round and wait to be computed again."""
 
     @property
     def total_tokens(self) -> int:
         """Tokens of the whole batch."""
-        return sum(self.num_tokens.values())
+        return sum(self.num_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The token that a row yielded."""
+class SampledToken(NamedTuple):
+    """A token that a row yielded."""
 
     token_id: int
     logprob: TokenLogprob | None = None
 
 
+class Candidate(NamedTuple):
+    """A token that may continue a beam."""
+
+    token_id: int
+    logprob: float
+    """After log-softmax of the logits, and then bias and penalties."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the runner made of a step."""
+    """What the runner made of a step.
 
-    tokens: Mapping[str, SampledToken] = field(default_factory=dict)
-    """Request id → its new token, for each row whose known tokens are all computed."""
+    A row yields when all its known tokens are computed. The row that completes the prompt of a
+    request with several sequences yields the first token of each of them.
+    """
+
+    tokens: Mapping[str, Sequence[SampledToken]] = field(default_factory=dict)
+    """Sequence id → its new tokens: one, and one more for each draft that was right."""
+    candidates: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
+    """Sequence id of a yielding beam → its likeliest continuations, best first: 2 · width of them,
+    or width and one for each end token, if that is more. A beam has no entry in `tokens`: which of
+    them goes on is the scheduler's choice."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Request id → why this row, and no other, came to nothing."""
+    """Sequence id → why this row, and no other, came to nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """One request got one more token, perhaps its last."""
+class Advance(NamedTuple):
+    """One sequence got more tokens, perhaps its last."""
 
-    request_id: str
-    token: SampledToken
+    sequence_id: str
+    tokens: Sequence[SampledToken]
     finish_reason: FinishReason | None = None
 
 
@@ -67,5 +114,5 @@ class Runner(Protocol):
     def run(self, step: Step) -> StepResult:
         """Compute `step`. An exception means that all of its rows are lost."""
 
-    def remove(self, request_id: str) -> None:
-        """Forget a request; unknown ids are ignored."""
+    def remove(self, sequence_id: str) -> None:
+        """Forget a sequence; unknown ids are ignored."""

@@ -1,0 +1,94 @@
+"""The latencies that a service promises."""
+
+import re
+from decimal import Decimal
+from typing import Annotated, Final, Self
+
+from pydantic import Field, field_validator
+
+from tandem_engine.api.model import Model
+
+_DURATION: Final = re.compile(r"(?P<number>[0-9]{1,7}(\.[0-9]{1,3})?)(?P<unit>ms|s)")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0}
+
+
+class LatencyPromise(Model):
+    """A latency that a share of all requests stays below."""
+
+    percentile: Annotated[int, Field(ge=1, le=99)] = 90
+    """Share of requests, in percent, that keep it."""
+
+    target: str
+    """The latency, such as 500ms or 1.5s."""
+
+    @field_validator("target")
+    @classmethod
+    def _is_duration(cls, value: str) -> str:
+        if seconds(value) <= 0:
+            raise ValueError(f"'{value}' is no time; give more than 0, such as 50ms")
+        return value
+
+    @property
+    def target_s(self) -> float:
+        """The latency in seconds."""
+        return seconds(self.target)
+
+    def resolved(self) -> Self:
+        """The same promise in milliseconds: 0.5s and 500ms are written alike."""
+        return self.model_copy(update={"target": _in_milliseconds(self.target)})
+
+
+class Slo(Model):
+    """The latencies that are promised to every request."""
+
+    ttft: LatencyPromise | None = None
+    """From the arrival of a request to its first token."""
+
+    tpot: LatencyPromise | None = None
+    """From token to token, as a mean over each request."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """The promised TTFT in seconds; None: there is none."""
+        return None if self.ttft is None else self.ttft.target_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """The promised TPOT in seconds; None: there is none."""
+        return None if self.tpot is None else self.tpot.target_s
+
+    def resolved(self) -> Self:
+        """The same promises, each in milliseconds."""
+        return self.model_copy(
+            update={
+                "ttft": self.ttft and self.ttft.resolved(),
+                "tpot": self.tpot and self.tpot.resolved(),
+            }
+        )
+
+
+def seconds(duration: str) -> float:
+    """A duration as seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _parts(duration)
+    return float(match["number"]) * _SECONDS[match["unit"]]
+
+
+def _in_milliseconds(duration: str) -> str:
+    match = _parts(duration)
+    # Decimal fractions, not binary ones: 1.1s is 1100ms, to the last digit.
+    number = Decimal(match["number"]) * (1000 if match["unit"] == "s" else 1)
+    return f"{number.normalize():f}ms"
+
+
+def _parts(duration: str) -> re.Match[str]:
+    match = _DURATION.fullmatch(duration)
+    if match is None:
+        raise ValueError(
+            f"'{duration}' is not a duration; write a number of up to 7 digits (and 3 behind the "
+            "point) and a unit, s or ms, such as 500ms or 1.5s"
+        )
+    return match
