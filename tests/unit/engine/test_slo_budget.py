@@ -1,0 +1,344 @@
+"""Budgets of steps: the largest that the decode rows can wait for."""
+
+import random
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.scheduler.budget import Budget, BudgetView, budget_for
+from tandem_engine.scheduler.budget.deadline import next_due, slack
+from tandem_engine.scheduler.budget.fixed import FixedBudget
+from tandem_engine.scheduler.budget.slo import SAFETY, SloBudget
+from tandem_engine.scheduler.latency.load import StepLoad
+from tandem_engine.scheduler.latency.step_model import Coefficients, StepTimeModel
+
+untimed = settings(deadline=None)
+
+# A step costs 8 ms, a token 0.1 ms, a cached token of a decode row 1 µs, a row 0.2 ms; attention
+# of chunks next to nothing. Before anything was measured the margin is 1.2.
+FLAT = Coefficients(base=8e-3, token=1e-4, chunk_context=1e-15, decode_context=1e-6, row=2e-4)
+
+SLO = Slo(ttft=LatencyPromise(target="2s"), tpot=LatencyPromise(target="50ms"))
+
+
+def view(**given: Any) -> BudgetView:
+    """Ten decode rows with 1,000 tokens each; a long prompt that has just begun."""
+    usual: dict[str, Any] = {
+        "now": 100.0,
+        "ceiling": 512,
+        "num_decodes": 10,
+        "decode_tokens": 10,
+        "decode_context": 10_000,
+        "slack_s": 0.05,
+        "prompt_tokens": 5000,
+        "prompt_context": 0,
+        "prompt_wait_s": 0.0,
+    }
+    return BudgetView(**usual | given)
+
+
+def budget(prices: Coefficients = FLAT, slo: Slo = SLO) -> SloBudget:
+    return SloBudget(slo, StepTimeModel(prices))
+
+
+def test_a_fixed_budget_is_the_ceiling() -> None:
+    fixed = FixedBudget()
+
+    assert fixed.choose(view(slack_s=-1.0)) == fixed.choose(view(num_decodes=0)) == 512
+
+
+def test_with_a_tpot_promise_the_budget_follows_it() -> None:
+    model = StepTimeModel()
+    ttft_only = Slo(ttft=LatencyPromise(target="1s"))
+
+    assert isinstance(budget_for(SLO, model), SloBudget)
+    assert isinstance(budget_for(ttft_only, model), FixedBudget)
+    assert isinstance(budget_for(Slo(), model), FixedBudget)
+
+
+# Ten decode rows and the row of the chunk: 8 + 1 + 10 + 2.2 = 21.2 ms before any prompt token.
+# 0.98 · 50 ms / 1.2 − 21.2 ms = 19.63 ms are 196 tokens, of which 192 are whole tiles.
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        pytest.param({}, 10 + 192, id="196 tokens fit, cut to 12 tiles"),
+        pytest.param({"slack_s": 0.0494}, 10 + 176, id="191 tokens fit, cut to 11 tiles"),
+        pytest.param({"prompt_tokens": 195}, 10 + 195, id="the whole rest of a prompt is not cut"),
+        pytest.param({"prompt_tokens": 210}, 10 + 192, id="a rest that does not fit is"),
+        pytest.param({"prompt_tokens": 5}, 10 + 5, id="a small rest is no crumb"),
+        pytest.param({"prompt_tokens": 0}, 10, id="no prompt: the decode rows alone"),
+        pytest.param({"slack_s": 0.2}, 512, id="enough time: the ceiling, filled to the token"),
+        pytest.param({"slack_s": inf}, 512, id="no promise: the ceiling"),
+        pytest.param({"ceiling": 112}, 112, id="a low ceiling"),
+        pytest.param({"ceiling": 10}, 10, id="no room under the ceiling"),
+        pytest.param({"ceiling": 4}, 4, id="decode rows above the ceiling"),
+        pytest.param({"slack_s": 0.0299}, 10 + 32, id="32 tokens are worth a row"),
+        pytest.param({"slack_s": 0.0298}, 10, id="31 tokens are a crumb"),
+        pytest.param({"slack_s": 0.01}, 10, id="the decode rows alone are late already"),
+        pytest.param({"slack_s": -1.0}, 10, id="and even overdue"),
+        pytest.param({"slack_s": -1.0, "prompt_tokens": 5}, 10, id="a small rest would be late"),
+        pytest.param({"decode_tokens": 50}, 50 + 144, id="drafts take time: 4 ms are 40 tokens"),
+        pytest.param({"decode_context": 20_000}, 10 + 96, id="context too: 10 ms are 100 tokens"),
+        pytest.param(
+            {"num_decodes": 0, "decode_tokens": 0, "decode_context": 0, "slack_s": inf}
+            | {"prompt_tokens": 70},
+            70,
+            id="prompts alone",
+        ),
+    ],
+)
+def test_the_budget_by_hand(given: dict[str, Any], tokens: int) -> None:
+    assert budget().choose(view(**given)) == tokens
+
+
+# 0.98 · 50 ms / 1.2 − 21.2 ms = 19.633 ms again; with 1 µs a pair of tokens a chunk of x that
+# starts at c costs (1e-4 + 1e-6 · c) · x + 1e-6 · x² / 2.
+@pytest.mark.parametrize(
+    ("context", "chunk"),
+    [
+        pytest.param(0, 112, id="x² + 200·x = 39267 at 121.9"),
+        pytest.param(100, 80, id="100 deep: x² + 400·x = 39267 at 81.8"),
+        pytest.param(500, 0, id="500 deep: x² + 1200·x = 39267 at 31.9, a crumb"),
+        pytest.param(1000, 0, id="1000 deep: x² + 2200·x = 39267 at 17.7, a crumb"),
+    ],
+)
+def test_attention_makes_a_deeper_chunk_smaller(context: int, chunk: int) -> None:
+    prices = FLAT._replace(chunk_context=1e-6)
+
+    assert budget(prices).choose(view(prompt_context=context)) == 10 + chunk
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        pytest.param({"prompt_wait_s": 0.99, "slack_s": 0.0}, 10, id="20 TPOT are 1 s"),
+        # 50 ms late: as with a slack of 50 ms.
+        pytest.param({"prompt_wait_s": 1.0, "slack_s": 0.0}, 10 + 192, id="then one TPOT late"),
+        pytest.param({"prompt_wait_s": 1.0, "slack_s": -9.0}, 10 + 192, id="however late it is"),
+        pytest.param(
+            {"prompt_wait_s": 1.0, "slack_s": -9.0, "prompt_tokens": 7}, 10 + 7, id="a small rest"
+        ),
+        pytest.param(
+            {"prompt_wait_s": 1.0, "slack_s": 0.0, "decode_context": 90_000},
+            10 + 32,
+            id="where decoding alone misses the promise: the floor",
+        ),
+        pytest.param({"prompt_wait_s": 9.0, "slack_s": 0.2}, 512, id="the ceiling stands"),
+    ],
+)
+def test_a_prompt_is_kept_back_for_so_long_and_no_longer(
+    given: dict[str, Any], tokens: int
+) -> None:
+    assert budget().choose(view(**given)) == tokens
+
+
+def test_without_a_ttft_promise_a_prompt_is_kept_back_for_a_second() -> None:
+    slo = Slo(tpot=SLO.tpot)
+
+    assert budget(slo=slo).choose(view(slack_s=0.0, prompt_wait_s=0.99)) == 10
+    assert budget(slo=slo).choose(view(slack_s=0.0, prompt_wait_s=1.0)) == 10 + 192
+
+
+def test_a_short_ttft_keeps_prompts_back_for_twenty_tpot_no_less() -> None:
+    loose, short = (Slo(ttft=LatencyPromise(target=ttft), tpot=SLO.tpot) for ttft in ("8s", "1s"))
+
+    assert budget(slo=short).choose(view(slack_s=0.0, prompt_wait_s=0.99)) == 10
+    assert budget(slo=short).choose(view(slack_s=0.0, prompt_wait_s=1.0)) == 10 + 192
+    assert budget(slo=loose).choose(view(slack_s=0.0, prompt_wait_s=1.99)) == 10
+    assert budget(slo=loose).choose(view(slack_s=0.0, prompt_wait_s=2.0)) == 10 + 192
+
+
+def test_the_floor_is_a_setting() -> None:
+    low = SloBudget(SLO, StepTimeModel(FLAT), floor=16)
+
+    assert low.choose(view(slack_s=0.0298)) == 10 + 16
+
+
+def test_the_budget_learns_from_the_steps_it_observes() -> None:
+    slow = budget()
+    before = slow.choose(view())
+    chance = random.Random(1)
+    # Four times as slow as expected, and no noise: the margin goes to 1.
+    for number in range(200):
+        chunk = 16 * chance.randint(0, 20) if number % 2 else 0
+        load = StepLoad(
+            num_tokens=10 + chunk,
+            num_rows=10 + bool(chunk),
+            chunk_context=chunk * chunk / 2,
+            decode_context=chance.randint(5_000, 20_000),
+        )
+        slow.observe(load, 4.0 * slow_time(load))
+    after = slow.choose(view(slack_s=0.2))
+
+    # 0.98 · 200 ms − 4 · 21.2 ms = 111.2 ms at 0.4 ms a token are 278 tokens.
+    assert before == 10 + 192
+    assert after == 10 + 272
+
+
+def slow_time(load: StepLoad) -> float:
+    return (
+        FLAT.base
+        + FLAT.token * load.num_tokens
+        + FLAT.decode_context * load.decode_context
+        + FLAT.row * load.num_rows
+    )
+
+
+# ── what always holds ────────────────────────────────────────────────────────────────────────
+
+prices = st.builds(
+    Coefficients,
+    st.floats(1e-5, 1e-1),
+    st.floats(1e-7, 1e-2),
+    st.floats(1e-12, 1e-5),
+    st.floats(1e-12, 1e-4),
+    st.floats(1e-7, 1e-2),
+)
+views = st.fixed_dictionaries(
+    {
+        "ceiling": st.integers(1, 512).map(lambda tiles: 16 * tiles),
+        "num_decodes": st.integers(0, 300),
+        "decode_tokens": st.integers(0, 600),
+        "decode_context": st.integers(0, 100_000),
+        "slack_s": st.floats(-1.0, 5.0),
+        "prompt_tokens": st.integers(0, 10_000),
+        "prompt_context": st.integers(0, 10_000),
+        "prompt_wait_s": st.floats(0.0, 1.0),
+    }
+)
+
+
+@untimed
+@given(prices, views, st.one_of(st.floats(0.0, 5.0), st.just(inf)))
+def test_more_slack_never_gives_fewer_tokens(
+    given_prices: Coefficients, given_view: dict[str, Any], more_s: float
+) -> None:
+    chosen = budget(given_prices)
+    longer = given_view | {"slack_s": given_view["slack_s"] + more_s}
+
+    assert chosen.choose(view(**given_view)) <= chosen.choose(view(**longer))
+
+
+@untimed
+@given(prices, views)
+def test_a_budget_is_within_its_limits(
+    given_prices: Coefficients, given_view: dict[str, Any]
+) -> None:
+    chosen = budget(given_prices)
+    seen = view(**given_view)
+    tokens = chosen.choose(seen)
+    chunk = tokens - seen.decode_tokens
+
+    assert min(seen.decode_tokens, seen.ceiling) <= tokens <= seen.ceiling
+    assert chunk <= seen.prompt_tokens
+    most = min(seen.prompt_tokens, seen.ceiling - seen.decode_tokens)
+    assert chunk <= 0 or chunk == most or (chunk % 16 == 0 and chunk >= 32)
+
+
+@untimed
+@given(prices, views)
+def test_a_chunk_is_predicted_to_be_in_time_and_no_larger_one_is(
+    given_prices: Coefficients, given_view: dict[str, Any]
+) -> None:
+    chosen = budget(given_prices)
+    seen = view(**given_view | {"prompt_wait_s": 0.0})
+    most = min(seen.prompt_tokens, seen.ceiling - seen.decode_tokens)
+    chunk = chosen.choose(seen) - seen.decode_tokens
+
+    def time_with(tokens: int) -> float:
+        load = StepLoad(
+            num_tokens=seen.decode_tokens + tokens,
+            num_rows=seen.num_decodes + 1,
+            chunk_context=tokens * (seen.prompt_context + tokens / 2),
+            decode_context=seen.decode_context,
+        )
+        return 1.2 / SAFETY * chosen.model.predict(load)
+
+    if chunk > 0:
+        assert time_with(chunk) <= seen.slack_s * (1.0 + 1e-9)
+    if most > 0 and chunk < most:
+        larger = min(max(chunk, 0) // 16 * 16 + 16, most) if chunk > 0 else min(32, most)
+        assert time_with(larger) > seen.slack_s * (1.0 - 1e-9)
+
+
+@untimed
+@given(prices, views)
+def test_a_fixed_budget_is_never_smaller(
+    given_prices: Coefficients, given_view: dict[str, Any]
+) -> None:
+    seen = view(**given_view)
+    budgets: list[Budget] = [budget(given_prices), FixedBudget()]
+    following, fixed = (each.choose(seen) for each in budgets)
+
+    assert following <= fixed
+
+
+# ── deadlines ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("num_output", "last_token_at", "due"),
+    [
+        pytest.param(1, 10.0, 10.0495, id="the second token: one paced TPOT after the first"),
+        pytest.param(21, 11.0, 11.0395, id="on time: 21 · 0.99 · 0.05 after the first"),
+        pytest.param(21, 10.95, 11.0395, id="a TPOT ahead: it may take longer"),
+        pytest.param(21, 10.90, 11.0395, id="two ahead: longer still"),
+        pytest.param(21, 10.80, 11.00, id="four ahead: four, not five"),
+        pytest.param(100, 10.80, 11.00, id="a hundred ahead: four"),
+        pytest.param(21, 11.0125, 11.05, id="a quarter late: it has to catch up"),
+        pytest.param(21, 11.05, 11.0875, id="one late: three quarters of a TPOT"),
+        pytest.param(21, 15.0, 15.0375, id="far behind: no less either"),
+    ],
+)
+def test_when_the_next_token_is_due(num_output: int, last_token_at: float, due: float) -> None:
+    assert next_due(10.0, num_output, last_token_at, 0.05) == pytest.approx(due)
+
+
+@untimed
+@given(st.floats(0.0, 1e4), st.integers(1, 10_000), st.floats(0.0, 1e3), st.floats(1e-3, 10.0))
+def test_a_row_is_due_within_the_gaps(
+    first: float, num_output: int, later: float, tpot_s: float
+) -> None:
+    last = first + later
+    due = next_due(first, num_output, last, tpot_s)
+
+    assert 0.74 * tpot_s <= due - last <= 4.01 * tpot_s
+    assert due <= next_due(first, num_output + 1, last, tpot_s)
+
+
+def test_rows_that_meet_every_deadline_keep_the_promised_mean() -> None:
+    chance = random.Random(2)
+    first = now = 5.0
+    for num_output in range(1, 200):
+        due = next_due(first, num_output, now, 0.05)
+        now = chance.uniform(now, due)
+
+        assert now - first <= num_output * 0.05 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("dues", "expected"),
+    [
+        pytest.param([], inf, id="no decode row"),
+        pytest.param([10.5], 0.5, id="one row is not late"),
+        pytest.param([10.5, 10.1], 0.1, id="nor one of two"),
+        pytest.param([10.9, 10.5, 10.1], 0.5, id="one of three may be"),
+        pytest.param([9.0] * 3 + [10.4] * 7, 0.4, id="three of ten may be"),
+        pytest.param([9.0] * 4 + [10.4] * 6, -1.0, id="four of ten may not"),
+    ],
+)
+def test_the_slack_is_that_of_the_rows_but_for_a_third(dues: list[float], expected: float) -> None:
+    assert slack(dues, 10.0) == pytest.approx(expected)
+
+
+@untimed
+@given(st.lists(st.floats(0.0, 1e4), min_size=1, max_size=50))
+def test_at_most_the_late_share_of_the_rows_comes_before_the_slack(dues: list[float]) -> None:
+    end = slack(dues, 0.0)
+
+    assert sum(due < end for due in dues) <= 0.35 * len(dues)
+    assert end in dues
