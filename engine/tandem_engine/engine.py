@@ -1,13 +1,17 @@
 """The step loop's body: schedule → run → complete. Pure but for the runner it is given."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
+from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Runner, Step, StepResult
+from tandem_engine.scheduler.records import Records
 from tandem_engine.scheduler.scheduler import Scheduler
+
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +20,9 @@ class Progress:
 
     step: Step
     advances: list[Advance] = field(default_factory=list)
-    """Requests that got a token."""
+    """Sequences that got tokens."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Requests that died in this step → why; their blocks are free again."""
+    """Sequences that died in this step → why; their blocks are free again."""
 
 
 class Engine:
@@ -30,49 +34,64 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether anybody runs or waits."""
         return self._scheduler.has_work
+
+    @property
+    def wake_at(self) -> float:
+        """Seconds; after an empty step, when the next one may have somebody in it."""
+        return self._scheduler.wake_at
+
+    @property
+    def records(self) -> Records:
+        """What the last steps did, and why."""
+        return self._scheduler.records
+
+    def can_ever_hold(self, request: Request) -> bool:
+        """Whether the KV blocks suffice for a request, were it alone."""
+        return self._scheduler.can_ever_hold(request)
 
     def add(self, request: Request) -> None:
         """Take a request; its first step comes when the scheduler says so."""
         self._runner.add(request)
         self._scheduler.add(request)
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request and free what it holds; unknown ids are ignored."""
-        self._scheduler.abort(request_id)
-        self._runner.remove(request_id)
+    def abort(self, sequence_id: str) -> None:
+        """Forget a sequence and free what it holds; unknown ids are ignored."""
+        self._scheduler.abort(sequence_id)
+        self._forget()
 
-    def step(self) -> Progress:
-        """Compute one step.
+    def step(self, clock: Clock) -> Progress:
+        """Compute one step, which may be empty while requests wait for company.
 
-        A step that raises takes down the requests that were in it, with the cause, and no other.
+        A step that raises takes down the sequences that were in it, with the cause, and no other.
+
+        Args:
+            clock: Tells the time, in seconds; that of `Request.arrived`.
         """
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(clock())
         try:
             result = self._runner.run(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
             cause = f"{type(error).__name__}: {error}"
-            result = StepResult(failed=dict.fromkeys(step.num_tokens, cause))
-        advances = self._scheduler.complete(step, result.tokens)
-        self._forget(result, advances)
-        return Progress(step=step, advances=advances, failed=result.failed)
+            result = StepResult(failed=dict.fromkeys(step.sequence_ids, cause))
+        failed = self._scheduler.all_of(result.failed)
+        advances = self._scheduler.complete(step, result, clock())
+        self._forget()
+        return Progress(step=step, advances=advances, failed=failed)
 
-    def reconfigure(self, schedule: ScheduleConfig) -> None:
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
         """Take over live settings from the next step on."""
-        self._scheduler.reconfigure(schedule)
+        self._scheduler.reconfigure(schedule, slo)
 
     def stats(self) -> EngineStats:
         """Queues and blocks as data."""
         return self._scheduler.stats()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a block is lost or held twice."""
+        """Raise AssertionError when a block is lost or held by another number than holds it."""
         self._scheduler.check_integrity()
 
-    def _forget(self, result: StepResult, advances: list[Advance]) -> None:
-        for request_id in result.failed:
-            self.abort(request_id)
-        for advance in advances:
-            if advance.finish_reason is not None:
-                self._runner.remove(advance.request_id)
+    def _forget(self) -> None:
+        for sequence_id in self._scheduler.take_ended():
+            self._runner.remove(sequence_id)

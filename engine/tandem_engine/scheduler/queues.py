@@ -1,90 +1,129 @@
-"""The two queues of the scheduler: who holds blocks, and who waits for them."""
+"""Who runs, who waits, and who is swapped out."""
 
-from collections import deque
 from collections.abc import Iterator
 
-from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.order import Order
+from tandem_engine.scheduler.sequence import Sequence, State
+from tandem_engine.scheduler.waiting import Waiting
 
 
 class Queues:
-    """Running sequences hold blocks, in order of admission; waiting ones hold none.
+    """The sequences of all requests; each is in exactly one place.
 
-    A sequence that lost its blocks waits before those that never ran: it is older.
+    Decoding and prefilling sequences hold blocks, in order of admission. Swapped ones hold host
+    blocks, waiting ones nothing.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-        self._running: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self.num_preemptions = 0
+    def __init__(self, order: Order) -> None:
+        self.decoding: dict[str, Sequence] = {}
+        self.prefilling: dict[str, Sequence] = {}
+        self.swapped: dict[str, Sequence] = {}
+        self.waiting = Waiting(order)
+        self._places: dict[str, Sequence] = {}
+        self._ended: list[str] = []
+        self.num_beams = 0
+        """Requests whose sequences move together."""
+        self.num_rows = 0
+        """Rows that those which hold blocks take or will take: n for a prompt with n choices."""
+
+    def find(self, sequence_id: str) -> Sequence | None:
+        """A sequence by its id, wherever it is."""
+        return self._places.get(sequence_id)
 
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
-        return len(self._running)
+        return len(self.decoding) + len(self.prefilling)
 
     @property
-    def num_waiting(self) -> int:
-        """Sequences that wait for blocks or a place in the batch."""
-        return len(self._waiting)
+    def has_any(self) -> bool:
+        """Whether anybody is here."""
+        return bool(self._places)
 
-    @property
-    def running(self) -> tuple[Sequence, ...]:
-        """The running sequences, oldest admission first; a copy, safe to preempt over."""
-        return tuple(self._running.values())
+    def running(self) -> Iterator[Sequence]:
+        """All that hold blocks."""
+        yield from self.decoding.values()
+        yield from self.prefilling.values()
 
-    @property
-    def next_waiting(self) -> Sequence | None:
-        """The sequence whose turn it is."""
-        return self._waiting[0] if self._waiting else None
+    def expect(self, first: Sequence) -> None:
+        """Let the first sequence of a request wait; the others stand behind it until they are."""
+        for sequence_id in first.group.request.sequences:
+            self._places[sequence_id] = first
+        self.waiting.push(first)
 
-    def find(self, request_id: str) -> Sequence | None:
-        """A running sequence by its id."""
-        return self._running.get(request_id)
+    def wait(self, sequence: Sequence) -> None:
+        """Let a sequence wait that has just lost its blocks."""
+        self.waiting.push(sequence)
 
-    def is_running(self, sequence: Sequence) -> bool:
-        """Whether `sequence` holds blocks now."""
-        return sequence.request_id in self._running
+    def forget(self, sequence_id: str) -> None:
+        """Forget the id of a sequence that never came to be."""
+        del self._places[sequence_id]
+        self._ended.append(sequence_id)
 
-    def push(self, sequence: Sequence) -> None:
-        """Let a new sequence wait at the end."""
-        self._waiting.append(sequence)
+    def take_ended(self) -> list[str]:
+        """Ids that were forgotten since the last call."""
+        taken, self._ended = self._ended, []
+        return taken
 
-    def admit_next(self) -> Sequence:
-        """Move the next waiting sequence to the running ones, with blocks for all its tokens.
+    def run(self, sequence: Sequence) -> None:
+        """Move a waiting or swapped sequence to those that run."""
+        if sequence.state == State.SWAPPED:
+            del self.swapped[sequence.sequence_id]
+        else:
+            self.waiting.left()
+        self._enter(sequence)
 
-        The whole prompt is reserved at once: sequences that hold half of what they need
-        and wait for each other's blocks cannot come about.
-        """
-        sequence = self._waiting.popleft()
-        sequence.block_table = self._pool.allocate(self._pool.blocks_for(sequence.num_tokens))
-        self._running[sequence.request_id] = sequence
-        return sequence
+    def join(self, sequence: Sequence) -> None:
+        """Let a sequence run that has just come into being."""
+        self._places[sequence.sequence_id] = sequence
+        self._enter(sequence)
 
-    def preempt_newest(self) -> Sequence:
-        """Take the blocks of the newest running sequence; it has the least to compute again."""
-        _, sequence = self._running.popitem()
-        self._pool.release(sequence.forget_cache())
-        self._waiting.appendleft(sequence)
-        self.num_preemptions += 1
-        return sequence
+    def decode(self, sequence: Sequence) -> None:
+        """Note that the prompt of a running sequence is done."""
+        sequence.is_prefilling = False
+        del self.prefilling[sequence.sequence_id]
+        self.decoding[sequence.sequence_id] = sequence
 
-    def remove(self, request_id: str) -> bool:
-        """Forget a sequence, wherever it is, and take its blocks; tell whether it was there."""
-        sequence = self._running.pop(request_id, None)
-        if sequence is not None:
-            self._pool.release(sequence.forget_cache())
-            return True
-        return self._remove_waiting(request_id)
+    def stand_for(self, sequence: Sequence, rows: int) -> None:
+        """Let a sequence stand for so many rows: itself, and those that wait for its prompt."""
+        if sequence.state == State.RUNNING:
+            self.num_rows += rows - sequence.rows
+        sequence.rows = rows
 
-    def _remove_waiting(self, request_id: str) -> bool:
-        for sequence in self._waiting:
-            if sequence.request_id == request_id:
-                self._waiting.remove(sequence)
-                return True
-        return False
+    def leave(self, sequence: Sequence) -> None:
+        """Take a running sequence out, to wait, to be swapped out, or for ever."""
+        self.num_rows -= sequence.rows
+        place = self.prefilling if sequence.is_prefilling else self.decoding
+        del place[sequence.sequence_id]
+        sequence.is_prefilling = False
+
+    def swap(self, sequence: Sequence) -> None:
+        """Keep a sequence that has left as one that is swapped out."""
+        sequence.state = State.SWAPPED
+        self.swapped[sequence.sequence_id] = sequence
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is."""
+        self.forget(sequence.sequence_id)
+        if sequence.state == State.RUNNING:
+            self.leave(sequence)
+        elif sequence.state == State.SWAPPED:
+            del self.swapped[sequence.sequence_id]
+        else:
+            self.waiting.left()
+        sequence.state = State.ENDED
+
+    def _enter(self, sequence: Sequence) -> None:
+        sequence.state = State.RUNNING
+        self.num_rows += sequence.rows
+        sequence.is_prefilling = not sequence.is_decoding
+        place = self.prefilling if sequence.is_prefilling else self.decoding
+        place[sequence.sequence_id] = sequence
+
+    def replace(self, sequence: Sequence) -> None:
+        """Take out a running sequence whose id another one takes over."""
+        self.leave(sequence)
+        sequence.state = State.ENDED
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self._running.values()
-        yield from self._waiting
+        return iter({id(one): one for one in self._places.values()}.values())

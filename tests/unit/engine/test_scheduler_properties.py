@@ -1,6 +1,8 @@
 """What holds for the scheduler and the pool whatever comes: a state machine drives them."""
 
-import dataclasses
+from collections import Counter
+from math import isfinite
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,185 +11,418 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     initialize,
-    invariant,
     rule,
 )
 
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
-from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.request import Request
+from tandem_engine.api.slo import LatencyPromise, Slo
 from tandem_engine.api.step import Step, StepResult
-from tandem_engine.engine import Engine, Progress
-from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.scheduler import Scheduler
-from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.engine import Progress
+from tandem_engine.scheduler.round import PASSING
+from tandem_engine.scheduler.sequence import State
 from tandem_engine.testing import CountingRunner
+from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, request, standard, tokens
 
-BLOCK_SIZE = 16
-MAX_SEQ_LEN = 160
 MOST_ROWS = 8
-LEAST_BLOCKS = MAX_SEQ_LEN // BLOCK_SIZE
-
-schedules = st.builds(
-    lambda template, chunk, start, start_type, prefill_tokens, rows, batch: ScheduleConfig(
-        template_type=template,
-        cache_block_size=BLOCK_SIZE,
-        max_prefill_tokens=prefill_tokens,
-        max_prefill_batch_size=min(rows, batch),
-        max_batch_size=batch,
-        split_fuse=SplitFuseConfig(
-            split_chunk_tokens=chunk,
-            split_start_type=start_type,
-            split_start_batch_size=min(start, batch),
-        ),
-    ),
-    st.sampled_from(["Standard", "Mix"]),
-    st.sampled_from([16, 32, 64]),
-    st.integers(0, 6),
-    st.booleans(),
-    st.integers(16, 200),
-    st.integers(0, 8),
-    st.integers(1, MOST_ROWS),
-)
+LONGEST_PROMPT = 100
+LONGEST_OUTPUT = 24
 
 
-def request_of(name: str, num_prompt: int, num_output: int) -> Request:
-    return Request(
-        request_id=name,
-        prompt_token_ids=tuple(range(num_prompt)),
-        sampling=SamplingParams(max_tokens=num_output),
-        max_new_tokens=num_output,
+@st.composite
+def schedules(draw: st.DrawFn) -> ScheduleConfig:
+    """Every parameter that the scheduler reads, within what the configuration allows."""
+    batching = draw(
+        st.sampled_from(["splitfuse", "splitfuse", "continuous", "chunked", "static", "dynamic"])
     )
+    is_mix = batching == "splitfuse"
+    batch = draw(st.integers(1, MOST_ROWS))
+    prefill_tokens = draw(st.integers(8, 200))
+    policy: Any = draw(st.sampled_from([0, 4, 5, 6, 7])) if is_mix else 0
+    phases = st.just(0) if policy else st.integers(0, 3)
+    partials = draw(st.integers(1, 6))
+    given: dict[str, Any] = {
+        "strategy": batching,
+        "template_type": "Mix" if is_mix else "Standard",
+        "max_batch_size": batch,
+        "max_prefill_batch_size": draw(st.integers(0, batch)),
+        "max_prefill_tokens": prefill_tokens,
+        "max_preempt_count": draw(st.integers(0, batch)),
+        "prefill_policy_type": draw(phases),
+        "decode_policy_type": draw(phases),
+        "max_queue_delay_microseconds": draw(st.sampled_from([500, 5000, 1_000_000])),
+        "max_first_token_wait_time": draw(st.sampled_from([0, 100, 2500])),
+        "prefill_expected_time": draw(st.sampled_from([1, 1500])),
+        "enable_prefix_cache": draw(st.booleans()),
+        "no_evict": draw(st.booleans()),
+        "stage_select_policy": draw(st.integers(0, 2)) if batching == "continuous" else 0,
+        "dynamic_batch_size_enable": not is_mix and draw(st.booleans()),
+        "split_fuse": SplitFuseConfig(
+            split_chunk_tokens=draw(st.sampled_from([16, 32, 64])),
+            split_type=draw(st.booleans()),
+            split_start_type=draw(st.booleans()),
+            split_start_batch_size=draw(st.integers(0, batch)),
+            policy_type=policy,
+            prefill_chunk_size=draw(st.none() | st.integers(0, prefill_tokens)),
+            max_num_partial_prefills=partials,
+            long_prefill_token_threshold=draw(st.sampled_from([8, 40, 1024])),
+            max_long_partial_prefills=draw(st.integers(1, partials)),
+        ),
+    }
+    return standard(**given)
 
 
-class InterruptedRunner(CountingRunner):
-    """Aborts `victim` while the step runs, as a client that leaves at the worst moment would."""
+def promise(target: str) -> LatencyPromise:
+    return LatencyPromise(target=target)
 
-    engine: Engine
-    victim: str | None = None
+
+slos = st.sampled_from(
+    [
+        Slo(),
+        Slo(),
+        Slo(ttft=promise("2s")),
+        Slo(tpot=promise("50ms")),
+        Slo(ttft=promise("500ms"), tpot=promise("1ms")),
+    ]
+)
+prompts = st.tuples(st.sampled_from("abc"), st.integers(1, LONGEST_PROMPT))
+
+
+class MoodyRunner(CountingRunner):
+    """Fails rows and raises when it is told to, and lets clients leave while a step runs."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.leaves: str | None = None
+        self.fails = 0
+        """The row that fails, from 1 on, modulo the rows; 0: none does."""
+        self.raises = False
+        self.bench: Bench
+        self.removed: Counter[str] = Counter()
 
     def run(self, step: Step) -> StepResult:
+        raises, self.raises = self.raises, False
+        fails, self.fails = self.fails, 0
+        leaves, self.leaves = self.leaves, None
+        if raises:
+            raise RuntimeError("no such kernel")
         result = super().run(step)
-        if self.victim is not None:
-            self.engine.abort(self.victim)
-            self.victim = None
-        return result
+        if leaves is not None:
+            self.bench.engine.abort(leaves)
+        if not fails or not step.sequence_ids:
+            return result
+        victim = step.sequence_ids[fails % len(step.sequence_ids)]
+        return StepResult(
+            tokens={key: value for key, value in result.tokens.items() if key != victim},
+            candidates={key: value for key, value in result.candidates.items() if key != victim},
+            failed={victim: "its logits are no numbers"},
+        )
+
+    def remove(self, sequence_id: str) -> None:
+        self.removed[sequence_id] += 1
+        super().remove(sequence_id)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, run, are aborted and re-configured in any order; blocks are scarce."""
+    """Requests come, run, fail, leave, and are re-configured in any order; blocks are scarce."""
 
-    requests = Bundle("requests")
+    sequences = Bundle("sequences")
 
-    @initialize(schedule=schedules, spare_blocks=st.integers(0, 10))
-    def start(self, schedule: ScheduleConfig, spare_blocks: int) -> None:
+    @initialize(
+        schedule=schedules(),
+        slo=slos,
+        num_blocks=st.integers(8, 24),
+        num_host_blocks=st.sampled_from([0, 3, 16]),
+        most_drafts=st.sampled_from([0, 0, 3]),
+        right_drafts=st.lists(st.booleans(), min_size=1, max_size=4),
+    )
+    def begin(
+        self,
+        schedule: ScheduleConfig,
+        slo: Slo,
+        num_blocks: int,
+        num_host_blocks: int,
+        most_drafts: int,
+        right_drafts: list[bool],
+    ) -> None:
         self.schedule = schedule
-        self.pool = BlockPool(LEAST_BLOCKS + spare_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(schedule, self.pool)
-        self.runner = InterruptedRunner(block_size=BLOCK_SIZE)
-        self.engine = self.runner.engine = Engine(self.scheduler, self.runner)
-        self.wanted: dict[str, int] = {}
-        self.got: dict[str, list[int]] = {}
-        self.finished: set[str] = set()
-        self.skipped: dict[str, int] = {}
-        self.count = 0
+        self.slo = slo
+        self.most_drafts = most_drafts
+        self.runner = MoodyRunner(block_size=BLOCK_SIZE, right_drafts=right_drafts)
+        self.bench = self.runner.bench = Bench(
+            schedule,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            most_drafts=most_drafts,
+            slo=slo,
+            runner=self.runner,
+        )
+        self.requests: dict[str, Request] = {}
+        self.request_of: dict[str, Request] = {}
+        self.numbers: dict[str, int] = {}
+        self.gone: set[str] = set()
+        """Sequences that were aborted or failed."""
+        self.served: set[str] = set()
+        """Requests that were in a step."""
+        self.never_evicts = schedule.no_evict
 
-    @rule(target=requests, num_prompt=st.integers(1, 120), num_output=st.integers(1, 40))
-    def add(self, num_prompt: int, num_output: int) -> str:
-        name = f"r{self.count}"
-        self.count += 1
-        self.engine.add(request_of(name, num_prompt, num_output))
-        self.wanted[name] = num_output
-        self.got[name] = []
-        return name
+    @rule(
+        target=sequences,
+        prompt=prompts,
+        num_output=st.integers(1, LONGEST_OUTPUT),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
+        is_beams=st.booleans(),
+        priority=st.integers(1, 5),
+        salt=st.sampled_from(["", "", "pepper"]),
+        ago=st.sampled_from([0.0, 0.0, 0.125, 4.0]),
+    )
+    def add(
+        self,
+        prompt: tuple[str, int],
+        num_output: int,
+        n: int,
+        is_beams: bool,
+        priority: int,
+        salt: str,
+        ago: float,
+    ) -> str:
+        number = len(self.requests)
+        name = f"r{number}-"
+        wanted = request(
+            name,
+            0,
+            num_output,
+            prompt=tokens(*prompt),
+            arrived=self.bench.now - ago,
+            priority=priority,
+            salt=salt,
+            n=n,
+            use_beam_search=is_beams and n > 1,
+        )
+        if n > self.schedule.max_batch_size or not self.bench.engine.can_ever_hold(wanted):
+            return ""  # the front refuses it
+        self.requests[name] = wanted
+        self.numbers[name] = number
+        for each in wanted.sequences:
+            self.request_of[each] = wanted
+        self.bench.add(wanted)
+        return wanted.sequences[-1] if number % 2 else wanted.sequences[0]
 
-    @rule(request=consumes(requests))
-    def abort(self, request: str) -> None:
-        self.engine.abort(request)
-        self.wanted.pop(request)
+    @rule(sequence=consumes(sequences))
+    def abort(self, sequence: str) -> None:
+        self.bench.engine.abort(sequence)
+        self.lose(sequence)
+        self.bench.scheduler.check_integrity()
 
-    @rule(schedule=schedules)
-    def reconfigure(self, schedule: ScheduleConfig) -> None:
+    @rule(sequence=consumes(sequences), seconds=st.sampled_from([0.01, 0.5]))
+    def leave_while_a_step_runs(self, sequence: str, seconds: float) -> None:
+        self.runner.leaves = sequence or None
+        self.one_step(seconds)
+        self.lose(sequence)
+
+    @rule(row=st.integers(1, MOST_ROWS))
+    def fail_a_row(self, row: int) -> None:
+        self.runner.fails = row
+        self.one_step(0.25)
+
+    @rule()
+    def break_a_step(self) -> None:
+        self.runner.raises = True
+        self.one_step(0.25)
+
+    @rule(schedule=schedules(), slo=slos | st.none())
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
+        self.never_evicts = self.never_evicts and schedule.no_evict
         self.schedule = schedule
-        self.engine.reconfigure(schedule)
+        self.slo = slo or self.slo
+        self.bench.engine.reconfigure(schedule, slo)
+        self.bench.scheduler.check_integrity()
 
-    @rule(times=st.integers(1, 5))
-    def step(self, times: int) -> None:
+    @rule(times=st.integers(1, 12), seconds=st.sampled_from([0.001, 0.05, 1.0]))
+    def step(self, times: int, seconds: float) -> None:
         for _ in range(times):
-            self.one_step()
+            self.one_step(seconds)
 
-    @rule(request=consumes(requests))
-    def abort_while_a_step_runs(self, request: str) -> None:
-        self.runner.victim = request
-        self.one_step()
-        self.wanted.pop(request)
+    def lose(self, sequence: str) -> None:
+        if not sequence:
+            return
+        wanted = self.request_of[sequence]
+        lost = wanted.sequences if wanted.sampling.use_beam_search else (sequence,)
+        self.gone.update(lost)
 
-    @invariant()
-    def every_block_is_free_or_held_once(self) -> None:
-        if hasattr(self, "scheduler"):
-            self.scheduler.check_integrity()
-
-    def one_step(self) -> Progress:
-        running = self.scheduler._queues.running
-        before = {row.request_id: dataclasses.replace(row) for row in running}
-        progress = self.engine.step()
-        self.check_limits(progress.step, before)
-        self.check_decodes(progress.step, before)
-        for advance in progress.advances:
-            self.got[advance.request_id].append(advance.token.token_id)
-            if advance.finish_reason is not None:
-                self.finished.add(advance.request_id)
-        assert not progress.failed
+    def one_step(self, seconds: float) -> Progress:
+        scheduler = self.bench.scheduler
+        before = {
+            each: one.state
+            for each in self.request_of
+            if (one := scheduler._queues.find(each)) is not None and one.sequence_id == each
+        }
+        num_rows = scheduler._queues.num_rows
+        started, overdue = self.bench.now, self.overdue()
+        progress = self.bench.step(seconds)
+        step = progress.step
+        self.gone.update(progress.failed)
+        self.check_rows(step, num_rows)
+        self.check_budget(step, before)
+        self.check_decodes(step)
+        self.check_order(step, started)
+        self.check_age(step, before, overdue)
+        self.served.update(self.request_of[each].request_id for each in step.sequence_ids)
+        if not step.sequence_ids and self.bench.engine.has_work:
+            wake_at = self.bench.engine.wake_at
+            assert isfinite(wake_at), f"nothing would ever wake the loop: {self.bench.record}"
+            self.bench.now = max(self.bench.now, wake_at)
         return progress
 
-    def check_limits(self, step: Step, before: dict[str, Sequence]) -> None:
-        chunk = self.schedule.split_fuse.split_chunk_tokens
-        assert len(step.num_tokens) <= self.schedule.max_batch_size
-        if self.schedule.is_split_fuse and self.schedule.split_fuse.split_start_batch_size == 0:
-            assert step.total_tokens <= chunk
-        if self.schedule.is_split_fuse:
-            decodes = sum(name in before and before[name].is_decoding for name in step.num_tokens)
-            assert step.total_tokens <= max(chunk, self.schedule.max_prefill_tokens + decodes)
-        elif any(name not in before for name in step.num_tokens):
-            fits = step.total_tokens <= self.schedule.max_prefill_tokens
-            assert fits or len(step.num_tokens) == 1 or any(n in before for n in step.num_tokens)
+    def check_rows(self, step: Step, num_rows: int) -> None:
+        most = self.schedule.max_batch_size
+        requests = {self.request_of[each].request_id for each in step.sequence_ids}
+        assert len(step.sequence_ids) <= most or len(requests) == 1
+        running = self.bench.scheduler._queues.num_rows
+        assert (
+            running <= max(most, num_rows)
+            or len(
+                {
+                    self.request_of[one.sequence_id].request_id
+                    for one in self.bench.scheduler._queues.running()
+                }
+            )
+            == 1
+        )
 
-    def check_decodes(self, step: Step, before: dict[str, Sequence]) -> None:
-        decoding = [
-            name for name, row in before.items() if row.is_decoding and name not in step.preempted
+    def check_budget(self, step: Step, before: dict[str, State]) -> None:
+        schedule, most = self.schedule, self.schedule.max_prefill_tokens
+        prompt_tokens = sum(step.num_tokens[step.num_decodes :])
+        prompts = step.sequence_ids[step.num_decodes :]
+        if schedule.is_split_fuse:
+            chunk = schedule.split_fuse.split_chunk_tokens
+            assert sum(step.num_tokens[: step.num_decodes]) <= chunk or (
+                len({self.request_of[each].request_id for each in step.sequence_ids}) == 1
+            )
+            split = schedule.split_fuse
+            cuts_all = self.slo.tpot is not None or (
+                not split.split_start_batch_size and not split.split_type
+            )
+            assert (
+                step.total_tokens <= chunk
+                or (not cuts_all and prompt_tokens <= most)
+                or not prompts
+            )
+        elif schedule.batching == "chunked":
+            assert prompt_tokens <= most
+        elif all(before.get(each) == State.WAITING for each in prompts):
+            assert prompt_tokens <= most or len(prompts) == 1
+        if not schedule.is_split_fuse and prompts:
+            # what decodes in a step of prompts has just been admitted with one token to compute
+            decodes = step.sequence_ids[: step.num_decodes]
+            assert all(before.get(each) == State.WAITING for each in decodes)
+
+    def check_decodes(self, step: Step) -> None:
+        """Drafts are at most what is asked for, and never reach beyond the last token."""
+        for each, drafts in step.num_drafts.items():
+            assert 1 <= drafts <= self.most_drafts
+            wanted = self.request_of[each]
+            start = step.starts[step.sequence_ids.index(each)]
+            assert start + 1 + drafts < len(wanted.prompt_token_ids) + wanted.max_new_tokens
+
+    def check_order(self, step: Step, now: float) -> None:
+        """Who starts for the first time goes before all fresh ones that still wait."""
+        record = self.bench.record
+        passed = {each for each, reason in record.passed_over if reason in PASSING}
+        started = [
+            wanted
+            for each in step.sequence_ids
+            if (wanted := self.request_of[each]).request_id not in self.served
         ]
-        if not self.schedule.is_split_fuse and any(
-            name not in decoding for name in step.num_tokens
-        ):
-            return  # a prefill step of the Standard template
-        limit = self.schedule.max_batch_size
-        if self.schedule.is_split_fuse:
-            limit = min(limit, self.schedule.split_fuse.split_chunk_tokens)
-        taken = list(step.num_tokens)[: min(limit, len(decoding))]
-        assert set(taken) <= set(decoding), "decodes come first"
-        assert len(taken) == min(limit, len(decoding)), "none is skipped while it fits"
-        self.check_turns(decoding, taken)
+        waits = [
+            wanted
+            for wanted in self.requests.values()
+            if wanted.request_id not in self.served
+            and wanted not in started
+            and self.bench.scheduler._queues.find(wanted.sequences[0]) is not None
+            and not any(each in passed for each in wanted.sequences)
+        ]
+        if not started or not waits or self.by_laxity:
+            return
+        # Who has waited for longer than the age bound may go before all others.
+        in_turn = [one for one in started if not (self.ages and now - one.arrived > self.bound_s)]
+        first_waiting = min(map(self.place, waits))
+        assert all(self.place(one) < first_waiting for one in in_turn)
 
-    def check_turns(self, decoding: list[str], taken: list[str]) -> None:
-        """Where a limit was lowered below what runs, nobody waits for ever."""
-        for name in decoding:
-            self.skipped[name] = 0 if name in taken else self.skipped.get(name, 0) + 1
-            assert self.skipped[name] <= 2 * MOST_ROWS
+    def check_age(self, step: Step, before: dict[str, State], overdue: str | None) -> None:
+        """Nobody starts before one that has waited for longer than the age bound."""
+        one = None if overdue is None else self.bench.scheduler._queues.find(overdue)
+        if one is None or one.state != State.WAITING:
+            return
+        if overdue not in {each for each, _ in self.bench.record.passed_over}:
+            assert not any(before.get(each) == State.WAITING for each in step.sequence_ids)
+
+    def overdue(self) -> str | None:
+        """The oldest that waits, if it has done so for longer than the age bound."""
+        waiting = [one for one in self.bench.scheduler._queues if one.state == State.WAITING]
+        # By laxity those whose promise is lost go first now and then alone.
+        if not waiting or not self.ages or self.by_laxity:
+            return None
+        oldest = min(waiting, key=lambda one: (one.arrived, one.number))
+        late = self.bench.now - oldest.arrived > self.bound_s
+        return oldest.sequence_id if late else None
+
+    @property
+    def by_laxity(self) -> bool:
+        """Whether a promised TTFT orders the prompts."""
+        schedule = self.schedule
+        has_policy = schedule.split_fuse.policy_type or schedule.prefill_policy_type
+        return schedule.is_split_fuse and self.slo.ttft is not None and not has_policy
+
+    @property
+    def ages(self) -> bool:
+        """Whether the order could pass somebody over for ever, but for the age bound."""
+        by_level = self.schedule.split_fuse.policy_type in {6, 7}
+        return by_level or self.schedule.prefill_policy_type == 3 or self.by_laxity
+
+    @property
+    def bound_s(self) -> float:
+        return 4 * (self.slo.ttft_s or self.schedule.prefill_expected_time / 1e3)
+
+    def place(self, wanted: Request) -> tuple[float, ...]:
+        arrival = (wanted.arrived, self.numbers[wanted.request_id])
+        length = float(len(wanted.prompt_token_ids))
+        policy = self.schedule.split_fuse.policy_type
+        if policy in {4, 7}:
+            return (length, *arrival)
+        if policy == 5:
+            return (-length, *arrival)
+        if self.schedule.prefill_policy_type == 2:
+            return (wanted.priority, *arrival)
+        return arrival
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
+        if not hasattr(self, "bench"):
             return
-        for _ in range(20_000):
-            if not self.engine.has_work:
+        for _ in range(5000):
+            if not self.bench.engine.has_work:
                 break
-            progress = self.one_step()
-            assert progress.step.num_tokens, "there is work, but the step is empty"
-        assert not self.engine.has_work
-        assert self.pool.num_free == self.pool.num_blocks
-        for name, num_output in self.wanted.items():
-            assert self.got[name] == list(range(num_output))
+            self.one_step(0.05)
+        assert not self.bench.engine.has_work, f"without end: {self.bench.record}"
+        assert self.bench.is_empty
+        assert self.runner.removed == Counter(list(self.request_of)), "each id is told once"
+        for each, wanted in self.request_of.items():
+            if each not in self.gone:
+                self.check_output(each, wanted)
+        if self.never_evicts:
+            assert not self.bench.engine.stats().num_preemptions
+
+    def check_output(self, sequence: str, wanted: Request) -> None:
+        said = self.bench.said[sequence]
+        if not wanted.sampling.use_beam_search:
+            assert said == list(range(wanted.max_new_tokens))
+            return
+        alone = Bench(standard(), wanted, num_blocks=200)
+        alone.finish()
+        assert said == alone.said[sequence]
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=25, deadline=None
+    max_examples=150, stateful_step_count=25, deadline=None
 )
 TestScheduler = SchedulerMachine.TestCase

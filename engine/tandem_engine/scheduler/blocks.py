@@ -1,0 +1,277 @@
+"""The KV blocks of sequences: shared prefixes, growth, copies on write, swaps."""
+
+from typing import NamedTuple
+
+from tandem_engine.api.step import BlockCopy
+from tandem_engine.kvcache.host import HostPool
+from tandem_engine.kvcache.keys import split_keys
+from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.kvcache.promises import Promises
+from tandem_engine.scheduler.group import Group
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.sequence import Sequence, fork_of
+
+
+class Copies(NamedTuple):
+    """The copies of one step; see `tandem_engine.api.step.Step`."""
+
+    swapped_out: list[BlockCopy]
+    swapped_in: list[BlockCopy]
+    copied: list[BlockCopy]
+
+
+class Blocks:
+    """Gives sequences their blocks and takes them back; notes the copies that a step must make."""
+
+    def __init__(self, pool: BlockPool, host: HostPool) -> None:
+        self.pool = pool
+        self.host = host
+        self.no_evict = False
+        """Admit nobody whose blocks are not there for sure, to its last token."""
+        self._promises = Promises()
+        # Blocks that all admitted requests need at most.
+        self._footprint = 0
+        self._copies = Copies([], [], [])
+        self.num_asked_tokens = 0
+        """Tokens of all sequences that were admitted, since the start."""
+        self.num_hit_tokens = 0
+        """Those of them that the prefix cache had."""
+
+    def take_copies(self) -> Copies:
+        """The copies that have come together, once."""
+        taken, self._copies = self._copies, Copies([], [], [])
+        # Held until here: whoever got such a block could be written into it before it is read.
+        self.pool.release(copy.source for copy in taken.copied)
+        return taken
+
+    def start(self, sequence: Sequence, *, spare: int) -> Reason | None:
+        """Reserve blocks for all known tokens of a sequence; return why not.
+
+        The whole prompt is reserved at once: sequences that hold half of what they need and wait
+        for each other's blocks cannot come about. Blocks that the prefix cache has are shared.
+
+        Args:
+            sequence: One that holds no blocks.
+            spare: Blocks that must stay free beside its own.
+        """
+        if not self._fits_for_life(sequence.group):
+            return Reason.NO_BLOCKS
+        pool = self.pool
+        needed = pool.blocks_for(sequence.num_tokens)
+        found = pool.find(split_keys(sequence.keys)) if sequence.keys else []
+        if self._is_in_the_making(sequence, len(found)):
+            return Reason.PREFIX_IN_THE_MAKING
+        if sequence.group.beams:
+            common = sequence.num_prompt // pool.block_size
+            of_beam = self._prompt_of_beam(sequence)
+            if of_beam is not None and len(found) < common:
+                if len(of_beam) < common:
+                    return Reason.PREFIX_IN_THE_MAKING
+                found = of_beam
+        own = needed - len(found)
+        # A prompt that is there to its last token writes that one into a copy of its block.
+        if pool.num_free - pool.num_unheld(found) < max(1, own) + spare:
+            return Reason.NO_BLOCKS
+        pool.share(found)
+        self._take(sequence, [*found, *pool.allocate(own)], len(found))
+        self._book_hit(sequence, len(found))
+        return None
+
+    def num_found(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that the prefix cache has."""
+        if not sequence.keys:
+            return 0
+        return len(self.pool.find(split_keys(sequence.keys))) * self.pool.block_size
+
+    def missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that it lacks to have slots for `num_tokens` tokens and write into them."""
+        more = self.pool.blocks_for(num_tokens) - len(sequence.table)
+        return max(0, more) + self._copies_on_write(sequence)
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give it slots for `num_tokens` tokens, and a block of its own to write into."""
+        if sequence.writes_shared:
+            self._copy_on_write(sequence)
+        more = self.pool.blocks_for(num_tokens) - len(sequence.table)
+        if more > 0:
+            sequence.table += self.pool.allocate(more)
+            sequence.capacity = len(sequence.table) * self.pool.block_size
+
+    def trim(self, sequence: Sequence) -> None:
+        """Take back the blocks behind its known tokens, which refused drafts have left."""
+        needed = self.pool.blocks_for(sequence.num_tokens)
+        surplus = sequence.table[needed:]
+        if surplus:
+            del sequence.table[needed:]
+            sequence.capacity = needed * self.pool.block_size
+            self.pool.release(surplus)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take all that it holds; what was computed has to be computed again."""
+        self.host.release(sequence.host_table)
+        sequence.host_table = []
+        blocks = sequence.forget_cache()
+        self._cancel_copies(blocks)
+        self.pool.release(blocks)
+        self._promises.retract(sequence.sequence_id)
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Move what it has computed to the host; False: there is no room, nothing happened."""
+        used = self.pool.blocks_for(sequence.num_computed)
+        if not 0 < used <= self.host.num_free:
+            return False
+        num_computed, host_table = sequence.num_computed, self.host.allocate(used)
+        # What is about to be copied into a block still stands in the other one.
+        content = {copy.target: copy.source for copy in self._copies.copied}
+        sources = [content.get(block, block) for block in sequence.table[:used]]
+        self._copies.swapped_out.extend(map(BlockCopy, sources, host_table))
+        self.drop(sequence)
+        sequence.host_table, sequence.num_computed = host_table, num_computed
+        return True
+
+    def swap_in(self, sequence: Sequence, *, spare: int) -> bool:
+        """Bring it back from the host; False: there are no blocks for it."""
+        needed = self.pool.blocks_for(sequence.num_tokens)
+        if self.pool.num_free < needed + spare:
+            return False
+        table, host_table = self.pool.allocate(needed), sequence.host_table
+        self._copies.swapped_in.extend(map(BlockCopy, host_table, table))
+        self.host.release(host_table)
+        sequence.host_table = []
+        self._take(sequence, table)
+        return True
+
+    def fork(self, sequence: Sequence, sequence_id: str) -> Sequence:
+        """Another sequence with the same tokens in the same blocks."""
+        child = fork_of(sequence, sequence_id)
+        self.adopt(child, sequence)
+        return child
+
+    def adopt(self, sequence: Sequence, parent: Sequence) -> None:
+        """Let a sequence that holds nothing share all that `parent` has computed."""
+        used = self.pool.blocks_for(parent.num_computed)
+        table = parent.table[:used]
+        self.pool.share(table)
+        self._take(sequence, list(table), parent.num_sealed)
+        sequence.num_computed = parent.num_computed
+        if parent.num_computed % self.pool.block_size:
+            # Whoever writes first gets a copy; the last of them finds the block its own again.
+            sequence.writes_shared = parent.writes_shared = True
+
+    def seal(self, sequence: Sequence) -> None:
+        """Let others find the blocks that are full and computed."""
+        full = min(sequence.num_computed // self.pool.block_size, sequence.num_keys)
+        for block in range(sequence.num_sealed, full):
+            key = sequence.key(block)
+            self.pool.seal(sequence.table[block], key)
+            self._promises.keep(key)
+        self._note_sealed(sequence, full)
+        if sequence.num_uncomputed <= 1:
+            self._promises.retract(sequence.sequence_id)
+
+    def switch_prefix_cache(self, *, on: bool) -> None:
+        """Keep blocks for their content from now on, or forget those that are kept."""
+        if self.pool.caches_prefixes != on:
+            self.pool.caches_prefixes = on
+            self._promises.clear()
+
+    def admit(self, group: Group) -> None:
+        """Count what the sequences of a request will need at most."""
+        self._footprint += self._footprint_of(group)
+
+    def leave(self, group: Group) -> None:
+        """Stop counting it."""
+        self._footprint -= self._footprint_of(group)
+
+    def can_ever_hold(self, group: Group) -> bool:
+        """Whether the whole pool has room for its sequences, alone and to their last token.
+
+        Choices may run one after another, unless nobody may be evicted; beams may not.
+        """
+        one_by_one = group.search is None and not self.no_evict
+        rows = 1 if one_by_one else len(group.request.sequences)
+        return self._footprint_of(group, rows) <= self.pool.num_blocks
+
+    def _take(self, sequence: Sequence, table: list[int], num_sealed: int = 0) -> None:
+        sequence.table = table
+        self._note_sealed(sequence, num_sealed)
+        sequence.capacity = len(table) * self.pool.block_size
+
+    def _note_sealed(self, sequence: Sequence, num_sealed: int) -> None:
+        sequence.num_sealed = num_sealed
+        if sequence.tail is not None:
+            sequence.next_seal = (num_sealed + 1) * self.pool.block_size
+
+    def _book_hit(self, sequence: Sequence, num_found: int) -> None:
+        # At least the newest token is computed anew: its logits are what is wanted.
+        hit = min(num_found * self.pool.block_size, sequence.num_tokens - 1)
+        sequence.num_computed = sequence.num_hit = hit
+        sequence.writes_shared = hit < num_found * self.pool.block_size
+        self.num_asked_tokens += sequence.num_tokens
+        self.num_hit_tokens += hit
+        for block in range(num_found, sequence.num_keys):
+            self._promises.promise(sequence.key(block), sequence.sequence_id)
+
+    def _is_in_the_making(self, sequence: Sequence, num_found: int) -> bool:
+        """Whether a running sequence computes the next block that this one would compute too."""
+        if num_found >= sequence.num_keys:
+            return False
+        return self._promises.promised_to(sequence.key(num_found)) is not None
+
+    def _prompt_of_beam(self, sequence: Sequence) -> list[int] | None:
+        """Full blocks of the prompt that another beam has computed; None: no other one runs.
+
+        Beams that are computed again share their prompt whether prefixes are kept or not: apart
+        they could need more blocks than there are.
+        """
+        others = [one for one in sequence.group.beams.values() if one.table]
+        if not others:
+            return None
+        first = max(others, key=lambda one: one.num_computed)
+        full = min(first.num_computed, sequence.num_prompt) // self.pool.block_size
+        return first.table[:full]
+
+    def _copies_on_write(self, sequence: Sequence) -> int:
+        if not sequence.writes_shared:
+            return 0
+        written = sequence.num_computed // self.pool.block_size
+        return int(self.pool.is_shared(sequence.table[written]))
+
+    def _copy_on_write(self, sequence: Sequence) -> None:
+        sequence.writes_shared = False
+        at = sequence.num_computed // self.pool.block_size
+        shared = sequence.table[at]
+        if self.pool.is_shared(shared):
+            (own,) = self.pool.allocate(1)
+            self._copies.copied.append(BlockCopy(shared, own))
+            sequence.table[at] = own
+
+    def _cancel_copies(self, blocks: list[int]) -> None:
+        """Drop the copies into blocks that are given back before anything was copied."""
+        copies = self._copies
+        if not copies.copied and not copies.swapped_in:
+            return
+        given_back = set(blocks)
+        self.pool.release(copy.source for copy in copies.copied if copy.target in given_back)
+        for of_kind in (copies.copied, copies.swapped_in):
+            of_kind[:] = [copy for copy in of_kind if copy.target not in given_back]
+
+    def _fits_for_life(self, group: Group) -> bool:
+        # Those that are counted, or alone, have only this to wait for: no_evict came after them.
+        if not self.no_evict or group.is_admitted or not self.pool.num_held:
+            return True
+        return self._footprint + self._footprint_of(group) <= self.pool.num_blocks
+
+    def _footprint_of(self, group: Group, rows: int | None = None) -> int:
+        """Blocks of its sequences at their longest; they share the full blocks of the prompt.
+
+        What is copied is held beside its copies for a moment: the end of the prompt of choices,
+        and at worst one block for two beams.
+        """
+        request = group.request
+        rows = rows or len(request.sequences)
+        num_prompt = len(request.prompt_token_ids)
+        common = num_prompt // self.pool.block_size
+        longest = self.pool.blocks_for(num_prompt + request.max_new_tokens)
+        copied = rows // 2 if group.search is not None else int(rows > 1)
+        return common + rows * (longest - common) + copied

@@ -1,0 +1,59 @@
+"""The sequences of one request: the choices of n and best_of, or the beams of a search."""
+
+from dataclasses import dataclass, field
+
+from tandem_engine.api.request import Request
+from tandem_engine.api.step import BeamMove, Candidate
+from tandem_engine.scheduler.beams import BeamSearch
+from tandem_engine.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """What the sequences of one request have in common.
+
+    The first of them computes the prompt. The others come into being with their first token, and
+    share the blocks of the prompt; from then on choices go their own ways. Beams stay together:
+    all of them are in a step, or none, since the next ones are chosen from all of them.
+    """
+
+    request: Request
+    number: int
+    """Sequences that came before its own."""
+    search: BeamSearch | None = None
+    """None: the sequences are choices."""
+    unborn: list[str] = field(default_factory=list)
+    """Ids of sequences that wait for the prompt; the first one's own is not among them."""
+    beams: dict[str, Sequence] = field(default_factory=dict)
+    """The live beams by id; empty until the prompt is computed."""
+    candidates: dict[str, tuple[Candidate, ...]] = field(default_factory=dict)
+    """What the beams that have yielded already may go on with."""
+    moves: dict[str, BeamMove] = field(default_factory=dict)
+    """What the beams have become since the last step."""
+
+    is_plain: bool = True
+    """Whether each of its sequences goes its own way: no beams, nobody unborn."""
+    is_admitted: bool = False
+    """Whether its sequences have had blocks yet."""
+    is_orphaned: bool = False
+    """Whether nobody wants the sequence that computes the prompt, but the others still do."""
+    num_left: int = 0
+    """Sequences of it that have not ended."""
+
+
+def group_of(request: Request, *, number: int) -> Group:
+    """The sequences of `request`, none of which is there yet, `number` others before them."""
+    _, *others = request.sequences
+    if not request.sampling.use_beam_search:
+        return Group(request, number, unborn=others, num_left=len(others) + 1, is_plain=not others)
+    sampling = request.sampling
+    search = BeamSearch(
+        sequence_ids=request.sequences,
+        num_best=sampling.n,
+        max_new_tokens=request.max_new_tokens,
+        min_new_tokens=sampling.min_tokens,
+        stop_token_ids=request.stop_token_ids,
+        length_penalty=sampling.length_penalty,
+        early_stopping=sampling.early_stopping,
+    )
+    return Group(request, number, search, others, num_left=len(others) + 1, is_plain=False)

@@ -1,0 +1,52 @@
+"""The order of prompts under a promised TTFT: as few promises lost as can be."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from tandem_engine.scheduler.order.order import Key, arrival
+from tandem_engine.scheduler.sequence import Sequence
+
+PATIENCE: Final = 50.0
+"""For how long a prompt lets later ones pass it, as a multiple of the time that it takes itself."""
+
+
+class LeastLaxity:
+    """Prompts that lose the fewest promises go first; those that have lost theirs go last.
+
+    Laxity = deadline − now − predicted time of the prompt. By laxity alone a long prompt goes
+    before shorter ones that came earlier, and in overload every prompt is begun just too late.
+    What loses the fewest deadlines is to put the longest off when not all can be kept (Moore, An n
+    job, one machine sequencing algorithm for minimizing the number of late jobs, 1968). So laxity
+    says who can still make it (`lost_at`), and among those a prompt goes by its arrival, put off
+    by PATIENCE times its own predicted time. That bounds how long it can be passed.
+
+    A sequence that has had its first token goes first: what it lacks was taken from it.
+    """
+
+    ages = True
+
+    def __init__(self, seconds_per_token: Callable[[], float], ttft_s: float = inf) -> None:
+        """Take prices as they are learnt.
+
+        Args:
+            seconds_per_token: Tells the price of a prompt token.
+            ttft_s: The promised time to the first token, in seconds.
+        """
+        self._seconds_per_token = seconds_per_token
+        self._ttft_s = ttft_s
+
+    def key(self, sequence: Sequence) -> Key:
+        """Its arrival and its patience, then its arrival."""
+        if sequence.num_output:
+            return (-inf, *arrival(sequence))
+        return (sequence.arrived + PATIENCE * self._length_s(sequence), *arrival(sequence))
+
+    def lost_at(self, sequence: Sequence) -> float:
+        """When it is too late to begin: its laxity is 0. In seconds on the clock of arrivals."""
+        if sequence.num_output:
+            return inf
+        return sequence.arrived + self._ttft_s - self._length_s(sequence)
+
+    def _length_s(self, sequence: Sequence) -> float:
+        return self._seconds_per_token() * sequence.num_prompt

@@ -1,0 +1,32 @@
+"""Why a sequence is not in a step: the words that metrics, records and people share."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """What a waiting, swapped or running sequence waited for."""
+
+    TOKENS = "token budget"
+    """The tokens of the step are given away."""
+    BATCH_SIZE = "batch size"
+    """maxBatchSize sequences run."""
+    PREFILL_ROWS = "prefill batch size"
+    """maxPrefillBatchSize, or maxNumPartialPrefills, prompts are in progress."""
+    LONG_PREFILLS = "long prefills"
+    """maxLongPartialPrefills long prompts are in progress."""
+    NO_BLOCKS = "KV blocks"
+    """Too few KV blocks are free."""
+    PREFIX_IN_THE_MAKING = "prefix in the making"
+    """Another sequence is computing the same beginning; it will be shared."""
+    PREEMPTION = "preemption"
+    """Running sequences lost their blocks in this step; nobody new takes any."""
+    OTHER_STAGE = "other stage"
+    """The step is a decode step, or a prefill step."""
+    BATCH_FORMING = "batch forming"
+    """The batch waits for more requests (static, dynamic, maxQueueDelayMicroseconds)."""
+    BATCH_NOT_OVER = "batch not over"
+    """All of the batch must end before the next one forms (static, dynamic)."""
+    CRUMB = "crumb"
+    """What the promised TPOT leaves is too little to be worth a chunk."""
+    BEAMS_TOGETHER = "beams together"
+    """Another beam of its request has no place, or has still to be computed again."""

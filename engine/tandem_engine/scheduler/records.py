@@ -1,0 +1,144 @@
+"""What the last steps did, and why: a ring buffer, and sums since the start.
+
+A record keeps what the step was made of; words for people are made of it when somebody asks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from tandem_engine.api.step import Step
+from tandem_engine.api.steps import MAX_KEPT_STEPS
+from tandem_engine.scheduler.latency.load import StepLoad
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepRecord:
+    """One step."""
+
+    number: int
+    """Steps before it, empty ones included."""
+    started: float
+    """Seconds."""
+    ended: float = inf
+    """Seconds; inf while it is computed."""
+    step: Step
+    load: StepLoad
+    token_budget: int
+    """Tokens that the strategy allowed; 0: it has no such limit."""
+    ceiling: int
+    """The most that this may be; 0: there is no such bound."""
+    predicted_s: float | None
+    """How long it was expected to take; None: nobody predicts."""
+    num_waiting: int
+    num_swapped: int
+    held_up: Reason | None
+    """Why the first of those that wait is not in it; None: nobody waits."""
+    first: str | None
+    """Which one that is; None: nobody waits, or it is not known."""
+    first_needs: int
+    """Blocks that it needs: those that others share with it, and those that stay free, included."""
+    num_free_blocks: int
+    """Blocks that nobody held when the step was made."""
+    passed_over: tuple[tuple[str, Reason], ...]
+    """Sequences that lost their turn, and why."""
+    known: tuple[int, ...]
+    """Of the rows that work on their prompt: tokens that each had to have computed in all."""
+    hits: Mapping[str, int]
+    """Sequences that were admitted in this step → tokens that the prefix cache had."""
+    swapped: tuple[str, ...]
+    """Sequences that lost their blocks to the host."""
+    wake_at: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended - self.started
+
+
+class Records:
+    """The last steps, and what they add up to.
+
+    One thread writes. Any may read meanwhile: a step has its place in a list of fixed length, and
+    a place that a later step has taken is told by its number.
+    """
+
+    def __init__(self) -> None:
+        self._ring: list[StepRecord | None] = [None] * MAX_KEPT_STEPS
+        self._rows: list[Sequence] = []
+        self._number = 0
+        self._noted_at: float | None = None
+        self.num_recomputed = 0
+        """Times that a sequence lost its blocks and what was computed, since the start."""
+        self.num_swapped = 0
+        """Times that a sequence was swapped out, since the start."""
+        self.waited_s: dict[Reason, float] = dict.fromkeys(Reason, 0.0)
+        """Request-seconds spent waiting by what they were spent on, since the start."""
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The newest one."""
+        return self._ring[(self._number - 1) % MAX_KEPT_STEPS]
+
+    @property
+    def lacked_blocks(self) -> bool:
+        """Whether somebody could not start in the last step for want of blocks."""
+        return self.last is not None and self.last.held_up == Reason.NO_BLOCKS
+
+    def since(self, number: int = 0, limit: int = MAX_KEPT_STEPS) -> list[StepRecord]:
+        """The newest `limit` records that are kept, from step `number` on; on any thread."""
+        end = self._number
+        numbers = range(max(number, end - min(limit, MAX_KEPT_STEPS), 0), end)
+        places = ((at, self._ring[at % MAX_KEPT_STEPS]) for at in numbers)
+        return [record for at, record in places if record is not None and record.number == at]
+
+    def open(self, made: Round, *, predicted_s: float | None) -> Step:
+        """Note a step that is about to be computed, and return it as data."""
+        self._note_waiting(made)
+        step = made.build()
+        self._rows = [*made.decodes, *made.prefills]
+        self.num_recomputed += len(made.recomputed)
+        self.num_swapped += len(made.swapped)
+        self._ring[self._number % MAX_KEPT_STEPS] = StepRecord(
+            number=self._number,
+            started=made.now,
+            step=step,
+            load=made.load(),
+            token_budget=made.token_budget,
+            ceiling=made.ceiling,
+            predicted_s=predicted_s,
+            num_waiting=len(made.queues.waiting),
+            num_swapped=len(made.queues.swapped),
+            held_up=made.held_up,
+            first=None if made.first is None else made.first.sequence_id,
+            first_needs=made.first_needs,
+            num_free_blocks=made.blocks.pool.num_free,
+            known=tuple(row.num_tokens for row in made.prefills),
+            hits=made.hits,
+            passed_over=tuple(made.passed_over),
+            swapped=tuple(made.swapped),
+            wake_at=made.wake_at,
+        )
+        self._number += 1
+        return step
+
+    def close(self, now: float) -> tuple[StepRecord, list[Sequence]]:
+        """Note that the step is computed; return it with its rows."""
+        record, rows = self.last, self._rows
+        if record is None:
+            raise RuntimeError("No step was opened before this one was closed; this is a bug.")
+        record.ended = now
+        # Nobody asks for them any more, and they would keep what ended sequences held.
+        record.step = replace(record.step, block_tables=())
+        self._rows = []
+        return record, rows
+
+    def _note_waiting(self, made: Round) -> None:
+        """Book the time since the last step on what held the waiting ones up in it."""
+        last, now = self.last, made.now
+        if last is not None and last.held_up is not None and self._noted_at is not None:
+            self.waited_s[last.held_up] += last.num_waiting * max(0.0, now - self._noted_at)
+        self._noted_at = now

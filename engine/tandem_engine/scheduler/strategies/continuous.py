@@ -1,0 +1,59 @@
+"""strategy continuous: iteration-level scheduling (Orca, Yu et al., 2022), phases apart.
+
+MindIE's templateType Standard: a step is all prefill, with whole prompts, or all decode;
+stageSelectPolicy says which.
+"""
+
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.stages import StageView
+from tandem_engine.scheduler.strategies.strategy import (
+    Helpers,
+    decode,
+    finish_prompts,
+    start_whole_prompts,
+)
+
+
+class Continuous:
+    """Requests join and leave at every step."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self._helpers = helpers
+        self._last_was_empty = False
+
+    def fill(self, step: Round) -> None:
+        """Take prompts or decodes; the other when there is none of the one."""
+        finish_prompts(step, self._helpers.order)
+        if step.is_empty:
+            self._choose(step)
+        self._last_was_empty = step.is_empty
+
+    def _choose(self, step: Round) -> None:
+        if self._helpers.stages.choose(self._view(step), step.schedule) == "prefill":
+            start_whole_prompts(step)
+        if step.is_empty:
+            step.hold_up(step.held_up or Reason.OTHER_STAGE)
+            decode(step)
+        if step.is_empty and step.queues.waiting.oldest is not None:
+            delay_s = step.schedule.max_queue_delay_microseconds / 1e6
+            ripe_at = step.queues.waiting.oldest.arrived + delay_s
+            step.look_again(ripe_at)
+            if step.now >= ripe_at:
+                start_whole_prompts(step)
+
+    def _view(self, step: Round) -> StageView:
+        queues, pool = step.queues, step.blocks.pool
+        oldest = queues.waiting.oldest
+        return StageView(
+            now=step.now,
+            num_waiting=len(queues.waiting),
+            num_running=len(queues.decoding),
+            num_swapped=len(queues.swapped),
+            head_wait_s=0.0 if oldest is None else step.now - oldest.arrived,
+            waiting_tokens=lambda: queues.waiting.first_tokens(step.limits.max_batch_size),
+            running_blocks=lambda: sum(len(one.table) for one in queues.running()),
+            free_share=pool.num_free / pool.num_blocks,
+            last_step_empty=self._last_was_empty,
+            max_prefill_batch_size=step.limits.max_prefill_batch_size,
+        )

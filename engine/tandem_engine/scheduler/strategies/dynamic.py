@@ -1,0 +1,19 @@
+"""strategy dynamic: a batch forms at maxBatchSize requests or after maxQueueDelayMicroseconds.
+
+Whichever comes first. All of it ends before the next batch forms.
+"""
+
+from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.strategies.static import Batch
+from tandem_engine.scheduler.strategies.strategy import Helpers
+
+
+class Dynamic:
+    """As static, with a bound on the wait."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self._batch = Batch(helpers)
+
+    def fill(self, step: Round) -> None:
+        """Form a batch when nobody runs; else go on with the one that does."""
+        self._batch.fill(step, step.schedule.max_queue_delay_microseconds / 1e6)

@@ -1,0 +1,189 @@
+"""The sequences that wait for blocks, in the order of a policy."""
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
+from math import inf
+from typing import Final
+
+from tandem_engine.scheduler.order import Order
+from tandem_engine.scheduler.order.order import Key, Promising, arrival
+from tandem_engine.scheduler.sequence import Sequence, State
+
+# Entries of those that left, beside as many as wait, that are not worth a walk.
+_DEAD: Final = 64
+
+# Offers, of which one begins with the oldest request if that has waited too long, where the order
+# keeps a promise: in overload all have, and nobody would be in time. Odd, for a step may make two.
+_OVERDUE_EVERY: Final = 7
+
+# The count breaks ties: a beam has the id and the number of the one whose place it took.
+_Entry = tuple[Key, int, Sequence]
+
+
+class Waiting:
+    """A queue from which one may be passed over without losing its place.
+
+    A heap; those that left it otherwise are dropped when their turn comes, so that neither an
+    abort nor a step costs more with more of them waiting.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._lost_at = _lost_at(order)
+        self._heap: list[_Entry] = []
+        # Those that can no longer keep their promise, in the same order: they go last.
+        self._late: list[_Entry] = []
+        self._num_offers = 0
+        # By arrival: to find the oldest, whatever the order is.
+        self._by_age: list[_Entry] = []
+        self._numbers = count()
+        self._live = 0
+        self.age_bound_s = inf
+        """Seconds after which the oldest goes first, where the order ages."""
+
+    def __len__(self) -> int:
+        return self._live
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All of them, in no particular order."""
+        entries = chain(self._heap, self._late)
+        return (one for _, _, one in entries if one.state == State.WAITING)
+
+    def num_tokens(self, most: int) -> int:
+        """Known tokens of so many of them as it takes to have `most`, which may be all."""
+        total = 0
+        for one in self:
+            total += one.num_tokens
+            if total >= most:
+                break
+        return total
+
+    def first_tokens(self, most: int) -> int:
+        """Known tokens of up to `most` of them."""
+        return sum(one.num_tokens for one in islice(self, most))
+
+    @property
+    def oldest(self) -> Sequence | None:
+        """The one that came first."""
+        while self._by_age:
+            key, _, sequence = self._by_age[0]
+            # Its arrival is another one once it lost its blocks to a claim.
+            if sequence.state == State.WAITING and key == arrival(sequence):
+                return sequence
+            heapq.heappop(self._by_age)
+        return None
+
+    def push(self, sequence: Sequence) -> None:
+        """Let a sequence wait; its state says so from now on."""
+        sequence.state = State.WAITING
+        number = next(self._numbers)
+        heapq.heappush(self._heap, (self._order.key(sequence), number, sequence))
+        heapq.heappush(self._by_age, (arrival(sequence), number, sequence))
+        self._live += 1
+        if len(self._heap) + len(self._late) + len(self._by_age) > 4 * self._live + _DEAD:
+            self._drop_dead()
+
+    def left(self) -> None:
+        """Note that one of them waits no more: its state is another now."""
+        self._live -= 1
+
+    def offer(self, take: Callable[[Sequence], bool], *, now: float, most: int) -> None:
+        """Offer them a place, the first in turn first.
+
+        Args:
+            take: Starts a sequence (its state is another then) or passes it over, in which case
+                it keeps its place; False ends the offers.
+            now: Seconds.
+            most: How many may be passed over.
+        """
+        self._num_offers += 1
+        overdue = self._overdue(now)
+        if overdue is not None and not take(overdue):
+            return
+        for heap in (self._heap, self._late):
+            if not self._offer(heap, take, most=most, offered=overdue, now=now):
+                return
+
+    def first(self, now: float) -> Sequence | None:
+        """The one that is offered a place before all others; `now` in seconds."""
+        overdue = self._overdue(now)
+        if overdue is not None:
+            return overdue
+        for heap in (self._heap, self._late):
+            while heap and not self._may_go(heap, now):
+                heapq.heappop(heap)
+            if heap:
+                return heap[0][-1]
+        return None
+
+    def _offer(
+        self,
+        heap: list[_Entry],
+        take: Callable[[Sequence], bool],
+        *,
+        most: int,
+        offered: Sequence | None,
+        now: float,
+    ) -> bool:
+        """Offer a place to those of one heap, in turn; tell whether they go on behind them."""
+        passed: list[_Entry] = []
+        goes_on = True
+        while goes_on and heap and len(passed) < most:
+            may_go = self._may_go(heap, now)
+            entry = heapq.heappop(heap)
+            if not may_go:
+                continue
+            sequence = entry[-1]
+            goes_on = sequence is offered or take(sequence)
+            if sequence.state == State.WAITING:
+                passed.append(entry)
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        return goes_on and len(passed) < most
+
+    def _may_go(self, heap: list[_Entry], now: float) -> bool:
+        """Whether the first of a heap waits there; one whose promise is lost goes to the late."""
+        entry = heap[0]
+        if entry[-1].state != State.WAITING:
+            return False
+        if heap is self._late or self._lost_at(entry[-1]) >= now:
+            return True
+        heapq.heappush(self._late, entry)
+        return False
+
+    def _drop_dead(self) -> None:
+        """Drop the entries of those that left: one that waits for long would keep them all."""
+        entries = [*self._heap, *self._late]
+        self._heap = [(self._order.key(one), at, one) for at, one in _live(entries)]
+        self._late = []
+        self._by_age = [(arrival(one), at, one) for at, one in _live(self._by_age)]
+        heapq.heapify(self._heap)
+        heapq.heapify(self._by_age)
+
+    def _overdue(self, now: float) -> Sequence | None:
+        """The oldest one, if its order could pass it over for ever and it has waited too long."""
+        if not self._order.ages:
+            return None
+        if isinstance(self._order, Promising) and self._num_offers % _OVERDUE_EVERY:
+            return None
+        oldest = self.oldest
+        late = oldest is not None and now - oldest.arrived > self.age_bound_s
+        return oldest if late else None
+
+    def reorder(self, order: Order) -> None:
+        """Follow another order."""
+        self._order = order
+        self._lost_at = _lost_at(order)
+        self._drop_dead()
+
+
+def _live(entries: list[_Entry]) -> list[tuple[int, Sequence]]:
+    """Each sequence that waits, once."""
+    waiting = {id(one): (at, one) for _, at, one in entries if one.state == State.WAITING}
+    return list(waiting.values())
+
+
+def _lost_at(order: Order) -> Callable[[Sequence], float]:
+    """When a sequence goes behind the others; never, in an order without promises."""
+    return order.lost_at if isinstance(order, Promising) else lambda _: inf

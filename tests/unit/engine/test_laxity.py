@@ -1,0 +1,104 @@
+"""The order of prompts under a promised TTFT."""
+
+from itertools import count
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.scheduler.group import group_of
+from tandem_engine.scheduler.order.laxity import PATIENCE, LeastLaxity
+from tandem_engine.scheduler.sequence import Sequence, first_sequence
+
+TOKEN_S = 1e-4
+TTFT_S = 2.0
+
+_numbers = count()
+
+
+def order() -> LeastLaxity:
+    return LeastLaxity(lambda: TOKEN_S, TTFT_S)
+
+
+def prompt(num_tokens: int, *, arrived: float = 10.0) -> Sequence:
+    number = next(_numbers)
+    request = Request(
+        request_id=f"r{number}",
+        prompt_token_ids=(0,) * num_tokens,
+        sampling=SamplingParams(max_tokens=8),
+        max_new_tokens=8,
+        arrived=arrived,
+    )
+    return first_sequence(group_of(request, number=number), block_size=16, keeps_keys=False)
+
+
+def with_first_token(sequence: Sequence) -> Sequence:
+    sequence.num_tokens += 1
+    return sequence
+
+
+def in_order(*sequences: Sequence) -> list[Sequence]:
+    return sorted(sequences, key=order().key)
+
+
+def test_of_two_that_come_together_the_shorter_prompt_goes_first() -> None:
+    long, short = prompt(2000), prompt(200)
+
+    assert in_order(long, short) == [short, long]
+
+
+def test_equal_prompts_go_by_arrival() -> None:
+    later, earlier = prompt(500, arrived=11.0), prompt(500, arrived=10.0)
+
+    assert in_order(later, earlier) == [earlier, later]
+
+
+def test_a_long_prompt_is_passed_for_fifty_times_as_long_as_it_takes_and_no_longer() -> None:
+    # 1,000 tokens take 0.1 s: with a patience of 50, prompts of one token (50 · 0.1 ms = 5 ms) that
+    # come up to 4.995 s later pass.
+    assert PATIENCE == 50.0
+    long = prompt(1000, arrived=10.0)
+
+    assert in_order(long, passes := prompt(1, arrived=14.99)) == [passes, long]
+    assert in_order(long, waits := prompt(1, arrived=15.0)) == [long, waits]
+
+
+def test_who_has_had_its_first_token_goes_before_all() -> None:
+    short, preempted = prompt(1, arrived=0.0), with_first_token(prompt(3000, arrived=20.0))
+
+    assert in_order(short, preempted) == [preempted, short]
+
+
+def test_a_promise_is_lost_when_the_prompt_no_longer_fits_before_the_deadline() -> None:
+    # 10 s + 2 s − 2,000 · 0.1 ms.
+    assert order().lost_at(prompt(2000, arrived=10.0)) == 11.8
+
+
+def test_without_a_promise_none_is_lost() -> None:
+    assert LeastLaxity(lambda: TOKEN_S).lost_at(prompt(2000)) == inf
+
+
+def test_a_first_token_that_was_given_can_not_be_lost() -> None:
+    assert order().lost_at(with_first_token(prompt(2000))) == inf
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 100)), min_size=2, max_size=8))
+def test_nobody_is_passed_by_one_that_comes_later_than_its_patience(
+    given_prompts: list[tuple[int, float]],
+) -> None:
+    ranked = in_order(*(prompt(tokens, arrived=at) for tokens, at in given_prompts))
+
+    for place, behind in enumerate(ranked):
+        for ahead in ranked[:place]:
+            assert ahead.arrived <= behind.arrived + PATIENCE * TOKEN_S * behind.num_prompt
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_a_key_never_falls_when_a_sequence_is_served(tokens: int, computed: int) -> None:
+    served = prompt(tokens)
+    before = order().key(served)
+    served.num_computed = min(tokens, computed)
+    served.num_attained += computed
+
+    assert order().key(served) >= before

@@ -1,0 +1,210 @@
+"""The queue of those that wait: its order, who may be passed over, and what it keeps."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_engine.scheduler.group import group_of
+from tandem_engine.scheduler.order import SPLIT_FUSE_ORDERS
+from tandem_engine.scheduler.order.fcfs import FirstComeFirstServed
+from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
+from tandem_engine.scheduler.waiting import Waiting
+from tests.unit.engine.scheduling import request
+
+
+def sequence_of(name: str, number: int = 0, *, arrived: float = 0.0, length: int = 5) -> Sequence:
+    wanted = request(name, length, arrived=arrived)
+    return first_sequence(group_of(wanted, number=number), block_size=16, keeps_keys=False)
+
+
+def queue_of(*arrivals: float, policy: int = 0) -> tuple[Waiting, list[Sequence]]:
+    waiting = Waiting(SPLIT_FUSE_ORDERS[policy])
+    many = [sequence_of(f"r{at}", at, arrived=each) for at, each in enumerate(arrivals)]
+    for one in many:
+        waiting.push(one)
+    return waiting, many
+
+
+def leave(waiting: Waiting, one: Sequence, state: State = State.ENDED) -> None:
+    one.state = state
+    waiting.left()
+
+
+def offered(waiting: Waiting, *, take: str = "", stop: str = "", now: float = 0.0) -> list[str]:
+    """Who was asked; those named in `take` start, those in `stop` end the offers."""
+    asked: list[str] = []
+
+    def ask(one: Sequence) -> bool:
+        asked.append(one.sequence_id)
+        if one.sequence_id in take.split():
+            leave(waiting, one, State.RUNNING)
+        return one.sequence_id not in stop.split()
+
+    waiting.offer(ask, now=now, most=100)
+    return asked
+
+
+def test_they_are_asked_in_order_until_one_holds_up_the_rest() -> None:
+    waiting, _ = queue_of(2.0, 0.0, 1.0)
+
+    assert offered(waiting, take="r1", stop="r2") == ["r1", "r2"]
+    assert offered(waiting) == ["r2", "r0"]
+    assert len(waiting) == 2
+
+
+def test_who_is_passed_over_keeps_its_place() -> None:
+    waiting, _ = queue_of(0.0, 1.0, 2.0)
+
+    assert offered(waiting, take="r1") == ["r0", "r1", "r2"]
+    assert offered(waiting) == ["r0", "r2"]
+
+
+def test_no_more_than_so_many_are_passed_over() -> None:
+    waiting, many = queue_of(*map(float, range(9)))
+    asked: list[Sequence] = []
+
+    def pass_over(one: Sequence) -> bool:
+        asked.append(one)
+        return True
+
+    waiting.offer(pass_over, now=0.0, most=3)
+
+    assert asked == many[:3]
+
+
+def test_equal_arrivals_go_by_their_number() -> None:
+    waiting, _ = queue_of(1.0, 1.0, 1.0)
+
+    assert offered(waiting) == ["r0", "r1", "r2"]
+
+
+def test_the_oldest_is_found_whatever_the_order_of_arrival() -> None:
+    waiting, (late, early) = queue_of(1.0, 0.0)
+
+    assert waiting.oldest is early
+    leave(waiting, early)
+    assert waiting.oldest is late
+    leave(waiting, late)
+    assert waiting.oldest is None
+
+
+def test_who_lost_its_blocks_is_the_oldest_again() -> None:
+    waiting, (first, second) = queue_of(0.0, 1.0)
+    leave(waiting, first, State.RUNNING)
+    assert waiting.oldest is second
+    waiting.push(first)
+
+    assert waiting.oldest is first
+    leave(waiting, second)
+    assert waiting.oldest is first, "it is found when it is alone, too"
+
+
+def test_a_later_arrival_counts_once_it_was_changed() -> None:
+    waiting, (first, second) = queue_of(0.0, 1.0)
+    leave(waiting, first, State.RUNNING)
+    first.arrived = 2.0  # it lost its blocks to a claim
+    waiting.push(first)
+
+    assert waiting.oldest is second
+
+
+def test_an_order_that_ages_offers_the_overdue_first_and_once() -> None:
+    waiting, many = queue_of(0.0, 5.0, policy=7)
+    many[0].num_prompt = 2000
+    waiting.reorder(SPLIT_FUSE_ORDERS[7])
+    waiting.age_bound_s = 6.0
+
+    assert offered(waiting, now=6.0) == ["r1", "r0"]
+    assert offered(waiting, now=6.5) == ["r0", "r1"]
+    assert offered(waiting, now=6.5, stop="r0") == ["r0"], "it may hold up all others"
+
+
+def test_an_order_that_does_not_age_has_nobody_overdue() -> None:
+    waiting, many = queue_of(0.0, 5.0, policy=4)
+    many[0].num_prompt = 2000
+    waiting.reorder(SPLIT_FUSE_ORDERS[4])
+    waiting.age_bound_s = 6.0
+
+    assert offered(waiting, now=1000.0) == ["r1", "r0"]
+
+
+def test_the_first_is_who_would_be_asked_first() -> None:
+    waiting, many = queue_of(0.0, 5.0, policy=7)
+    many[0].num_prompt = 2000
+    waiting.reorder(SPLIT_FUSE_ORDERS[7])
+    waiting.age_bound_s = 6.0
+
+    assert (waiting.first(6.0), waiting.first(6.5)) == (many[1], many[0])
+    leave(waiting, many[1])
+    assert waiting.first(6.0) is many[0]
+
+
+def test_tokens_are_counted_as_far_as_they_are_asked_for() -> None:
+    waiting, _ = queue_of(0.0, 1.0, 2.0)  # 5 tokens each
+
+    assert waiting.num_tokens(6) == 10
+    assert waiting.num_tokens(1000) == 15
+    assert waiting.first_tokens(2) == 10
+
+
+def test_a_beam_in_the_place_of_another_may_have_its_key() -> None:
+    """Beams take over ids and numbers; a key is then no tie-breaker."""
+    waiting = Waiting(FirstComeFirstServed())
+    old, new = sequence_of("r0"), sequence_of("r0")
+    waiting.push(sequence_of("r", 1))
+    waiting.push(old)
+    leave(waiting, old)
+    waiting.push(new)
+
+    assert waiting.oldest is new
+    assert offered(waiting) == ["r0", "r"]
+
+
+def test_who_left_is_not_kept_behind_one_that_waits_for_ever() -> None:
+    waiting, _ = queue_of(0.0)
+    for at in range(1, 5000):
+        one = sequence_of(f"r{at}", at, arrived=float(at))
+        waiting.push(one)
+        leave(waiting, one)
+
+    assert len(waiting._heap) + len(waiting._by_age) < 200
+    assert offered(waiting) == ["r0"]
+
+
+@given(
+    st.sampled_from(sorted(SPLIT_FUSE_ORDERS)),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["push", "leave", "take", "back"]),
+            st.integers(0, 20),
+            st.integers(1, 9),
+        ),
+        max_size=60,
+    ),
+)
+def test_it_is_a_sorted_list_whatever_comes(
+    policy: int, actions: list[tuple[str, int, int]]
+) -> None:
+    order = SPLIT_FUSE_ORDERS[policy]
+    waiting = Waiting(order)
+    model: list[Sequence] = []
+    away: list[Sequence] = []
+    for at, (action, pick, length) in enumerate(actions):
+        if action == "push":
+            model.append(sequence_of(f"r{at}", at, arrived=float(pick), length=length))
+            waiting.push(model[-1])
+        elif action == "back" and away:
+            model.append(away.pop(pick % len(away)))
+            waiting.push(model[-1])
+        elif action == "leave" and model:
+            leave(waiting, model.pop(pick % len(model)))
+        elif action == "take" and model:
+            first = min(model, key=order.key)
+            assert waiting.first(0.0) is first
+            offered(waiting, take=first.sequence_id, stop=first.sequence_id)
+            model.remove(first)
+            away.append(first)
+        assert len(waiting) == len(model)
+        assert waiting.oldest is min(model, key=lambda one: (one.arrived, one.number), default=None)
+
+    in_order = sorted(model, key=order.key)
+    assert offered(waiting) == [one.sequence_id for one in in_order]
