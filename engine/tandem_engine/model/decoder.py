@@ -4,6 +4,7 @@ It knows shapes and order; every operation is a kernel that is handed in, and wh
 is the business of the cache and of the step's metadata.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +23,22 @@ A block is contiguous, so it can be moved as one piece, and within it each KV he
 [block_size, head_dim]: what a batched matrix product reads without copying.
 """
 
-KVCache = tuple[LayerCache, ...]
-"""One entry per layer."""
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """K and V of all layers. All of it is one tensor, so that a block moves in one operation."""
+
+    blocks: Tensor
+    """[layers, 2, num_blocks, kv_heads, block_size, head_dim]; of the 2, K is first."""
+    layers: tuple[LayerCache, ...]
+    """The same memory, layer by layer."""
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        """K and V of one layer."""
+        return self.layers[layer]
+
+    def __iter__(self) -> Iterator[LayerCache]:
+        return iter(self.layers)
 
 
 class Decoder:
@@ -119,11 +134,6 @@ class _Step:
     kernels: Kernels
 
 
-def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes that K and V of one token take in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
 def allocate_kv_cache(
     config: DecoderConfig,
     *,
@@ -137,11 +147,23 @@ def allocate_kv_cache(
     Zeros, because attention multiplies what stands behind the last token of a block by a weight
     of 0, and 0 times what happened to be in memory may not be a number.
     """
-    shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-    return tuple(
-        (
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
-        )
-        for _ in range(config.num_layers)
+    shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+    blocks = torch.zeros(shape, dtype=dtype, device=device)
+    return KVCache(blocks, tuple((layer[0], layer[1]) for layer in blocks))
+
+
+def allocate_host_cache(kv_cache: KVCache, *, num_blocks: int) -> Tensor:
+    """Room in main memory for blocks of `kv_cache` that were swapped out.
+
+    It is pinned where the cache lies on a device: only then do transfers run by themselves, at
+    full speed.
+
+    Returns:
+        [num_blocks, layers, 2, kv_heads, block_size, head_dim]: a block is one piece.
+    """
+    layers, pair, _, *block = kv_cache.blocks.shape
+    return torch.zeros(
+        (num_blocks, layers, pair, *block),
+        dtype=kv_cache.blocks.dtype,
+        pin_memory=kv_cache.blocks.device.type != "cpu",
     )

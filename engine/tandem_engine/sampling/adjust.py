@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem_engine.sampling.row import Row
+from tandem_engine.sampling.row import Row, has_penalty
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -22,9 +22,10 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     Returns:
         The logits themselves when no row asks for anything, else a changed copy.
     """
-    biased = [at for at, row in enumerate(rows) if row.sampling.logit_bias]
-    early = [at for at, row in enumerate(rows) if row.num_output < row.sampling.min_tokens]
-    penalised = [at for at, row in enumerate(rows) if _has_penalty(row)]
+    asking = [at for at, row in enumerate(rows) if not row.is_plain]
+    biased = [at for at in asking if rows[at].sampling.logit_bias]
+    early = [at for at in asking if rows[at].num_output < rows[at].sampling.min_tokens]
+    penalised = [at for at in asking if has_penalty(rows[at].sampling)]
     if not (biased or early or penalised):
         return logits
     logits = logits.clone()
@@ -35,15 +36,6 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     for at in early:
         _forbid_end(logits[at], rows[at])
     return logits
-
-
-def _has_penalty(row: Row) -> bool:
-    params = row.sampling
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def _add_bias(logits: Tensor, row: Row) -> None:
@@ -61,8 +53,8 @@ def _forbid_end(logits: Tensor, row: Row) -> None:
 def _penalise(logits: Tensor, rows: Sequence[Row], which: Sequence[int]) -> None:
     """Repetition as in CTRL (Keskar et al., 2019), presence and frequency as OpenAI has them."""
     chosen = logits[list(which)]
-    output = _counts([rows[at].tokens[rows[at].num_prompt :] for at in which], like=chosen)
-    seen = output + _counts([rows[at].tokens[: rows[at].num_prompt] for at in which], like=chosen)
+    output = _counts([rows[at].output for at in which], like=chosen)
+    seen = output + _counts([rows[at].prompt for at in which], like=chosen)
     repetition = _column([rows[at].sampling.repetition_penalty for at in which], like=chosen)
     scaled = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
     chosen = torch.where(seen > 0, scaled, chosen)

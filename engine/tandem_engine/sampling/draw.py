@@ -80,6 +80,6 @@ def keep_likely(logits: Tensor, filters: Filters) -> Tensor:
 
 
 def _numbers(rows: Sequence[Row]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    seeds = np.array([row.request.seed & 0xFFFFFFFFFFFFFFFF for row in rows], dtype=np.uint64)
+    seeds = np.array([row.seed for row in rows], dtype=np.uint64)
     positions = np.array([row.num_output for row in rows], dtype=np.uint64)
     return uniform(seeds, positions)

@@ -1,30 +1,97 @@
-"""One request as the sampler and the runner see it: its tokens, and how to sample the next."""
+"""One sequence as the sampler and the runner see it: its tokens, and how to sample the next."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tandem_engine.api.request import Request, SamplingParams
+
+_UNSIGNED_64 = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A request with all tokens known so far; grows by one at each token it yields."""
+    """A sequence with all tokens known so far; grows by those that it yields.
 
+    The prompt is the request's own tuple, so any number of choices or beams hold it once.
+    """
+
+    sequence_id: str
     request: Request
-    tokens: list[int]
-    num_prompt: int
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How to sample."""
-        return self.request.sampling
+    sampling: SamplingParams
+    """How to sample."""
+    prompt: tuple[int, ...]
+    seed: int
+    """The seed in force, as 64 unsigned bits."""
+    is_plain: bool
+    """Whether the logits are taken as they are: no bias, no penalty, no minimum length."""
+    is_single: bool
+    """Whether it is the only sequence of its request, and no beam."""
+    output: list[int] = field(default_factory=list)
+    """Tokens so far, beside the prompt."""
 
     @property
     def num_output(self) -> int:
         """Tokens sampled so far, hence the position of the next one."""
-        return len(self.tokens) - self.num_prompt
+        return len(self.output)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output as one new list."""
+        return [*self.prompt, *self.output]
+
+    def tokens_between(self, start: int, end: int) -> Sequence[int]:
+        """The known tokens `start` … `end`−1; fewer when fewer are known."""
+        num_prompt = len(self.prompt)
+        if start >= num_prompt:
+            return self.output[start - num_prompt : end - num_prompt]
+        if end <= num_prompt:
+            return self.prompt[start:end]
+        return [*self.prompt[start:], *self.output[: end - num_prompt]]
+
+    def ahead(self, tokens: Sequence[int]) -> "Row":
+        """What the row were if it had yielded `tokens` too; the row itself is not changed."""
+        return self._twin(self.sequence_id, [*self.output, *tokens])
+
+    def become(self, sequence_id: str, token_id: int) -> "Row":
+        """Another beam, that goes on from here with `token_id`."""
+        return self._twin(sequence_id, [*self.output, token_id])
+
+    def _twin(self, sequence_id: str, output: list[int]) -> "Row":
+        return Row(
+            sequence_id=sequence_id,
+            request=self.request,
+            sampling=self.sampling,
+            prompt=self.prompt,
+            seed=self.seed,
+            is_plain=self.is_plain,
+            is_single=self.is_single,
+            output=output,
+        )
 
 
-def row_of(request: Request) -> Row:
-    """A row that knows the prompt only."""
-    prompt = list(request.prompt_token_ids)
-    return Row(request=request, tokens=prompt, num_prompt=len(prompt))
+def row_of(request: Request, index: int = 0) -> Row:
+    """The row of the request's sequence `index`, which knows the prompt only."""
+    sampling = request.sampling
+    return Row(
+        sequence_id=request.sequences[index],
+        request=request,
+        sampling=sampling,
+        prompt=request.prompt_token_ids,
+        seed=request.seeds[index] & _UNSIGNED_64,
+        is_plain=not (sampling.logit_bias or sampling.min_tokens or has_penalty(sampling)),
+        is_single=len(request.sequences) == 1 and not sampling.use_beam_search,
+    )
+
+
+def has_penalty(sampling: SamplingParams) -> bool:
+    """Whether tokens that were seen already become less (or more) likely."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )

@@ -24,7 +24,7 @@ class Sampler:
 
         Args:
             logits: float32 [rows, vocabulary], as the model gave them; not changed.
-            rows: The requests, in the same order.
+            rows: The sequences, in the same order.
 
         Returns:
             A token a row; None where the logits are no numbers, so that this row alone fails.

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache, kv_bytes_per_token
+from tandem_engine.kvcache.capacity import kv_bytes_per_token
+from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.load import load_decoder
 
 BLOCK_SIZE = 4
@@ -166,7 +167,13 @@ def test_the_cache_takes_as_many_bytes_as_it_says(make_checkpoint: Callable[...,
     )
 
     total = sum(tensor.nbytes for layer in cache for tensor in layer)
-    assert total == kv_bytes_per_token(config, torch.bfloat16) * 3 * 4
+    per_token = kv_bytes_per_token(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_dim,
+        dtype_bytes=torch.bfloat16.itemsize,
+    )
+    assert total == per_token * 3 * 4
 
 
 def forward(decoder: Decoder, tokens: Sequence[int], logits_rows: Sequence[int]) -> Tensor:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.sampling.candidates import candidates_of
 from tandem_engine.sampling.chance import derive_seed, uniform
 from tandem_engine.sampling.row import Row, row_of
 from tandem_engine.sampling.sampler import Sampler
@@ -32,10 +33,10 @@ def row(
             sampling=params,
             max_new_tokens=64,
             stop_token_ids=frozenset(params.stop_token_ids),
-            seed=seed,
+            seeds=(seed,),
         )
     )
-    made.tokens += output
+    made.output += output
     return made
 
 
@@ -186,6 +187,45 @@ def test_a_row_without_numbers_gives_no_token_and_disturbs_nobody() -> None:
     assert tokens[0] is not None
     assert tokens[2] is not None
     assert tokens[2].token_id == 6
+
+
+coarse_logits = st.lists(st.integers(-3, 3).map(float), min_size=VOCAB, max_size=VOCAB)
+
+
+@settings(max_examples=100, deadline=None)
+@given(first=coarse_logits, second=coarse_logits, width=st.integers(1, 14))
+def test_candidates_are_the_likeliest_tokens_and_equals_stand_by_token_id(
+    first: list[float], second: list[float], width: int
+) -> None:
+    beams = [
+        row(use_beam_search=True, n=width, temperature=0.0),
+        row(use_beam_search=True, n=2, stop_token_ids=(3, 4), min_tokens=1, logit_bias={5: 0.5}),
+    ]
+    second_by_hand = list(second)
+    second_by_hand[5] += 0.5
+    got = candidates_of(torch.tensor([first, second]), beams)
+
+    assert got[0] is not None
+    assert got[1] is not None
+    order = sorted(range(VOCAB), key=lambda token: (-first[token], token))
+    assert [each.token_id for each in got[0]] == order[: 2 * width]
+    total = math.log(sum(math.exp(x) for x in first))
+    for each in got[0]:
+        assert math.isclose(each.logprob, first[each.token_id] - total, abs_tol=1e-5)
+    allowed = [token for token in range(VOCAB) if token not in (3, 4)]
+    order = sorted(allowed, key=lambda token: (-second_by_hand[token], token))
+    assert [each.token_id for each in got[1]] == order[:4]
+
+
+def test_tokens_that_cannot_come_are_no_candidates() -> None:
+    logits = torch.full((2, VOCAB), -torch.inf)
+    logits[0, 7] = logits[0, 2] = 1.0
+    logits[1, 3] = torch.nan
+    got = candidates_of(logits, [row(use_beam_search=True, n=4) for _ in range(2)])
+
+    assert got[0] is not None
+    assert [each.token_id for each in got[0]] == [2, 7]
+    assert got[1] is None
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e-20, 1e-6])
