@@ -12,7 +12,7 @@ from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
-from tandem_engine.front.front import ThreadedFront
+from tandem_engine.front.front import ThreadedFront, in_force
 from tandem_engine.front.loop import EngineLoop
 from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.kvcache.capacity import (
@@ -20,12 +20,15 @@ from tandem_engine.kvcache.capacity import (
     Capacity,
     ModelShape,
     activation_bytes,
+    kv_bytes_per_token,
     size_by_gib,
     size_by_memory,
+    size_host,
 )
+from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
-from tandem_engine.model.decoder import Decoder, allocate_kv_cache, kv_bytes_per_token
+from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load import load_decoder
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
@@ -65,16 +68,19 @@ def build_engine(
         runtime.set_num_threads(config.num_threads)
     decoder = _load(config, runtime, max_seq_len, report)
     capacity = _capacity(config, decoder, runtime, max_seq_len)
-    report(_capacity_line(capacity, decoder))
-    engine = _engine(config, decoder, capacity, runtime)
+    num_host_blocks = _num_host_blocks(config, decoder, runtime, capacity)
+    report(capacity.in_words(_shape(decoder), num_host_blocks=num_host_blocks))
+    limits = _limits(config, decoder, capacity)
+    config = config.model_copy(update={"schedule": in_force(config.schedule, limits)})
+    engine = _engine(config, decoder, capacity, runtime, num_host_blocks=num_host_blocks)
     _warm_up(engine, capacity)
     metrics = EngineMetrics(model_name)
-    loop = EngineLoop(engine, metrics)
+    loop = EngineLoop(engine, metrics, config.schedule)
     loop.start()
     return ThreadedFront(
         loop,
         codec=codec,
-        limits=_limits(config, decoder, capacity),
+        limits=limits,
         schedule=config.schedule,
         end_token_ids=_end_token_ids(decoder.config, codec),
         metrics=metrics,
@@ -136,7 +142,8 @@ def _capacity(
             num_blocks=config.num_kv_blocks, block_size=block_size, max_seq_len=max_seq_len
         ).checked(shape, available=0, activations=0)
     memory = runtime.memory()
-    available = memory.total - memory.used
+    # The blocks that sequences are swapped out to are of the same memory on a CPU.
+    available = memory.total - memory.used - config.cpu_mem_size * GIB
     activations = _largest_step(config, shape, max_seq_len)
     if config.npu_mem_size > 0:
         return size_by_gib(
@@ -169,22 +176,40 @@ def _shape(decoder: Decoder) -> ModelShape:
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
-        kv_bytes_per_token=kv_bytes_per_token(config, decoder.dtype),
+        kv_bytes_per_token=kv_bytes_per_token(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_dim,
+            dtype_bytes=decoder.dtype.itemsize,
+        ),
         dtype_bytes=decoder.dtype.itemsize,
     )
 
 
-def _capacity_line(capacity: Capacity, decoder: Decoder) -> str:
-    size = capacity.num_tokens * kv_bytes_per_token(decoder.config, decoder.dtype)
-    return (
-        f"KV cache: {capacity.num_blocks} blocks of {capacity.block_size} tokens "
-        f"({size / GIB:.2f} GiB), room for {capacity.max_sequences} sequences of "
-        f"{capacity.max_seq_len} tokens"
+def _num_host_blocks(
+    config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, capacity: Capacity
+) -> int:
+    """Blocks for sequences that are swapped out: cpuMemSize."""
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    shape = _shape(decoder)
+    memory = runtime.memory()
+    taken = capacity.num_tokens * shape.kv_bytes_per_token
+    return size_host(
+        shape,
+        block_size=capacity.block_size,
+        gib=config.cpu_mem_size,
+        available=memory.total - memory.used - taken,
     )
 
 
 def _engine(
-    config: EngineConfig, decoder: Decoder, capacity: Capacity, runtime: DeviceRuntime
+    config: EngineConfig,
+    decoder: Decoder,
+    capacity: Capacity,
+    runtime: DeviceRuntime,
+    *,
+    num_host_blocks: int = 0,
 ) -> Engine:
     kv_cache = allocate_kv_cache(
         decoder.config,
@@ -193,9 +218,17 @@ def _engine(
         dtype=decoder.dtype,
         device=decoder.device,
     )
-    runner = ModelRunner(decoder, kv_cache, runtime=runtime, block_size=capacity.block_size)
+    host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)
+    runner = ModelRunner(
+        decoder,
+        kv_cache,
+        runtime=runtime,
+        block_size=capacity.block_size,
+        host_cache=host_cache if num_host_blocks else None,
+    )
     pool = BlockPool(capacity.num_blocks, capacity.block_size)
-    return Engine(Scheduler(config.schedule, pool), runner)
+    host = HostPool(num_host_blocks)
+    return Engine(Scheduler(config.schedule, pool, host=host, slo=config.slo), runner)
 
 
 def _warm_up(engine: Engine, capacity: Capacity) -> None:
@@ -210,7 +243,7 @@ def _warm_up(engine: Engine, capacity: Capacity) -> None:
         )
     )
     while engine.has_work:
-        failed = engine.step().failed
+        failed = engine.step(time.perf_counter).failed
         if failed:
             raise ConfigError(f"The model does not run: {failed['warm-up']}.")
 

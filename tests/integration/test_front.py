@@ -21,8 +21,10 @@ from tandem_engine.api.errors import (
 )
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import SamplingParams
+from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.build import build_engine
+from tandem_engine.engine import Clock
 from tandem_engine.front.choice import Choice
 from tandem_engine.front.front import ThreadedFront
 
@@ -243,9 +245,10 @@ async def test_live_settings_change_between_steps_and_lose_nothing(checkpoint: P
         running = [asyncio.create_task(read(front, wanted, f"r{i}")) for i in range(12)]
         for chunk in (16, 512, 32):
             split = SplitFuseConfig(split_chunk_tokens=chunk, split_start_batch_size=0)
-            front.reconfigure(MIX.model_copy(update={"split_fuse": split, "max_batch_size": 4}))
+            changed = MIX.model_copy(update={"split_fuse": split, "max_batch_size": 4})
+            front.reconfigure(changed, Slo())
             await asyncio.sleep(0)
-        front.reconfigure(ScheduleConfig(cache_block_size=16))
+        front.reconfigure(ScheduleConfig(cache_block_size=16), Slo())
 
         assert all(tokens(outputs) == expected for outputs in await asyncio.gather(*running))
 
@@ -253,7 +256,7 @@ async def test_live_settings_change_between_steps_and_lose_nothing(checkpoint: P
 async def test_a_block_size_is_not_a_live_setting(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
         with pytest.raises(ConfigError, match="cacheBlockSize 32 needs a restart"):
-            front.reconfigure(MIX.model_copy(update={"cache_block_size": 32}))
+            front.reconfigure(MIX.model_copy(update={"cache_block_size": 32}), Slo())
 
 
 async def test_a_step_that_raises_fails_its_requests_with_the_cause(
@@ -264,7 +267,7 @@ async def test_a_step_that_raises_fails_its_requests_with_the_cause(
         run = runner.run
 
         def break_down(step: Step) -> StepResult:
-            if any(name.startswith("poison") for name in step.num_tokens):
+            if any(name.startswith("poison") for name in step.sequence_ids):
                 raise RuntimeError("no such kernel")
             return run(step)
 
@@ -347,7 +350,7 @@ async def test_a_loop_that_dies_tells_every_stream_and_the_health_check(
     async with front_of(checkpoint) as front:
         engine = front._loop._engine
 
-        def die() -> None:
+        def die(_clock: Clock) -> None:
             raise AssertionError("a block is lost")
 
         stream = front.submit("r", PROMPT, params(max_tokens=400))

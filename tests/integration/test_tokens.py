@@ -1,6 +1,7 @@
 """Tokens and logits of the engine against transformers, greedy in float32."""
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -97,11 +98,11 @@ def run_mixed(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> dict[str, l
         )
     tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     while engine.has_work:
-        progress = engine.step()
+        progress = engine.step(time.perf_counter)
         assert not progress.failed
         engine.check_integrity()
         for advance in progress.advances:
-            tokens[advance.request_id].append(advance.token.token_id)
+            tokens[advance.sequence_id] += [token.token_id for token in advance.tokens]
     return tokens
 
 

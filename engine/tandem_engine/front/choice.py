@@ -1,8 +1,10 @@
 """One choice of a request on the engine's thread: its text so far and its timeline."""
 
-from tandem_engine.api.output import FinishReason, Output
+from collections.abc import Sequence
+
+from tandem_engine.api.output import FinishReason, Output, TokenLogprob
 from tandem_engine.api.request import Request
-from tandem_engine.api.step import Advance
+from tandem_engine.api.step import Advance, SampledToken
 from tandem_engine.front.stream import RequestStream
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.text.codec import CheckpointCodec
@@ -10,7 +12,15 @@ from tandem_engine.text.detokenizer import StopStrings
 
 
 class Choice:
-    """Turns the tokens of one sequence into outputs for its stream."""
+    """Turns the tokens of one sequence into outputs for its stream.
+
+    Args:
+        request: What it is a sequence of.
+        index: Which choice of the request it is; its sequence has the same place.
+        stream: Where its outputs go.
+        codec: The checkpoint's tokenizer.
+        arrived: Seconds; when the request came.
+    """
 
     def __init__(
         self,
@@ -28,29 +38,45 @@ class Choice:
         self.timeline = Timeline(arrived)
         self._text = codec.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
         self._stops = StopStrings(sampling.stop)
+        # Beams are compared by log-probabilities, which nobody may have asked for.
+        self._shows_logprobs = sampling.logprobs is not None
+
+    @property
+    def sequence_id(self) -> str:
+        """The sequence that it shows."""
+        return self.request.sequences[self.index]
 
     def output(self, advance: Advance) -> Output:
-        """What one more token means to the reader; a stop string may end the choice here."""
-        token = advance.token
-        reason = advance.finish_reason
-        # The token that ended it is not part of the text, only of the count.
-        piece = "" if reason == "stop" else self._text.push(token.token_id)
-        text, met = self._stops.push(piece)
-        if reason is not None and not met:
-            text, met = self._rest(text)
+        """What more tokens mean to the reader; a stop string may end the choice at any of them."""
+        text, shown, met = "", list[SampledToken](), False
+        for number, token in enumerate(advance.tokens, 1):
+            is_last = number == len(advance.tokens)
+            piece, met = self._push(token.token_id, advance.finish_reason if is_last else None)
+            text += piece
+            shown.append(token)
+            if met:
+                break
         return Output(
             index=self.index,
             text=text,
-            token_ids=(token.token_id,),
-            logprobs=() if token.logprob is None else (token.logprob,),
-            finish_reason=_reason(reason, met=met),
+            token_ids=tuple(token.token_id for token in shown),
+            logprobs=self._logprobs(shown),
+            finish_reason="stop" if met else advance.finish_reason,
         )
+
+    def _push(self, token_id: int, reason: FinishReason | None) -> tuple[str, bool]:
+        """Text that a token adds, and whether a stop string was met."""
+        # The token that ended it is not part of the text, only of the count.
+        piece = "" if reason == "stop" else self._text.push(token_id)
+        text, met = self._stops.push(piece)
+        return self._rest(text) if reason is not None and not met else (text, met)
 
     def _rest(self, text: str) -> tuple[str, bool]:
         """The text with all that was held back: the output ends here."""
         more, met = self._stops.push(self._text.flush())
         return text + more + ("" if met else self._stops.flush()), met
 
-
-def _reason(reason: FinishReason | None, *, met: bool) -> FinishReason | None:
-    return "stop" if met else reason
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> tuple[TokenLogprob, ...]:
+        if not self._shows_logprobs:
+            return ()
+        return tuple(token.logprob for token in tokens if token.logprob is not None)

@@ -12,7 +12,10 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import ConfigError, InvalidParameter, PromptTooLong
 from tandem_engine.api.front import EngineLimits, OutputStream
 from tandem_engine.api.output import EngineStats
-from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.request import LOWEST_PRIORITY, Request, SamplingParams
+from tandem_engine.api.rewrites import rewrite
+from tandem_engine.api.slo import Slo
+from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_engine.front.choice import Choice
 from tandem_engine.front.loop import EngineLoop
 from tandem_engine.front.metrics import EngineMetrics
@@ -55,31 +58,37 @@ class ThreadedFront:
         return self._codec
 
     def submit(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = LOWEST_PRIORITY,
+        cache_salt: str = "",
     ) -> OutputStream:
         """Queue a request; see `EngineFront.submit`."""
         self.check_health()
         self._check(prompt_token_ids, sampling)
         self._loop.attach(asyncio.get_running_loop())
-        num_choices = sampling.best_of or sampling.n
         # The caller's id may come twice; the engine's may not.
-        number = next(self._numbers)
-        ids = [f"{request_id}-{number}-{index}" for index in range(num_choices)]
-        stream = RequestStream(num_choices, abort=lambda: self._loop.abort(ids))
-        requests = self._requests(ids, tuple(prompt_token_ids), sampling)
-        arrived = time.perf_counter()
-        self._loop.begin(
-            [
-                Choice(request, index=index, stream=stream, codec=self._codec, arrived=arrived)
-                for index, request in enumerate(requests)
-            ]
-        )
-        if num_choices == sampling.n:
+        name = f"{request_id}-{next(self._numbers)}"
+        request = self._request(name, tuple(prompt_token_ids), sampling, priority, cache_salt)
+        self._check_blocks(request)
+        # All choices are computed at once. Of beams, only the best are shown, when all are done.
+        num_shown = sampling.n if sampling.use_beam_search else sampling.num_sequences
+        ids = request.sequences
+        stream = RequestStream(num_shown, abort=lambda: self._loop.abort(ids))
+        choices = [
+            Choice(request, index=index, stream=stream, codec=self._codec, arrived=request.arrived)
+            for index in range(num_shown)
+        ]
+        self._loop.begin(request, choices)
+        if num_shown == sampling.n:
             return stream
         with_logprobs = sampling.logprobs is not None
         return BestOfStream(stream, num_best=sampling.n, with_logprobs=with_logprobs)
 
-    def reconfigure(self, schedule: ScheduleConfig) -> None:
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Take over live settings; see `EngineFront.reconfigure`."""
         if schedule.cache_block_size != self._schedule.cache_block_size:
             raise ConfigError(
@@ -87,12 +96,19 @@ class ThreadedFront:
                 f"this replica's blocks have {self._schedule.cache_block_size} tokens."
             )
         self._warn_of_memory(schedule)
+        schedule = in_force(schedule, self._limits)
         self._schedule = schedule
-        self._loop.reconfigure(schedule)
+        self._loop.reconfigure(schedule, slo)
 
     def stats(self) -> EngineStats:
         """The inner state after the last step."""
         return self._loop.stats
+
+    def steps(
+        self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
+    ) -> Sequence[StepExplanation]:
+        """What the last steps did and why; see `EngineFront.steps`."""
+        return self._loop.steps(since, limit, with_decodes=with_decodes)
 
     def metrics(self) -> bytes:
         """The engine's metrics in Prometheus' text format."""
@@ -118,24 +134,46 @@ class ThreadedFront:
                 *(sized.largest_step, sized.max_batch_size),
             )
 
-    def _requests(
-        self, ids: Sequence[str], prompt: tuple[int, ...], sampling: SamplingParams
-    ) -> list[Request]:
+    def _request(
+        self,
+        name: str,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        priority: int,
+        cache_salt: str,
+    ) -> Request:
+        if sampling.use_beam_search and sampling.num_sequences == 1:
+            # As in `transformers`, one beam alone is greedy decoding.
+            sampling = replace(sampling, use_beam_search=False, temperature=0.0)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         own_ends = frozenset() if sampling.ignore_eos else self._end_token_ids
-        if len(ids) > sampling.n and sampling.logprobs is None:
+        places = range(sampling.num_sequences)
+        if len(places) > sampling.n and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)  # the choices are ranked by them
-        return [
-            Request(
-                request_id=request_id,
-                prompt_token_ids=prompt,
-                sampling=sampling,
-                max_new_tokens=self._max_new_tokens(len(prompt), sampling),
-                stop_token_ids=own_ends.union(sampling.stop_token_ids),
-                seed=derive_seed(seed, index),
+        return Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            max_new_tokens=self._max_new_tokens(len(prompt), sampling),
+            stop_token_ids=own_ends.union(sampling.stop_token_ids),
+            seeds=tuple(derive_seed(seed, index) for index in places),
+            sequence_ids=tuple(f"{name}-{index}" for index in places),
+            priority=priority,
+            cache_salt=cache_salt,
+            arrived=time.perf_counter(),
+        )
+
+    def _check_blocks(self, request: Request) -> None:
+        """Refuse beams that could never run together."""
+        if not self._loop.can_ever_hold(request):
+            width = request.sampling.num_sequences
+            raise InvalidParameter(
+                f"{width} beams of {len(request.prompt_token_ids)} and {request.max_new_tokens} "
+                f"tokens do not fit into the KV cache of this service, which has "
+                f"{self._limits.num_kv_blocks} blocks of {self._limits.cache_block_size} tokens; "
+                f"ask for fewer beams or a lower max_tokens.",
+                parameter="n",
             )
-            for index, request_id in enumerate(ids)
-        ]
 
     def _max_new_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         room = self._limits.max_seq_len - num_prompt
@@ -171,9 +209,21 @@ class ThreadedFront:
         name, value = ("n", sampling.n)
         if sampling.best_of is not None:
             name, value = ("best_of", sampling.best_of)
-        limit = self._schedule.max_batch_size
+        limit = self._schedule.largest_n
         if value > limit:
             raise InvalidParameter(
-                f"{name} is {value}; it must be in [1, {limit}], the maxBatchSize of this service.",
+                f"{name} is {value}; it must be in [1, {limit}], the maxN of this service.",
                 parameter=name,
             )
+
+
+def in_force(schedule: ScheduleConfig, limits: EngineLimits) -> ScheduleConfig:
+    """The schedule as MindIE would rewrite it when it starts; each rewrite goes to the log."""
+    rewritten, sentences = rewrite(
+        schedule,
+        max_seq_len=limits.max_seq_len,
+        max_input_token_len=limits.max_input_token_len,
+    )
+    for sentence in sentences:
+        _LOG.info("%s", sentence)
+    return rewritten

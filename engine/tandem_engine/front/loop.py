@@ -6,15 +6,21 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import EngineStopped, RequestFailed
 from tandem_engine.api.output import EngineStats, Output
+from tandem_engine.api.request import Request
+from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance
+from tandem_engine.api.steps import StepExplanation
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.front.choice import Choice
 from tandem_engine.front.metrics import EngineMetrics
+from tandem_engine.front.pacer import Pacer
 from tandem_engine.front.stream import RequestStream
+from tandem_engine.scheduler.explain import explain
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,15 +33,23 @@ class EngineLoop:
 
     Commands reach it between two steps. All outputs of one step go to the event loop in one
     call, since waking an event loop costs more than reading a token.
+
+    Args:
+        engine: What it steps.
+        metrics: What it tells about the steps.
+        schedule: The settings that the engine was made with.
     """
 
-    def __init__(self, engine: Engine, metrics: EngineMetrics) -> None:
+    def __init__(self, engine: Engine, metrics: EngineMetrics, schedule: ScheduleConfig) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._pacer = Pacer[Delivery](schedule)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._choices: dict[str, Choice] = {}
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        # Seconds until which there is nothing to compute: a batch is forming.
+        self._sleeps_until = -inf
         # Held where a request comes in and where the thread ends: none may slip in between.
         self._ending = threading.Lock()
         self.stats: EngineStats = engine.stats()
@@ -50,8 +64,12 @@ class EngineLoop:
         """Say where the streams are read."""
         self._event_loop = event_loop
 
-    def begin(self, choices: Sequence[Choice]) -> None:
-        """Queue the choices of a request; from any thread.
+    def can_ever_hold(self, request: Request) -> bool:
+        """Whether the KV blocks suffice for a request, were it alone; from any thread."""
+        return self._engine.can_ever_hold(request)
+
+    def begin(self, request: Request, choices: Sequence[Choice]) -> None:
+        """Queue a request whose outputs are `choices`; from any thread.
 
         Raises:
             EngineStopped: the thread has ended, nothing would answer.
@@ -59,15 +77,21 @@ class EngineLoop:
         with self._ending:
             if self.stopped is not None:
                 raise self.stopped
-            self._commands.put(lambda: self._begin(choices))
+            self._commands.put(lambda: self._begin(request, choices))
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Free what these requests hold, before the next step; from any thread."""
-        self._commands.put(lambda: self._abort(request_ids))
+    def abort(self, sequence_ids: Sequence[str]) -> None:
+        """Free what these sequences hold, before the next step; from any thread."""
+        self._commands.put(lambda: self._abort(sequence_ids))
 
-    def reconfigure(self, schedule: ScheduleConfig) -> None:
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Take over live settings before the next step; from any thread."""
-        self._commands.put(lambda: self._engine.reconfigure(schedule))
+        self._commands.put(lambda: self._reconfigure(schedule, slo))
+
+    def steps(self, since: int, limit: int, *, with_decodes: bool) -> list[StepExplanation]:
+        """What the last steps did and why; from any thread."""
+        epoch_s = time.time() - time.perf_counter()
+        records = self._engine.records.since(since, limit)
+        return explain(records, epoch_s=epoch_s, with_decodes=with_decodes)
 
     def stop(self) -> None:
         """End the thread after the step that runs; from any thread."""
@@ -89,91 +113,126 @@ class EngineLoop:
     def _take_commands(self) -> bool:
         """Carry out what has come in; wait when there is nothing to do. False: stop."""
         while True:
-            idle = not self._engine.has_work
-            if idle:
+            wait_s = self._idle_s()
+            if wait_s:
                 self._publish()
             try:
-                command = self._commands.get(block=idle)
+                command = self._commands.get(
+                    block=wait_s > 0, timeout=None if wait_s == inf else wait_s
+                )
             except queue.Empty:
-                return True
+                if self._engine.has_work:
+                    return True
+                self._deliver(self._pacer.due(time.perf_counter()))
+                continue
             if command is None:
                 return False
+            # Whatever it is, it may be what a forming batch has waited for.
+            self._sleeps_until = -inf
             command()
 
-    def _step(self) -> None:
-        started = time.perf_counter()
-        progress = self._engine.step()
-        now = time.perf_counter()
-        self._observe(progress, started=started, now=now)
-        self._publish()
-        self._deliver([*self._outputs(progress, now), *self._failures(progress)])
+    def _idle_s(self) -> float:
+        """Seconds in which there is nothing to do, unless a command comes; inf: for ever."""
+        until = self._sleeps_until if self._engine.has_work else inf
+        until = min(until, self._pacer.next_due())
+        return inf if until == inf else max(0.0, until - time.perf_counter())
 
-    def _begin(self, choices: Sequence[Choice]) -> None:
+    def _step(self) -> None:
+        progress = self._engine.step(time.perf_counter)
+        now = time.perf_counter()
+        self._sleeps_until = -inf if progress.step.sequence_ids else self._engine.wake_at
+        self._observe(progress)
+        self._publish()
+        deliveries = [*self._outputs(progress, now), *self._failures(progress, now)]
+        self._deliver([*deliveries, *self._pacer.due(now)])
+
+    def _begin(self, request: Request, choices: Sequence[Choice]) -> None:
         self._metrics.received(len(choices))
         for choice in choices:
-            self._choices[choice.request.request_id] = choice
-            self._engine.add(choice.request)
+            self._choices[choice.sequence_id] = choice
+        self._engine.add(request)
 
-    def _abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            if self._choices.pop(request_id, None) is not None:
-                self._engine.abort(request_id)
+    def _abort(self, sequence_ids: Sequence[str]) -> None:
+        for sequence_id in sequence_ids:
+            self._pacer.drop(sequence_id)
+            self._engine.abort(sequence_id)
+            if self._choices.pop(sequence_id, None) is not None:
                 self._metrics.aborted()
 
-    def _observe(self, progress: Progress, *, started: float, now: float) -> None:
-        step = progress.step
-        for request_id in step.num_tokens:
-            timeline = self._choices[request_id].timeline
-            if timeline.scheduled is None:
-                timeline.scheduled = started
-                self._metrics.scheduled(timeline)
-        self._metrics.step(
-            duration=now - started,
-            num_tokens=step.total_tokens,
-            num_sampled=len(progress.advances),
-        )
+    def _reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
+        self._pacer.schedule = schedule
+        self._engine.reconfigure(schedule, slo)
+
+    def _observe(self, progress: Progress) -> None:
+        record = self._engine.records.last
+        self._metrics.step(record, num_sampled=sum(len(one.tokens) for one in progress.advances))
+        if record is None:
+            return
+        for sequence_id in progress.step.sequence_ids:
+            choice = self._choices.get(sequence_id)
+            if choice is not None and choice.timeline.scheduled is None:
+                self._schedule_all(choice.request, record.started)
+
+    def _schedule_all(self, request: Request, started: float) -> None:
+        """Note the first step of a request, which is that of all its choices."""
+        for sequence_id in request.sequences:
+            choice = self._choices.get(sequence_id)
+            if choice is not None:
+                choice.timeline.scheduled = started
+                self._metrics.scheduled(choice.timeline)
 
     def _outputs(self, progress: Progress, now: float) -> list[Delivery]:
-        return [self._output(advance, now) for advance in progress.advances]
+        return [one for advance in progress.advances for one in self._output(advance, now)]
 
-    def _output(self, advance: Advance, now: float) -> Delivery:
-        choice = self._choices[advance.request_id]
-        self._note_token(choice, now)
+    def _output(self, advance: Advance, now: float) -> list[Delivery]:
+        choice = self._choices.get(advance.sequence_id)
+        if choice is None:
+            return []
         try:
             output = choice.output(advance)
         except Exception as error:  # noqa: BLE001 - one text that cannot be decoded, one request
-            return self._fail(choice.request.request_id, f"{type(error).__name__}: {error}")
+            return self._fail(advance.sequence_id, f"{type(error).__name__}: {error}", now)
+        for _ in output.token_ids:
+            self._note_token(choice, now)
         if output.finish_reason is not None:
             self._finish(choice, now)
-        return choice.stream, output
+        delivery = (choice.stream, output)
+        arrived = choice.timeline.arrived
+        return self._pacer.push(advance.sequence_id, delivery, output, arrived=arrived, now=now)
 
     def _note_token(self, choice: Choice, now: float) -> None:
         since_last = choice.timeline.token(now)
         if since_last is None:
-            self._metrics.first_token(choice.timeline, len(choice.request.prompt_token_ids))
+            if choice.index == 0:
+                self._metrics.prompt_done(len(choice.request.prompt_token_ids))
+            self._metrics.first_token(choice.timeline)
         else:
             self._metrics.next_token(since_last)
 
     def _finish(self, choice: Choice, now: float) -> None:
-        request_id = choice.request.request_id
-        del self._choices[request_id]
+        del self._choices[choice.sequence_id]
         # A stop string is known here only; to the engine the request would still go on.
-        self._engine.abort(request_id)
+        self._engine.abort(choice.sequence_id)
         self._metrics.finished(choice.timeline, now)
 
-    def _failures(self, progress: Progress) -> list[Delivery]:
-        return [self._fail(request_id, cause) for request_id, cause in progress.failed.items()]
+    def _failures(self, progress: Progress, now: float) -> list[Delivery]:
+        failed = progress.failed.items()
+        return [one for sequence_id, cause in failed for one in self._fail(sequence_id, cause, now)]
 
-    def _fail(self, request_id: str, cause: str) -> Delivery:
-        _LOG.error("Request %s failed: %s", request_id, cause)
+    def _fail(self, sequence_id: str, cause: str, now: float) -> list[Delivery]:
+        choice = self._choices.pop(sequence_id, None)
+        self._engine.abort(sequence_id)
+        if choice is None:
+            return []
+        _LOG.error("Request %s failed: %s", sequence_id, cause)
         self._metrics.failed()
-        self._engine.abort(request_id)
-        error = RequestFailed(f"The request failed: {cause}.")
-        return self._choices.pop(request_id).stream, error
+        delivery = (choice.stream, RequestFailed(f"The request failed: {cause}."))
+        arrived = choice.timeline.arrived
+        return self._pacer.push(sequence_id, delivery, None, arrived=arrived, now=now)
 
     def _publish(self) -> None:
         self.stats = self._engine.stats()
-        self._metrics.state(self.stats)
+        self._metrics.state(self.stats, self._engine.records.waited_s)
 
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
@@ -183,7 +242,8 @@ class EngineLoop:
         except Exception:  # noqa: BLE001 - the engine is gone; the streams must learn of it
             _LOG.exception("A last command failed")
         finally:
-            self._deliver([(choice.stream, reason) for choice in self._choices.values()])
+            ended = [(choice.stream, reason) for choice in self._choices.values()]
+            self._deliver([*self._pacer.flush(), *ended])
             self._choices.clear()
 
     def _drop_commands(self) -> None:

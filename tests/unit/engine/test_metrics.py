@@ -1,0 +1,246 @@
+"""What Prometheus is told, and that the documents name all of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.output import EngineStats
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.front.metrics import EngineMetrics
+from tandem_engine.front.series import Histogram
+from tandem_engine.front.timeline import Timeline
+from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.records import StepRecord
+from tandem_engine.scheduler.scheduler import Scheduler
+from tandem_engine.testing import CountingRunner
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+STATS = EngineStats(
+    num_running=3,
+    num_waiting=4,
+    num_swapped=1,
+    num_kv_blocks=10,
+    num_free_kv_blocks=6,
+    num_cached_kv_blocks=2,
+    num_preemptions=7,
+    num_swaps=2,
+    num_host_blocks=8,
+    num_free_host_blocks=6,
+    num_asked_tokens=100,
+    num_hit_tokens=64,
+    num_evicted_blocks=5,
+)
+
+
+def families(metrics: EngineMetrics) -> dict[str, Metric]:
+    text = metrics.text().decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def samples(metrics: EngineMetrics) -> dict[tuple[str, ...], float]:
+    """Name and labels but for the model's → value."""
+    return {
+        (sample.name, *(v for k, v in sorted(sample.labels.items()) if k != "model_name")): (
+            sample.value
+        )
+        for family in families(metrics).values()
+        for sample in family.samples
+    }
+
+
+def split_fuse(chunk: int) -> ScheduleConfig:
+    return ScheduleConfig.model_validate(
+        {
+            "templateType": "Mix",
+            "cacheBlockSize": 16,
+            "splitFuse": {"splitChunkTokens": chunk, "splitStartBatchSize": 0},
+        }
+    )
+
+
+def step_of(*, predicted_s: float | None, seconds: float) -> StepRecord:
+    """A step with a budget of 512 tokens, of which 300 are a prompt's first chunk."""
+    scheduler = Scheduler(split_fuse(512), BlockPool(64, 16))
+    runner = CountingRunner(block_size=16)
+    request = Request(
+        request_id="r",
+        prompt_token_ids=tuple(range(300)),
+        sampling=SamplingParams(max_tokens=4),
+        max_new_tokens=4,
+    )
+    runner.add(request)
+    scheduler.add(request)
+    step = scheduler.schedule(10.0)
+    scheduler.complete(step, runner.run(step), 10.0 + seconds)
+    record = scheduler.records.last
+    assert record is not None
+    record.predicted_s = predicted_s
+    return record
+
+
+def test_a_step_is_told_by_time_budget_tokens_and_chunks() -> None:
+    metrics = EngineMetrics("tiny")
+
+    metrics.step(step_of(predicted_s=0.02, seconds=0.03), num_sampled=1)
+
+    told = samples(metrics)
+    assert told["tandem_step_duration_seconds_sum",] == pytest.approx(0.03)
+    assert told["tandem_step_predicted_seconds_sum",] == pytest.approx(0.02)
+    assert told["tandem_step_prediction_ratio_sum",] == pytest.approx(1.5)
+    assert told["tandem_step_prediction_error_seconds_total",] == pytest.approx(0.01)
+    assert told["tandem_step_token_budget_sum",] == 512.0
+    assert told["tandem_step_tokens_sum",] == 300.0
+    assert told["tandem_step_token_budget_used_ratio_sum",] == pytest.approx(300 / 512)
+    assert told["tandem_prefill_chunk_tokens_sum",] == 300.0
+    assert told["tandem_generation_tokens_total",] == 1.0
+
+
+def test_an_error_counts_whichever_way_it_goes() -> None:
+    metrics = EngineMetrics("tiny")
+
+    metrics.step(step_of(predicted_s=0.04, seconds=0.03), num_sampled=1)
+    metrics.step(step_of(predicted_s=0.02, seconds=0.03), num_sampled=1)
+
+    assert samples(metrics)["tandem_step_prediction_error_seconds_total",] == pytest.approx(0.02)
+
+
+def test_a_step_that_nobody_predicted_has_no_prediction() -> None:
+    metrics = EngineMetrics("tiny")
+
+    metrics.step(step_of(predicted_s=None, seconds=0.03), num_sampled=1)
+
+    assert samples(metrics)["tandem_step_prediction_ratio_count",] == 0.0
+    assert samples(metrics)["tandem_step_duration_seconds_count",] == 1.0
+
+
+def test_a_step_that_computed_nothing_is_not_counted() -> None:
+    metrics = EngineMetrics("tiny")
+    scheduler = Scheduler(split_fuse(512), BlockPool(64, 16))
+    scheduler.complete(
+        step := scheduler.schedule(0.0), CountingRunner(block_size=16).run(step), 0.0
+    )
+
+    metrics.step(scheduler.records.last, num_sampled=0)
+    metrics.step(None, num_sampled=0)
+
+    assert samples(metrics)["tandem_step_duration_seconds_count",] == 0.0
+
+
+def test_blocks_are_free_cached_or_held_and_no_two_of_them() -> None:
+    metrics = EngineMetrics("tiny")
+
+    metrics.state(STATS)
+
+    told = samples(metrics)
+    by_state = {s: told["tandem_kv_cache_blocks_by_state", s] for s in ("free", "cached", "held")}
+    assert by_state == {"free": 4.0, "cached": 2.0, "held": 4.0}
+    assert sum(by_state.values()) == told["tandem_kv_cache_blocks",]
+    assert told["tandem_kv_cache_usage_ratio",] == pytest.approx(0.4)
+    assert told["tandem_host_cache_usage_ratio",] == pytest.approx(0.25)
+    assert told["tandem_kv_cache_evictions_total",] == 5.0
+
+
+def test_preemptions_are_told_by_what_came_of_them() -> None:
+    metrics = EngineMetrics("tiny")
+
+    metrics.state(STATS)
+
+    told = samples(metrics)
+    assert told["tandem_preemptions_total", "recompute"] == 5.0
+    assert told["tandem_preemptions_total", "swap"] == 2.0
+    assert told["tandem_num_preemptions_total",] == 7.0
+
+
+def test_the_last_state_counts_not_the_sum_of_states() -> None:
+    metrics = EngineMetrics("tiny")
+
+    metrics.state(STATS)
+    metrics.state(STATS)
+
+    told = samples(metrics)
+    assert told["tandem_prefix_cache_asked_tokens_total",] == 100.0
+    assert told["tandem_prefix_cache_hit_tokens_total",] == 64.0
+    assert told["tandem_num_requests_swapped",] == 1.0
+
+
+def test_waiting_is_told_by_reason_as_of_the_moment_of_asking() -> None:
+    metrics = EngineMetrics("tiny")
+    waited_s = dict.fromkeys(Reason, 0.0)
+
+    metrics.state(STATS, waited_s)
+    waited_s[Reason.NO_BLOCKS] += 2.5
+
+    told = samples(metrics)
+    assert told["tandem_request_wait_seconds_total", "KV blocks"] == 2.5
+    assert told["tandem_request_wait_seconds_total", "token budget"] == 0.0
+
+
+def test_requests_are_counted_and_their_latencies_are_in_buckets() -> None:
+    metrics = EngineMetrics("tiny")
+    timeline = Timeline(arrived=10.0, scheduled=10.5)
+    for now in (11.0, 11.25):
+        timeline.token(now)
+
+    metrics.received(2)
+    metrics.scheduled(timeline)
+    metrics.prompt_done(300)
+    metrics.first_token(timeline)
+    metrics.next_token(0.25)
+    metrics.finished(timeline, 11.25)
+    metrics.aborted()
+    metrics.failed()
+
+    told = samples(metrics)
+    assert told["tandem_request_received_total",] == 2.0
+    assert told["tandem_request_success_total",] == 1.0
+    assert told["tandem_request_aborted_total",] == told["tandem_request_failed_total",] == 1.0
+    assert told["tandem_request_queue_time_seconds_bucket", "0.5"] == 1.0
+    assert told["tandem_request_queue_time_seconds_bucket", "0.25"] == 0.0
+    assert told["tandem_time_to_first_token_seconds_bucket", "1.0"] == 1.0
+    assert told["tandem_inter_token_latency_seconds_sum",] == 0.25
+    assert told["tandem_e2e_request_latency_seconds_sum",] == 1.25
+
+
+@given(st.lists(st.floats(min_value=-1.0, max_value=12.0), max_size=50))
+def test_a_histogram_counts_as_prometheus_defines_it(values: list[float]) -> None:
+    bounds = (0.5, 1, 2.5, 10)
+    histogram = Histogram("x", "X.", bounds)
+
+    for value in values:
+        histogram.observe(value)
+
+    told = {s.labels.get("le", s.name): s.value for s in histogram.family("tiny").samples}
+    for label, bound in zip(("0.5", "1.0", "2.5", "10.0"), bounds, strict=True):
+        assert told[label] == sum(value <= bound for value in values)
+    assert told["+Inf"] == told["tandem_x_count"] == len(values)
+    assert told["tandem_x_sum"] == pytest.approx(sum(values))
+
+
+def test_all_series_are_documented_with_their_kind_and_nothing_else_is() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.state(STATS, dict.fromkeys(Reason, 0.0))
+    there = {
+        (f"{name}_total" if family.type == "counter" else name, family.type)
+        for name, family in families(metrics).items()
+    }
+
+    rows = re.findall(
+        r"^\| `(tandem_\w+)(?:\{\w+\})?` \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE
+    )
+
+    assert set(rows) == there
+    assert len(rows) == len(there)
+
+
+def test_all_reasons_are_documented() -> None:
+    documented = re.findall(r"^\| `([\w ]+)` \| [a-z`]", DOCUMENT.read_text(), re.MULTILINE)
+
+    assert {reason.value for reason in Reason} <= set(documented)
