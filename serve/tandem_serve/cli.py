@@ -193,3 +193,55 @@ def chat(
         temperature=temperature,
         max_tokens=max_tokens,
     )
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\ntandem steps\n\ntandem steps tiny --once\n\n"
+    "tandem steps --follow --json | jq .held_up.text\n\n"
+    "tandem steps --url http://10.0.0.7:8000 -n 40"
+)
+def steps(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The service; may be left out when only one runs.", show_default=False),
+    ] = None,
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A service elsewhere, in place of NAME.", show_default=False),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TANDEM_API_KEY",
+            help="Key of a service that asks for one.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", min=1, max=512, help="Steps to show.")
+    ] = 20,
+    every: Annotated[
+        float, typer.Option(min=0.05, max=60.0, help="Seconds between two looks.")
+    ] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once, and leave.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print each step in a line, as they come.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each step.")
+    ] = False,
+) -> None:
+    """Watch the steps of the engine: what each one did, and why others had to wait."""
+    from tandem_serve.commands.steps import steps as run
+
+    run(
+        name,
+        url=url,
+        api_key=api_key,
+        limit=limit,
+        every_s=every,
+        once=once,
+        follow=follow,
+        as_json=as_json,
+    )

@@ -3,12 +3,13 @@
 from rich.table import Table
 
 from tandem_serve.commands.common import errors_in_words, out
+from tandem_serve.commands.wide import print_wide
 from tandem_serve.records import Record, read_records
 from tandem_serve.services import capacity_of, state_of
 
 
 def status() -> None:
-    """Print a table of the services."""
+    """Print a table of the services, and of what the KV cache of their replicas holds."""
     with errors_in_words():
         records = read_records()
         if not records:
@@ -17,7 +18,7 @@ def status() -> None:
         table = Table("name", "status", "replicas", "URL", "KV cache", box=None)
         for record in records:
             table.add_row(*_row(record))
-        out.print(table)
+        print_wide(table)
 
 
 def _row(record: Record) -> tuple[str, str, str, str, str]:

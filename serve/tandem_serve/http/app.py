@@ -9,6 +9,7 @@ from tandem_engine.api.errors import EngineError
 from tandem_serve.http import errors
 from tandem_serve.http.chat import create_chat_completion
 from tandem_serve.http.completions import create_completion
+from tandem_serve.http.debug import steps
 from tandem_serve.http.gate import Gate
 from tandem_serve.http.keys import KeyFolder, KeyMiddleware
 from tandem_serve.http.metrics import ResponseCounts
@@ -22,6 +23,7 @@ from tandem_serve.http.tokenize import detokenize, tokenize
 _ROUTES: Final = (
     ("GET", "/health", health),
     ("GET", "/metrics", metrics),
+    ("GET", "/debug/steps", steps),
     ("GET", "/v1/models", list_models),
     # Names of models may have slashes.
     ("GET", "/v1/models/{model:path}", retrieve_model),

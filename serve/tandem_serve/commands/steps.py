@@ -1,0 +1,186 @@
+"""`tandem steps`: what the engine's steps did, live."""
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+from rich.console import Console
+from rich.live import Live
+
+from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
+from tandem_serve.api.steps import StepsReport
+from tandem_serve.commands.common import ended_by_signals, errors_in_words, out, say_note
+from tandem_serve.commands.step_view import line, view
+from tandem_serve.commands.wide import print_wide
+from tandem_serve.errors import ServeError
+from tandem_serve.services import choose
+
+_TIMEOUT_S: Final = 10.0
+_REPORT: Final = TypeAdapter(StepsReport)
+
+Pause = Callable[[], None]
+
+
+def steps(
+    name: str | None,
+    *,
+    url: str | None,
+    api_key: str | None,
+    limit: int,
+    every_s: float,
+    once: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Show the last `limit` steps of a service, and go on as they come unless told otherwise."""
+    with ended_by_signals(), errors_in_words():
+        if once and follow:
+            raise ServeError("--once leaves after one look, --follow goes on; give one of them.")
+        with Source(_url(name, url), api_key) as source:
+            if follow:
+                _follow(source, limit, lambda: time.sleep(every_s), as_json=as_json)
+            elif as_json:
+                _print_each(source.report(limit=limit, with_decodes=True).steps, as_json=True)
+            elif once or not out.is_terminal:
+                print_wide(view(source.report(limit=limit), source.url))
+            else:
+                watch(source, limit, lambda: time.sleep(every_s), out)
+
+
+class Source:
+    """One service, asked for its steps.
+
+    Args:
+        url: Where it is.
+        api_key: What it is asked with; None: no key.
+        transport: What carries the requests; a test passes its own.
+    """
+
+    def __init__(
+        self, url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._has_key = api_key is not None
+        host = urlsplit(url).hostname
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            trust_env=host not in {"127.0.0.1", "localhost", "::1"},
+            timeout=_TIMEOUT_S,
+            transport=transport,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def report(self, *, since: int = 0, limit: int, with_decodes: bool = False) -> StepsReport:
+        """The newest `limit` steps from number `since` on; decodes are only counted by default.
+
+        Raises:
+            ServeError: nothing answers, or not with steps; the text says what to do.
+        """
+        try:
+            answer = self._http.get(
+                f"{self.url}/debug/steps",
+                params={"since": since, "limit": limit, "decodes": with_decodes},
+            )
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise ServeError(
+                f"Nothing answers at {self.url} ({error}); tandem status shows what runs here, "
+                "tandem serve -f FILE starts a service, --url names one elsewhere."
+            ) from None
+        if answer.status_code != httpx.codes.OK:
+            raise self._refused(answer)
+        try:
+            return _REPORT.validate_json(answer.content)
+        except ValidationError:
+            raise ServeError(
+                f"{self.url} does not answer as this version of Tandem does; does the URL name a "
+                "service of it?"
+            ) from None
+
+    def _refused(self, answer: httpx.Response) -> ServeError:
+        if answer.status_code == httpx.codes.UNAUTHORIZED and not self._has_key:
+            return ServeError(
+                f"{self.url} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+            )
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return ServeError(
+                f"{self.url} has no steps to show: there is no service of Tandem, or an older one."
+            )
+        return ServeError(f"{self.url} says: {_sentence(answer)}")
+
+
+def watch(source: Source, limit: int, pause: Pause, console: Console) -> None:
+    """Show the last steps, again after each pause, until interrupted."""
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            # No more than the terminal has lines for, beside the headline and those of the table.
+            shown = max(1, min(limit, console.height - 4))
+            live.update(view(source.report(limit=shown), source.url), refresh=True)
+            pause()
+
+
+def new_steps(
+    source: Source, limit: int, pause: Pause, *, with_decodes: bool = False
+) -> Iterator[StepExplanation]:
+    """The last `limit` steps that are over, then each one once, as they come, for ever.
+
+    Where numbers begin anew (the engine was started again, or another replica answers), so does
+    this; it says so, and says how many steps are missing where they came too fast.
+    """
+    wanted, most = 0, limit
+    while True:
+        report = source.report(since=wanted, limit=most, with_decodes=with_decodes)
+        if wanted and (report.newest is None or report.newest < wanted - 1):
+            say_note("The steps begin anew: the engine was started again, or another one answers.")
+            wanted, most = 0, limit
+            continue
+        over = [step for step in report.steps if step.seconds is not None]
+        if wanted and over and over[0].number > wanted:
+            say_note(f"{over[0].number - wanted} steps came too fast to be shown.")
+        yield from over
+        if over:
+            wanted, most = over[-1].number + 1, MAX_KEPT_STEPS
+        pause()
+
+
+def _follow(source: Source, limit: int, pause: Pause, *, as_json: bool) -> None:
+    for step in new_steps(source, limit, pause, with_decodes=as_json):
+        _print_each((step,), as_json=as_json)
+
+
+def _print_each(shown: tuple[StepExplanation, ...], *, as_json: bool) -> None:
+    for step in shown:
+        text = to_json(step).decode() if as_json else line(step)
+        out.print(text, markup=False)
+    out.file.flush()
+
+
+def _url(name: str | None, url: str | None) -> str:
+    if url is None:
+        return choose(name).url
+    if name is not None:
+        raise ServeError(f"{name} is a service here, --url names one elsewhere; give one of them.")
+    return url
+
+
+def _sentence(answer: httpx.Response) -> str:
+    """The service's own sentence, or what came in place of one."""
+    try:
+        document: Any = answer.json()
+        return str(document["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status_code}"
