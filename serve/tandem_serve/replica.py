@@ -38,7 +38,8 @@ class Replica:
         if self._engine is None:
             self._engine = await self._start(live)
         else:
-            self._engine.reconfigure(live.schedule_config(self._args.engine.cache_block_size))
+            schedule = live.schedule_config(self._args.engine.cache_block_size)
+            self._engine.reconfigure(schedule, live.slo)
 
     async def _start(self, live: LiveSettings) -> EngineFront:
         starts = UnfinishedStarts.of_environment()

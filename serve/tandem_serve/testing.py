@@ -7,7 +7,7 @@ use them. Nothing here looks at a clock.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any, Final
 
@@ -19,7 +19,9 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import EngineStopped, InvalidParameter, PromptTooLong
 from tandem_engine.api.front import EngineLimits
 from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLogprob
-from tandem_engine.api.request import SamplingParams
+from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
+from tandem_engine.api.slo import Slo
+from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings, Outside
 
@@ -90,6 +92,8 @@ class Submitted:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    priority: int
+    cache_salt: str
 
 
 class FakeFront:
@@ -107,6 +111,7 @@ class FakeFront:
         fails_after: int | None = None,
         failure: Exception | None = None,
         max_requests: int | None = None,
+        max_n: int = 128,
     ) -> None:
         """Make an engine.
 
@@ -116,15 +121,21 @@ class FakeFront:
             fails_after: outputs of each request before `failure` is raised.
             failure: what is raised then.
             max_requests: requests that it takes before it stops.
+            max_n: sequences of a request at most.
         """
         self._limits = limits
         self._pauses_after = pauses_after
         self._fails_after = fails_after
         self._failure = failure
         self._max_requests = max_requests
+        self._max_n = max_n
         self._stopped_because: str | None = None
         self.codec = ByteCodec()
         self.submitted: list[Submitted] = []
+        self.reconfigured: list[tuple[ScheduleConfig, Slo]] = []
+        """What was handed to `reconfigure`."""
+        self.kept_steps: list[StepExplanation] = []
+        """What `steps` tells."""
         self.aborted: list[str] = []
         """Ids of requests that were aborted before their end."""
         self.num_paused = 0
@@ -137,12 +148,19 @@ class FakeFront:
         return self._limits
 
     def submit(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = LOWEST_PRIORITY,
+        cache_salt: str = "",
     ) -> "FakeStream":
         """Answer a prompt.
 
         Raises:
             PromptTooLong: it leaves no room for a token.
+            InvalidParameter: it asks for more sequences than `max_n`.
             EngineStopped: `stop_because` or `stop` was called.
         """
         self.check_health()
@@ -150,14 +168,20 @@ class FakeFront:
             raise EngineStopped("The engine takes no more requests.")
         if len(prompt_token_ids) >= self._limits.max_seq_len:
             raise PromptTooLong(f"{len(prompt_token_ids)} tokens are too many.", parameter="prompt")
+        self._check_width(sampling)
         submitted = Submitted(
-            request_id=request_id, prompt_token_ids=tuple(prompt_token_ids), sampling=sampling
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            sampling=sampling,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         self.submitted.append(submitted)
         return FakeStream(self, submitted)
 
-    def reconfigure(self, schedule: ScheduleConfig) -> None:
-        """Nothing to do: there is no schedule."""
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
+        """Note it; there is nothing to schedule."""
+        self.reconfigured.append((schedule, slo))
 
     def stats(self) -> EngineStats:
         """An idle engine's."""
@@ -168,6 +192,13 @@ class FakeFront:
             num_free_kv_blocks=self._limits.num_kv_blocks,
             num_preemptions=0,
         )
+
+    def steps(
+        self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
+    ) -> Sequence[StepExplanation]:
+        """The newest of `kept_steps`."""
+        wanted = [one for one in self.kept_steps if one.number >= since][-limit:]
+        return wanted if with_decodes else [_without_decodes(one) for one in wanted]
 
     def metrics(self) -> bytes:
         """One line in Prometheus' text format."""
@@ -186,6 +217,15 @@ class FakeFront:
         """Take no more requests."""
         self.stop_because("The engine was stopped.")
 
+    def _check_width(self, sampling: SamplingParams) -> None:
+        if sampling.num_sequences > self._max_n:
+            name = "n" if sampling.best_of is None else "best_of"
+            raise InvalidParameter(
+                f"{name} is {sampling.num_sequences}; it must be in [1, {self._max_n}], "
+                "the maxN of this service.",
+                parameter=name,
+            )
+
     async def before_output(self, num_done: int) -> None:
         """Pause or fail if it is time for it."""
         if num_done == self._fails_after and self._failure is not None:
@@ -194,6 +234,10 @@ class FakeFront:
             self.num_paused += 1
             self.paused.set()
             await self.resume.wait()
+
+
+def _without_decodes(step: StepExplanation) -> StepExplanation:
+    return replace(step, rows=tuple(row for row in step.rows if row.kind != "decode"))
 
 
 class FakeStream:

@@ -32,6 +32,8 @@ def _open_object(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
 LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
     "spec.model.name": {"maxLength": 256},
     "spec.model.source": _PATH,
+    "spec.slo.ttft.target": {"maxLength": 16},
+    "spec.slo.tpot.target": {"maxLength": 16},
     "spec.server.apiKeysSecret": _LABEL,
     "spec.resources.memory": {"maxLength": 32},
     "spec.resources.npuProfile": _LABEL,

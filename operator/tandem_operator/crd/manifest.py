@@ -84,7 +84,9 @@ def object_schema() -> Schema:
         node_at(schema, path).update(besides)
     for path, but in NOT_FILLED.items():
         _describe_default(node_at(schema, path), but)
-    for path, rules in rules_by_path(RULES).items():
+    # The innermost first: an outer default then holds inner ones that are complete.
+    by_depth = sorted(rules_by_path(RULES).items(), key=lambda item: -item[0].count("."))
+    for path, rules in by_depth:
         node = node_at(schema, path)
         node["x-kubernetes-validations"] = rules
         _complete_default(node)

@@ -11,6 +11,7 @@ object.
 from collections.abc import Mapping
 from typing import Final
 
+from tandem_engine.api.config import ScheduleConfig
 from tandem_operator.crd.cel import Rule
 from tandem_operator.names import MAX_NAME_LENGTH
 
@@ -19,6 +20,9 @@ NOT_FILLED: Final[Mapping[str, str]] = {
     "spec.engine.schedule.maxPrefillTokens": "",
     "spec.engine.schedule.maxIterTimes": "",
     "spec.engine.schedule.splitFuse.splitStartBatchSize": ", or maxBatchSize where that is less",
+    "spec.engine.schedule.splitFuse.maxLongPartialPrefills": (
+        ", or maxNumPartialPrefills where that is less"
+    ),
 }
 """Fields whose default the API server leaves out, and how the default's description goes on.
 
@@ -30,6 +34,12 @@ refused for a maxPrefillBatchSize of 50.
 _LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _CLAIM: Final = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _MEMORY: Final = r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?"
+_DURATION: Final = r"[0-9]{1,7}(\.[0-9]{1,3})?(ms|s)"
+# maxPrefillTokens is not filled in, and a rule may need it all the same.
+_PREFILL_TOKENS: Final = (
+    "(has(self.maxPrefillTokens) ? self.maxPrefillTokens : "
+    f"{ScheduleConfig.model_fields['max_prefill_tokens'].default})"
+)
 # In a URL either may be written as its number.
 _SLASH: Final = "(/|%2[fF])"
 _POINT: Final = r"(\.|%2[eE])"
@@ -53,6 +63,49 @@ def _object_name(at: str) -> Rule:
         text="'%s' is not the name of an object; use up to 63 lower-case letters, digits and '-', "
         "a letter or digit first and last",
         values=("self",),
+    )
+
+
+def _at_most_batch_size(name: str) -> Rule:
+    """A parameter of the schedule that may not exceed maxBatchSize where somebody wrote it."""
+    return Rule(
+        at="spec.engine.schedule",
+        rule=f"!has(self.{name}) || self.{name} <= self.maxBatchSize",
+        text=f"{name} %d is larger than maxBatchSize %d; lower it or raise maxBatchSize",
+        values=(f"self.{name}", "self.maxBatchSize"),
+        field=f".{name}",
+        stands_for="ScheduleConfig._fits_batch_size",
+    )
+
+
+def _one_order(name: str) -> Rule:
+    """An order of one phase stands beside no order of SplitFuse."""
+    return Rule(
+        at="spec.engine.schedule",
+        rule=f"self.{name} == 0 || self.splitFuse.policyType == 0",
+        text=f"{name} %d and splitFuse.policyType %d are both an order of requests; "
+        "leave one of the two out",
+        values=(f"self.{name}", "self.splitFuse.policyType"),
+        field=f".{name}",
+        stands_for="ScheduleConfig._policies_fit",
+    )
+
+
+def _duration(at: str) -> tuple[Rule, Rule]:
+    return (
+        Rule(
+            at=at,
+            rule=f"self.matches(r'^{_DURATION}$')",
+            text="'%s' is not a duration; write a number of up to 7 digits (and 3 behind the "
+            "point) and a unit, s or ms, such as 500ms or 1.5s",
+            values=("self",),
+        ),
+        Rule(
+            at=at,
+            rule=r"!self.matches(r'^0+(\.0+)?(ms|s)$')",
+            text="'%s' is no time; give more than 0, such as 50ms",
+            values=("self",),
+        ),
     )
 
 
@@ -127,7 +180,7 @@ _SCHEDULE: Final = (
         text="splitFuse.enabled needs templateType Mix, not Standard; "
         "set templateType: Mix or leave splitFuse.enabled out",
         field=".splitFuse.enabled",
-        stands_for="ScheduleConfig._fits_together",
+        stands_for="ScheduleConfig._fits_template",
     ),
     Rule(
         at="spec.engine.schedule",
@@ -135,26 +188,78 @@ _SCHEDULE: Final = (
         text="templateType Mix needs splitFuse.enabled true, not false; "
         "set templateType: Standard to run without SplitFuse",
         field=".splitFuse.enabled",
-        stands_for="ScheduleConfig._fits_together",
+        stands_for="ScheduleConfig._fits_template",
     ),
     Rule(
         at="spec.engine.schedule",
-        rule="!has(self.maxPrefillBatchSize) || self.maxPrefillBatchSize <= self.maxBatchSize",
-        text="maxPrefillBatchSize %d is larger than maxBatchSize %d; "
-        "lower it or raise maxBatchSize",
-        values=("self.maxPrefillBatchSize", "self.maxBatchSize"),
-        field=".maxPrefillBatchSize",
-        stands_for="ScheduleConfig._fits_together",
+        rule="!has(self.strategy) || "
+        "(self.strategy == 'splitfuse') == (self.templateType == 'Mix')",
+        text="strategy %s does not go with templateType %s; set templateType: Mix for splitfuse "
+        "and Standard for the others, or leave strategy out",
+        values=("self.strategy", "self.templateType"),
+        field=".strategy",
+        stands_for="ScheduleConfig._fits_template",
     ),
     Rule(
         at="spec.engine.schedule",
-        rule="!has(self.splitFuse.splitStartBatchSize) || "
-        "self.splitFuse.splitStartBatchSize <= self.maxBatchSize",
-        text="splitFuse.splitStartBatchSize %d is larger than maxBatchSize %d; "
-        "lower it or raise maxBatchSize",
-        values=("self.splitFuse.splitStartBatchSize", "self.maxBatchSize"),
-        field=".splitFuse.splitStartBatchSize",
-        stands_for="ScheduleConfig._fits_together",
+        rule="self.templateType == 'Mix' || self.splitFuse.policyType == 0",
+        text="splitFuse.policyType %d orders the steps of templateType Mix, not Standard; "
+        "set templateType: Mix, or prefillPolicyType in its place",
+        values=("self.splitFuse.policyType",),
+        field=".splitFuse.policyType",
+        stands_for="ScheduleConfig._fits_template",
+    ),
+    Rule(
+        at="spec.engine.schedule",
+        rule="self.stageSelectPolicy == 0 || (self.templateType != 'Mix' && "
+        "(!has(self.strategy) || self.strategy == 'continuous'))",
+        text="stageSelectPolicy %d needs strategy continuous (the default of templateType "
+        "Standard): any other leaves no choice between prefill and decode; "
+        "leave one of the two out",
+        values=("self.stageSelectPolicy",),
+        field=".stageSelectPolicy",
+        stands_for="ScheduleConfig._policies_fit",
+    ),
+    Rule(
+        at="spec.engine.schedule",
+        rule="self.stageSelectPolicy != 2 || !self.supportSelectBatch",
+        text="supportSelectBatch true means stageSelectPolicy 1, not 2; leave one of the two out",
+        field=".supportSelectBatch",
+        stands_for="ScheduleConfig._policies_fit",
+    ),
+    _one_order("prefillPolicyType"),
+    _one_order("decodePolicyType"),
+    Rule(
+        at="spec.engine.schedule",
+        rule="!self.dynamicBatchSizeEnable || self.templateType != 'Mix'",
+        text="dynamicBatchSizeEnable needs templateType Standard, not Mix; leave it out, and give "
+        "an SLO (spec.slo), by which the budget of every step is chosen",
+        field=".dynamicBatchSizeEnable",
+        stands_for="ScheduleConfig._policies_fit",
+    ),
+    _at_most_batch_size("maxPrefillBatchSize"),
+    _at_most_batch_size("maxPreemptCount"),
+    _at_most_batch_size("maxN"),
+    _at_most_batch_size("splitFuse.splitStartBatchSize"),
+    Rule(
+        at="spec.engine.schedule",
+        rule="!has(self.splitFuse.prefillChunkSize) || "
+        f"self.splitFuse.prefillChunkSize <= {_PREFILL_TOKENS}",
+        text="splitFuse.prefillChunkSize %d is larger than maxPrefillTokens %d; "
+        "lower it or raise maxPrefillTokens",
+        values=("self.splitFuse.prefillChunkSize", _PREFILL_TOKENS),
+        field=".splitFuse.prefillChunkSize",
+        stands_for="ScheduleConfig._chunk_fits",
+    ),
+    Rule(
+        at="spec.engine.schedule.splitFuse",
+        rule="!has(self.maxLongPartialPrefills) || "
+        "self.maxLongPartialPrefills <= self.maxNumPartialPrefills",
+        text="maxLongPartialPrefills %d is larger than maxNumPartialPrefills %d; "
+        "lower it or raise maxNumPartialPrefills",
+        values=("self.maxLongPartialPrefills", "self.maxNumPartialPrefills"),
+        field=".maxLongPartialPrefills",
+        stands_for="SplitFuseConfig._long_prefills_are_prefills",
     ),
 )
 
@@ -181,12 +286,14 @@ _LENGTHS: Final = (
     ),
     Rule(
         at="spec",
-        rule="self.engine.schedule.templateType == 'Mix' || !has(self.model.maxInputTokenLen) || "
+        rule="self.engine.schedule.templateType == 'Mix' || "
+        "(has(self.engine.schedule.strategy) && self.engine.schedule.strategy == 'chunked') || "
+        "!has(self.model.maxInputTokenLen) || "
         "!has(self.engine.schedule.maxPrefillTokens) || "
         "self.engine.schedule.maxPrefillTokens >= self.model.maxInputTokenLen",
         text="engine.schedule.maxPrefillTokens %d is smaller than model.maxInputTokenLen %d, and "
-        "templateType Standard cuts no prompt; raise maxPrefillTokens, lower maxInputTokenLen or "
-        "set templateType: Mix",
+        "only templateType Mix and strategy chunked cut prompts; raise maxPrefillTokens, lower "
+        "maxInputTokenLen or set templateType: Mix",
         values=("self.engine.schedule.maxPrefillTokens", "self.model.maxInputTokenLen"),
         field=".engine.schedule.maxPrefillTokens",
         stands_for="InferenceServiceSpec._prompt_fits_a_step",
@@ -232,7 +339,31 @@ _RESOURCES: Final = (
         field=".engine.npuMemSize",
         stands_for="InferenceServiceSpec._cache_fits_the_memory",
     ),
+    Rule(
+        at="spec",
+        rule="self.engine.cpuMemSize == 0 || !isQuantity(self.resources.memory) || "
+        "double(self.engine.cpuMemSize + "
+        "(self.engine.npuMemSize > 0 ? self.engine.npuMemSize : 0)) * 1073741824.0 < "
+        "quantity(self.resources.memory).asApproximateFloat()",
+        text="engine.cpuMemSize %d (GiB), with engine.npuMemSize %d, leaves nothing of "
+        "resources.memory %s for the weights; lower it or raise resources.memory",
+        values=("self.engine.cpuMemSize", "self.engine.npuMemSize", "self.resources.memory"),
+        field=".engine.cpuMemSize",
+        stands_for="InferenceServiceSpec._host_cache_fits_the_memory",
+    ),
+    Rule(
+        at="spec",
+        rule="self.engine.schedule.maxPreemptCount == 0 || self.engine.cpuMemSize > 0",
+        text="engine.schedule.maxPreemptCount %d swaps out to host memory, and engine.cpuMemSize "
+        "is 0; give engine.cpuMemSize at least 1 (GiB), or leave engine.schedule.maxPreemptCount "
+        "out to recompute",
+        values=("self.engine.schedule.maxPreemptCount",),
+        field=".engine.schedule.maxPreemptCount",
+        stands_for="InferenceServiceSpec._swaps_have_a_place",
+    ),
 )
+
+_SLO: Final = (*_duration("spec.slo.ttft.target"), *_duration("spec.slo.tpot.target"))
 
 _PODS: Final = (
     Rule(
@@ -273,4 +404,4 @@ _PODS: Final = (
     ),
 )
 
-RULES: Final = (*_NAMES, *_SOURCE, *_SCHEDULE, *_LENGTHS, *_RESOURCES, *_PODS)
+RULES: Final = (*_NAMES, *_SOURCE, *_SCHEDULE, *_LENGTHS, *_RESOURCES, *_SLO, *_PODS)

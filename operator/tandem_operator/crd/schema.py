@@ -70,7 +70,8 @@ def _type_schema(annotation: Any, constraints: Iterable[Any] = ()) -> Schema:
     constraints = [*constraints, *inner]
     origin = get_origin(annotation)
     if origin is Literal:
-        return {"type": "string", "enum": list(get_args(annotation))}
+        choices = get_args(annotation)
+        return {"type": _TYPES[type(choices[0])], "enum": list(choices)}
     if origin is list:
         return {
             "type": "array",

@@ -38,6 +38,7 @@ _KINDS: Final[Mapping[str, ChangeKind]] = {
     "spec.engine": ChangeKind.REPLACE,
     "spec.engine.schedule": ChangeKind.LIVE,
     "spec.engine.schedule.cacheBlockSize": ChangeKind.REPLACE,
+    "spec.slo": ChangeKind.LIVE,
     "spec.server": ChangeKind.REPLACE,
     "spec.scaling": ChangeKind.IN_PLACE,
     "spec.resources": ChangeKind.REPLACE,

@@ -11,8 +11,10 @@ from pydantic import Field
 
 from tandem_engine.api.config import DType, EngineConfig, ScheduleConfig
 from tandem_engine.api.model import Model
+from tandem_engine.api.rewrites import resolve_schedule
+from tandem_engine.api.slo import Slo
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S
-from tandem_serve.api.spec import InferenceService, ResourcesSpec, ServerSpec, resolve_schedule
+from tandem_serve.api.spec import InferenceService, ResourcesSpec, ServerSpec
 
 API_KEYS_FOLDER: Final = "/etc/tandem/api-keys"
 """Where a replica's pod mounts the Secret of the API keys, a file for each."""
@@ -50,6 +52,9 @@ class EngineArgs(Model):
     npu_mem_size: int
     """KV cache memory in GiB; -1: what is left."""
 
+    cpu_mem_size: int
+    """Host memory for swapped-out KV blocks in GiB."""
+
     memory_bytes: int
     """Memory of the replica."""
 
@@ -63,7 +68,7 @@ class EngineArgs(Model):
         """These settings and the live ones as the engine takes them."""
         fixed = self.model_dump(exclude={"cache_block_size"})
         schedule = live.schedule_config(self.cache_block_size)
-        return EngineConfig.model_validate({**fixed, "schedule": schedule})
+        return EngineConfig.model_validate({**fixed, "schedule": schedule, "slo": live.slo})
 
 
 class AppArgs(Model):
@@ -94,6 +99,7 @@ class AppArgs(Model):
                 max_seq_len=model.max_seq_len,
                 max_input_token_len=model.max_input_token_len,
                 npu_mem_size=engine.npu_mem_size,
+                cpu_mem_size=engine.cpu_mem_size,
                 memory_bytes=resources.memory_bytes,
                 num_threads=resources.cpu,
                 cache_block_size=engine.schedule.cache_block_size,
@@ -109,12 +115,15 @@ class LiveSettings(Model):
     schedule: dict[str, Any]
     """ScheduleConfig by its outside names, without cacheBlockSize."""
 
+    slo: Slo = Slo()
+    """The latencies that are promised."""
+
     @classmethod
     def of(cls, service: InferenceService) -> Self:
         """The live settings that `service` asks for."""
         schedule = resolve_schedule(service.spec.engine.schedule).document()
         del schedule["cacheBlockSize"]
-        return cls(schedule=schedule)
+        return cls(schedule=schedule, slo=service.spec.slo.resolved())
 
     def schedule_config(self, cache_block_size: int) -> ScheduleConfig:
         """The schedule, with the block size that the replica was built with."""

@@ -11,14 +11,17 @@ from urllib.parse import unquote
 from pydantic import Field, field_validator, model_validator
 
 from tandem_engine.api.config import (
+    CpuMemSize,
     DType,
     MaxInputTokenLen,
     MaxSeqLen,
     NpuMemSize,
     ScheduleConfig,
-    SplitFuseConfig,
+    swap_without_memory,
 )
 from tandem_engine.api.model import Model
+from tandem_engine.api.rewrites import resolve_schedule
+from tandem_engine.api.slo import Slo
 from tandem_serve.api.pods import ObjectName, RuntimeSpec
 from tandem_serve.api.quantity import format_memory, parse_memory
 
@@ -137,6 +140,10 @@ class EngineSpec(Model):
     npu_mem_size: NpuMemSize = -1
     """KV cache memory of a replica in GiB; -1 takes what weights and the largest step leave."""
 
+    cpu_mem_size: CpuMemSize = 0
+    """Host memory of a replica for KV blocks that are swapped out, in GiB; part of
+    resources.memory. maxPreemptCount above 0 needs it."""
+
     schedule: ScheduleConfig = ScheduleConfig()
     """How requests share the steps of a replica: MindIE's ScheduleConfig."""
 
@@ -208,6 +215,10 @@ class InferenceServiceSpec(Model):
     engine: EngineSpec = EngineSpec()
     """How one replica computes."""
 
+    slo: Slo = Slo()
+    """The latencies that the service promises; with a TPOT, the token budget of every step is
+    chosen by it."""
+
     server: ServerSpec = ServerSpec()
     """What one replica's HTTP server takes in."""
 
@@ -242,14 +253,15 @@ class InferenceServiceSpec(Model):
         schedule, longest = self.engine.schedule, self.model.max_input_token_len
         if (
             longest is not None
-            and not schedule.is_split_fuse
+            and not schedule.cuts_prompts
             and "max_prefill_tokens" in schedule.model_fields_set
             and schedule.max_prefill_tokens < longest
         ):
             raise ValueError(
                 f"engine.schedule.maxPrefillTokens {schedule.max_prefill_tokens} is smaller than "
-                f"model.maxInputTokenLen {longest}, and templateType Standard cuts no prompt; "
-                "raise maxPrefillTokens, lower maxInputTokenLen or set templateType: Mix"
+                f"model.maxInputTokenLen {longest}, and only templateType Mix and strategy chunked "
+                "cut prompts; raise maxPrefillTokens, lower maxInputTokenLen or set "
+                "templateType: Mix"
             )
         return self
 
@@ -261,6 +273,28 @@ class InferenceServiceSpec(Model):
                 f"engine.npuMemSize {self.engine.npu_mem_size} (GiB) leaves nothing of "
                 f"resources.memory {self.resources.memory} ({format_memory(memory)}) for the "
                 "weights; lower it, set -1, or raise resources.memory"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _host_cache_fits_the_memory(self) -> Self:
+        device, host = max(self.engine.npu_mem_size, 0), self.engine.cpu_mem_size
+        memory = self.resources.memory_bytes
+        if host and (device + host) * GIBIBYTE >= memory:
+            raise ValueError(
+                f"engine.cpuMemSize {host} (GiB), with engine.npuMemSize "
+                f"{self.engine.npu_mem_size}, leaves nothing of resources.memory "
+                f"{self.resources.memory} ({format_memory(memory)}) for the weights; "
+                "lower it or raise resources.memory"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _swaps_have_a_place(self) -> Self:
+        count = self.engine.schedule.max_preempt_count
+        if count and not self.engine.cpu_mem_size:
+            raise ValueError(
+                swap_without_memory("engine.schedule.maxPreemptCount", count, "engine.cpuMemSize")
             )
         return self
 
@@ -301,30 +335,8 @@ class InferenceService(Model):
         document["spec"]["engine"]["schedule"] = resolve_schedule(
             self.spec.engine.schedule
         ).document()
+        document["spec"]["slo"] = self.spec.slo.resolved().document()
         return document
-
-
-def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
-    """`schedule` with every default that depends on another field filled in.
-
-    Two manifests that mean the same resolve to the same value, so that writing a default
-    down is no change.
-    """
-    split = schedule.split_fuse
-    return ScheduleConfig(
-        template_type=schedule.template_type,
-        cache_block_size=schedule.cache_block_size,
-        max_prefill_batch_size=schedule.prefill_rows,
-        max_prefill_tokens=schedule.max_prefill_tokens,
-        max_batch_size=schedule.max_batch_size,
-        max_iter_times=schedule.max_iter_times,
-        split_fuse=SplitFuseConfig(
-            enabled=schedule.is_split_fuse,
-            split_chunk_tokens=split.split_chunk_tokens,
-            split_start_type=split.split_start_type,
-            split_start_batch_size=schedule.split_start_rows,
-        ),
-    )
 
 
 def _wrong_source(value: str) -> str:

@@ -7,6 +7,12 @@ from typing import Final
 from fastapi import Request, Response
 
 from tandem_engine.api.front import EngineFront
+from tandem_engine.api.request import (
+    LOWEST_PRIORITY,
+    SamplingParams,
+    check_cache_salt,
+    check_priority,
+)
 from tandem_serve.http.answer import Answer, Form
 from tandem_serve.http.disconnect import until_disconnect
 from tandem_serve.http.errors import ApiError
@@ -19,11 +25,11 @@ NUM_ID_DIGITS: Final = 8
 """Enough to tell apart the calls of one caller that repeats its x-request-id."""
 
 
-def check_stream_options(asked: GenerationRequest) -> None:
-    """Refuse options of a stream where none was asked for.
+def check_stream(asked: GenerationRequest) -> None:
+    """Refuse a stream of what is known at its end only, and options of a stream that is none.
 
     Raises:
-        ApiError: stream_options without stream.
+        ApiError: best_of above n or use_beam_search with stream, or stream_options without it.
     """
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
@@ -31,6 +37,37 @@ def check_stream_options(asked: GenerationRequest) -> None:
             param="stream_options",
             code="invalid_value",
         )
+    if asked.stream and asked.use_beam_search:
+        raise ApiError(
+            "use_beam_search is true, which needs all beams to end before the first token can be "
+            "returned; leave out stream or use_beam_search.",
+            param="use_beam_search",
+            code="invalid_value",
+        )
+    if asked.stream and asked.best_of is not None and asked.best_of > (asked.n or 1):
+        raise ApiError(
+            f"best_of is {asked.best_of}, more than n ({asked.n or 1}), which needs all choices "
+            "before the first can be returned; leave out stream or best_of.",
+            param="best_of",
+            code="invalid_value",
+        )
+
+
+def engine_request(
+    asked: GenerationRequest, token_ids: Sequence[int], sampling: SamplingParams
+) -> EngineRequest:
+    """One prompt of a call for the engine.
+
+    Raises:
+        InvalidParameter: priority or cache_salt is out of its range.
+    """
+    priority = LOWEST_PRIORITY if asked.priority is None else asked.priority
+    salt = asked.cache_salt or ""
+    check_priority(priority)
+    check_cache_salt(salt)
+    return EngineRequest(
+        prompt_token_ids=token_ids, sampling=sampling, priority=priority, cache_salt=salt
+    )
 
 
 async def answer_call(

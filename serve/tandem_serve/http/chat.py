@@ -9,7 +9,7 @@ from tandem_engine.api.front import EngineFront, TextCodec
 from tandem_engine.api.output import Output
 from tandem_serve.http.answer import Choice
 from tandem_serve.http.body import read_request
-from tandem_serve.http.call import answer_call, check_stream_options
+from tandem_serve.http.call import answer_call, check_stream, engine_request
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import chat_logprobs
@@ -26,19 +26,17 @@ async def create_chat_completion(request: Request) -> Response:
     http = state_of(request)
     asked = await read_request(request, ChatRequest)
     http.check_model(asked.model)
-    check_stream_options(asked)
+    check_stream(asked)
     num_logprobs = _num_logprobs(asked)
     engine = http.engine()
     with ExitStack() as held:
         held.enter_context(http.gate.places(1))
-        engine_request = await _engine_request(
-            asked, engine, num_logprobs, http.settings.max_inline_length
-        )
+        wanted = await _engine_request(asked, engine, num_logprobs, http.settings.max_inline_length)
         return await answer_call(
             request,
             asked=asked,
             engine=engine,
-            engine_requests=[engine_request],
+            engine_requests=[wanted],
             form=ChatForm(engine.codec, has_logprobs=num_logprobs is not None),
             id_prefix=ID_PREFIX,
             held=held,
@@ -65,10 +63,16 @@ async def _engine_request(
         logprobs=num_logprobs,
         vocab_size=limits.vocab_size,
     )
-    return EngineRequest(prompt_token_ids=token_ids, sampling=sampling)
+    return engine_request(asked, token_ids, sampling)
 
 
 def _num_logprobs(asked: ChatRequest) -> int | None:
+    if asked.use_beam_search and asked.top_logprobs:
+        raise ApiError(
+            f"top_logprobs is {asked.top_logprobs}; it must be 0 or left out with use_beam_search.",
+            param="top_logprobs",
+            code="invalid_value",
+        )
     if asked.logprobs:
         return asked.top_logprobs or 0
     if asked.top_logprobs:

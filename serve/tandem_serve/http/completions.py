@@ -12,7 +12,7 @@ from tandem_engine.api.front import EngineFront, EngineLimits, TextCodec
 from tandem_engine.api.output import Output, TokenLogprob
 from tandem_serve.http.answer import Choice
 from tandem_serve.http.body import read_request
-from tandem_serve.http.call import answer_call, check_stream_options
+from tandem_serve.http.call import answer_call, check_stream, engine_request
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import TextOffsets, completion_logprobs
@@ -56,14 +56,7 @@ async def create_completion(request: Request) -> Response:
 
 
 def _check_combinations(asked: CompletionRequest) -> None:
-    check_stream_options(asked)
-    if asked.stream and asked.best_of is not None and asked.best_of > (asked.n or 1):
-        raise ApiError(
-            f"best_of is {asked.best_of}, more than n ({asked.n or 1}), which needs all choices "
-            "before the first can be returned; leave out stream or best_of.",
-            param="best_of",
-            code="invalid_value",
-        )
+    check_stream(asked)
     if asked.echo and asked.logprobs is not None:
         raise ApiError(
             "echo together with logprobs is not supported: Tandem computes no log-probabilities "
@@ -138,9 +131,8 @@ def _engine_requests(
         max_tokens=asked.max_tokens or DEFAULT_COMPLETION_TOKENS,
         logprobs=asked.logprobs,
         vocab_size=limits.vocab_size,
-        best_of=asked.best_of,
     )
-    return [EngineRequest(prompt_token_ids=token_ids, sampling=sampling) for token_ids in prompts]
+    return [engine_request(asked, token_ids, sampling) for token_ids in prompts]
 
 
 def _check_lengths(prompts: Sequence[list[int]], limits: EngineLimits) -> None:

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from tandem_engine.api.front import EngineFront, OutputStream
 from tandem_engine.api.output import Output
-from tandem_engine.api.request import SamplingParams
+from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 
 
 class Usage(TypedDict):
@@ -25,6 +25,20 @@ class EngineRequest:
 
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
+    priority: int = LOWEST_PRIORITY
+    """1 is the highest, 5 the lowest."""
+    cache_salt: str = ""
+    """Requests of different salts share no computed prefixes."""
+
+    def submit(self, engine: EngineFront, request_id: str) -> OutputStream:
+        """Queue it; see `EngineFront.submit`."""
+        return engine.submit(
+            request_id,
+            self.prompt_token_ids,
+            self.sampling,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
 
 
 class Generation:
@@ -47,7 +61,7 @@ class Generation:
         self._num_completion_tokens = 0
         self._streams: list[OutputStream] = []
         for i, request in enumerate(requests):
-            stream = engine.submit(f"{id_prefix}-{i}", request.prompt_token_ids, request.sampling)
+            stream = request.submit(engine, f"{id_prefix}-{i}")
             held.callback(stream.abort)
             self._streams.append(stream)
 

@@ -4,7 +4,7 @@ Only shapes are checked here. Ranges of sampling parameters are the engine's to 
 where OpenAI's name for a value is not the engine's.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -41,6 +41,7 @@ Prompt = Annotated[
     str | list[int] | list[str] | list[list[int]],
     expects("a string, a list of strings, a list of token ids or a list of such lists"),
 ]
+EarlyStopping = Annotated[bool | Literal["never"], expects('true, false or "never"')]
 LogitBias = Annotated[dict[str, float], expects("an object of token ids and numbers")]
 
 
@@ -98,6 +99,12 @@ class GenerationRequest(RequestModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Number | None = None
+    early_stopping: EarlyStopping | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -126,7 +133,6 @@ class CompletionRequest(GenerationRequest):
     unsupported = UNSUPPORTED_IN_COMPLETIONS
 
     prompt: Prompt
-    best_of: int | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     add_special_tokens: bool | None = None

@@ -12,6 +12,10 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 
 _SAME_NAME: Final = (
     "n",
+    "best_of",
+    "use_beam_search",
+    "length_penalty",
+    "early_stopping",
     "min_tokens",
     "temperature",
     "top_p",
@@ -32,7 +36,6 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     vocab_size: int,
-    best_of: int | None = None,
 ) -> SamplingParams:
     """The parameters of one prompt; what was not given takes the engine's default.
 
@@ -48,7 +51,6 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
-        best_of=best_of,
         logit_bias=_logit_bias(asked.logit_bias or {}, vocab_size),
         stop=_stop_strings(asked.stop),
         stop_token_ids=tuple(stop_token_ids),

@@ -17,7 +17,9 @@ from lightkube.generic_resource import GenericNamespacedResource, create_namespa
 from tandem_operator.crd.manifest import CRD_FILE, NAME
 from tandem_operator.crd.parse import parse_object
 from tandem_serve.api.manifest import ManifestError
-from tests.unit.operator.crd.manifests import BAD, GOOD, Bad, documents, manifest
+from tests.unit.operator.crd.forms import Bad, manifest
+from tests.unit.operator.crd.manifests import BAD, GOOD
+from tests.unit.operator.crd.random_manifests import documents
 from tools.cluster import Cluster, ClusterError
 
 pytestmark = pytest.mark.cluster

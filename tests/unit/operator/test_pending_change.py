@@ -27,8 +27,14 @@ from tests.unit.operator.render.services import (
         (
             {"engine": {"schedule": {"maxBatchSize": 100}}},
             ChangeKind.LIVE,
-            ("spec.engine.schedule.maxBatchSize",),
+            ("spec.engine.schedule.maxBatchSize", "spec.engine.schedule.maxN"),
         ),
+        (
+            {"slo": {"tpot": {"target": "50ms"}}},
+            ChangeKind.LIVE,
+            ("spec.slo.tpot.percentile", "spec.slo.tpot.target"),
+        ),
+        ({"engine": {"cpuMemSize": 1}}, ChangeKind.REPLACE, ("spec.engine.cpuMemSize",)),
         ({"scaling": {"minReplicas": 2}}, ChangeKind.IN_PLACE, ("spec.scaling.minReplicas",)),
         ({"engine": {"dtype": "float32"}}, ChangeKind.REPLACE, ("spec.engine.dtype",)),
         (

@@ -25,6 +25,12 @@ def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, An
     return st.fixed_dictionaries({}, optional=fields)
 
 
+def with_host_memory(engine: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """The same with cpuMemSize, which must not be 0 where sequences are swapped out."""
+    swaps = engine.get("schedule", {}).get("maxPreemptCount", 0) > 0
+    return st.sampled_from([1] if swaps else [0, 1]).map(lambda size: engine | {"cpuMemSize": size})
+
+
 schedules = optional(
     cacheBlockSize=st.integers(1, 8).map(lambda blocks: 16 * blocks),
     maxPrefillBatchSize=st.integers(0, 10),
@@ -35,8 +41,28 @@ schedules = optional(
         splitChunkTokens=st.integers(1, 64).map(lambda tiles: 16 * tiles),
         splitStartType=st.booleans(),
         splitStartBatchSize=st.integers(0, 20),
+        splitType=st.booleans(),
+        prefillChunkSize=st.integers(0, 2048),
+        maxNumPartialPrefills=st.integers(1, 64),
     ),
     templateType=st.sampled_from(["Standard", "Mix"]),
+    maxN=st.integers(1, 50),
+    maxPreemptCount=st.sampled_from([0, 1]),
+    prefillPolicyType=st.integers(0, 3),
+    decodePolicyType=st.integers(0, 3),
+    supportSelectBatch=st.booleans(),
+    enablePrefixCache=st.booleans(),
+    noEvict=st.booleans(),
+    prefillExpectedTime=st.integers(1, 10000),
+)
+promises = optional(
+    **{
+        name: st.fixed_dictionaries(
+            {"target": st.sampled_from(["50ms", "0.05s", "1s", "1000ms"])},
+            optional={"percentile": st.sampled_from([90, 99])},
+        )
+        for name in ("ttft", "tpot")
+    }
 )
 specs = st.fixed_dictionaries(
     {
@@ -54,7 +80,8 @@ specs = st.fixed_dictionaries(
             dtype=st.sampled_from(["auto", "bfloat16", "float32"]),
             npuMemSize=st.sampled_from([-1, 1]),
             schedule=schedules,
-        ),
+        ).flatmap(with_host_memory),
+        "slo": promises,
         "server": optional(
             maxLinkNum=st.integers(1, 4096),
             maxRequestLength=st.integers(1, 100),
@@ -63,7 +90,7 @@ specs = st.fixed_dictionaries(
         "scaling": optional(minReplicas=st.integers(1, 4)),
         "resources": optional(
             cpu=st.integers(1, 4),
-            memory=st.sampled_from(["2Gi", "4Gi"]),
+            memory=st.sampled_from(["3Gi", "4Gi"]),
             npu=st.integers(0, 2),
         ),
     },
@@ -189,6 +216,67 @@ def test_a_change_tells_path_values_and_class() -> None:
         Change("spec.engine.schedule.maxIterTimes", 512, 64, LIVE),
         Change("spec.scaling.minReplicas", 1, 2, IN_PLACE),
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("spec.engine.cpuMemSize", REPLACE),
+        ("spec.engine.schedule.strategy", LIVE),
+        ("spec.engine.schedule.noEvict", LIVE),
+        ("spec.engine.schedule.enablePrefixCache", LIVE),
+        ("spec.engine.schedule.maxPreemptCount", LIVE),
+        ("spec.engine.schedule.splitFuse.prefillChunkSize", LIVE),
+        ("spec.slo.ttft.target", LIVE),
+        ("spec.slo.tpot.percentile", LIVE),
+    ],
+)
+def test_scheduling_is_live_and_host_memory_is_not(path: str, kind: ChangeKind) -> None:
+    assert kind_of(path) == kind
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"slo": {"tpot": {"target": "50ms"}}}, {"slo": {"tpot": {"target": "0.05s"}}}),
+        ({"slo": {}}, {"slo": {"ttft": None}}),
+        ({}, {"slo": {}}),
+        *(
+            ({"engine": {"schedule": first}}, {"engine": {"schedule": second}})
+            for first, second in [
+                ({"supportSelectBatch": True}, {"stageSelectPolicy": 1}),
+                ({}, {"strategy": "continuous"}),
+                ({"templateType": "Mix"}, {"templateType": "Mix", "strategy": "splitfuse"}),
+                ({"templateType": "Mix"}, {"templateType": "Mix", "supportSelectBatch": True}),
+                ({}, {"maxN": 128}),
+                ({"maxBatchSize": 8}, {"maxBatchSize": 8, "maxN": 8}),
+                ({}, {"splitFuse": {"prefillChunkSize": 0}}),
+                (
+                    {"splitFuse": {"maxNumPartialPrefills": 4}},
+                    {"splitFuse": {"maxNumPartialPrefills": 4, "maxLongPartialPrefills": 4}},
+                ),
+            ]
+        ),
+    ],
+)
+def test_what_means_the_same_is_no_change(one: dict[str, Any], other: dict[str, Any]) -> None:
+    model = {"model": {"source": "file:///models/a"}}
+
+    assert classify(service_of(model | one), service_of(model | other)) == []
+
+
+def test_a_promise_that_is_given_or_kept_otherwise_is_a_live_change() -> None:
+    model = {"model": {"source": "file:///models/a"}}
+    none = service_of(model)
+    fast, faster = (
+        service_of(model | {"slo": {"tpot": {"target": target}}}) for target in ("50ms", "0.02s")
+    )
+
+    assert classify(none, fast) == [
+        Change("spec.slo.tpot.percentile", None, 90, LIVE),
+        Change("spec.slo.tpot.target", None, "50ms", LIVE),
+    ]
+    assert classify(fast, faster) == [Change("spec.slo.tpot.target", "50ms", "20ms", LIVE)]
 
 
 def test_another_name_is_another_service() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from tandem_engine.api.config import EngineConfig
+from tandem_engine.api.slo import LatencyPromise, Slo
 from tandem_serve.api.document import (
     API_KEYS_FOLDER,
     AppArgs,
@@ -26,14 +27,16 @@ spec:
   engine:
     dtype: bfloat16
     npuMemSize: 1
+    cpuMemSize: 1
     schedule:
+      maxPreemptCount: 2
       templateType: Mix
       cacheBlockSize: 16
       maxBatchSize: 8
       splitFuse: {splitChunkTokens: 256}
   server: {maxLinkNum: 100, maxRequestLength: 2}
   scaling: {minReplicas: 3}
-  resources: {cpu: 2, memory: 2Gi}
+  resources: {cpu: 2, memory: 3Gi}
 """
 
 
@@ -64,17 +67,17 @@ def test_the_deployment_carries_replicas_and_resources() -> None:
 
     assert found["num_replicas"] == 3
     assert found["max_surge_percent"] == 100
-    assert found["ray_actor_options"] == {"num_cpus": 2, "memory": 2 * 2**30}
+    assert found["ray_actor_options"] == {"num_cpus": 2, "memory": 3 * 2**30}
 
 
 def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
-    npu = service(resources={"cpu": 2, "memory": "2Gi", "npu": 4, "npuProfile": "big"})
+    npu = service(resources={"cpu": 2, "memory": "3Gi", "npu": 4, "npuProfile": "big"})
 
     found = deployment(serve_document(npu, Exposure()))
 
     assert found["ray_actor_options"] == {
         "num_cpus": 2,
-        "memory": 2 * 2**30,
+        "memory": 3 * 2**30,
         "resources": {"NPU": 4},
     }
 
@@ -114,21 +117,62 @@ def test_live_settings_are_the_schedule_without_its_block_size() -> None:
 
     assert found["user_config"]["schedule"] == {
         "templateType": "Mix",
+        "strategy": "splitfuse",
         "maxPrefillBatchSize": 8,
         "maxPrefillTokens": 8192,
+        "prefillTimeMsPerReq": 150,
+        "prefillPolicyType": 0,
+        "decodeTimeMsPerReq": 50,
+        "decodePolicyType": 0,
         "maxBatchSize": 8,
         "maxIterTimes": 512,
+        "maxPreemptCount": 2,
+        "supportSelectBatch": False,
+        "maxQueueDelayMicroseconds": 5000,
+        "maxFirstTokenWaitTime": 2500,
+        "maxN": 8,
+        "stageSelectPolicy": 0,
+        "dynamicBatchSizeEnable": False,
+        "prefillExpectedTime": 1500,
+        "decodeExpectedTime": 50,
+        "bufferResponseEnabled": False,
+        "enablePrefixCache": True,
+        "noEvict": False,
         "splitFuse": {
             "enabled": True,
             "splitChunkTokens": 256,
+            "splitType": False,
             "splitStartType": False,
             "splitStartBatchSize": 8,
+            "policyType": 0,
+            "prefillChunkSize": None,
+            "maxNumPartialPrefills": 64,
+            "longPrefillTokenThreshold": 1024,
+            "maxLongPartialPrefills": 8,
         },
     }
 
 
+def test_live_settings_hold_the_promises_in_one_unit() -> None:
+    found = deployment(serve_document(service(slo={"tpot": {"target": "0.05s"}}), Exposure()))
+
+    assert found["user_config"]["slo"] == {
+        "ttft": None,
+        "tpot": {"percentile": 90, "target": "50ms"},
+    }
+
+
+def test_a_promise_changes_nothing_that_needs_a_new_replica() -> None:
+    (before,) = serve_document(service(), Exposure())["applications"]
+    (after,) = serve_document(service(slo={"ttft": {"target": "1s"}}), Exposure())["applications"]
+
+    assert before["args"] == after["args"]
+    assert before["deployments"][0]["user_config"] != after["deployments"][0]["user_config"]
+
+
 def test_a_replica_reads_back_what_was_asked_for() -> None:
-    document = json.loads(json.dumps(serve_document(service(), Exposure())))
+    asked = service(slo={"tpot": {"percentile": 99, "target": "0.05s"}})
+    document = json.loads(json.dumps(serve_document(asked, Exposure())))
 
     args = AppArgs.model_validate(document["applications"][0]["args"])
     live = LiveSettings.model_validate(deployment(document)["user_config"])
@@ -142,9 +186,11 @@ def test_a_replica_reads_back_what_was_asked_for() -> None:
         max_seq_len=1024,
         max_input_token_len=1000,
         npu_mem_size=1,
-        memory_bytes=2 * 2**30,
+        cpu_mem_size=1,
+        memory_bytes=3 * 2**30,
         num_threads=2,
         schedule=config.schedule,
+        slo=Slo(tpot=LatencyPromise(percentile=99, target="50ms")),
     )
     assert config.schedule.cache_block_size == 16
     assert config.schedule.split_fuse.split_chunk_tokens == 256
@@ -160,13 +206,19 @@ def test_writing_a_default_down_changes_nothing() -> None:
             "device": "cpu",
             "dtype": "auto",
             "npuMemSize": -1,
+            "cpuMemSize": 0,
             "schedule": {
                 "maxBatchSize": 8,
                 "templateType": "Standard",
                 "maxPrefillBatchSize": 8,
-                "splitFuse": {"enabled": False},
+                "splitFuse": {"enabled": False, "maxLongPartialPrefills": 8},
+                "strategy": "continuous",
+                "maxPreemptCount": 0,
+                "maxN": 8,
+                "enablePrefixCache": True,
             },
         },
+        slo={},
     )
 
     assert serve_document(short, Exposure()) == serve_document(long, Exposure())

@@ -205,6 +205,52 @@ def _without_nulls(document: Any) -> Any:
             "spec.engine.npuMemSize: 0 is neither -1 (all that is left) nor a size in GiB; "
             "allowed: -1, or 1 or more",
         ),
+        (
+            {"engine": {"cpuMemSize": 1048577}},
+            "spec.engine.cpuMemSize: 1048577 is too large; allowed: 0 to 1048576 (default 0)",
+        ),
+        (
+            {"engine": {"schedule": {"prefillPolicyType": 4}}},
+            "spec.engine.schedule.prefillPolicyType: 4 is not one of its values; "
+            "allowed: 0, 1, 2, 3 (default 0)",
+        ),
+        (
+            {"engine": {"schedule": {"splitFuse": {"policyType": "4"}}}},
+            "spec.engine.schedule.splitFuse.policyType: '4' is text, where a whole number is "
+            "wanted; write it without quotes; allowed: 0, 4, 5, 6, 7 (default 0)",
+        ),
+        (
+            {"engine": {"schedule": {"stageSelectPolicy": True}}},
+            "spec.engine.schedule.stageSelectPolicy: true is a truth value (YAML reads yes, no, "
+            "on and off as such, too), where a whole number is wanted; allowed: 0, 1, 2 "
+            "(default 0)",
+        ),
+        (
+            {"engine": {"schedule": {"strategy": "chunk"}}},
+            "spec.engine.schedule.strategy: 'chunk' is not one of its values (did you mean "
+            "'chunked'?); allowed: static, dynamic, continuous, chunked, splitfuse",
+        ),
+        (
+            {"slo": {"ttft": {"target": "soon"}}},
+            "spec.slo.ttft.target: 'soon' is not a duration; write a number of up to 7 digits "
+            "(and 3 behind the point) and a unit, s or ms, such as 500ms or 1.5s",
+        ),
+        (
+            {"slo": {"tpot": {"target": 50}}},
+            "spec.slo.tpot.target: 50 is a number, where text is wanted; put it in quotes",
+        ),
+        (
+            {"slo": {"tpot": {"percentile": 99}}},
+            "spec.slo.tpot.target: is missing; it has no default",
+        ),
+        (
+            {"slo": {"tpot": {"target": "50ms", "percentile": 0}}},
+            "spec.slo.tpot.percentile: 0 is too small; allowed: 1 to 99 (default 90)",
+        ),
+        (
+            {"slo": {"itl": {"target": "50ms"}}},
+            "spec.slo.itl: unknown field; known fields are ttft, tpot",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_in_words(spec: dict[str, Any], problem: str) -> None:
@@ -264,6 +310,23 @@ def test_a_source_of_another_form_is_refused_with_a_way_out(source: str, way_out
             {"engine": {"schedule": {"splitFuse": {"enabled": True}}}},
             "splitFuse.enabled needs templateType Mix",
         ),
+        (
+            {"engine": {"schedule": {"maxPreemptCount": 3}}},
+            "engine.schedule.maxPreemptCount 3 swaps out to host memory, and engine.cpuMemSize is "
+            "0; give engine.cpuMemSize at least 1 (GiB)",
+        ),
+        (
+            {"engine": {"cpuMemSize": 3, "npuMemSize": 1}},
+            "cpuMemSize 3 (GiB), with engine.npuMemSize 1, leaves nothing of resources.memory 4Gi "
+            "(4 GiB)",
+        ),
+        (
+            {
+                "model": {"source": "./m", "maxInputTokenLen": 600},
+                "engine": {"schedule": {"maxPrefillTokens": 512, "strategy": "static"}},
+            },
+            "only templateType Mix and strategy chunked cut prompts",
+        ),
     ],
 )
 def test_values_that_do_not_fit_together_are_refused(spec: dict[str, Any], words: str) -> None:
@@ -279,6 +342,16 @@ def test_defaults_never_clash_with_what_is_written() -> None:
     )
 
     assert parse_manifest(text, folder=FOLDER).spec.model.max_seq_len == 64
+
+
+@pytest.mark.parametrize("cutting", [{"templateType": "Mix"}, {"strategy": "chunked"}], ids=str)
+def test_a_prompt_may_exceed_a_step_where_prompts_are_cut(cutting: dict[str, str]) -> None:
+    text = manifest(
+        model={"source": "./m", "maxInputTokenLen": 600},
+        engine={"schedule": {"maxPrefillTokens": 512} | cutting},
+    )
+
+    assert parse_manifest(text, folder=FOLDER).spec.engine.schedule.cuts_prompts
 
 
 def test_all_problems_are_listed_at_once() -> None:

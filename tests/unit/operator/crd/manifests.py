@@ -1,41 +1,9 @@
 """Manifests that Kubernetes must accept or refuse; the API server and the operator must agree."""
 
-from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, Final
 
-from hypothesis import strategies as st
-
-GOOD_SOURCE: Final = "file:///models/tiny"
-
-
-def manifest(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The smallest good manifest, with the fields at the given paths set; None takes one away."""
-    document: dict[str, Any] = {
-        "apiVersion": "serving.tandem.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": "tiny"},
-        "spec": {"model": {"source": GOOD_SOURCE}},
-    }
-    for path, value in (changes or {}).items():
-        _set(document, path, value)
-    return document
-
-
-def _set(document: dict[str, Any], path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    for name in parents:
-        document = document.setdefault(name, {})
-    if value is None:
-        del document[last]
-    else:
-        document[last] = deepcopy(value)
-
-
-SCHEDULE: Final = "spec.engine.schedule"
-SPLIT: Final = f"{SCHEDULE}.splitFuse"
-RUNTIME: Final = "spec.runtime"
+from tests.unit.operator.crd.bad_schedules import misfits, out_of_range
+from tests.unit.operator.crd.forms import RUNTIME, SCHEDULE, SPLIT, Bad, wrong_value
 
 GOOD: Final[dict[str, dict[str, Any]]] = {
     "the smallest": {},
@@ -64,6 +32,61 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
     "the longest prompt": {"spec.model.maxSeqLen": 129, "spec.model.maxInputTokenLen": 128},
     "as much output as context": {"spec.model.maxSeqLen": 64, f"{SCHEDULE}.maxIterTimes": 64},
     "the smallest tiles": {f"{SCHEDULE}.cacheBlockSize": 16, f"{SPLIT}.splitChunkTokens": 16},
+    "every choice of the continuous strategy": {
+        f"{SCHEDULE}.strategy": "continuous",
+        f"{SCHEDULE}.prefillPolicyType": 3,
+        f"{SCHEDULE}.decodePolicyType": 2,
+        f"{SCHEDULE}.stageSelectPolicy": 2,
+        f"{SCHEDULE}.dynamicBatchSizeEnable": True,
+        f"{SCHEDULE}.bufferResponseEnabled": True,
+    },
+    "throughput first by its older name": {f"{SCHEDULE}.supportSelectBatch": True},
+    "throughput first by both names": {
+        f"{SCHEDULE}.supportSelectBatch": True,
+        f"{SCHEDULE}.stageSelectPolicy": 1,
+    },
+    "an older name that SplitFuse passes over": {
+        f"{SCHEDULE}.templateType": "Mix",
+        f"{SCHEDULE}.supportSelectBatch": True,
+    },
+    "a strategy by name": {f"{SCHEDULE}.strategy": "static"},
+    "SplitFuse by name": {f"{SCHEDULE}.templateType": "Mix", f"{SCHEDULE}.strategy": "splitfuse"},
+    "SplitFuse by priority": {
+        f"{SCHEDULE}.templateType": "Mix",
+        f"{SCHEDULE}.prefillPolicyType": 2,
+    },
+    "short jobs first": {f"{SCHEDULE}.templateType": "Mix", f"{SPLIT}.policyType": 4},
+    "a prompt above a step of strategy chunked": {
+        "spec.model.maxInputTokenLen": 9000,
+        f"{SCHEDULE}.maxPrefillTokens": 100,
+        f"{SCHEDULE}.strategy": "chunked",
+    },
+    "a chunk as large as the step": {
+        f"{SCHEDULE}.maxPrefillTokens": 100,
+        f"{SPLIT}.prefillChunkSize": 100,
+    },
+    "0 for a shared budget": {f"{SPLIT}.prefillChunkSize": 0},
+    "few partial prefills": {f"{SPLIT}.maxNumPartialPrefills": 2},
+    "as many long prefills as prefills": {
+        f"{SPLIT}.maxNumPartialPrefills": 2,
+        f"{SPLIT}.maxLongPartialPrefills": 2,
+    },
+    "as many choices as rows": {f"{SCHEDULE}.maxBatchSize": 8, f"{SCHEDULE}.maxN": 8},
+    "swaps with a place": {"spec.engine.cpuMemSize": 1, f"{SCHEDULE}.maxPreemptCount": 200},
+    "two caches just below the memory": {
+        "spec.engine.cpuMemSize": 2,
+        "spec.engine.npuMemSize": 2,
+        "spec.resources.memory": "4.0001Gi",
+    },
+    "no prefix cache and no preemption": {
+        f"{SCHEDULE}.enablePrefixCache": False,
+        f"{SCHEDULE}.noEvict": True,
+    },
+    "an SLO": {
+        "spec.slo": {"ttft": {"target": "1.5s"}, "tpot": {"percentile": 99, "target": "50ms"}}
+    },
+    "an SLO of nothing": {"spec.slo": {}},
+    "the longest duration": {"spec.slo.tpot.target": "9999999.999ms"},
     "the largest tiles": {f"{SCHEDULE}.cacheBlockSize": 128, f"{SPLIT}.splitChunkTokens": 8192},
     "a cache just below the memory": {
         "spec.engine.npuMemSize": 4,
@@ -98,58 +121,47 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
 """What is good → the fields that differ from the smallest manifest."""
 
 
-@dataclass(frozen=True)
-class Bad:
-    """A manifest with one fault."""
-
-    fault: str
-    changes: dict[str, Any]
-    field: str
-    """Field that the API server names."""
-
-    words: str
-    """What the API server says, in part."""
-
-    told: str = ""
-    """What the operator says of it, in part; empty: the same words."""
-
-
 def _volumes(*names: str) -> list[dict[str, Any]]:
     return [{"name": name, "emptyDir": {}} for name in names]
 
 
-def _text(path: str, value: Any, words: str, told: str = "") -> Bad:
-    """One field with a wrong value."""
-    return Bad(f"{path} {value!r:.40}", {path: value}, path, words, told)
-
-
 BAD: Final = (
-    _text("metadata.name", "a" * 48, "use up to 47"),
-    _text("metadata.name", "1tiny", "a letter first"),
-    _text("metadata.name", "tiny.v2", "letters, digits and '-'"),
+    wrong_value("metadata.name", "a" * 48, "use up to 47"),
+    wrong_value("metadata.name", "1tiny", "a letter first"),
+    wrong_value("metadata.name", "tiny.v2", "letters, digits and '-'"),
     Bad("no spec", {"spec": None}, "spec", "Required value", "is missing"),
     Bad("no model", {"spec": {}}, "spec.model", "Required value", "is missing"),
     Bad("no source", {"spec.model": {}}, "spec.model.source", "Required value", "is missing"),
-    _text("spec.model.name", "tiny model", "'tiny model' is not a model name; use up to 256"),
-    _text("spec.model.source", "/models/tiny", "is a bare path; write file:///models/tiny"),
-    _text("spec.model.source", "./tiny", "is relative to a manifest, whose folder Kubernetes"),
-    _text("spec.model.source", "..", "write file:///absolute/path for a folder of the node, or"),
-    _text(
+    wrong_value("spec.model.name", "tiny model", "'tiny model' is not a model name; use up to 256"),
+    wrong_value("spec.model.source", "/models/tiny", "is a bare path; write file:///models/tiny"),
+    wrong_value(
+        "spec.model.source", "./tiny", "is relative to a manifest, whose folder Kubernetes"
+    ),
+    wrong_value(
+        "spec.model.source", "..", "write file:///absolute/path for a folder of the node, or"
+    ),
+    wrong_value(
         "spec.model.source",
         "hf://Qwen/Qwen3-8B",
         "is not a source that Kubernetes can mount; write file:///absolute/path",
         "has the scheme 'hf'",
     ),
-    _text("spec.model.source", "file://models/tiny", "write file:///absolute/path", "scheme"),
-    _text("spec.model.source", "tiny", "or pvc://claim/path", "is neither file:///absolute/path"),
-    _text("spec.model.source", "file:///a/../b", "names no folder of the node"),
-    _text("spec.model.source", "file:///a/%2E%2e", "names no folder of the node"),
-    _text("spec.model.source", "file:///", "names no folder of the node"),
-    _text("spec.model.source", "pvc://Models/tiny", "names no folder in a volume claim"),
-    _text("spec.model.source", "pvc://models/../tiny", "then a path without '..'"),
-    _text("spec.model.maxSeqLen", 1, "greater than or equal to 2", "allowed: 2 or more"),
-    _text("spec.model.maxSeqLen", "1024", "must be of type integer", "write it without quotes"),
-    _text("spec.model.maxInputTokenLen", 4194305, "less than or equal to 4194304", "too large"),
+    wrong_value("spec.model.source", "file://models/tiny", "write file:///absolute/path", "scheme"),
+    wrong_value(
+        "spec.model.source", "tiny", "or pvc://claim/path", "is neither file:///absolute/path"
+    ),
+    wrong_value("spec.model.source", "file:///a/../b", "names no folder of the node"),
+    wrong_value("spec.model.source", "file:///a/%2E%2e", "names no folder of the node"),
+    wrong_value("spec.model.source", "file:///", "names no folder of the node"),
+    wrong_value("spec.model.source", "pvc://Models/tiny", "names no folder in a volume claim"),
+    wrong_value("spec.model.source", "pvc://models/../tiny", "then a path without '..'"),
+    wrong_value("spec.model.maxSeqLen", 1, "greater than or equal to 2", "allowed: 2 or more"),
+    wrong_value(
+        "spec.model.maxSeqLen", "1024", "must be of type integer", "write it without quotes"
+    ),
+    wrong_value(
+        "spec.model.maxInputTokenLen", 4194305, "less than or equal to 4194304", "too large"
+    ),
     Bad(
         "a prompt as long as the context",
         {"spec.model.maxSeqLen": 512, "spec.model.maxInputTokenLen": 512},
@@ -157,22 +169,26 @@ BAD: Final = (
         "maxInputTokenLen 512 leaves no room for a new token in maxSeqLen 512; "
         "lower it to at most 511 or raise maxSeqLen",
     ),
-    _text("spec.engine.device", "npu", 'supported values: "cpu"', "allowed: cpu"),
-    _text("spec.engine.dtype", "Float16", '"float16"', "did you mean 'float16'?"),
-    _text("spec.engine.npuMemSize", 0, "0 is neither -1 (all that is left) nor a size in GiB"),
-    _text("spec.engine.npuMemSize", -2, "greater than or equal to -1", "is too small"),
+    wrong_value("spec.engine.device", "npu", 'supported values: "cpu"', "allowed: cpu"),
+    wrong_value("spec.engine.dtype", "Float16", '"float16"', "did you mean 'float16'?"),
+    wrong_value(
+        "spec.engine.npuMemSize", 0, "0 is neither -1 (all that is left) nor a size in GiB"
+    ),
+    wrong_value("spec.engine.npuMemSize", -2, "greater than or equal to -1", "is too small"),
     Bad(
         "a cache as large as the memory",
         {"spec.engine.npuMemSize": 4},
         "spec.engine.npuMemSize",
         "engine.npuMemSize 4 (GiB) leaves nothing of resources.memory 4Gi",
     ),
-    _text(f"{SCHEDULE}.templateType", "mix", '"Standard", "Mix"', "did you mean 'Mix'?"),
-    _text(
+    wrong_value(f"{SCHEDULE}.templateType", "mix", '"Standard", "Mix"', "did you mean 'Mix'?"),
+    wrong_value(
         f"{SCHEDULE}.cacheBlockSize", 24, "24 is not a multiple of 16; use 16 or 32", "24 is not"
     ),
-    _text(f"{SCHEDULE}.cacheBlockSize", 144, "less than or equal to 128", "is too large"),
-    _text(f"{SCHEDULE}.maxBatchSize", 0, "greater than or equal to 1", "allowed: 1 to 819200"),
+    wrong_value(f"{SCHEDULE}.cacheBlockSize", 144, "less than or equal to 128", "is too large"),
+    wrong_value(
+        f"{SCHEDULE}.maxBatchSize", 0, "greater than or equal to 1", "allowed: 1 to 819200"
+    ),
     Bad(
         "more prefills than rows",
         {f"{SCHEDULE}.maxBatchSize": 8, f"{SCHEDULE}.maxPrefillBatchSize": 9},
@@ -190,7 +206,7 @@ BAD: Final = (
         {"spec.model.maxInputTokenLen": 600, f"{SCHEDULE}.maxPrefillTokens": 512},
         f"{SCHEDULE}.maxPrefillTokens",
         "engine.schedule.maxPrefillTokens 512 is smaller than model.maxInputTokenLen 600, and "
-        "templateType Standard cuts no prompt",
+        "only templateType Mix and strategy chunked cut prompts",
     ),
     Bad(
         "SplitFuse without Mix",
@@ -204,33 +220,84 @@ BAD: Final = (
         f"{SPLIT}.enabled",
         "templateType Mix needs splitFuse.enabled true, not false; set templateType: Standard",
     ),
-    _text(f"{SPLIT}.enabled", "yes", "must be of type boolean", "where true or false is wanted"),
-    _text(f"{SPLIT}.splitChunkTokens", 8200, "less than or equal to 8192", "too large"),
-    _text(f"{SPLIT}.splitChunkTokens", 100, "use 96 or 112", "100 is not a multiple of 16"),
+    *out_of_range(),
+    *misfits(),
+    wrong_value(
+        f"{SPLIT}.enabled", "yes", "must be of type boolean", "where true or false is wanted"
+    ),
+    wrong_value(f"{SPLIT}.splitChunkTokens", 8200, "less than or equal to 8192", "too large"),
+    wrong_value(f"{SPLIT}.splitChunkTokens", 100, "use 96 or 112", "100 is not a multiple of 16"),
     Bad(
         "splitting from more rows than there are",
         {f"{SCHEDULE}.maxBatchSize": 8, f"{SPLIT}.splitStartBatchSize": 9},
         f"{SPLIT}.splitStartBatchSize",
         "splitFuse.splitStartBatchSize 9 is larger than maxBatchSize 8",
     ),
-    _text("spec.server.maxLinkNum", 4097, "less than or equal to 4096", "allowed: 1 to 4096"),
-    _text("spec.server.maxRequestLength", 0, "greater than or equal to 1", "allowed: 1 to 100"),
-    _text("spec.server.apiKeysSecret", "Keys", "'Keys' is not the name of an object"),
-    _text("spec.scaling.minReplicas", 0, "greater than or equal to 1", "allowed: 1 or more"),
-    _text("spec.resources.cpu", 0.5, "must be of type integer", "a whole number is wanted"),
-    _text("spec.resources.memory", "4GB", "'4GB' is not an amount of memory; write a number and"),
-    _text("spec.resources.memory", "0Gi", "'0Gi' is no memory at all; give at least 1"),
-    _text("spec.resources.memory", 4, "must be of type string", "put it in quotes"),
-    _text("spec.resources.npu", 65, "less than or equal to 64", "allowed: 0 to 64"),
-    _text("spec.resources.npuProfile", "910b", "npuProfile '910b' has no meaning while npu is 0"),
+    wrong_value(
+        "spec.engine.cpuMemSize", -1, "greater than or equal to 0", "allowed: 0 to 1048576"
+    ),
+    Bad(
+        "two caches as large as the memory",
+        {"spec.engine.npuMemSize": 2, "spec.engine.cpuMemSize": 2},
+        "spec.engine.cpuMemSize",
+        "engine.cpuMemSize 2 (GiB), with engine.npuMemSize 2, leaves nothing of resources.memory "
+        "4Gi",
+    ),
+    Bad(
+        "a host cache as large as the memory",
+        {"spec.engine.cpuMemSize": 4},
+        "spec.engine.cpuMemSize",
+        "engine.cpuMemSize 4 (GiB), with engine.npuMemSize -1, leaves nothing of",
+    ),
+    wrong_value(
+        "spec.slo.ttft.target", "half a second", "is not a duration; write a number of up to 7"
+    ),
+    wrong_value(
+        "spec.slo.ttft.target", "0.0s", "'0.0s' is no time; give more than 0, such as 50ms"
+    ),
+    wrong_value("spec.slo.tpot.target", "50", "'50' is not a duration; write a number of up to 7"),
+    wrong_value(
+        "spec.slo.tpot.target", "000ms", "'000ms' is no time; give more than 0, such as 50ms"
+    ),
+    wrong_value("spec.slo.tpot.target", 50, "must be of type string", "put it in quotes"),
+    Bad(
+        "a promise without a latency",
+        {"spec.slo.tpot.percentile": 50},
+        "spec.slo.tpot.target",
+        "Required value",
+        "is missing",
+    ),
+    Bad(
+        "a promise to everybody",
+        {"spec.slo.ttft": {"percentile": 100, "target": "1s"}},
+        "spec.slo.ttft.percentile",
+        "less than or equal to 99",
+        "allowed: 1 to 99",
+    ),
+    wrong_value("spec.server.maxLinkNum", 4097, "less than or equal to 4096", "allowed: 1 to 4096"),
+    wrong_value(
+        "spec.server.maxRequestLength", 0, "greater than or equal to 1", "allowed: 1 to 100"
+    ),
+    wrong_value("spec.server.apiKeysSecret", "Keys", "'Keys' is not the name of an object"),
+    wrong_value("spec.scaling.minReplicas", 0, "greater than or equal to 1", "allowed: 1 or more"),
+    wrong_value("spec.resources.cpu", 0.5, "must be of type integer", "a whole number is wanted"),
+    wrong_value(
+        "spec.resources.memory", "4GB", "'4GB' is not an amount of memory; write a number and"
+    ),
+    wrong_value("spec.resources.memory", "0Gi", "'0Gi' is no memory at all; give at least 1"),
+    wrong_value("spec.resources.memory", 4, "must be of type string", "put it in quotes"),
+    wrong_value("spec.resources.npu", 65, "less than or equal to 64", "allowed: 0 to 64"),
+    wrong_value(
+        "spec.resources.npuProfile", "910b", "npuProfile '910b' has no meaning while npu is 0"
+    ),
     Bad(
         "a profile that is no name",
         {"spec.resources.npu": 1, "spec.resources.npuProfile": "910B"},
         "spec.resources.npuProfile",
         "'910B' is not the name of an object",
     ),
-    _text(f"{RUNTIME}.image", "", "at least 1 chars long", "at least 1 char"),
-    _text(f"{RUNTIME}.imagePullPolicy", "always", '"IfNotPresent"', "did you mean 'Always'?"),
+    wrong_value(f"{RUNTIME}.image", "", "at least 1 chars long", "at least 1 char"),
+    wrong_value(f"{RUNTIME}.imagePullPolicy", "always", '"IfNotPresent"', "did you mean 'Always'?"),
     Bad(
         "a secret that is no name",
         {f"{RUNTIME}.imagePullSecrets": ["one", "two_"]},
@@ -341,68 +408,5 @@ BAD: Final = (
         "must be of type string",
         "where text is wanted",
     ),
-    _text("spec.progressDeadlineSeconds", 29, "greater than or equal to 30", "30 to 86400"),
+    wrong_value("spec.progressDeadlineSeconds", 29, "greater than or equal to 30", "30 to 86400"),
 )
-
-
-def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A mapping in which each field stands or not."""
-    return st.fixed_dictionaries({}, optional=fields)
-
-
-def _of(*values: Any) -> st.SearchStrategy[Any]:
-    return st.sampled_from(values)
-
-
-def documents() -> st.SearchStrategy[dict[str, Any]]:
-    """Manifests around the edges of what fits together: many good ones, many bad ones."""
-    split = _some(
-        enabled=st.booleans(),
-        splitChunkTokens=_of(16, 17, 32, 512),
-        splitStartType=st.booleans(),
-        splitStartBatchSize=_of(0, 8, 16),
-    )
-    schedule = _some(
-        templateType=_of("Standard", "Mix"),
-        cacheBlockSize=_of(16, 100, 128),
-        maxPrefillBatchSize=_of(0, 8, 50),
-        maxPrefillTokens=_of(16, 100, 8192),
-        maxBatchSize=_of(1, 8, 16, 200),
-        maxIterTimes=_of(1, 16, 512),
-        splitFuse=split,
-    )
-    model = st.fixed_dictionaries(
-        {"source": _of(GOOD_SOURCE, GOOD_SOURCE, "pvc://claim", "pvc://claim/a/..b", "./tiny")},
-        optional={
-            "name": _of("tiny", "Tiny-1.5", "-tiny"),
-            "maxSeqLen": _of(16, 17, 100, 8192),
-            "maxInputTokenLen": _of(15, 16, 100, 9000),
-        },
-    )
-    resources = _some(
-        cpu=_of(1, 64),
-        memory=_of("4Gi", "4.5Gi", "5G", "4294967296", "4294967297", "0.5", "4Gib"),
-        npu=_of(0, 1),
-        npuProfile=_of("910b", "a-b"),
-    )
-    toleration = _some(
-        key=_of("", "npu"),
-        operator=_of("Exists", "Equal"),
-        value=_of("", "yes"),
-        effect=_of("NoSchedule", "NoExecute"),
-        tolerationSeconds=_of(0, 60),
-    )
-    runtime = _some(
-        env=st.lists(st.fixed_dictionaries({"name": _of("A", "B", "RAYS", "RAY_A")}), max_size=2),
-        tolerations=st.lists(toleration, max_size=1),
-    )
-    spec = st.fixed_dictionaries(
-        {"model": model},
-        optional={
-            "engine": _some(npuMemSize=_of(-1, 0, 4, 5), schedule=schedule),
-            "resources": resources,
-            "runtime": runtime,
-            "scaling": _some(minReplicas=_of(1, 3)),
-        },
-    )
-    return spec.map(lambda value: manifest({"spec": value}))

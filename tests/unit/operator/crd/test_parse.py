@@ -6,7 +6,8 @@ import pytest
 
 from tandem_operator.crd.parse import parse_object
 from tandem_serve.api.manifest import ManifestError
-from tests.unit.operator.crd.manifests import BAD, GOOD, Bad, manifest
+from tests.unit.operator.crd.forms import Bad, manifest
+from tests.unit.operator.crd.manifests import BAD, GOOD
 
 
 @pytest.mark.parametrize("changes", GOOD.values(), ids=GOOD)

@@ -14,7 +14,9 @@ from tandem_operator.crd.schema import Schema, model_schema, node_at
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.problems import part_of
 from tandem_serve.api.spec import InferenceService
-from tests.unit.operator.crd.manifests import GOOD, documents, manifest
+from tests.unit.operator.crd.forms import manifest
+from tests.unit.operator.crd.manifests import GOOD
+from tests.unit.operator.crd.random_manifests import documents
 
 SCHEMA = object_schema()
 
@@ -71,7 +73,7 @@ def test_everything_in_the_spec_has_an_end() -> None:
             case {"type": "array"}:
                 assert "maxItems" in node, path
             case {"type": "integer"}:
-                assert "maximum" in node, path
+                assert {"maximum", "enum"} & node.keys(), path
             case {"additionalProperties": _}:
                 assert "maxProperties" in node, path
 
@@ -83,6 +85,19 @@ def test_a_type_without_a_place_in_a_schema_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"int \| str has no place in a structural schema"):
         model_schema(Strange)
+
+
+def test_a_choice_of_numbers_is_a_number() -> None:
+    policy = node_at(SCHEMA, "spec.engine.schedule.splitFuse.policyType")
+
+    assert (policy["type"], policy["enum"], policy["default"]) == ("integer", [0, 4, 5, 6, 7], 0)
+
+
+def test_an_outer_default_holds_the_inner_ones_that_rules_look_at() -> None:
+    default = node_at(SCHEMA, "spec.engine.schedule")["default"]
+
+    assert default["maxBatchSize"] == 200
+    assert default["splitFuse"]["policyType"] == 0
 
 
 @pytest.mark.parametrize("changes", GOOD.values(), ids=GOOD)
@@ -113,6 +128,9 @@ def is_good(document: dict[str, Any]) -> bool:
         "spec.engine.schedule.maxIterTimes": {"spec.model.maxSeqLen": 128},
         "spec.engine.schedule.splitFuse.splitStartBatchSize": {
             "spec.engine.schedule.maxBatchSize": 8
+        },
+        "spec.engine.schedule.splitFuse.maxLongPartialPrefills": {
+            "spec.engine.schedule.splitFuse.maxNumPartialPrefills": 4
         },
     }.items(),
 )

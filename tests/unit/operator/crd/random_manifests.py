@@ -1,0 +1,96 @@
+"""Random manifests, on which the API server and the operator must agree."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.unit.operator.crd.forms import GOOD_SOURCE, manifest
+
+
+def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping in which each field stands or not."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def _of(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+def documents() -> st.SearchStrategy[dict[str, Any]]:
+    """Manifests around the edges of what fits together: many good ones, many bad ones."""
+    split = _some(
+        enabled=st.booleans(),
+        splitChunkTokens=_of(16, 17, 32, 512),
+        splitStartType=st.booleans(),
+        splitStartBatchSize=_of(0, 8, 16),
+        policyType=_of(0, 0, 4, 8),
+        prefillChunkSize=_of(0, 16, 101),
+        maxNumPartialPrefills=_of(1, 8, 64),
+        maxLongPartialPrefills=_of(1, 8),
+    )
+    # Everything that may go wrong at once would nearly always go wrong.
+    policies = _some(
+        strategy=_of("static", "continuous", "continuous", "chunked", "splitfuse"),
+        prefillPolicyType=_of(0, 2),
+        decodePolicyType=_of(0, 3),
+        stageSelectPolicy=_of(0, 0, 1, 2),
+        supportSelectBatch=st.booleans(),
+        dynamicBatchSizeEnable=st.booleans(),
+        maxPreemptCount=_of(0, 1, 16),
+        maxN=_of(1, 8, 129),
+    )
+    sizes = _some(
+        templateType=_of("Standard", "Mix"),
+        cacheBlockSize=_of(16, 100, 128),
+        maxPrefillBatchSize=_of(0, 8, 50),
+        maxPrefillTokens=_of(16, 100, 8192),
+        maxBatchSize=_of(1, 8, 16, 200),
+        maxIterTimes=_of(1, 16, 512),
+        splitFuse=split,
+    )
+    schedule = st.one_of(
+        sizes,
+        st.builds(lambda some, more: some | more, policies, _some(templateType=_of("Mix"))),
+        st.builds(lambda some, more: some | more, sizes, policies),
+    )
+    promise = st.fixed_dictionaries(
+        {"target": _of("50ms", "0.05s", "1.5s", "0ms", "50")}, optional={"percentile": _of(1, 99)}
+    )
+    model = st.fixed_dictionaries(
+        {"source": _of(GOOD_SOURCE, GOOD_SOURCE, "pvc://claim", "pvc://claim/a/..b", "./tiny")},
+        optional={
+            "name": _of("tiny", "Tiny-1.5", "-tiny"),
+            "maxSeqLen": _of(16, 17, 100, 8192),
+            "maxInputTokenLen": _of(15, 16, 100, 9000),
+        },
+    )
+    resources = _some(
+        cpu=_of(1, 64),
+        memory=_of("4Gi", "4.5Gi", "5G", "4294967296", "4294967297", "0.5", "4Gib"),
+        npu=_of(0, 1),
+        npuProfile=_of("910b", "a-b"),
+    )
+    toleration = _some(
+        key=_of("", "npu"),
+        operator=_of("Exists", "Equal"),
+        value=_of("", "yes"),
+        effect=_of("NoSchedule", "NoExecute"),
+        tolerationSeconds=_of(0, 60),
+    )
+    runtime = _some(
+        env=st.lists(st.fixed_dictionaries({"name": _of("A", "B", "RAYS", "RAY_A")}), max_size=2),
+        tolerations=st.lists(toleration, max_size=1),
+    )
+    spec = st.fixed_dictionaries(
+        {"model": model},
+        optional={
+            "engine": _some(
+                npuMemSize=_of(-1, 0, 2, 4, 5), cpuMemSize=_of(0, 1, 2, 4), schedule=schedule
+            ),
+            "slo": _some(ttft=promise, tpot=promise),
+            "resources": resources,
+            "runtime": runtime,
+            "scaling": _some(minReplicas=_of(1, 3)),
+        },
+    )
+    return spec.map(lambda value: manifest({"spec": value}))
