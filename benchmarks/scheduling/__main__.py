@@ -1,0 +1,5 @@
+"""`python -m benchmarks.scheduling`."""
+
+from benchmarks.scheduling.cli import main
+
+main()

@@ -1,0 +1,193 @@
+"""`python -m benchmarks.scheduling`: options, help, exit codes.
+
+Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
+"""
+# ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from benchmarks.serving.errors import BenchmarkError
+
+EXIT_INTERRUPTED: Final = 130
+DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
+DEFAULT_PROMISES: Final = ("6000/45", "1500/80", "800/150")
+DEFAULT_MODEL: Final = Path("examples/tandem-tiny")
+
+_EPILOG: Final = """\
+[bold]Examples[/bold]
+
+Static chunks against the SLO budget under a virtual clock, three pairs of promises:
+
+    python -m benchmarks.scheduling simulate --out benchmarks/results/simulate
+
+Another machine, one pair (TTFT/TPOT in ms), Poisson arrivals with the trace's lengths:
+
+    python -m benchmarks.scheduling simulate --machine gpu --promise 500/30 --arrivals poisson
+
+The same contest on a real model in this process, and on one with random weights:
+
+    python -m benchmarks.scheduling engine
+    python -m benchmarks.scheduling engine --model random
+
+What the scheduler itself costs:
+
+    python -m benchmarks.scheduling cost --out benchmarks/results/cost
+
+docs/benchmarks.md says what the figures mean.
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure the scheduler: what its SLO budget gains, and what it costs.",
+    epilog=_EPILOG,
+)
+
+_Trace = Annotated[Path, typer.Option(help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens.")]
+_Out = Annotated[Path | None, typer.Option(help="Folder for result.json and result.png.")]
+_Chunks = Annotated[
+    list[int] | None, typer.Option("--chunk", help="Static splitChunkTokens that compete.")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="python -m benchmarks.scheduling")
+
+
+@app.command()
+def simulate(
+    *,
+    trace: _Trace = DEFAULT_TRACE,
+    machine: Annotated[str, typer.Option(help="npu, gpu or cpu: a price list of steps.")] = "npu",
+    arrivals: Annotated[
+        str, typer.Option(help="trace: its own gaps, stretched; poisson: by chance; or both.")
+    ] = "both",
+    promise: Annotated[
+        list[str] | None, typer.Option(help="TTFT/TPOT in ms, such as 1500/80; several may be.")
+    ] = None,
+    chunk: _Chunks = None,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of a load.")] = 300,
+    first: Annotated[int, typer.Option(min=0, help="Row of the trace to begin with.")] = 3000,
+    noise: Annotated[
+        float, typer.Option(min=0, help="Standard deviation of the logarithm of a step's time.")
+    ] = 0.05,
+    outliers: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of steps that take four times as long.")
+    ] = 0.005,
+    precision: Annotated[
+        float, typer.Option(min=0.005, max=0.5, help="Of the highest load, as a share.")
+    ] = 0.03,
+    seed: Annotated[int, typer.Option(help="Decides arrivals by chance and noise.")] = 1,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
+    out: _Out = None,
+) -> None:
+    """Run the real scheduler under a virtual clock; seek the highest load of each policy."""
+    with _errors_in_words():
+        from benchmarks.scheduling.policies import STATIC_CHUNKS, parse_promises
+        from benchmarks.scheduling.session import SimulateSettings, run_simulate
+
+        run_simulate(
+            SimulateSettings(
+                trace=trace,
+                machine=machine,
+                arrivals=arrivals,
+                promises=tuple(map(parse_promises, promise or DEFAULT_PROMISES)),
+                chunks=tuple(chunk or STATIC_CHUNKS),
+                num_requests=requests,
+                first=first,
+                noise=noise,
+                outliers=outliers,
+                precision=precision,
+                seed=seed,
+                num_processes=jobs or len(os.sched_getaffinity(0)),
+            ),
+            out=out,
+        )
+
+
+@app.command()
+def engine(
+    *,
+    trace: _Trace = DEFAULT_TRACE,
+    model: Annotated[
+        str, typer.Option(help="Folder of a checkpoint, or random: about 30 M made on the fly.")
+    ] = str(DEFAULT_MODEL),
+    promise: Annotated[
+        str | None, typer.Option(help="TTFT/TPOT in ms; default: by a calibration run.")
+    ] = None,
+    chunk: _Chunks = None,
+    shrink: Annotated[
+        float, typer.Option(min=1, help="By what the trace's lengths are divided.")
+    ] = 8.0,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of a load.")] = 60,
+    first: Annotated[int, typer.Option(min=0, help="Row of the trace to begin with.")] = 3000,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="Loads, as shares of what the machine can do (a burst finds out)."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all is done.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    out: _Out = None,
+) -> None:
+    """Serve a load with a real model, in this process and in real time."""
+    with _errors_in_words():
+        from benchmarks.scheduling.policies import parse_promises
+        from benchmarks.scheduling.session import EngineSettings, run_engine
+
+        run_engine(
+            EngineSettings(
+                trace=trace,
+                model=model,
+                promises=None if promise is None else parse_promises(promise),
+                chunks=tuple(chunk or (64, 256, 1024)),
+                shrink=shrink,
+                num_requests=requests,
+                first=first,
+                shares=tuple(share or (0.8, 1.1, 1.4)),
+                repeats=repeats,
+                num_threads=threads,
+            ),
+            out=out,
+        )
+
+
+@app.command()
+def cost(
+    *,
+    steps: Annotated[int, typer.Option(min=10, help="Steps that are measured.")] = 300,
+    setting: Annotated[
+        str | None, typer.Option(help="Only settings whose name has this in it.")
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="Measure memory too.")] = True,
+    out: _Out = None,
+) -> None:
+    """Time schedule() and complete(), and count the bytes of a request."""
+    with _errors_in_words():
+        from benchmarks.scheduling.session import run_cost
+
+        run_cost(steps=steps, only=setting, memory=memory, out=out)
+
+
+@contextmanager
+def _errors_in_words() -> Iterator[None]:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        yield
+    except BenchmarkError as error:
+        console.print(f"[red]error:[/red] {escape(str(error))}")
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None

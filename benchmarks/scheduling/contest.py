@@ -1,0 +1,173 @@
+"""Policies against each other on the same load: each at the highest rate that it sustains."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf
+from typing import Final
+
+from benchmarks.scheduling.capacity import SHARE, Run, figures, highest_sustained
+from benchmarks.scheduling.machines import Noise, NoisyMachine, machine_called
+from benchmarks.scheduling.policies import Policy, contestants
+from benchmarks.scheduling.simulator import Limit, Simulator
+from benchmarks.scheduling.workload import at_rate
+from benchmarks.serving.settings import Promises
+from benchmarks.serving.trace import Arrival, clip
+
+_START_RATE: Final = 1.0
+_SPANS: Final = 5.0
+"""A load lasts so many times the promised TTFT at least: a shorter one is a single burst."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One policy on one load; plain data, for it may run in another process."""
+
+    load_name: str
+    load: Sequence[Arrival]
+    machine: str
+    promises: Promises
+    policy: Policy
+    noise: Noise
+    seed: int
+    precision: float = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a policy came to."""
+
+    load_name: str
+    machine: str
+    promises: Promises
+    policy: str
+    is_static: bool
+    run: Run | None
+    """At the highest rate that it sustains; None: it sustains none."""
+
+    @property
+    def goodput(self) -> float:
+        """Good requests a second there."""
+        return self.run.goodput if self.run else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """All policies under the same promises and load."""
+
+    entries: Sequence[Entry]
+
+    @property
+    def name(self) -> str:
+        """What they were measured on."""
+        first = self.entries[0]
+        return (
+            f"{first.machine}, {first.load_name}, TTFT {first.promises.ttft_ms:g} ms, "
+            f"TPOT {first.promises.tpot_ms:g} ms"
+        )
+
+    @property
+    def best_static(self) -> Entry | None:
+        """The best of those that know no promise; None: none was measured."""
+        static = [entry for entry in self.entries if entry.is_static]
+        return max(static, key=lambda entry: entry.goodput, default=None)
+
+    def ratio(self, entry: Entry) -> float | None:
+        """Goodput of an entry over that of the best static one; None: that one has none."""
+        best = self.best_static
+        return entry.goodput / best.goodput if best and best.goodput else None
+
+
+def tasks_for(
+    loads: Iterable[tuple[str, Sequence[Arrival]]],
+    pairs: Iterable[Promises],
+    *,
+    machine: str,
+    chunks: Sequence[int],
+    noise: Noise,
+    seed: int,
+) -> list[Task]:
+    """One task for every load, pair of promises and policy; loads are cut to what fits there."""
+    longest = machine_called(machine).max_seq_len
+    pairs = list(pairs)
+    return [
+        Task(
+            load_name=name,
+            load=clip(load, longest)[0],
+            machine=machine,
+            promises=promises,
+            policy=policy,
+            noise=noise,
+            seed=seed,
+        )
+        for name, load in loads
+        for promises in pairs
+        for policy in contestants(promises, chunks)
+    ]
+
+
+def carry_out_all(tasks: Sequence[Task], *, num_processes: int) -> Iterator[Entry]:
+    """Carry tasks out, and yield what they came to in their order."""
+    if num_processes == 1:
+        yield from map(carry_out, tasks)
+        return
+    with ProcessPoolExecutor(num_processes) as pool:
+        yield from pool.map(carry_out, tasks)
+
+
+def carry_out(task: Task) -> Entry:
+    """Seek the highest rate that a policy sustains."""
+    return Entry(
+        load_name=task.load_name,
+        machine=task.machine,
+        promises=task.promises,
+        policy=task.policy.name,
+        is_static=task.policy.is_static,
+        run=highest_sustained(
+            lambda rate: run_at(task, rate),
+            start=_START_RATE,
+            precision=task.precision,
+            most=_highest_rate(task),
+        ),
+    )
+
+
+def _highest_rate(task: Task) -> float:
+    ttft_ms = task.promises.ttft_ms
+    return inf if ttft_ms is None else len(task.load) / (_SPANS * ttft_ms / 1e3)
+
+
+def run_at(task: Task, rate: float, *, gives_up: bool = True) -> Run | None:
+    """Run a task's load at one rate; None: it was broken off as not sustained.
+
+    Args:
+        task: What to run.
+        rate: Requests a second.
+        gives_up: Break off once more than a tenth of the requests have missed a promise.
+    """
+    machine = machine_called(task.machine)
+    most = (1.0 - SHARE) * len(task.load) + 1
+    simulator = Simulator(
+        task.policy,
+        NoisyMachine(machine, task.noise, task.seed),
+        num_blocks=machine.num_blocks,
+        limit=Limit(task.promises, most) if gives_up else None,
+    )
+    seen = simulator.run(at_rate(task.load, rate))
+    if seen.gave_up:
+        return None
+    return figures(
+        seen.outcomes,
+        task.promises,
+        rate=rate,
+        wall_s=seen.wall_s,
+        num_preemptions=seen.num_preemptions,
+        num_steps=seen.num_steps,
+    )
+
+
+def contests_of(entries: Iterable[Entry]) -> list[Contest]:
+    """Entries that belong together; they stand next to each other."""
+    groups = groupby(entries, key=lambda each: (each.machine, each.load_name, each.promises))
+    return [Contest(list(group)) for _, group in groups]

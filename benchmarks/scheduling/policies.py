@@ -1,0 +1,73 @@
+"""What competes: SplitFuse with a static chunk, and with the budget that keeps an SLO. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from benchmarks.serving.errors import WrongUsage
+from benchmarks.serving.settings import Promises
+from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
+from tandem_engine.api.slo import LatencyPromise, Slo
+
+STATIC_CHUNKS: Final = (64, 128, 256, 512, 1024, 2048)
+CEILING: Final = 2048
+"""splitChunkTokens beside an SLO: the upper bound of its budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One way to schedule."""
+
+    name: str
+    schedule: ScheduleConfig
+    slo: Slo = field(default_factory=Slo)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it knows no promise."""
+        return self.slo == Slo()
+
+
+def static(chunk: int) -> Policy:
+    """SplitFuse as it is without an SLO: first come, first served, `chunk` tokens a step."""
+    return Policy(f"static {chunk}", _schedule(chunk))
+
+
+def with_slo(promises: Promises, *, ceiling: int = CEILING) -> Policy:
+    """The budget that keeps the promises."""
+    slo = Slo(ttft=_promise(promises.ttft_ms), tpot=_promise(promises.tpot_ms))
+    return Policy("SLO budget", _schedule(ceiling), slo)
+
+
+def contestants(promises: Promises, chunks: Sequence[int] = STATIC_CHUNKS) -> list[Policy]:
+    """All of them."""
+    return [*map(static, chunks), with_slo(promises)]
+
+
+def parse_promises(text: str) -> Promises:
+    """The promises that `text` writes as TTFT/TPOT in milliseconds.
+
+    Raises:
+        WrongUsage: it is not written so.
+    """
+    ttft, _, tpot = text.partition("/")
+    try:
+        return Promises(ttft_ms=float(ttft), tpot_ms=float(tpot))
+    except ValueError:
+        raise WrongUsage(
+            f"'{text}' is no pair of promises; write TTFT/TPOT in milliseconds, such as 1500/50."
+        ) from None
+
+
+def _promise(milliseconds: float | None) -> LatencyPromise | None:
+    return None if milliseconds is None else LatencyPromise(target=f"{milliseconds:g}ms")
+
+
+def _schedule(chunk: int) -> ScheduleConfig:
+    # splitStartBatchSize 0: prompts are cut from the first row on. No two prompts are alike here,
+    # so the prefix cache would only cost time.
+    return ScheduleConfig(
+        template_type="Mix",
+        enable_prefix_cache=False,
+        split_fuse=SplitFuseConfig(split_chunk_tokens=chunk, split_start_batch_size=0),
+    )

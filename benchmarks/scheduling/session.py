@@ -1,0 +1,335 @@
+"""One benchmark from its settings to its files: read the trace, measure, show, write."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks.scheduling.contest import (
+    Contest,
+    Entry,
+    carry_out_all,
+    contests_of,
+    tasks_for,
+)
+from benchmarks.scheduling.cost import (
+    SETTINGS,
+    SIZES,
+    MemoryCost,
+    StepCost,
+    measure_memory,
+    measure_step,
+)
+from benchmarks.scheduling.machines import Noise, machine_called
+from benchmarks.scheduling.plot import save_contests, save_costs, save_trials
+from benchmarks.scheduling.report import (
+    contest_document,
+    contest_table,
+    cost_table,
+    memory_table,
+    trial_table,
+)
+from benchmarks.scheduling.trial import verdict
+from benchmarks.scheduling.workload import by_chance, window
+from benchmarks.serving.case import Shape
+from benchmarks.serving.errors import BenchmarkError, WrongUsage
+from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.settings import Promises
+from benchmarks.serving.trace import Arrival, clip, parse_trace
+
+ARRIVALS: Final = ("trace", "poisson", "both")
+RANDOM: Final = "random"
+_FILE_WIDTH: Final = 140
+_KV_BLOCKS: Final = 256
+# Promises of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
+_TPOT_SHARE: Final = 0.6
+_TTFT_IN_TPOT: Final = 40.0
+
+Load = tuple[str, Sequence[Arrival]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateSettings:
+    """What `simulate` was asked for."""
+
+    trace: Path
+    machine: str
+    arrivals: str
+    promises: Sequence[Promises]
+    chunks: Sequence[int]
+    num_requests: int
+    first: int
+    noise: float
+    outliers: float
+    precision: float
+    seed: int
+    num_processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What `engine` was asked for."""
+
+    trace: Path
+    model: str
+    promises: Promises | None
+    chunks: Sequence[int]
+    shrink: float
+    num_requests: int
+    first: int
+    shares: Sequence[float]
+    repeats: int
+    num_threads: int
+
+
+def run_simulate(asked: SimulateSettings, *, out: Path | None) -> None:
+    """Carry the contest under a virtual clock out.
+
+    Raises:
+        BenchmarkError: the trace cannot be read, or the settings make no sense.
+    """
+    facts = _begin(out)
+    machine = machine_called(asked.machine)
+    tasks = tasks_for(
+        _loads(asked),
+        asked.promises,
+        machine=asked.machine,
+        chunks=asked.chunks,
+        noise=Noise(spread=asked.noise, outliers=asked.outliers),
+        seed=asked.seed,
+    )
+    tasks = [replace(task, precision=asked.precision) for task in tasks]
+    entries: list[Entry] = []
+    with _status() as note:
+        for entry in carry_out_all(tasks, num_processes=asked.num_processes):
+            entries.append(entry)
+            rate = f"{entry.run.rate:.2f} req/s" if entry.run else "no load"
+            note(f"{len(entries)}/{len(tasks)}  {entry.policy} sustains {rate}")
+    contests = contests_of(entries)
+    console = _console()
+    for contest in contests:
+        console.print(contest_table(contest), "")
+        console.print(_sentence(contest), "")
+    if out is not None:
+        document = {
+            **facts,
+            "settings": _plain(asked),
+            "prices": asdict(machine),
+            "contests": [contest_document(contest) for contest in contests],
+        }
+        _write(
+            out,
+            document,
+            lambda file: save_contests(contests, file, title=_title(facts, "simulate")),
+        )
+
+
+def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
+    """Carry the contest on a real model out.
+
+    Raises:
+        BenchmarkError: the trace or the model cannot be read.
+    """
+    # The rest of this module works without torch.
+    from benchmarks.scheduling.engine_run import Bench, calibrate, compete  # noqa: PLC0415
+
+    facts = _begin(out)
+    with _checkpoint(asked.model) as folder, _status() as note:
+        bench = Bench(folder, num_blocks=_KV_BLOCKS, num_threads=asked.num_threads)
+        trace = _shrunk(_read(asked.trace), asked.shrink)
+        load = window(trace, first=asked.first, count=asked.num_requests)
+        load, _ = clip(load, bench.max_seq_len)
+        seen = calibrate(bench, load)
+        promises = asked.promises or Promises(
+            ttft_ms=round(_TTFT_IN_TPOT * seen.tpot_s * 1e3, 1),
+            tpot_ms=round(_TPOT_SHARE * seen.tpot_s * 1e3, 1),
+        )
+        note(
+            f"calibrated: {seen.requests_per_s:.2f} req/s at a TPOT of {seen.tpot_s * 1e3:.1f} ms; "
+            f"promises TTFT {promises.ttft_ms:g} ms, TPOT {promises.tpot_ms:g} ms"
+        )
+        trials = compete(
+            bench,
+            load,
+            promises,
+            chunks=asked.chunks,
+            capacity=seen.requests_per_s,
+            shares=asked.shares,
+            repeats=asked.repeats,
+            note=lambda trial: note(
+                f"repeat {trial.repeat + 1}, load {trial.load_share:g}, {trial.policy}: "
+                f"goodput {trial.run.goodput:.2f} req/s"
+            ),
+        )
+    result = verdict(trials)
+    console = _console()
+    console.print(trial_table(trials, promises), "")
+    console.print(
+        "SLO budget over the best static chunk, one ratio a repeat: highest goodput "
+        f"{_ratios(result.ratios)}; highest goodput of a sustained load "
+        f"{_ratios(result.sustained_ratios)}."
+    )
+    if out is not None:
+        document = {
+            **facts,
+            "settings": _plain(asked),
+            "calibration": asdict(seen),
+            "promises": asdict(promises),
+            "trials": [asdict(trial) for trial in trials],
+            "verdict": asdict(result),
+        }
+        _write(
+            out, document, lambda file: save_trials(trials, file, title=_title(facts, asked.model))
+        )
+
+
+def run_cost(*, steps: int, only: str | None, memory: bool, out: Path | None) -> None:
+    """Measure what the scheduler costs.
+
+    Raises:
+        WrongUsage: no setting has `only` in its name.
+    """
+    settings = [setting for setting in SETTINGS if only is None or only in setting.name]
+    if not settings:
+        names = ", ".join(setting.name for setting in SETTINGS)
+        raise WrongUsage(f"--setting is '{only}'; it must be a part of one of: {names}.")
+    facts = _begin(out)
+    costs: list[StepCost] = []
+    bytes_: list[MemoryCost] = []
+    with _status() as note:
+        for setting in settings:
+            for num_running, num_waiting in SIZES:
+                seen = measure_step(setting, num_running, num_waiting, steps=steps)
+                costs.append(seen)
+                note(f"{setting.name}, {num_running:,} running: {seen.mean_ms:.3f} ms")
+            if memory:
+                bytes_.append(measure_memory(setting))
+    console = _console()
+    console.print(cost_table(costs), "")
+    if bytes_:
+        console.print(memory_table(bytes_), "")
+    if out is not None:
+        document = {
+            **facts,
+            "steps": [asdict(each) for each in costs],
+            "memory": [asdict(each) for each in bytes_],
+        }
+        _write(out, document, lambda file: save_costs(costs, file, title=_title(facts, "cost")))
+
+
+def _loads(asked: SimulateSettings) -> list[Load]:
+    if asked.arrivals not in ARRIVALS:
+        raise WrongUsage(
+            f"--arrivals is '{asked.arrivals}'; it must be one of {', '.join(ARRIVALS)}."
+        )
+    trace = _read(asked.trace)
+    loads: list[Load] = []
+    if asked.arrivals != "poisson":
+        loads.append(("trace", window(trace, first=asked.first, count=asked.num_requests)))
+    if asked.arrivals != "trace":
+        loads.append(("poisson", by_chance(trace, count=asked.num_requests, seed=asked.seed)))
+    return loads
+
+
+def _read(file: Path) -> list[Arrival]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return parse_trace(lines)
+    except OSError as error:
+        raise BenchmarkError(
+            f"The trace {file} cannot be read: {error.strerror}; name another with --trace."
+        ) from None
+
+
+def _shrunk(trace: Sequence[Arrival], factor: float) -> list[Arrival]:
+    def part(tokens: int) -> int:
+        return max(1, round(tokens / factor))
+
+    return [
+        Arrival(each.due_s, Shape(part(each.shape.num_input), part(each.shape.num_output)))
+        for each in trace
+    ]
+
+
+def _sentence(contest: Contest) -> str:
+    best = contest.best_static
+    own = [entry for entry in contest.entries if not entry.is_static]
+    ratio = contest.ratio(own[0]) if own else None
+    if best is None or ratio is None:
+        return "No static chunk sustains any load."
+    return f"The SLO budget has {ratio:.2f} times the goodput of the best one, {best.policy}."
+
+
+def _ratios(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values) or "none"
+
+
+@contextmanager
+def _checkpoint(model: str) -> Iterator[Path]:
+    if model != RANDOM:
+        folder = Path(model)
+        if not (folder / "config.json").is_file():
+            raise BenchmarkError(
+                f"{folder} is no checkpoint: it has no config.json; give its folder, or {RANDOM}."
+            )
+        yield folder
+        return
+    from benchmarks.scheduling.model import make_checkpoint  # noqa: PLC0415  # it brings torch
+
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as place:
+        make_checkpoint(Path(place))
+        yield Path(place)
+
+
+def _begin(out: Path | None) -> dict[str, Any]:
+    """Find out before the measurement that its result can be written; note the facts."""
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BenchmarkError(f"The folder {out} cannot be made: {error.strerror}.") from None
+    return {
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": git_commit(),
+        "machine": machine_facts(),
+    }
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """One line that is written over on a terminal; a line each elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: console.print(text, markup=False, soft_wrap=True)
+        return
+    with console.status("measuring") as status:
+        yield status.update
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+
+
+def _title(facts: dict[str, Any], what: str) -> str:
+    machine = facts["machine"]
+    return f"{what}: {machine['cpu_model']}, {machine['num_cores']} cores, {facts['begun'][:10]}"
+
+
+def _plain(settings: SimulateSettings | EngineSettings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def _write(folder: Path, document: dict[str, Any], draw: Callable[[Path], None]) -> None:
+    text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
+    try:
+        (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+        draw(folder / "result.png")
+    except OSError as error:
+        raise BenchmarkError(f"{folder} cannot be written to: {error.strerror}.") from None

@@ -1,0 +1,182 @@
+"""The real scheduler under a virtual clock: only the time of a step is made up."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from benchmarks.scheduling.machines import NoisyMachine
+from benchmarks.scheduling.policies import Policy
+from benchmarks.serving.case import Shape
+from benchmarks.serving.outcome import Outcome
+from benchmarks.serving.settings import Promises
+from benchmarks.serving.trace import Arrival
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.step import Advance
+from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.scheduler.scheduler import Scheduler
+from tandem_engine.testing import CountingRunner
+
+_MILLISECONDS: Final = 1e3
+_LONGEST_OUTPUT: Final = 1024
+_CHECK_EVERY: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a load came to."""
+
+    outcomes: Sequence[Outcome]
+    """Of the requests that ended."""
+    wall_s: float
+    """From the first arrival to the end of the last answer."""
+    num_steps: int
+    num_preemptions: int
+    gave_up: bool = False
+    """Whether it was broken off because too many had missed a promise for good."""
+
+
+class Limit:
+    """Counts the requests that miss a promise, to break a hopeless load off.
+
+    Args:
+        promises: What is promised.
+        most: Requests that may miss each of the two.
+    """
+
+    def __init__(self, promises: Promises, most: float) -> None:
+        self._ttft_s = (promises.ttft_ms or inf) / _MILLISECONDS
+        self._tpot_s = (promises.tpot_ms or inf) / _MILLISECONDS
+        self._most = most
+        self._num_late = self._num_slow = 0
+
+    def note_first(self, ttft_s: float) -> None:
+        """Count a first token."""
+        self._num_late += ttft_s > self._ttft_s
+
+    def note_end(self, tpot_s: float | None) -> None:
+        """Count the end of an answer."""
+        self._num_slow += tpot_s is not None and tpot_s > self._tpot_s
+
+    def is_passed(self, waiting_since: Sequence[float], now: float) -> bool:
+        """Whether too many have missed one, those that still wait for a first token included."""
+        late = self._num_late + sum(now - since > self._ttft_s for since in waiting_since)
+        return max(late, self._num_slow) > self._most
+
+
+class Simulator:
+    """Runs one load.
+
+    Args:
+        policy: How to schedule.
+        machine: How long steps take.
+        num_blocks: KV blocks of the pool.
+        limit: When to give up; None: never.
+    """
+
+    def __init__(
+        self, policy: Policy, machine: NoisyMachine, *, num_blocks: int, limit: Limit | None = None
+    ) -> None:
+        block_size = policy.schedule.cache_block_size
+        pool = BlockPool(num_blocks, block_size)
+        self.scheduler = Scheduler(policy.schedule, pool, slo=policy.slo)
+        """What is measured."""
+        self._machine = machine
+        self._runner = CountingRunner(block_size=block_size, checks=False)
+        self._limit = limit
+        self._shapes: dict[str, tuple[Shape, float]] = {}
+        self._firsts: dict[str, float] = {}
+        self._outcomes: list[Outcome] = []
+        self._num_steps = 0
+
+    def run(self, load: Sequence[Arrival]) -> Seen:
+        """Serve the load to its end, or until the limit is passed."""
+        now = 0.0
+        coming = _requests(load)
+        upcoming = next(coming, None)
+        while upcoming is not None or self.scheduler.has_work:
+            while upcoming is not None and upcoming[1].arrived <= now:
+                self._add(*upcoming)
+                upcoming = next(coming, None)
+            next_arrival = inf if upcoming is None else upcoming[1].arrived
+            if not self.scheduler.has_work:
+                now = next_arrival
+                continue
+            now = self._step(now, next_arrival)
+            if self._gives_up(now):
+                return self._seen(now, gave_up=True)
+        return self._seen(now, gave_up=False)
+
+    def _add(self, shape: Shape, request: Request) -> None:
+        self._shapes[request.request_id] = (shape, request.arrived)
+        self._runner.add(request)
+        self.scheduler.add(request)
+
+    def _step(self, now: float, next_arrival: float) -> float:
+        """Compute a step; return when it ends, or when to look again after an empty one."""
+        step = self.scheduler.schedule(now)
+        ended = now + self._machine.seconds(step) if step.sequence_ids else now
+        for advance in self.scheduler.complete(step, self._runner.run(step), ended):
+            self._note(advance, ended)
+        for sequence_id in self.scheduler.take_ended():
+            self._runner.remove(sequence_id)
+        self._num_steps += 1
+        if step.sequence_ids:
+            return ended
+        later = min(next_arrival, self.scheduler.wake_at)
+        if not now < later < inf:
+            raise RuntimeError(f"an empty step at {now} s, and nothing to wait for")
+        return later
+
+    def _note(self, advance: Advance, now: float) -> None:
+        name = advance.sequence_id
+        shape, arrived = self._shapes[name]
+        if name not in self._firsts:
+            self._firsts[name] = now
+            if self._limit is not None:
+                self._limit.note_first(now - arrived)
+        if advance.finish_reason is None:
+            return
+        del self._shapes[name]
+        times = (self._firsts.pop(name), now)
+        outcome = Outcome(shape=shape, due_s=arrived, end_s=now, event_times_s=times)
+        self._outcomes.append(outcome)
+        if self._limit is not None:
+            self._limit.note_end(outcome.tpot_s)
+
+    def _gives_up(self, now: float) -> bool:
+        if self._limit is None or self._num_steps % _CHECK_EVERY:
+            return False
+        waiting = [since for name, (_, since) in self._shapes.items() if name not in self._firsts]
+        return self._limit.is_passed(waiting, now)
+
+    def _seen(self, now: float, *, gave_up: bool) -> Seen:
+        return Seen(
+            outcomes=self._outcomes,
+            wall_s=now,
+            num_steps=self._num_steps,
+            num_preemptions=self.scheduler.stats().num_preemptions,
+            gave_up=gave_up,
+        )
+
+
+def _requests(load: Sequence[Arrival]) -> Iterator[tuple[Shape, Request]]:
+    """The load as requests, and their true lengths.
+
+    The scheduler must not know how long an answer gets: the k-th token of the counting runner is
+    k, so the last one is an end token, long before the longest answer that is allowed.
+    """
+    sampling = SamplingParams(max_tokens=_LONGEST_OUTPUT)
+    for number, arrival in enumerate(load):
+        shape = arrival.shape
+        yield (
+            shape,
+            Request(
+                request_id=f"r{number}",
+                prompt_token_ids=(0,) * shape.num_input,
+                sampling=sampling,
+                max_new_tokens=max(_LONGEST_OUTPUT, shape.num_output),
+                stop_token_ids=frozenset({shape.num_output - 1}),
+                arrived=arrival.due_s,
+            ),
+        )
