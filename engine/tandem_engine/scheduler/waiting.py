@@ -155,9 +155,10 @@ class Waiting:
     def _drop_dead(self) -> None:
         """Drop the entries of those that left: one that waits for long would keep them all."""
         entries = [*self._heap, *self._late]
-        self._heap = [(self._order.key(one), at, one) for at, one in _live(entries)]
-        self._late = []
-        self._by_age = [(arrival(one), at, one) for at, one in _live(self._by_age)]
+        # In place: somebody may be walking over them.
+        self._heap[:] = [(self._order.key(one), at, one) for at, one in _live(entries)]
+        self._late.clear()
+        self._by_age[:] = [(arrival(one), at, one) for at, one in _live(self._by_age)]
         heapq.heapify(self._heap)
         heapq.heapify(self._by_age)
 
