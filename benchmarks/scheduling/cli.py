@@ -5,18 +5,13 @@ Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from benchmarks.serving.errors import BenchmarkError
+from benchmarks.serving.words import errors_in_words
 
-EXIT_INTERRUPTED: Final = 130
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
 DEFAULT_PROMISES: Final = ("6000/45", "1500/80", "800/150")
 DEFAULT_MODEL: Final = Path("examples/tandem-tiny")
@@ -94,7 +89,7 @@ def simulate(
     out: _Out = None,
 ) -> None:
     """Run the real scheduler under a virtual clock; seek the highest load of each policy."""
-    with _errors_in_words():
+    with errors_in_words():
         from benchmarks.scheduling.policies import STATIC_CHUNKS, parse_promises
         from benchmarks.scheduling.session import SimulateSettings, run_simulate
 
@@ -142,7 +137,7 @@ def engine(
     out: _Out = None,
 ) -> None:
     """Serve a load with a real model, in this process and in real time."""
-    with _errors_in_words():
+    with errors_in_words():
         from benchmarks.scheduling.policies import parse_promises
         from benchmarks.scheduling.session import EngineSettings, run_engine
 
@@ -174,20 +169,7 @@ def cost(
     out: _Out = None,
 ) -> None:
     """Time schedule() and complete(), and count the bytes of a request."""
-    with _errors_in_words():
+    with errors_in_words():
         from benchmarks.scheduling.session import run_cost
 
         run_cost(steps=steps, only=setting, memory=memory, out=out)
-
-
-@contextmanager
-def _errors_in_words() -> Iterator[None]:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    try:
-        yield
-    except BenchmarkError as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}")
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        console.print("Interrupted.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None

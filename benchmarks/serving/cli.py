@@ -5,25 +5,20 @@ Exit codes: 0 measured, 1 could not be carried out or no request succeeded, 2 wr
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from benchmarks.serving.case import parse_case
-from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.settings import (
     EndpointSettings,
     LoadSettings,
     Promises,
     parse_token_ids,
 )
+from benchmarks.serving.words import errors_in_words
 
-EXIT_INTERRUPTED: Final = 130
 DEFAULT_MANIFEST: Final = Path("examples/tandem-tiny/local.yaml")
 
 _EPILOG: Final = """\
@@ -167,7 +162,7 @@ def serving(
     ] = None,
 ) -> None:
     """Measure a server that speaks OpenAI's protocol: throughput, TTFT, TPOT, goodput."""
-    with _errors_in_words():
+    with errors_in_words():
         load = LoadSettings(
             cases=tuple(map(parse_case, case or ())),
             trace=trace,
@@ -191,16 +186,3 @@ def serving(
         from benchmarks.serving.session import measure
 
         measure(load, endpoint, promises, out=out)
-
-
-@contextmanager
-def _errors_in_words() -> Iterator[None]:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    try:
-        yield
-    except BenchmarkError as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}")
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        console.print("Interrupted.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None

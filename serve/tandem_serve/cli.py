@@ -13,6 +13,14 @@ import typer
 
 COMMANDS_GROUP: Final = "tandem.commands"
 
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TANDEM_API_KEY", help="Key of a service that asks for one.", show_default=False
+    ),
+]
+
+
 app = typer.Typer(
     name="tandem",
     no_args_is_help=True,
@@ -168,14 +176,7 @@ def chat(
         str | None,
         typer.Option(help="The service; left out, the one that runs here.", show_default=False),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TANDEM_API_KEY",
-            help="Key of a service that asks for one.",
-            show_default=False,
-        ),
-    ] = None,
+    api_key: ApiKey = None,
     system: Annotated[str | None, typer.Option(help="Text before the conversation.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 takes the likeliest token every time.")
@@ -210,14 +211,7 @@ def steps(
         str | None,
         typer.Option(help="A service elsewhere, in place of NAME.", show_default=False),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TANDEM_API_KEY",
-            help="Key of a service that asks for one.",
-            show_default=False,
-        ),
-    ] = None,
+    api_key: ApiKey = None,
     limit: Annotated[
         int, typer.Option("-n", "--limit", min=1, max=512, help="Steps to show.")
     ] = 20,
