@@ -5,6 +5,8 @@ PYTHON  ?= python3
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 LOCAL   := examples/tandem-tiny/local.yaml
+NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/native/*.[hc]*) \
+           engine/tandem_engine/device/native/build.py
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -58,7 +60,7 @@ bench: $(READY)  ## Measure tandem-tiny through HTTP: a table, JSON and a plot
 		--case 32x128x32 --out benchmarks/results/latest
 
 # uv installs from its per-user cache, so that a fresh clone is ready in seconds.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 14); \
 	sys.exit(0 if ok else "Tandem needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.11" % sys.version_info[:2])'
 	@echo 'Installing into $(VENV); the first time this takes some minutes, torch alone is 5 GB.'

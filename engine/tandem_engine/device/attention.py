@@ -13,6 +13,7 @@ token or more of a prompt. The last tokens of a row's context are the row's own 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -24,6 +25,7 @@ TILE_TOKENS = 512
 """Queries of a continued chunk that attend together; bounds the causal mask, which they share."""
 
 Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,38 +63,86 @@ class Chunk:
     tiles: tuple[Tile, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionMetadata:
-    """Rows, contexts and blocks of one step; see the module for the layout of the batch."""
+    """Rows, contexts and blocks of one step; see the module for the layout of the batch.
+
+    The arrays are what native kernels read. The tensors besides are for kernels in torch, and
+    made when one asks for them.
+    """
 
     block_size: int
-    row_starts: tuple[int, ...]
-    """[rows + 1]: first token of each row in the flat batch; the last entry counts all tokens."""
-    context_lens: tuple[int, ...]
-    """[rows]: tokens of each row in the cache once the step is done, the new ones included."""
-    block_tables: Sequence[Sequence[int]]
-    """[rows][blocks]: ids of each row's blocks; there may be more than the context fills."""
     num_decode_rows: int
     """Leading rows that bring exactly one token."""
+    device: torch.device | str
+    """Where the tensors go."""
 
-    positions: Tensor
-    """[tokens] int64: place of each token in its sequence, from 0."""
-    slot_blocks: Tensor
-    """[tokens] int64: id of the block where K and V of each token go."""
-    slot_offsets: Tensor
-    """[tokens] int64: their place in that block."""
-    fresh_blocks: Tensor
-    """[fresh blocks] int64: blocks of which this step writes the first token. What an earlier
-    request left in them is to be wiped: see `Kernels.write_kv`."""
+    row_starts: Int32s
+    """[rows + 1]: first token of each row in the flat batch; the last entry counts all tokens."""
+    context_lens: Int32s
+    """[rows]: tokens of each row in the cache once the step is done, the new ones included."""
+    first_block: Int32s
+    """[rows + 1]: where the blocks of each row begin in `blocks`."""
+    blocks: Int32s
+    """Ids of the blocks that hold the rows' contexts, row by row, in token order."""
+    token_positions: Ints
+    """[tokens]: place of each token in its sequence, from 0."""
+    token_blocks: Ints
+    """[tokens]: id of the block where K and V of each token go."""
+    token_offsets: Ints
+    """[tokens]: their place in that block."""
 
-    decodes: DecodeUnits | None
-    """None when no row decodes."""
-    chunks: tuple[Chunk, ...]
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.context_lens)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the flat batch."""
-        return self.row_starts[-1]
+        return len(self.token_positions)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """`token_positions` as a tensor."""
+        return self._put(self.token_positions)
+
+    @cached_property
+    def slot_blocks(self) -> Tensor:
+        """`token_blocks` as a tensor."""
+        return self._put(self.token_blocks)
+
+    @cached_property
+    def slot_offsets(self) -> Tensor:
+        """`token_offsets` as a tensor."""
+        return self._put(self.token_offsets)
+
+    @cached_property
+    def fresh_blocks(self) -> Tensor:
+        """[fresh blocks] int64: blocks of which this step writes the first token."""
+        return self._put(self.token_blocks[self.token_offsets == 0])
+
+    @cached_property
+    def decodes(self) -> DecodeUnits | None:
+        """The blocks of the rows that decode; None when no row does."""
+        rows = self.num_decode_rows
+        num_blocks = np.diff(self.first_block)[:rows]
+        return _decode_units(self.context_lens[:rows], num_blocks, self._blocks, self.block_size)
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The rows that do not decode."""
+        begins = self.context_lens - np.diff(self.row_starts)
+        return _chunks(
+            self.num_decode_rows, self.row_starts, begins, self.first_block, self._blocks
+        )
+
+    @cached_property
+    def _blocks(self) -> Tensor:
+        return self._put(self.blocks.astype(np.int64))
+
+    def _put(self, array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
 def build_attention_metadata(
@@ -110,7 +160,7 @@ def build_attention_metadata(
         context_lens: Tokens of each row after the step, the new ones included.
         block_tables: Ids of each row's KV blocks in token order, enough for its context.
         block_size: Tokens of one block.
-        device: Where the index tensors go.
+        device: Where the tensors go.
 
     Raises:
         ValueError: The lists contradict each other, which is a bug of the caller.
@@ -124,7 +174,7 @@ def build_attention_metadata(
         chain.from_iterable(
             table[:count] for table, count in zip(block_tables, num_blocks.tolist(), strict=True)
         ),
-        dtype=np.int64,
+        dtype=np.int32,
         count=int(num_blocks.sum()),
     )
     first_block = _starts(num_blocks)  # [rows + 1], into blocks
@@ -132,28 +182,17 @@ def build_attention_metadata(
     token_rows = np.repeat(np.arange(len(queries)), queries)
     begins = contexts - queries  # tokens of each row that stand in the cache already
     positions = begins[token_rows] + np.arange(row_starts[-1]) - row_starts[token_rows]
-    slot_blocks = blocks[first_block[token_rows] + positions // block_size]
-    slot_offsets = positions % block_size
-    num_decode_rows = _leading_ones(queries)
-
-    def put(array: Ints) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    all_blocks = put(blocks)
     return AttentionMetadata(
         block_size=block_size,
-        row_starts=tuple(row_starts.tolist()),
-        context_lens=tuple(contexts.tolist()),
-        block_tables=block_tables,
-        num_decode_rows=num_decode_rows,
-        positions=put(positions),
-        slot_blocks=put(slot_blocks),
-        slot_offsets=put(slot_offsets),
-        fresh_blocks=put(slot_blocks[slot_offsets == 0]),
-        decodes=_decode_units(
-            contexts[:num_decode_rows], num_blocks[:num_decode_rows], all_blocks, block_size
-        ),
-        chunks=_chunks(num_decode_rows, row_starts, begins, first_block, all_blocks),
+        num_decode_rows=_leading_ones(queries),
+        device=device,
+        row_starts=row_starts.astype(np.int32),
+        context_lens=contexts.astype(np.int32),
+        first_block=first_block.astype(np.int32),
+        blocks=blocks,
+        token_positions=positions,
+        token_blocks=blocks[first_block[token_rows] + positions // block_size].astype(np.int64),
+        token_offsets=positions % block_size,
     )
 
 
@@ -186,7 +225,7 @@ def _leading_ones(queries: Ints) -> int:
 
 
 def _decode_units(
-    contexts: Ints, num_blocks: Ints, all_blocks: Tensor, block_size: int
+    contexts: Int32s, num_blocks: Int32s, all_blocks: Tensor, block_size: int
 ) -> DecodeUnits | None:
     if not len(contexts):
         return None
@@ -204,7 +243,7 @@ def _decode_units(
 
 
 def _chunks(
-    first_row: int, row_starts: Ints, begins: Ints, first_block: Ints, all_blocks: Tensor
+    first_row: int, row_starts: Int32s, begins: Int32s, first_block: Int32s, all_blocks: Tensor
 ) -> tuple[Chunk, ...]:
     """The rows from `first_row` on, each as a chunk."""
     rows = range(first_row, len(begins))

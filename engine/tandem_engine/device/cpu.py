@@ -4,14 +4,20 @@ Work is done when the call returns, so streams and events have nothing to order.
 stream and event objects are not used: recording an event on the CPU raises.
 """
 
+import os
 from types import TracebackType
 from typing import Self
 
 import torch
 
 from tandem_engine.device.host_memory import available_memory, resident_memory
+from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.native.library import AUTO, load_library
 from tandem_engine.device.reference import ReferenceKernels
-from tandem_engine.device.runtime import Event, Memory, Stream
+from tandem_engine.device.runtime import Event, Kernels, Memory, Stream
+
+KERNELS_VARIABLE = "TANDEM_KERNELS"
+"""Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best."""
 
 SHARE_OF_AVAILABLE = 0.8
 """The rest is left to other processes and to what grows later, such as the page cache."""
@@ -49,13 +55,22 @@ class CpuStream:
 
 
 class CpuRuntime:
-    """The processor and the main memory of this machine, or of this container."""
+    """The processor and the main memory of this machine, or of this container.
+
+    Args:
+        memory_bytes: Memory that this process may use; None: 0.8 of what is available.
+        kernels: Variant of the kernels; None: as TANDEM_KERNELS says, or the best there is.
+
+    Raises:
+        ConfigError: There is no such variant, or this CPU cannot run it.
+    """
 
     name = "cpu"
 
-    def __init__(self, *, memory_bytes: int | None = None) -> None:
+    def __init__(self, *, memory_bytes: int | None = None, kernels: str | None = None) -> None:
         self.device = torch.device("cpu")
-        self.kernels = ReferenceKernels()
+        library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
+        self.kernels: Kernels = NativeKernels(library) if library else ReferenceKernels()
         # Found out once: what is available shrinks as this very process fills it.
         self._memory_bytes = memory_bytes or int(
             SHARE_OF_AVAILABLE * (available_memory() + resident_memory())

@@ -1,10 +1,14 @@
 """The kernels in plain torch: for any torch device, and the measure for every other backend."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
+from tandem_engine.device.network import ForwardPass, Network, PackedLinear
+from tandem_engine.device.runtime import HeadNorms
 
 GATHER_BYTES = 1 << 20
 """Size of the keys (or values) that decoding gathers at a time.
@@ -14,15 +18,36 @@ It bounds the working memory, and what fits a core's cache need not come from me
 """
 
 
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """A weight as it is."""
+
+    weight: Tensor
+    """[out, in]."""
+    bias: Tensor | None
+    """[out]."""
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Always."""
+        return True
+
+
 class ReferenceKernels:
     """See `runtime.Kernels` for what each does."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[tokens, in] → [tokens, out]."""
-        return F.linear(x, weight, bias)
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Nothing is moved."""
+        return PlainLinear(weight, bias)
 
-    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """[tokens, in] → [tokens, out]."""
+        plain = _plain(packed)
+        return F.linear(x, plain.weight, plain.bias)
+
+    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """[tokens] → [tokens, hidden]."""
+        weight = table if isinstance(table, Tensor) else _plain(table).weight
         return F.embedding(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -36,25 +61,32 @@ class ReferenceKernels:
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
 
-    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn queries and keys by the angles of their positions."""
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [tokens, 1, head_dim]
-        return _rotate(q, cos, sin), _rotate(k, cos, sin)
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 * width] → [tokens, width]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata
-    ) -> None:
-        """Scatter the tokens' K and V into their slots."""
-        for cache in (k_cache, v_cache):
-            cache.index_fill_(0, metadata.fresh_blocks, 0.0)
-        blocks, offsets = metadata.slot_blocks, metadata.slot_offsets
-        k_cache[blocks, :, offsets] = k
-        v_cache[blocks, :, offsets] = v
+    def prepare_attention(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """Norm, turn, scatter into the slots."""
+        kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+        by_head = qkv.view(len(qkv), -1, head_dim)
+        heads = by_head.shape[1] - 2 * kv_heads
+        q, k, v = torch.split(by_head, [heads, kv_heads, kv_heads], dim=1)  # each [tokens, …]
+        if norms is not None:
+            q = self.rms_norm(q, norms.q, norms.eps)
+            k = self.rms_norm(k, norms.k, norms.eps)
+        cos, sin = rope.index_select(0, metadata.positions).unsqueeze(1).chunk(2, dim=-1)
+        _write_kv(_rotate(k, cos, sin), v, k_cache, v_cache, metadata)
+        return _rotate(q, cos, sin)
 
     def paged_attention(
         self,
@@ -73,10 +105,38 @@ class ReferenceKernels:
             _attend_chunk(q, k_cache, v_cache, chunk, scale, out=out)
         return out.flatten(1)
 
+    def forward_pass(self, network: Network) -> ForwardPass | None:  # noqa: ARG002
+        """None: one by one, so that each can be looked at."""
+        return None
+
+
+def _plain(packed: PackedLinear) -> PlainLinear:
+    if not isinstance(packed, PlainLinear):
+        raise TypeError(f"{type(packed).__name__} was packed by other kernels; this is a bug")
+    return packed
+
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[tokens, heads, head_dim] by [tokens, 1, head_dim / 2]: (a, b) → (ac - bs, bc + as)."""
+    cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos, torch.cat((-second, first), dim=-1), sin)
+
+
+def _write_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata
+) -> None:
+    """Store K and V of every token, [tokens, kv_heads, head_dim].
+
+    A block whose first token this step writes is wiped before. The attention below multiplies what
+    stands behind a row's last token by 0, and 0 times NaN, left there by a request that went
+    wrong, would spoil the next one.
+    """
+    for cache in (k_cache, v_cache):
+        cache.index_fill_(0, metadata.fresh_blocks, 0.0)
+    blocks, offsets = metadata.slot_blocks, metadata.slot_offsets
+    k_cache[blocks, :, offsets] = k
+    v_cache[blocks, :, offsets] = v
 
 
 def _attend_decodes(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 
 
 class Memory(NamedTuple):
@@ -51,14 +52,30 @@ class Stream(Protocol):
         """Block the host until the queue is empty."""
 
 
+class HeadNorms(NamedTuple):
+    """Norms of each head of Q and of K, before they are turned."""
+
+    q: Tensor
+    """[head_dim]."""
+    k: Tensor
+    """[head_dim]."""
+    eps: float
+
+
 class Kernels(Protocol):
     """The operations that a decoder is made of. Results are new tensors of the inputs' dtype."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[tokens, in] with weight [out, in] and bias [out] → [tokens, out]."""
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Put weight [out, in] and bias [out] into the form that `linear` reads fastest.
 
-    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """[tokens] int64 with weight [vocab, hidden] → [tokens, hidden]."""
+        Done once, when the model is loaded.
+        """
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """[tokens, in] → [tokens, out]. `packed` is of these kernels."""
+
+    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear) -> Tensor:
+        """[tokens] int64 with a table [vocab, hidden] → [tokens, hidden]."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Scale the last dimension to root mean square 1, then by `weight`; inside in float32.
@@ -71,31 +88,35 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return rms_norm(x + residual), and x + residual itself: the new residual."""
 
-    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn pairs (i, i + head_dim / 2) of each head by the angle of their token.
-
-        Su et al., "RoFormer", 2021, in the halves layout of Hugging Face.
-
-        Args:
-            q: [tokens, heads, head_dim].
-            k: [tokens, kv_heads, head_dim].
-            cos: [tokens, head_dim], both halves alike.
-            sin: [tokens, head_dim], both halves alike.
-        """
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 * width], gates first → silu(gate) * up, [tokens, width]."""
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata
-    ) -> None:
-        """Store K and V of every token, [tokens, kv_heads, head_dim], in its slot of the cache.
+    def prepare_attention(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """Norm and turn Q and K, and store K and V of every token in its slot of the cache.
 
-        A block whose first token this step writes is wiped before. Attention multiplies what stands
-        behind a row's last token by 0, and 0 times NaN, left there by a request that went wrong,
-        would spoil the next one.
+        Pairs (i, i + head_dim / 2) of each head are turned by the angle of their token (Su et al.,
+        "RoFormer", 2021, in the halves layout of Hugging Face).
 
-        The caches are [num_blocks, kv_heads, block_size, head_dim].
+        Args:
+            qkv: [tokens, (heads + 2 * kv_heads) * head_dim]: all heads of Q, then of K, then of V.
+                The kernel may write into it.
+            rope: [positions, head_dim]: cosines of one half of a head, then sines.
+            k_cache: [num_blocks, kv_heads, block_size, head_dim].
+            v_cache: Like `k_cache`.
+            metadata: Rows, contexts and blocks of the step.
+            norms: None: the model has none.
+
+        Returns:
+            Q, [tokens, heads, head_dim]; may be a view of `qkv`.
         """
 
     def paged_attention(
@@ -110,10 +131,10 @@ class Kernels(Protocol):
 
         Query head h reads KV head h // (heads / kv_heads) (Ainslie et al., "GQA", 2023); scores are
         multiplied by `scale`; softmax and its sums are in float32. The step's own tokens must be
-        in the cache.
+        in the cache. What stands behind a row's last token has no effect, even if it is no number.
 
         Args:
-            q: [tokens, heads, head_dim].
+            q: [tokens, heads, head_dim]; heads side by side, tokens any distance apart.
             k_cache: [num_blocks, kv_heads, block_size, head_dim].
             v_cache: Like `k_cache`.
             metadata: Rows, contexts and blocks of the step.
@@ -122,6 +143,9 @@ class Kernels(Protocol):
         Returns:
             [tokens, heads * head_dim].
         """
+
+    def forward_pass(self, network: Network) -> ForwardPass | None:
+        """The whole of a network in one call; None: the decoder calls kernels one by one."""
 
 
 class DeviceRuntime(Protocol):

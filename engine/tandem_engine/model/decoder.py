@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.runtime import Kernels
+from tandem_engine.device.network import Network, NetworkLayer
+from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
-from tandem_engine.model.parameters import Layer, Parameters
-from tandem_engine.model.rope import RopeTable
 
 LayerCache = tuple[Tensor, Tensor]
 """K and V of one layer, each [num_blocks, kv_heads, block_size, head_dim].
@@ -42,36 +41,40 @@ class KVCache:
 
 
 class Decoder:
-    """A decoder with its parameters; one instance serves any number of sequences."""
+    """A decoder with its parameters; one instance serves any number of sequences.
 
-    def __init__(self, config: DecoderConfig, parameters: Parameters, rope: RopeTable) -> None:
+    Args:
+        config: Its shape.
+        network: Its parameters.
+        kernels: The device's, which also packed the network.
+    """
+
+    def __init__(self, config: DecoderConfig, network: Network, kernels: Kernels) -> None:
         self.config = config
-        self.parameters = parameters
-        self._rope = rope
-        self._scale = config.head_dim**-0.5
+        self.network = network
+        self._kernels = kernels
+        self._forward_pass = kernels.forward_pass(network)
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the parameters, and so of activations and KV cache."""
-        return self.parameters.embedding.dtype
+        return self.network.norm.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return self.parameters.embedding.device
+        return self.network.norm.device
 
     @property
     def max_positions(self) -> int:
         """Tokens that one sequence may have."""
-        return self._rope.num_positions
+        return len(self.network.rope)
 
     def forward(
         self,
         token_ids: Tensor,
-        positions: Tensor,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
-        kernels: Kernels,
         *,
         logits_rows: Tensor,
     ) -> Tensor:
@@ -81,57 +84,54 @@ class Decoder:
 
         Args:
             token_ids: [tokens] int64, all rows one after another.
-            positions: [tokens] int64, from 0, below max_positions.
             kv_cache: Written at the slots of the step, read up to each row's context.
             metadata: Rows, contexts and blocks of the step.
-            kernels: The device's.
             logits_rows: [n] int64, tokens of the flat batch whose successor is wanted.
 
         Returns:
             [n, vocab] float32.
         """
-        parameters, eps = self.parameters, self.config.rms_norm_eps
-        step = _Step(*self._rope.at(positions), metadata, kernels)
-        residual = kernels.embedding(token_ids, parameters.embedding)  # [tokens, hidden]
-        x = kernels.rms_norm(residual, parameters.layers[0].attention_norm, eps)
-        next_norms = [layer.attention_norm for layer in parameters.layers[1:]] + [parameters.norm]
-        last = len(parameters.layers) - 1
-        for number, layer in enumerate(parameters.layers):
-            x = self._attention(layer, x, kv_cache[number], step)
+        if self._forward_pass is not None:
+            return self._forward_pass(token_ids, kv_cache.blocks, metadata, logits_rows)
+        return self.forward_by_kernels(token_ids, kv_cache, metadata, logits_rows=logits_rows)
+
+    def forward_by_kernels(
+        self,
+        token_ids: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        *,
+        logits_rows: Tensor,
+    ) -> Tensor:
+        """The same, kernel by kernel: what a forward pass of the device's own must equal."""
+        network, kernels = self.network, self._kernels
+        residual = kernels.embedding(token_ids, network.embedding)  # [tokens, hidden]
+        x = kernels.rms_norm(residual, network.layers[0].attention_norm, network.eps)
+        next_norms = [layer.attention_norm for layer in network.layers[1:]] + [network.norm]
+        last = len(network.layers) - 1
+        for number, layer in enumerate(network.layers):
+            x = self._attention(layer, x, kv_cache[number], metadata)
             if number == last:
                 # K and V are written; what follows matters for the wanted rows alone.
                 x, residual = x.index_select(0, logits_rows), residual.index_select(0, logits_rows)
-            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = kernels.linear(x, layer.gate_up.weight, layer.gate_up.bias)
-            x = kernels.silu_mul(x)
-            x = kernels.linear(x, layer.down.weight, layer.down.bias)
-            x, residual = kernels.add_rms_norm(x, residual, next_norms[number], eps)
-        return kernels.linear(x, parameters.head, None).float()
+            x = kernels.linear(x, layer.output)
+            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, network.eps)
+            x = kernels.silu_mul(kernels.linear(x, layer.gate_up))
+            x = kernels.linear(x, layer.down)
+            x, residual = kernels.add_rms_norm(x, residual, next_norms[number], network.eps)
+        return kernels.linear(x, network.head).float()
 
-    def _attention(self, layer: Layer, x: Tensor, cache: LayerCache, step: "_Step") -> Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
-        config, kernels = self.config, step.kernels
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
-        by_head = qkv.view(-1, heads + 2 * kv_heads, config.head_dim)
-        q, k, v = torch.split(by_head, [heads, kv_heads, kv_heads], dim=1)  # each [tokens, …]
+    def _attention(
+        self, layer: NetworkLayer, x: Tensor, cache: LayerCache, metadata: AttentionMetadata
+    ) -> Tensor:
+        """[tokens, hidden] → [tokens, heads * head_dim], before the output projection."""
+        network, kernels = self.network, self._kernels
+        norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        q, k = kernels.rotary(q, k, step.cos, step.sin)
-        kernels.write_kv(k, v, *cache, step.metadata)
-        mixed = kernels.paged_attention(q, *cache, step.metadata, self._scale)
-        return kernels.linear(mixed, layer.output.weight, layer.output.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What all layers of one forward pass share."""
-
-    cos: Tensor  # [tokens, head_dim]
-    sin: Tensor  # [tokens, head_dim]
-    metadata: AttentionMetadata
-    kernels: Kernels
+            norms = HeadNorms(layer.q_norm, layer.k_norm, network.eps)
+        qkv = kernels.linear(x, layer.qkv)
+        q = kernels.prepare_attention(qkv, network.rope, *cache, metadata, norms=norms)
+        return kernels.paged_attention(q, *cache, metadata, network.scale)
 
 
 def allocate_kv_cache(

@@ -8,6 +8,7 @@ from tandem_engine.api.config import DType
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
+from tandem_engine.model.pack import pack_network
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
 from tandem_engine.model.rope import RopeTable
 from tandem_engine.weights.checkpoint import Checkpoint
@@ -24,8 +25,8 @@ def load_decoder(
 ) -> Decoder:
     """Read a checkpoint in Hugging Face layout into a decoder on `runtime`'s device.
 
-    The host holds the weights at most once (not at all for another device), and one tensor of the
-    checkpoint besides.
+    The host holds the weights at most once (not at all for another device), and one tensor
+    besides.
 
     Args:
         folder: Holds config.json and the weights in safetensors.
@@ -54,7 +55,8 @@ def load_decoder(
         dtype=torch_dtype,
         device=runtime.device,
     )
-    return Decoder(config, parameters, rope)
+    kernels = runtime.kernels
+    return Decoder(config, pack_network(config, parameters, rope, kernels), kernels)
 
 
 def _resolve_dtype(asked: DType, config: DecoderConfig, checkpoint: Checkpoint) -> torch.dtype:

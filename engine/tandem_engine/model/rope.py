@@ -150,14 +150,5 @@ class RopeTable:
         angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [positions, head_dim/2]
         # One half of each is kept, side by side: the other half of a head is the same.
         table = torch.cat((angles.cos(), angles.sin()), dim=1) * rope.amplitude
-        self._table = table.to(dtype=dtype, device=device)  # [positions, head_dim]
-
-    @property
-    def num_positions(self) -> int:
-        """Positions that the table holds."""
-        return len(self._table)
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at `positions` [tokens], each [tokens, head_dim]."""
-        cos, sin = self._table.index_select(0, positions).chunk(2, dim=1)
-        return torch.cat((cos, cos), dim=1), torch.cat((sin, sin), dim=1)
+        self.table = table.to(dtype=dtype, device=device)
+        """[positions, head_dim]: cosines of one half of a head, then sines."""

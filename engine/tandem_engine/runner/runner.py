@@ -84,10 +84,8 @@ class ModelRunner:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
         return self._decoder.forward(
             batch.token_ids,
-            batch.attention.positions,
             self._kv_cache,
             batch.attention,
-            self._runtime.kernels,
             logits_rows=batch.yield_at,
         )
 

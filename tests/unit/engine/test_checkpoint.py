@@ -14,22 +14,35 @@ from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
 from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.reference import PlainLinear
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.load import load_decoder
 from tandem_engine.weights.checkpoint import Checkpoint, check_readable
 
-RUNTIME = CpuRuntime(memory_bytes=1 << 30)
+RUNTIME = CpuRuntime(memory_bytes=1 << 30, kernels="reference")  # keeps weights as they are
 MakeCheckpoint = Callable[..., Path]
 
 
 def parameters(decoder: Decoder) -> list[Tensor]:
     """All of a decoder's parameters, in one order."""
-    found = [decoder.parameters.embedding, decoder.parameters.norm, decoder.parameters.head]
-    for layer in decoder.parameters.layers:
+    network = decoder.network
+    found = [embedding(decoder), network.norm, plain(network.head).weight]
+    for layer in network.layers:
         found += [layer.attention_norm, layer.mlp_norm]
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+        for linear in map(plain, (layer.qkv, layer.output, layer.gate_up, layer.down)):
             found += [linear.weight] + ([] if linear.bias is None else [linear.bias])
     return found
+
+
+def plain(packed: PackedLinear) -> PlainLinear:
+    assert isinstance(packed, PlainLinear)
+    return packed
+
+
+def embedding(decoder: Decoder) -> Tensor:
+    table = decoder.network.embedding
+    return table if isinstance(table, Tensor) else plain(table).weight
 
 
 @pytest.fixture
@@ -71,16 +84,17 @@ def test_shards_load_like_a_single_file(folder: Path, sharded: Path) -> None:
 def test_projections_that_read_the_same_input_are_one_matrix(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
 
-    layer = load_decoder(folder, runtime=RUNTIME).parameters.layers[1]
+    layer = load_decoder(folder, runtime=RUNTIME).network.layers[1]
+    qkv, gate_up = plain(layer.qkv), plain(layer.gate_up)
 
     def stacked(kind: str, *names: str) -> Tensor:
         return torch.cat([tensors[f"model.layers.1.{name}_proj.{kind}"] for name in names])
 
-    qkv = ("self_attn.q", "self_attn.k", "self_attn.v")
-    assert torch.equal(layer.qkv.weight, stacked("weight", *qkv))
-    assert layer.qkv.bias is not None
-    assert torch.equal(layer.qkv.bias, stacked("bias", *qkv))
-    assert torch.equal(layer.gate_up.weight, stacked("weight", "mlp.gate", "mlp.up"))
+    names = ("self_attn.q", "self_attn.k", "self_attn.v")
+    assert torch.equal(qkv.weight, stacked("weight", *names))
+    assert qkv.bias is not None
+    assert torch.equal(qkv.bias, stacked("bias", *names))
+    assert torch.equal(gate_up.weight, stacked("weight", "mlp.gate", "mlp.up"))
 
 
 def test_a_tied_head_is_the_embedding_itself(make_checkpoint: MakeCheckpoint) -> None:
@@ -89,8 +103,8 @@ def test_a_tied_head_is_the_embedding_itself(make_checkpoint: MakeCheckpoint) ->
     )
     untied = load_decoder(make_checkpoint("Qwen3ForCausalLM"), runtime=RUNTIME)
 
-    assert tied.parameters.head is tied.parameters.embedding
-    assert not torch.equal(untied.parameters.head, untied.parameters.embedding)
+    assert tied.network.head is tied.network.embedding
+    assert not torch.equal(plain(untied.network.head).weight, embedding(untied))
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
@@ -103,9 +117,9 @@ def test_any_dtype_is_converted_to_any_other(
     decoder = load_decoder(source, dtype=asked, runtime=RUNTIME)
 
     expected = getattr(torch, stored if asked == "auto" else asked)
-    embedding = load_file(source / "model.safetensors")["model.embed_tokens.weight"]
+    stored_table = load_file(source / "model.safetensors")["model.embed_tokens.weight"]
     assert {tensor.dtype for tensor in parameters(decoder)} == {expected}
-    assert torch.equal(decoder.parameters.embedding, embedding.to(expected))
+    assert torch.equal(embedding(decoder), stored_table.to(expected))
 
 
 def test_auto_takes_the_dtype_of_the_tensors_when_config_json_is_silent(folder: Path) -> None:
@@ -133,7 +147,7 @@ def test_the_decoder_outlives_its_files(folder: Path) -> None:
 
     (folder / "model.safetensors").write_bytes(b"")
 
-    assert torch.equal(decoder.parameters.norm, expected)
+    assert torch.equal(decoder.network.norm, expected)
 
 
 def test_tensors_that_do_not_start_at_a_multiple_of_their_size_are_read(tmp_path: Path) -> None:
@@ -237,7 +251,7 @@ def test_what_is_known_to_be_harmless_is_passed_over(
 
     decoder = load_decoder(folder, runtime=RUNTIME)
 
-    assert decoder.parameters.head.any()
+    assert plain(decoder.network.head).weight.any()
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,8 @@ class Sequences:
         with torch.inference_mode():
             logits = self._decoder.forward(
                 torch.tensor(tokens),
-                metadata.positions,
                 self._cache,
                 metadata,
-                RUNTIME.kernels,
                 logits_rows=torch.arange(len(tokens)),
             )
         assert logits.dtype == torch.float32
@@ -195,9 +193,7 @@ def forward(decoder: Decoder, tokens: Sequence[int], logits_rows: Sequence[int])
     with torch.inference_mode():
         return decoder.forward(
             torch.tensor(tokens),
-            metadata.positions,
             cache,
             metadata,
-            RUNTIME.kernels,
             logits_rows=torch.tensor(logits_rows, dtype=torch.int64),
         )

@@ -1,6 +1,7 @@
 """The runner, driven by steps made by hand: blocks, choices, beams, failures."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -59,8 +60,8 @@ def test_a_step_writes_its_own_slots_and_nothing_else(decoder: Decoder) -> None:
 
     changed = (before != bench.cache.blocks).any(dim=-1)  # [layers, 2, blocks, heads, slots]
     slots = {(block, slot) for *_, block, _, slot in changed.nonzero().tolist()}
-    # c's block 4 was begun, so all of it was wiped.
-    assert slots == {(2, 2), (3, 2), (4, 0), (4, 1), (4, 2), (4, 3)}
+    # c's block 4 was begun; the reference wipes all of it, native kernels have no need to.
+    assert slots - {(4, 3)} == {(2, 2), (3, 2), (4, 0), (4, 1), (4, 2)}
 
 
 def test_a_copied_block_can_be_written_without_the_other_one(decoder: Decoder) -> None:
@@ -338,8 +339,8 @@ def test_a_flat_batch_holds_each_rows_tokens_and_yields_at_the_last_ones(
 
     assert batch.attention.num_decode_rows == counts.count(1)
     tokens, yield_at = batch.token_ids.tolist(), batch.yield_at.tolist()
-    spans = list(zip(batch.attention.row_starts, batch.attention.row_starts[1:], strict=False))
-    blocks = [table[0] // 16 for table in batch.attention.block_tables]
+    spans = list(pairwise(batch.attention.row_starts.tolist()))
+    blocks = (batch.attention.blocks[batch.attention.first_block[:-1]] // 16).tolist()
     for at, (first, end) in zip(blocks, spans, strict=True):
         own, num_yields = expected[str(at)]
         assert tokens[first : first + len(own)] == own

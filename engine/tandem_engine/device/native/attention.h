@@ -1,0 +1,219 @@
+// Causal attention of the rows of one step, straight from the blocks of the KV cache.
+//
+// The work is cut into tasks of one KV head each, so that all query heads that share it share each
+// load of K and V (Ainslie et al., "GQA", 2023):
+//
+// - a *look*: one query over a range of keys. A long context is cut into several, whose results
+//   are merged afterwards (Dao et al., "Flash-Decoding", 2023), so that one sequence alone keeps
+//   all cores busy;
+// - a *tile*: queries of one chunk over all keys that the last of them sees.
+//
+// Both go through the keys once, some at a time, with a running softmax (Milakov and Gimelshein,
+// "Online normalizer calculation for softmax", 2018).
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "elementwise.h"
+#include "linear.h"
+
+namespace tandem {
+
+constexpr int kKeys = 64;  // keys at a time
+static_assert(kKeys % kPanel == 0);
+constexpr int kTileRows = 8 * kStrip;  // queries times heads of one tile, at most
+constexpr int64_t kFewQueries = 4;     // with so few, packing keys for tiles does not pay
+constexpr int64_t kShortestLook = 256;  // keys; less is not worth merging
+
+// Rows of a step: see `AttentionMetadata`.
+struct Rows {
+  const int32_t* starts;       // [rows + 1] first token of each row
+  const int32_t* contexts;     // [rows] tokens of each row in the cache
+  const int32_t* first_block;  // [rows + 1] into blocks
+  const int32_t* blocks;       // ids, row by row
+  int64_t count;
+};
+
+struct Task {
+  int32_t row, kv_head;
+  int32_t token, queries;       // of the flat batch
+  int32_t first_key, last_key;  // of the row; last_key is behind the last one
+  int32_t partial;              // where the result of a cut look goes, or -1
+};
+
+// Looks whose results belong together.
+struct Merge {
+  int32_t token, kv_head, partial, count;
+};
+
+struct Plan {
+  std::vector<Task> tasks;
+  std::vector<Merge> merges;
+  int64_t num_partials = 0;
+
+  Plan(const Rows& rows, int64_t kv_heads, int64_t group, int threads) {
+    const int64_t fair = fair_look(rows, kv_heads, threads);
+    for (int32_t row = 0; row < rows.count; ++row) {
+      const int32_t queries = rows.starts[row + 1] - rows.starts[row];
+      for (int32_t head = 0; head < kv_heads; ++head) {
+        if (queries <= kFewQueries) {
+          for (int32_t at = 0; at < queries; ++at) look(rows, row, head, at, fair);
+        } else {
+          tile(rows, row, head, group);
+        }
+      }
+    }
+    // Long ones first, so that the members end together.
+    std::sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
+      return cost(a) != cost(b) ? cost(a) > cost(b)
+                                : (a.token != b.token ? a.token < b.token : a.kv_head < b.kv_head);
+    });
+  }
+
+  static int64_t cost(const Task& task) {
+    return int64_t{task.queries} * (task.last_key - task.first_key);
+  }
+
+ private:
+  // Keys of one look, so that there are a few for each thread.
+  static int64_t fair_look(const Rows& rows, int64_t kv_heads, int threads) {
+    int64_t keys = 0;
+    for (int64_t row = 0; row < rows.count; ++row) keys += rows.contexts[row];
+    const int64_t all = threads > 1 ? keys * kv_heads / (4 * threads) + 1 : INT32_MAX;
+    return std::max(all, kShortestLook);
+  }
+
+  void look(const Rows& rows, int32_t row, int32_t head, int32_t at, int64_t fair) {
+    const int32_t token = rows.starts[row] + at;
+    const int32_t keys = rows.contexts[row] - (rows.starts[row + 1] - token) + 1;
+    const int64_t looks = (keys + fair - 1) / fair;
+    const bool is_cut = looks > 1;
+    if (is_cut) {
+      merges.push_back({token, head, int32_t(num_partials), int32_t(looks)});
+    }
+    for (int64_t number = 0; number < looks; ++number) {
+      tasks.push_back({row, head, token, 1, int32_t(keys * number / looks),
+                       int32_t(keys * (number + 1) / looks),
+                       is_cut ? int32_t(num_partials++) : -1});
+    }
+  }
+
+  void tile(const Rows& rows, int32_t row, int32_t head, int64_t group) {
+    const int32_t begin = rows.starts[row], end = rows.starts[row + 1];
+    const int32_t most = int32_t(std::max<int64_t>(1, kTileRows / group));
+    for (int32_t token = begin; token < end; token += most) {
+      const int32_t queries = std::min(most, end - token);
+      const int32_t keys = rows.contexts[row] - (end - token - queries);
+      tasks.push_back({row, head, token, queries, 0, keys, -1});
+    }
+  }
+};
+
+template <class T>
+struct Attention {
+  const T* q;        // [tokens, heads * head_dim], `stride` from token to token
+  int64_t stride;
+  int64_t heads;
+  LayerCache<T> cache;
+  Rows rows;
+  float scale;
+  T* out;            // [tokens, heads * head_dim], contiguous
+  float* partials;   // [partials, group, head_dim + 2]: sums, then largest score and sum of weights
+
+  int64_t group() const { return heads / cache.kv_heads; }
+  int64_t partial_size() const { return cache.head_dim + 2; }
+  const T* query(int64_t token, int64_t kv_head) const {
+    return q + token * stride + kv_head * group() * cache.head_dim;
+  }
+  T* output(int64_t token, int64_t kv_head) const {
+    return out + (token * heads + kv_head * group()) * cache.head_dim;
+  }
+};
+
+// Where the K and V of some keys stand.
+template <class T>
+struct Keys {
+  const T* k[kKeys];
+  const T* v[kKeys];
+  int count = 0;
+
+  Keys(const Attention<T>& attention, const Task& task, int64_t first) {
+    const LayerCache<T>& cache = attention.cache;
+    const int32_t* table = attention.rows.blocks + attention.rows.first_block[task.row];
+    int64_t block = first / cache.block_size, place = first % cache.block_size;
+    for (int64_t key = first; key < task.last_key && count < kKeys; ++key, ++count) {
+      const int64_t slot = cache.offset(table[block], task.kv_head, place);
+      k[count] = cache.keys + slot;
+      v[count] = cache.values + slot;
+      if (++place == cache.block_size) {
+        place = 0;
+        ++block;
+      }
+    }
+  }
+};
+
+// The running softmax of one query: the weights so far are exp(score - largest).
+struct Softmax {
+  float largest = -__builtin_inff();
+  float sum = 0;
+
+  // Turns `count` scores, padded with -inf to whole vectors, into weights; returns what the
+  // earlier weights are to be multiplied by. Weights are padded with 0.
+  template <class P>
+  float update(const float* scores, int64_t padded, float scale, P* weights) {
+    Floats most = splat(-__builtin_inff());
+    for (int64_t at = 0; at < padded; at += kLanes) most = larger(load(scores + at), most);
+    const float now = std::max(largest, largest_of(most) * scale);
+    Floats sums = {};
+    for (int64_t at = 0; at < padded; at += kLanes) {
+      const Floats weight = exp_of(load(scores + at) * scale - now);
+      sums += weight;
+      store(weights + at, weight);
+    }
+    const float factor = exp_of(splat(largest - now))[0];
+    largest = now;
+    sum = sum * factor + sum_of(sums);
+    return factor;
+  }
+};
+
+// Memory of one thread, kept from call to call.
+inline float* scratch_of_thread(int64_t floats) {
+  constexpr int64_t kAlign = 64;
+  static thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < floats + kAlign) memory.resize(floats + kAlign);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(memory.data());
+  return reinterpret_cast<float*>((address + kAlign - 1) / kAlign * kAlign);
+}
+
+}  // namespace tandem
+
+#include "attention_look.h"
+#include "attention_tile.h"
+
+namespace tandem {
+
+// All members must have seen what is in the cache; others may read `out` after the next meeting.
+template <class T>
+inline void attend(Team team, Tickets& tickets, const Plan& plan, const Attention<T>& attention) {
+  const int64_t tasks = static_cast<int64_t>(plan.tasks.size());
+  for (int64_t number; (number = tickets.take()) < tasks;) {
+    const Task& task = plan.tasks[number];
+    if (task.queries > 1) {
+      attend_tile(attention, task);
+    } else {
+      attend_look(attention, task);
+    }
+  }
+  if (plan.merges.empty()) return;
+  team.meet();
+  const Share share(team, static_cast<int64_t>(plan.merges.size()));
+  for (int64_t number = share.begin; number < share.end; ++number) {
+    merge_looks(attention, plan.merges[number]);
+  }
+}
+
+}  // namespace tandem

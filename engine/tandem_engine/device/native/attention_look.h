@@ -1,0 +1,168 @@
+// One query over a range of keys: reading K and V is what takes the time.
+
+#pragma once
+
+#include "attention.h"
+
+namespace tandem {
+
+constexpr int kHeadsTogether = 4;  // query heads that share a load of K or V
+constexpr int kSlice = kLanes == 16 ? 4 : 2;  // vectors of an output that stay in registers
+
+// scores[head][key] = q[head] . k[key]
+template <int kHeads, class T>
+inline void score(const T* q, const Keys<T>& keys, int64_t dim, float* scores) {
+  constexpr int64_t kWide = kLanes * kUnit<T>;
+  for (int key = 0; key < keys.count; ++key) {
+    Floats sums[kHeads] = {};
+    int64_t at = 0;
+    for (; at + kWide <= dim; at += kWide) {
+      const auto k = load_units(keys.k[key] + at);
+      for (int head = 0; head < kHeads; ++head) {
+        sums[head] = multiply_add(sums[head], load_units(q + head * dim + at), k);
+      }
+    }
+    if (at < dim) {
+      const auto k = load_some_units(keys.k[key] + at, dim - at);
+      for (int head = 0; head < kHeads; ++head) {
+        const auto some = load_some_units(q + head * dim + at, dim - at);
+        sums[head] = multiply_add(sums[head], some, k);
+      }
+    }
+    for (int head = 0; head < kHeads; ++head) scores[head * kKeys + key] = sum_of(sums[head]);
+  }
+}
+
+// mixed[head] = mixed[head] * factor[head] + sum of weight * v, for kVectors vectors of the head.
+template <int kHeads, int kVectors, class T>
+inline void mix_slice(const float* weights, const float* factors, const Keys<T>& keys, int64_t at,
+                      float* mixed, int64_t stride) {
+  Floats sums[kHeads][kVectors];
+  for (int head = 0; head < kHeads; ++head) {
+    for (int part = 0; part < kVectors; ++part) {
+      sums[head][part] = load(mixed + head * stride + at + part * kLanes) * factors[head];
+    }
+  }
+  for (int key = 0; key < keys.count; ++key) {
+    for (int part = 0; part < kVectors; ++part) {
+      const Floats v = load(keys.v[key] + at + part * kLanes);
+      for (int head = 0; head < kHeads; ++head) sums[head][part] += weights[head * kKeys + key] * v;
+    }
+  }
+  for (int head = 0; head < kHeads; ++head) {
+    for (int part = 0; part < kVectors; ++part) {
+      store(mixed + head * stride + at + part * kLanes, sums[head][part]);
+    }
+  }
+}
+
+template <class T>
+inline void mix_rest(int64_t heads, const float* weights, const float* factors,
+                     const Keys<T>& keys, int64_t at, int64_t left, float* mixed,
+                     int64_t stride) {
+  for (int64_t head = 0; head < heads; ++head) {
+    Floats sums = load(mixed + head * stride + at) * factors[head];
+    for (int key = 0; key < keys.count; ++key) {
+      sums += weights[head * kKeys + key] * load_some(keys.v[key] + at, left);
+    }
+    store(mixed + head * stride + at, sums);
+  }
+}
+
+template <int kHeads, class T>
+inline void mix(const float* weights, const float* factors, const Keys<T>& keys, int64_t dim,
+                float* mixed, int64_t stride) {
+  int64_t at = 0;
+  for (; at + kSlice * kLanes <= dim; at += kSlice * kLanes) {
+    mix_slice<kHeads, kSlice>(weights, factors, keys, at, mixed, stride);
+  }
+  for (; at + kLanes <= dim; at += kLanes) {
+    mix_slice<kHeads, 1>(weights, factors, keys, at, mixed, stride);
+  }
+  if (at < dim) mix_rest(kHeads, weights, factors, keys, at, dim - at, mixed, stride);
+}
+
+// Some heads over some keys; `mixed` and `state` are those of the first of the heads.
+template <int kHeads, class T>
+inline void look_at(const T* q, const Keys<T>& keys, int64_t dim, float scale, Softmax* state,
+                    float* mixed, int64_t stride) {
+  alignas(64) float scores[kHeads * kKeys];
+  alignas(64) float weights[kHeads * kKeys];
+  float factors[kHeads];
+  score<kHeads>(q, keys, dim, scores);
+  const int64_t padded = round_up(keys.count, kLanes);
+  for (int head = 0; head < kHeads; ++head) {
+    float* of_head = scores + head * kKeys;
+    for (int64_t key = keys.count; key < padded; ++key) of_head[key] = -__builtin_inff();
+    factors[head] = state[head].update(of_head, padded, scale, weights + head * kKeys);
+  }
+  mix<kHeads>(weights, factors, keys, dim, mixed, stride);
+}
+
+template <class T>
+inline void store_head(const float* mixed, float factor, int64_t dim, T* out) {
+  each(
+      dim, [&](int64_t at) { store(out + at, load(mixed + at) * factor); },
+      [&](int64_t at, int64_t left) {
+        store_some(out + at, load_some(mixed + at, left) * factor, left);
+      });
+}
+
+template <class T>
+inline void attend_look(const Attention<T>& attention, const Task& task) {
+  const int64_t dim = attention.cache.head_dim, group = attention.group();
+  const int64_t stride = round_up(dim, kLanes);
+  float* mixed = scratch_of_thread(group * (stride + 2));
+  std::fill_n(mixed, group * stride, 0.0f);
+  Softmax* state = reinterpret_cast<Softmax*>(mixed + group * stride);
+  std::fill_n(state, group, Softmax{});
+  const T* q = attention.query(task.token, task.kv_head);
+  for (int64_t first = task.first_key; first < task.last_key; first += kKeys) {
+    const Keys<T> keys(attention, task, first);
+    for (int64_t head = 0; head < group; head += kHeadsTogether) {
+      const int64_t heads = std::min<int64_t>(kHeadsTogether, group - head);
+      with_constant<kHeadsTogether>(static_cast<int>(heads), [&](auto together) {
+        look_at<together.value>(q + head * dim, keys, dim, attention.scale, state + head,
+                                mixed + head * stride, stride);
+      });
+    }
+  }
+  for (int64_t head = 0; head < group; ++head) {
+    if (task.partial < 0) {
+      T* out = attention.output(task.token, task.kv_head) + head * dim;
+      store_head(mixed + head * stride, 1.0f / state[head].sum, dim, out);
+      continue;
+    }
+    float* partial = attention.partials + (task.partial * group + head) * attention.partial_size();
+    std::memcpy(partial, mixed + head * stride, dim * sizeof(float));
+    partial[dim] = state[head].largest;
+    partial[dim + 1] = state[head].sum;
+  }
+}
+
+// Joins looks over parts of one context, each by its share of the softmax.
+template <class T>
+inline void merge_looks(const Attention<T>& attention, const Merge& merge) {
+  const int64_t dim = attention.cache.head_dim, group = attention.group();
+  float* mixed = scratch_of_thread(round_up(dim, kLanes));
+  for (int64_t head = 0; head < group; ++head) {
+    const auto partial = [&](int64_t number) {
+      return attention.partials +
+             ((merge.partial + number) * group + head) * attention.partial_size();
+    };
+    float largest = -__builtin_inff(), sum = 0;
+    for (int64_t look = 0; look < merge.count; ++look) {
+      largest = std::max(largest, partial(look)[dim]);
+    }
+    std::fill_n(mixed, round_up(dim, kLanes), 0.0f);
+    for (int64_t look = 0; look < merge.count; ++look) {
+      const float* from = partial(look);
+      const float factor = exp_of(splat(from[dim] - largest))[0];
+      sum += factor * from[dim + 1];
+      for (int64_t at = 0; at < dim; ++at) mixed[at] += factor * from[at];
+    }
+    store_head(mixed, 1.0f / sum, dim, attention.output(merge.token, merge.kv_head) + head * dim);
+  }
+}
+
+}  // namespace tandem

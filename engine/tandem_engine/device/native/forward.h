@@ -1,0 +1,197 @@
+// The whole forward pass of a decoder in one parallel region.
+//
+// Between kernels members meet where one reads what another wrote; that costs well under a
+// microsecond, where a call from Python and a parallel region of its own cost several.
+
+#pragma once
+
+#include "attention.h"
+
+namespace tandem {
+
+// These structures are filled by `forward.py`, field by field; every field has 8 bytes.
+
+template <class T>
+struct Layer {
+  const T* attention_norm;
+  Weight<T> qkv;
+  const T* q_norm;  // or null
+  const T* k_norm;  // or null
+  Weight<T> output;
+  const T* mlp_norm;
+  Weight<T> gate_up;
+  Weight<T> down;
+};
+
+template <class T>
+struct Model {
+  int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim;
+  double eps, scale;
+  const T* rope;            // [positions, head_dim]
+  const T* embedding;       // [vocabulary, hidden], or null: the rows of `head`
+  const T* norm;
+  Weight<T> head;
+  const Layer<T>* layers;
+
+  int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  int64_t mixed_width() const { return heads * head_dim; }
+};
+
+template <class T>
+struct Step {
+  Places<T> places;  // its rope is unused
+  Rows rows;
+  const int64_t* token_ids;
+  const int64_t* wanted;  // [num_wanted] tokens of which the logits are asked for
+  int64_t num_wanted;
+  T* cache;  // [layers, 2, num_blocks, kv_heads, block_size, head_dim]
+  int64_t num_blocks, block_size;
+  T* activations;  // as many as `Activations::count` says
+  float* logits;   // [num_wanted, vocabulary]
+};
+
+// Where the activations of a step lie. Those of attention and of the feed-forward layer are never
+// there at the same time and share their memory.
+template <class T>
+struct Activations {
+  T *residual, *x, *qkv, *mixed, *gate_up, *gated;
+
+  static int64_t widest(const Model<T>& model) {
+    return std::max(model.qkv_width() + model.mixed_width(), 3 * model.intermediate);
+  }
+
+  static int64_t count(const Model<T>& model, int64_t tokens) {
+    return tokens * (2 * model.hidden + widest(model));
+  }
+
+  Activations(const Model<T>& model, int64_t tokens, T* memory)
+      : residual(memory),
+        x(residual + tokens * model.hidden),
+        qkv(x + tokens * model.hidden),
+        mixed(qkv + tokens * model.qkv_width()),
+        gate_up(qkv),
+        gated(gate_up + tokens * 2 * model.intermediate) {}
+};
+
+template <class T>
+class Forward {
+ public:
+  Forward(const Model<T>& model, const Step<T>& step, int threads)
+      : model_(model),
+        step_(step),
+        memory_(model, step.places.tokens, step.activations),
+        plan_(step.rows, model.kv_heads, model.heads / model.kv_heads, threads),
+        partials_(plan_.num_partials * model.heads / model.kv_heads * (model.head_dim + 2)),
+        tickets_(model.num_layers * kTicketsPerLayer + 1) {
+    places_ = step.places;
+    places_.rope = model.rope;
+  }
+
+  void operator()(Team team) {
+    embed(team);
+    int64_t rows = places_.tokens;
+    norm(team, model_.layers[0].attention_norm, rows);
+    for (int64_t number = 0; number < model_.num_layers; ++number) {
+      const Layer<T>& layer = model_.layers[number];
+      Tickets* tickets = &tickets_[number * kTicketsPerLayer];
+      const bool is_last = number + 1 == model_.num_layers;
+      attention(team, tickets, layer, number);
+      if (is_last) {
+        // K and V are written; what follows matters for the wanted rows alone.
+        rows = step_.num_wanted;
+        if (rows == 0) return;
+        keep_wanted(team);
+      }
+      product(team, tickets[2], memory_.mixed, rows, layer.output, memory_.residual);
+      norm(team, layer.mlp_norm, rows);
+      feed_forward(team, tickets, layer, rows);
+      norm(team, is_last ? model_.norm : model_.layers[number + 1].attention_norm, rows);
+    }
+    multiply(team, tickets_.back(), memory_.x, rows, model_.head,
+             Product<float, T>{step_.logits, nullptr});
+  }
+
+ private:
+  static constexpr int64_t kTicketsPerLayer = 5;
+
+  const Model<T>& model_;
+  const Step<T>& step_;
+  Places<T> places_;
+  Activations<T> memory_;
+  Plan plan_;
+  std::vector<float> partials_;
+  std::vector<Tickets> tickets_;
+
+  void embed(Team team) const {
+    const Share share(team, places_.tokens);
+    for (int64_t token = share.begin; token < share.end; ++token) {
+      T* to = memory_.residual + token * model_.hidden;
+      const int64_t id = step_.token_ids[token];
+      if (model_.embedding) {
+        std::memcpy(to, model_.embedding + id * model_.hidden, model_.hidden * sizeof(T));
+      } else {
+        unpack_row(model_.head, id, to);
+      }
+    }
+    team.meet();
+  }
+
+  void norm(Team team, const T* weight, int64_t rows) const {
+    rms_norm(team, memory_.residual, model_.hidden, weight, rows, model_.hidden,
+             static_cast<float>(model_.eps), memory_.x);
+    team.meet();
+  }
+
+  // Adds x @ weight.T to the residual, or puts it elsewhere.
+  void product(Team team, Tickets& tickets, const T* x, int64_t rows, const Weight<T>& weight,
+               T* out) const {
+    const T* residual = out == memory_.residual ? out : nullptr;
+    multiply(team, tickets, x, rows, weight, Product<T, T>{out, residual});
+    team.meet();
+  }
+
+  void attention(Team team, Tickets* tickets, const Layer<T>& layer, int64_t number) {
+    const int64_t stride = model_.qkv_width();
+    const int64_t size =
+        step_.num_blocks * model_.kv_heads * step_.block_size * model_.head_dim;
+    T* keys = step_.cache + 2 * number * size;
+    const LayerCache<T> cache{keys, keys + size, model_.kv_heads, step_.block_size,
+                              model_.head_dim};
+    product(team, tickets[0], memory_.x, places_.tokens, layer.qkv, memory_.qkv);
+    prepare_attention(team, memory_.qkv, stride, model_.heads, layer.q_norm, layer.k_norm,
+                      static_cast<float>(model_.eps), places_, cache);
+    team.meet();
+    attend(team, tickets[1], plan_,
+           Attention<T>{memory_.qkv, stride, model_.heads, cache, step_.rows,
+                        static_cast<float>(model_.scale), memory_.mixed, partials_.data()});
+    team.meet();
+  }
+
+  void feed_forward(Team team, Tickets* tickets, const Layer<T>& layer, int64_t rows) const {
+    product(team, tickets[3], memory_.x, rows, layer.gate_up, memory_.gate_up);
+    silu_mul(team, memory_.gate_up, rows, model_.intermediate, memory_.gated);
+    team.meet();
+    product(team, tickets[4], memory_.gated, rows, layer.down, memory_.residual);
+  }
+
+  // Moves the wanted rows to the front, by way of memory that is free: they may come in any order.
+  void keep_wanted(Team team) {
+    T* residual = memory_.x;
+    T* mixed = memory_.qkv;
+    const int64_t hidden = model_.hidden, width = model_.mixed_width();
+    const Share share(team, step_.num_wanted);
+    for (int64_t row = share.begin; row < share.end; ++row) {
+      const int64_t token = step_.wanted[row];
+      std::memcpy(residual + row * hidden, memory_.residual + token * hidden, hidden * sizeof(T));
+      std::memcpy(mixed + row * width, memory_.mixed + token * width, width * sizeof(T));
+    }
+    team.meet();
+    std::memcpy(memory_.residual + share.begin * hidden, residual + share.begin * hidden,
+                (share.end - share.begin) * hidden * sizeof(T));
+    std::memcpy(memory_.mixed + share.begin * width, mixed + share.begin * width,
+                (share.end - share.begin) * width * sizeof(T));
+    team.meet();
+  }
+};
+
+}  // namespace tandem

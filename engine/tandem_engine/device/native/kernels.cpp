@@ -1,0 +1,153 @@
+// What the shared library exports: a plain C interface, which `library.py` declares.
+//
+// Each function exists for float (_f32) and bfloat16 (_bf16). Pointers are to contiguous memory
+// unless a stride, in elements, is given.
+
+#include "forward.h"
+#include "quantize.h"
+
+using namespace tandem;
+
+namespace {
+
+template <class T>
+void run_linear(const T* x, int64_t rows, const Weight<T>& weight, const T* residual, T* out) {
+  Tickets tickets;
+  in_team(rows * weight.inputs * weight.outputs / kLanes, [&](Team team) {
+    multiply(team, tickets, x, rows, weight, Product<T, T>{out, residual});
+  });
+}
+
+template <class T>
+void run_pack(const T* weight, int64_t outputs, int64_t inputs, T* panels) {
+  in_team(outputs * inputs, [&](Team team) { pack(team, weight, outputs, inputs, panels); });
+}
+
+template <class T>
+void run_unpack_rows(const Weight<T>& weight, const int64_t* ids, int64_t count, T* out) {
+  in_team(count * weight.inputs, [&](Team team) {
+    const Share share(team, count);
+    for (int64_t row = share.begin; row < share.end; ++row) {
+      unpack_row(weight, ids[row], out + row * weight.inputs);
+    }
+  });
+}
+
+template <class T>
+void run_rms_norm(const T* x, int64_t stride, const T* weight, int64_t rows, int64_t width,
+                  float eps, T* out) {
+  in_team(rows * width,
+          [&](Team team) { rms_norm(team, x, stride, weight, rows, width, eps, out); });
+}
+
+template <class T>
+void run_add_rms_norm(const T* x, const T* residual, const T* weight, int64_t rows, int64_t width,
+                      float eps, T* sum, T* out) {
+  in_team(rows * width, [&](Team team) {
+    add_rms_norm(team, x, residual, weight, rows, width, eps, sum, out);
+  });
+}
+
+template <class T>
+void run_silu_mul(const T* gate_up, int64_t rows, int64_t width, T* out) {
+  in_team(4 * rows * width, [&](Team team) { silu_mul(team, gate_up, rows, width, out); });
+}
+
+template <class T>
+void run_prepare(T* qkv, int64_t stride, int64_t heads, const T* q_norm, const T* k_norm,
+                 float eps, const Places<T>& places, const LayerCache<T>& cache) {
+  const int64_t width = (heads + 2 * cache.kv_heads) * cache.head_dim;
+  in_team(places.tokens * width, [&](Team team) {
+    prepare_attention(team, qkv, stride, heads, q_norm, k_norm, eps, places, cache);
+  });
+}
+
+template <class T>
+void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<T>& cache,
+                const Rows& rows, float scale, T* out) {
+  const int64_t group = heads / cache.kv_heads;
+  const Plan plan(rows, cache.kv_heads, group, omp_get_max_threads());
+  std::vector<float> partials(plan.num_partials * group * (cache.head_dim + 2));
+  const Attention<T> attention{q, stride, heads, cache, rows, scale, out, partials.data()};
+  int64_t operations = 0;
+  for (const Task& task : plan.tasks) operations += Plan::cost(task) * group * cache.head_dim;
+  Tickets tickets;
+  in_team(operations / kLanes, [&](Team team) { attend(team, tickets, plan, attention); });
+}
+
+template <class T>
+void run_forward(const Model<T>& model, const Step<T>& step) {
+  const int64_t per_layer = model.hidden * (model.qkv_width() + 3 * model.intermediate);
+  Forward<T> forward(model, step, omp_get_max_threads());
+  in_team(step.places.tokens * model.num_layers * per_layer / kLanes,
+          [&](Team team) { forward(team); });
+}
+
+}  // namespace
+
+#define TANDEM_EXPORTS(T, kind)                                                                   \
+  void tandem_linear_##kind(const T* x, int64_t rows, const Weight<T>* weight, const T* residual, \
+                            T* out) {                                                             \
+    run_linear(x, rows, *weight, residual, out);                                                  \
+  }                                                                                               \
+  void tandem_pack_##kind(const T* weight, int64_t outputs, int64_t inputs, T* panels) {          \
+    run_pack(weight, outputs, inputs, panels);                                                    \
+  }                                                                                               \
+  void tandem_unpack_rows_##kind(const Weight<T>* weight, const int64_t* ids, int64_t count,      \
+                                 T* out) {                                                        \
+    run_unpack_rows(*weight, ids, count, out);                                                    \
+  }                                                                                               \
+  void tandem_rms_norm_##kind(const T* x, int64_t stride, const T* weight, int64_t rows,          \
+                              int64_t width, float eps, T* out) {                                 \
+    run_rms_norm(x, stride, weight, rows, width, eps, out);                                       \
+  }                                                                                               \
+  void tandem_add_rms_norm_##kind(const T* x, const T* residual, const T* weight, int64_t rows,   \
+                                  int64_t width, float eps, T* sum, T* out) {                     \
+    run_add_rms_norm(x, residual, weight, rows, width, eps, sum, out);                            \
+  }                                                                                               \
+  void tandem_silu_mul_##kind(const T* gate_up, int64_t rows, int64_t width, T* out) {            \
+    run_silu_mul(gate_up, rows, width, out);                                                      \
+  }                                                                                               \
+  void tandem_prepare_attention_##kind(T* qkv, int64_t stride, int64_t heads, const T* q_norm,    \
+                                       const T* k_norm, float eps, const Places<T>* places,       \
+                                       const LayerCache<T>* cache) {                              \
+    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                        \
+  }                                                                                               \
+  void tandem_attend_##kind(const T* q, int64_t stride, int64_t heads,                            \
+                            const LayerCache<T>* cache, const Rows* rows, float scale, T* out) {  \
+    run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
+  }                                                                                               \
+  int64_t tandem_activations_##kind(const Model<T>* model, int64_t tokens) {                      \
+    return Activations<T>::count(*model, tokens);                                                 \
+  }                                                                                               \
+  void tandem_forward_##kind(const Model<T>* model, const Step<T>* step) {                        \
+    run_forward(*model, *step);                                                                   \
+  }                                                                                               \
+  void tandem_quantize_##kind(const T* x, int64_t rows, int64_t width, uint8_t* out,              \
+                              float* scales) {                                                    \
+    in_team(2 * rows * width,                                                                     \
+            [&](Team team) { quantize(team, x, rows, width, out, scales); });                     \
+  }                                                                                               \
+  void tandem_quantize_norm_##kind(const T* x, const T* weight, int64_t rows, int64_t width,      \
+                                   float eps, uint8_t* out, float* scales) {                      \
+    in_team(3 * rows * width, [&](Team team) {                                                    \
+      quantize_norm(team, x, weight, rows, width, eps, out, scales);                              \
+    });                                                                                           \
+  }                                                                                               \
+  void tandem_quantize_gated_##kind(const T* gate_up, int64_t rows, int64_t width, uint8_t* out,  \
+                                    float* scales) {                                              \
+    in_team(4 * rows * width,                                                                     \
+            [&](Team team) { quantize_gated(team, gate_up, rows, width, out, scales); });         \
+  }
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Outputs of a packed weight come in panels of so many; its memory is rounded up to them.
+int64_t tandem_panel() { return kPanel; }
+
+TANDEM_EXPORTS(float, f32)
+TANDEM_EXPORTS(Bf16, bf16)
+
+}  // extern "C"
+#pragma GCC visibility pop

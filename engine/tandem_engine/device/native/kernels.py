@@ -1,0 +1,205 @@
+"""The kernels of `runtime.Kernels` in C++, for float32 and bfloat16 on the CPU.
+
+Whatever they do not compute, which is float16 and shapes that do not come in whole units, goes to
+the reference.
+"""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.native.arguments import cache_args, places_args, rows_args
+from tandem_engine.device.native.forward import NativeForward, is_native
+from tandem_engine.device.native.library import KINDS, Library
+from tandem_engine.device.native.linear import PanelLinear
+from tandem_engine.device.native.memory import HugePages
+from tandem_engine.device.network import ForwardPass, Network, PackedLinear
+from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.runtime import HeadNorms
+
+
+class NativeKernels:
+    """See `runtime.Kernels` for what each does.
+
+    Args:
+        library: The compiled kernels.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._reference = ReferenceKernels()
+        self._pages = HugePages()
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Cut the weight into panels, in huge pages."""
+        if weight.dtype not in KINDS or weight.shape[1] % 2:
+            return self._reference.pack(weight, bias)
+        return PanelLinear(self.library, self._pages, weight, bias)
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """[tokens, in] → [tokens, out]."""
+        if not isinstance(packed, PanelLinear):
+            return self._reference.linear(x, packed)
+        x = x.contiguous()
+        out = x.new_empty(len(x), packed.outputs)
+        self.library("linear", x.dtype)(
+            x.data_ptr(), len(x), byref(packed.args), None, out.data_ptr()
+        )
+        return out
+
+    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear) -> Tensor:
+        """[tokens] → [tokens, hidden]."""
+        if not isinstance(table, PanelLinear):
+            return self._reference.embedding(token_ids, table)
+        out = torch.empty(len(token_ids), table.inputs, dtype=table.dtype)
+        unpack = self.library("unpack_rows", table.dtype)
+        unpack(byref(table.args), token_ids.data_ptr(), len(token_ids), out.data_ptr())
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root mean square norm of the last dimension."""
+        if x.dtype not in KINDS:
+            return self._reference.rms_norm(x, weight, eps)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        width = len(weight)
+        norm = self.library("rms_norm", x.dtype)
+        norm(
+            x.data_ptr(),
+            width,
+            weight.data_ptr(),
+            x.numel() // width,
+            width,
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Norm of the sum, and the sum."""
+        if x.dtype not in KINDS:
+            return self._reference.add_rms_norm(x, residual, weight, eps)
+        x, residual = x.contiguous(), residual.contiguous()
+        added, out = torch.empty_like(x), torch.empty_like(x)
+        width = len(weight)
+        self.library("add_rms_norm", x.dtype)(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            x.numel() // width,
+            width,
+            eps,
+            added.data_ptr(),
+            out.data_ptr(),
+        )
+        return out, added
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[tokens, 2 * width] → [tokens, width]."""
+        if gate_up.dtype not in KINDS:
+            return self._reference.silu_mul(gate_up)
+        gate_up = gate_up.contiguous()
+        width = gate_up.shape[1] // 2
+        out = gate_up.new_empty(len(gate_up), width)
+        silu_mul = self.library("silu_mul", gate_up.dtype)
+        silu_mul(gate_up.data_ptr(), len(gate_up), width, out.data_ptr())
+        return out
+
+    def prepare_attention(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """Norm and turn Q in place, K into the cache; copy V there."""
+        if qkv.dtype not in KINDS:
+            return self._reference.prepare_attention(
+                qkv, rope, k_cache, v_cache, metadata, norms=norms
+            )
+        cache = cache_args(k_cache, v_cache)
+        heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
+        self.library("prepare_attention", qkv.dtype)(
+            qkv.data_ptr(),
+            qkv.stride(0),
+            heads,
+            norms.q.data_ptr() if norms else None,
+            norms.k.data_ptr() if norms else None,
+            norms.eps if norms else 0.0,
+            byref(places_args(metadata, rope)),
+            byref(cache),
+        )
+        return qkv[:, : heads * cache.head_dim].view(len(qkv), heads, cache.head_dim)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:
+        """All rows in one call."""
+        if q.dtype not in KINDS:
+            return self._reference.paged_attention(q, k_cache, v_cache, metadata, scale)
+        tokens, heads, head_dim = q.shape
+        if q.stride()[1:] != (head_dim, 1):
+            q = q.contiguous()
+        out = q.new_empty(tokens, heads * head_dim)
+        self.library("attend", q.dtype)(
+            q.data_ptr(),
+            q.stride(0),
+            heads,
+            byref(cache_args(k_cache, v_cache)),
+            byref(rows_args(metadata)),
+            scale,
+            out.data_ptr(),
+        )
+        return out
+
+    def forward_pass(self, network: Network) -> ForwardPass | None:
+        """One call a step, where the network is of a dtype that the kernels compute in."""
+        return NativeForward(self.library, network) if is_native(network) else None
+
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Per-token u8 and scale: x ≈ (q - 128) * scale."""
+        x = x.contiguous()
+        out, scales = x.new_empty(x.shape, dtype=torch.uint8), _scales(x)
+        quantize = self.library("quantize", x.dtype)
+        quantize(x.data_ptr(), len(x), x.shape[1], out.data_ptr(), scales.data_ptr())
+        return out, scales
+
+    def quantize_norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """quantize(rms_norm(x)) without rounding in between."""
+        x = x.contiguous()
+        out, scales = x.new_empty(x.shape, dtype=torch.uint8), _scales(x)
+        self.library("quantize_norm", x.dtype)(
+            x.data_ptr(),
+            weight.data_ptr(),
+            len(x),
+            x.shape[1],
+            eps,
+            out.data_ptr(),
+            scales.data_ptr(),
+        )
+        return out, scales
+
+    def quantize_gated(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+        """quantize(silu_mul(gate_up)) without rounding in between."""
+        gate_up = gate_up.contiguous()
+        width = gate_up.shape[1] // 2
+        out, scales = gate_up.new_empty(len(gate_up), width, dtype=torch.uint8), _scales(gate_up)
+        quantize = self.library("quantize_gated", gate_up.dtype)
+        quantize(gate_up.data_ptr(), len(gate_up), width, out.data_ptr(), scales.data_ptr())
+        return out, scales
+
+
+def _scales(x: Tensor) -> Tensor:
+    return torch.empty(len(x), dtype=torch.float32)

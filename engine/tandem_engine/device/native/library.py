@@ -1,0 +1,256 @@
+"""Find the compiled kernels, choose the variant that suits this CPU, and load it."""
+
+import ctypes
+import logging
+import platform
+import re
+from ctypes import c_double, c_float, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.native.build import LIBRARIES, library_name, sources_hash, variants
+
+_LOG = logging.getLogger(__name__)
+
+REFERENCE: Final = "reference"
+"""The choice of no native kernels at all."""
+AUTO: Final = "auto"
+
+NEEDED_FLAGS: Final = {
+    "avx512": {
+        "avx512f",
+        "avx512bw",
+        "avx512cd",
+        "avx512dq",
+        "avx512vl",
+        "avx512_bf16",
+        "avx512_vnni",
+    },
+    "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
+    "portable": set[str](),
+}
+"""Variant → flags of /proc/cpuinfo that its instructions need."""
+
+KINDS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""What the kernels compute in → the end of their names."""
+
+_P, _I, _F = c_void_p, c_int64, c_float
+_PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
+    "linear": ([_P, _I, _P, _P, _P], None),
+    "pack": ([_P, _I, _I, _P], None),
+    "unpack_rows": ([_P, _P, _I, _P], None),
+    "rms_norm": ([_P, _I, _P, _I, _I, _F, _P], None),
+    "add_rms_norm": ([_P, _P, _P, _I, _I, _F, _P, _P], None),
+    "silu_mul": ([_P, _I, _I, _P], None),
+    "prepare_attention": ([_P, _I, _I, _P, _P, _F, _P, _P], None),
+    "attend": ([_P, _I, _I, _P, _P, _F, _P], None),
+    "activations": ([_P, _I], _I),
+    "forward": ([_P, _P], None),
+    "quantize": ([_P, _I, _I, _P, _P], None),
+    "quantize_norm": ([_P, _P, _I, _I, _F, _P, _P], None),
+    "quantize_gated": ([_P, _I, _I, _P, _P], None),
+}
+"""Function → its arguments and its result, as in kernels.cpp."""
+
+
+class WeightArgs(ctypes.Structure):
+    """`Weight` of linear.h."""
+
+    _fields_: ClassVar[Any] = (("panels", _P), ("bias", _P), ("inputs", _I), ("outputs", _I))
+
+
+class CacheArgs(ctypes.Structure):
+    """`LayerCache` of elementwise.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("keys", _P),
+        ("values", _P),
+        ("kv_heads", _I),
+        ("block_size", _I),
+        ("head_dim", _I),
+    )
+
+
+class PlacesArgs(ctypes.Structure):
+    """`Places` of elementwise.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("rope", _P),
+        ("positions", _P),
+        ("blocks", _P),
+        ("offsets", _P),
+        ("tokens", _I),
+    )
+
+
+class RowsArgs(ctypes.Structure):
+    """`Rows` of attention.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("starts", _P),
+        ("contexts", _P),
+        ("first_block", _P),
+        ("blocks", _P),
+        ("count", _I),
+    )
+
+
+class LayerArgs(ctypes.Structure):
+    """`Layer` of forward.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("attention_norm", _P),
+        ("qkv", WeightArgs),
+        ("q_norm", _P),
+        ("k_norm", _P),
+        ("output", WeightArgs),
+        ("mlp_norm", _P),
+        ("gate_up", WeightArgs),
+        ("down", WeightArgs),
+    )
+
+
+class ModelArgs(ctypes.Structure):
+    """`Model` of forward.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("num_layers", _I),
+        ("hidden", _I),
+        ("intermediate", _I),
+        ("heads", _I),
+        ("kv_heads", _I),
+        ("head_dim", _I),
+        ("eps", c_double),
+        ("scale", c_double),
+        ("rope", _P),
+        ("embedding", _P),
+        ("norm", _P),
+        ("head", WeightArgs),
+        ("layers", _P),
+    )
+
+
+class StepArgs(ctypes.Structure):
+    """`Step` of forward.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("places", PlacesArgs),
+        ("rows", RowsArgs),
+        ("token_ids", _P),
+        ("wanted", _P),
+        ("num_wanted", _I),
+        ("cache", _P),
+        ("num_blocks", _I),
+        ("block_size", _I),
+        ("activations", _P),
+        ("logits", _P),
+    )
+
+
+class Library:
+    """The kernels of one variant, by name and dtype."""
+
+    def __init__(self, variant: str, library: ctypes.CDLL) -> None:
+        self.variant = variant
+        self.panel = int(library.tandem_panel())
+        """Outputs of a packed weight are rounded up to a multiple of this."""
+        self._functions = {
+            (name, dtype): _declared(library, f"tandem_{name}_{kind}", *prototype)
+            for name, prototype in _PROTOTYPES.items()
+            for dtype, kind in KINDS.items()
+        }
+
+    def __call__(self, name: str, dtype: torch.dtype) -> Any:
+        """The kernel `name` for tensors of `dtype`, one of KINDS."""
+        return self._functions[name, dtype]
+
+
+def _declared(library: ctypes.CDLL, name: str, arguments: list[Any], result: Any) -> Any:
+    function = getattr(library, name)
+    function.argtypes, function.restype = arguments, result
+    return function
+
+
+def runnable_variants(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """The variants that this CPU has the instructions for, best first."""
+    flags = _cpu_flags(cpuinfo) if platform.machine() in ("x86_64", "AMD64") else set()
+    return [name for name in variants() if flags >= NEEDED_FLAGS[name]]
+
+
+def _cpu_flags(cpuinfo: Path) -> set[str]:
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return set()
+    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return set(found[1].split()) if found else set()
+
+
+@cache
+def load_library(choice: str = AUTO, folder: Path = LIBRARIES) -> Library | None:
+    """The kernels to use, or None for the reference; warns once where they are missing.
+
+    Args:
+        choice: A variant, `reference`, or `auto` for the best that this CPU can run.
+        folder: Where the libraries are.
+
+    Raises:
+        ConfigError: There is no such variant, or this CPU cannot run it.
+    """
+    if choice == REFERENCE:
+        return None
+    runnable = runnable_variants()
+    if choice not in (AUTO, *runnable):
+        raise ConfigError(
+            f"TANDEM_KERNELS is '{choice}'; on this CPU it can be "
+            f"{', '.join((AUTO, *runnable, REFERENCE))}."
+        )
+    sources = sources_hash()
+    for variant in runnable if choice == AUTO else [choice]:
+        path = folder / library_name(variant, sources)
+        if path.is_file():
+            return _opened(variant, path)
+    _LOG.warning(
+        "There are no native kernels in %s for this version, so the engine computes in plain "
+        "torch, several times slower. Install g++ 11 or newer, then run "
+        "`python -m tandem_engine.device.native.build`.",
+        folder,
+    )
+    return None
+
+
+def _opened(variant: str, path: Path) -> Library | None:
+    try:
+        return Library(variant, _open(path))
+    except (OSError, AttributeError) as error:
+        _LOG.warning(
+            "The native kernels do not load (%s), so the engine computes in plain torch, several "
+            "times slower. Build them on this machine: "
+            "`python -m tandem_engine.device.native.build`.",
+            error,
+        )
+        return None
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        # OpenMP's functions are those of the libgomp that torch has loaded for everyone.
+        return ctypes.CDLL(str(path))
+    except OSError:
+        _share_openmp()
+        return ctypes.CDLL(str(path))
+
+
+def _share_openmp() -> None:
+    """Let libraries that are loaded from now on see the OpenMP that this process has already.
+
+    That of torch is visible to all where torch loads it so; a torch built otherwise may keep it to
+    itself. Only if there is none at all does the system's come in.
+    """
+    maps = Path("/proc/self/maps").read_text()
+    loaded = re.search(r"\s(/\S*/lib(?:gomp|iomp5|omp)[-\w]*\.so\S*)", maps)
+    ctypes.CDLL(loaded[1] if loaded else "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)

@@ -1,0 +1,182 @@
+// Vectors of the widest kind that the target has, and the two types that tensors are made of.
+//
+// The kernels are written once, in terms of `Floats`; what a variant gains over another comes
+// from the flags that it is compiled with, and from `dot_pairs`, where the target has it.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace tandem {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+#if defined(__AVX512BF16__)
+constexpr bool kHasPairs = true;  // products of bfloat16 pairs, summed in float32
+#else
+constexpr bool kHasPairs = false;
+#endif
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+
+template <class To, class From>
+inline To same_bits(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+inline Floats splat(float x) { return Floats{} + x; }
+
+inline Floats load(const float* p) {
+  Floats x;
+  std::memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+inline void store(float* p, Floats x) { std::memcpy(p, &x, sizeof(x)); }
+
+inline Floats load(const Bf16* p) {
+  Halves bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  return same_bits<Floats>(__builtin_convertvector(bits, Words) << 16);
+}
+
+// Rounds to the nearest, ties to even, as torch does; what is not a number stays so.
+inline Halves to_bf16(Floats x) {
+#if defined(__AVX512BF16__)
+  return same_bits<Halves>(_mm512_cvtneps_pbh(x));
+#else
+  const Words bits = same_bits<Words>(x);
+  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Words is_number = same_bits<Words>(x == x);
+  return __builtin_convertvector((rounded & is_number) | (0x7fc0 & ~is_number), Halves);
+#endif
+}
+
+inline void store(Bf16* p, Floats x) {
+  const Halves bits = to_bf16(x);
+  std::memcpy(p, &bits, sizeof(bits));
+}
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(Bf16 x) { return same_bits<float>(uint32_t{x.bits} << 16); }
+
+inline void assign(float& to, float x) { to = x; }
+
+inline void assign(Bf16& to, float x) {
+  const Halves bits = to_bf16(splat(x));
+  to.bits = bits[0];
+}
+
+// The first `count` values, and 0 behind them.
+template <class T>
+inline Floats load_some(const T* p, int64_t count) {
+  T some[kLanes] = {};
+  std::memcpy(some, p, count * sizeof(T));
+  return load(some);
+}
+
+template <class T>
+inline void store_some(T* p, Floats x, int64_t count) {
+  T some[kLanes];
+  store(some, x);
+  std::memcpy(p, some, count * sizeof(T));
+}
+
+template <class T>
+inline Floats load_up_to(const T* p, int64_t count) {
+  return count == kLanes ? load(p) : load_some(p, count);
+}
+
+template <class T>
+inline void store_up_to(T* p, Floats x, int64_t count) {
+  if (count == kLanes) {
+    store(p, x);
+  } else {
+    store_some(p, x, count);
+  }
+}
+
+inline int64_t round_up(int64_t x, int64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
+// Calls whole(at) at every multiple of the lanes that fits, then rest(at, count) if some are left.
+template <class Whole, class Rest>
+inline void each(int64_t length, Whole&& whole, Rest&& rest) {
+  int64_t at = 0;
+  for (; at + kLanes <= length; at += kLanes) whole(at);
+  if (at < length) rest(at, length - at);
+}
+
+// The larger; what is not a number is passed over.
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// Sums of a run's lanes come in a fixed order, so that the same input gives the same bits.
+inline float sum_of(Floats x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(x);
+#else
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
+  return sum;
+#endif
+}
+
+inline float largest_of(Floats x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(x);
+#else
+  float largest = x[0];
+  for (int lane = 1; lane < kLanes; ++lane) largest = x[lane] > largest ? x[lane] : largest;
+  return largest;
+#endif
+}
+
+// e to the x, to the last two bits or so; 0 below the smallest normal number; nan stays nan.
+//
+// x = n ln 2 + r with |r| <= ln 2 / 2, so e^x = 2^n e^r, and e^r is its Taylor polynomial.
+inline Floats exp_of(Floats x) {
+  constexpr float kSmallest = -87.0f, kLargest = 88.0f;
+  Floats bounded = x < kSmallest ? splat(kSmallest) : x;
+  bounded = bounded > kLargest ? splat(kLargest) : bounded;
+  constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits behind the point
+  const Floats shifted = bounded * 1.44269504f + kRounds;
+  const Floats n = shifted - kRounds;
+  const Floats r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two pieces
+  Floats p = splat(1.0f / 720);
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Ints exponent = same_bits<Ints>(shifted) << 23;  // the bits of n stand lowest
+  const Floats result = same_bits<Floats>(same_bits<Ints>(p) + exponent);
+  return x < kSmallest ? Floats{} : result;
+}
+
+}  // namespace tandem

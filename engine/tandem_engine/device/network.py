@@ -1,0 +1,89 @@
+"""A decoder's parameters as one device's kernels want them: what a forward pass reads."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from tandem_engine.device.attention import AttentionMetadata
+
+
+class PackedLinear(Protocol):
+    """x @ weight.T + bias, in whatever form the kernels that packed it read fastest."""
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether it refers to the tensor that it was made of, whose memory is then still used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLayer:
+    """One block: attention, then the feed-forward layer, each after a norm."""
+
+    attention_norm: Tensor
+    """[hidden]."""
+    qkv: PackedLinear
+    """hidden → (heads + 2 * kv_heads) * head_dim: all heads of Q, then of K, then of V."""
+    q_norm: Tensor | None
+    """[head_dim]."""
+    k_norm: Tensor | None
+    """[head_dim]."""
+    output: PackedLinear
+    """heads * head_dim → hidden."""
+    mlp_norm: Tensor
+    """[hidden]."""
+    gate_up: PackedLinear
+    """hidden → 2 * intermediate: gate, then up."""
+    down: PackedLinear
+    """intermediate → hidden."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """All of a decoder."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    eps: float
+    """What norms add to the mean square."""
+    rope: Tensor
+    """[positions, head_dim]: cosines of one half of a head, then sines; see `model.rope`."""
+    embedding: Tensor | PackedLinear
+    """[vocab, hidden]; the head itself where the two are tied and it keeps no other copy."""
+    layers: tuple[NetworkLayer, ...]
+    norm: Tensor
+    """[hidden]."""
+    head: PackedLinear
+    """hidden → vocab."""
+
+    @property
+    def scale(self) -> float:
+        """What attention's scores are multiplied by."""
+        return float(self.head_dim**-0.5)
+
+
+class ForwardPass(Protocol):
+    """A device's own forward pass of one network, faster than its kernels one by one."""
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        cache_blocks: Tensor,
+        metadata: AttentionMetadata,
+        logits_rows: Tensor,
+    ) -> Tensor:
+        """Compute one step.
+
+        Args:
+            token_ids: [tokens] int64.
+            cache_blocks: [layers, 2, num_blocks, kv_heads, block_size, head_dim].
+            metadata: Rows, contexts and blocks of the step.
+            logits_rows: [n] int64, tokens of the flat batch whose successor is wanted.
+
+        Returns:
+            [n, vocab] float32.
+        """
