@@ -16,7 +16,7 @@ NATIVE = Path("engine/tandem_engine/device/native")
 TARGET = "tandem_engine/device/native/lib"
 
 
-class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]
+class NativeKernels(BuildHookInterface):
     """Compiles the kernels into the package, or says why there are none."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

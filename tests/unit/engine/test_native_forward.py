@@ -1,0 +1,226 @@
+"""The whole forward pass in one call, against the same network kernel by kernel in torch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
+from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.runtime import Kernels
+from tandem_engine.model.config import DecoderConfig
+from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
+from tandem_engine.model.pack import pack_network
+from tandem_engine.model.parameters import Parameters, allocate_parameters
+from tandem_engine.model.rope import RopeDefault, RopeTable
+
+BLOCK_SIZE = 4
+VOCAB = 50
+SHAPE: dict[str, Any] = {
+    "architecture": "Qwen3ForCausalLM",
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_layers": 3,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "rope": RopeDefault(theta=1e4),
+    "tie_word_embeddings": True,
+    "qkv_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+    "qk_norm": True,
+    "dtype": None,
+    "eos_token_ids": (),
+}
+SHAPES = {
+    "norms of heads, tied": {},
+    "biases, untied": {
+        "qk_norm": False,
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": False,
+    },
+    "one layer, one KV head": {"num_layers": 1, "num_kv_heads": 1, "head_dim": 24},
+}
+
+
+@pytest.fixture(params=runnable_variants())
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    library = load_library(request.param)
+    if library is None:
+        pytest.skip("the kernels are not built: there is no g++")
+    return NativeKernels(library)
+
+
+@pytest.fixture(params=[1, 3])
+def _num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def parameters_of(config: DecoderConfig, dtype: torch.dtype) -> Parameters:
+    """Random ones, always the same."""
+    parameters = allocate_parameters(config, dtype=dtype, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    tensors = [parameters.embedding, parameters.head, parameters.norm]
+    for layer in parameters.layers:
+        tensors += [layer.attention_norm, layer.mlp_norm]
+        tensors += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            tensors += [linear.weight] + ([] if linear.bias is None else [linear.bias])
+    for tensor in tensors:
+        spread = 1.0 if tensor.dim() == 1 else tensor.shape[1] ** -0.5
+        tensor.normal_(0, spread, generator=generator)
+    return parameters
+
+
+def decoder_of(kernels: Kernels, dtype: torch.dtype, **overrides: Any) -> Decoder:
+    config = DecoderConfig(**{**SHAPE, **overrides})
+    rope = RopeTable(
+        config.rope, head_dim=config.head_dim, num_positions=512, dtype=dtype, device="cpu"
+    )
+    network = pack_network(config, parameters_of(config, dtype), rope, kernels)
+    return Decoder(config, network, kernels)
+
+
+def layout(rows: list[tuple[int, int]]) -> AttentionMetadata:
+    need = [-(-(new + before) // BLOCK_SIZE) for new, before in rows]
+    ids = list(range(sum(need)))
+    return build_attention_metadata(
+        query_lens=[new for new, _ in rows],
+        context_lens=[new + before for new, before in rows],
+        block_tables=[[ids.pop() for _ in range(count)] for count in need],
+        block_size=BLOCK_SIZE,
+    )
+
+
+def cache_of(decoder: Decoder, metadata: AttentionMetadata) -> KVCache:
+    cache = allocate_kv_cache(
+        decoder.config,
+        num_blocks=len(metadata.blocks),
+        block_size=BLOCK_SIZE,
+        dtype=decoder.dtype,
+        device="cpu",
+    )
+    cache.blocks.normal_(generator=torch.Generator().manual_seed(1))
+    return cache
+
+
+def compare(
+    kernels: NativeKernels, dtype: torch.dtype, rows: list[tuple[int, int]], **shape: Any
+) -> list[tuple[Tensor, Tensor]]:
+    metadata = layout(rows)
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, VOCAB, (metadata.num_tokens,), generator=generator)
+    wanted = torch.randperm(metadata.num_tokens, generator=generator)[: 1 + len(rows)]
+    native = decoder_of(kernels, dtype, **shape)
+    reference = decoder_of(ReferenceKernels(), dtype, **shape)
+    results: list[tuple[Tensor, Tensor]] = []
+    with torch.inference_mode():
+        for run, decoder in (
+            (native.forward, native),
+            (native.forward_by_kernels, native),
+            (reference.forward, reference),
+        ):
+            cache = cache_of(decoder, metadata)
+            logits = run(tokens, cache, metadata, logits_rows=wanted)
+            assert logits.dtype == torch.float32
+            results.append((logits, written(cache, metadata)))
+    return results
+
+
+def written(cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+    """K and V of the step's tokens."""
+    return cache.blocks[:, :, metadata.slot_blocks, :, metadata.slot_offsets]
+
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.usefixtures("_num_threads")
+def test_one_call_gives_what_the_kernels_give_one_by_one(
+    kernels: NativeKernels, dtype: torch.dtype, most: float, shape: dict[str, Any]
+) -> None:
+    rows = [(1, 5), (1, 300), (20, 0), (9, 17)]
+
+    whole, by_kernels, expected = compare(kernels, dtype, rows, **shape)
+
+    for got in (whole, by_kernels):
+        assert distance(got[0], expected[0]) < most
+        assert distance(got[1], expected[1]) < most
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 40)), min_size=1, max_size=6))
+def test_steps_of_all_kinds_equal_the_reference(
+    kernels: NativeKernels, *, rows: list[tuple[int, int]]
+) -> None:
+    rows = sorted(rows)
+
+    whole, _, expected = compare(kernels, torch.float32, rows, num_layers=2)
+
+    assert distance(whole[0], expected[0]) < 1e-5
+    assert distance(whole[1], expected[1]) < 1e-5
+
+
+def test_a_step_that_wants_no_logits_writes_the_cache_all_the_same(kernels: NativeKernels) -> None:
+    decoder = decoder_of(kernels, torch.float32)
+    metadata = layout([(9, 0)])
+    tokens, nothing = torch.arange(9), torch.zeros(0, dtype=torch.int64)
+    some, none = cache_of(decoder, metadata), cache_of(decoder, metadata)
+
+    with torch.inference_mode():
+        decoder.forward(tokens, some, metadata, logits_rows=torch.tensor([8]))
+        logits = decoder.forward(tokens, none, metadata, logits_rows=nothing)
+
+    assert logits.shape == (0, VOCAB)
+    assert torch.equal(none.blocks, some.blocks)
+
+
+def test_the_same_step_gives_the_same_bits(kernels: NativeKernels) -> None:
+    decoder = decoder_of(kernels, torch.bfloat16)
+    metadata = layout([(1, 90), (30, 3)])
+    tokens, wanted = torch.arange(31) % VOCAB, torch.tensor([0, 30])
+
+    with torch.inference_mode():
+        first, second = (
+            decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=wanted)
+            for _ in range(2)
+        )
+
+    assert torch.equal(first, second)
+
+
+def test_float16_is_computed_kernel_by_kernel(kernels: NativeKernels) -> None:
+    rows = [(1, 5), (20, 0)]
+    metadata, tokens = layout(rows), torch.arange(21)
+    native = decoder_of(kernels, torch.float16)
+    reference = decoder_of(ReferenceKernels(), torch.float16)
+
+    with torch.inference_mode():
+        got, expected = (
+            decoder.forward(
+                tokens, cache_of(decoder, metadata), metadata, logits_rows=torch.tensor([20])
+            )
+            for decoder in (native, reference)
+        )
+
+    assert torch.equal(got, expected)

@@ -1,0 +1,268 @@
+"""Building, choosing and loading the kernels; and what happens where that fails."""
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.native import build
+from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.native.memory import CHUNK_BYTES, HUGE_PAGE, HugePages
+from tandem_engine.device.reference import ReferenceKernels
+
+ROOT = Path(__file__).parents[3]
+COMPILER = """#!/bin/sh
+echo "$@" >> {log}
+[ "$1" = --version ] && {{ echo "g++ 99"; exit 0; }}
+{then}
+while [ "$1" != -o ]; do shift; done
+echo made > "$2"
+"""
+
+
+@pytest.fixture
+def _no_warning_was_given_yet() -> Iterator[None]:
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+class Compiler:
+    """A compiler that writes down what it is asked for."""
+
+    def __init__(self, folder: Path, then: str = "") -> None:
+        self._log = folder / "log"
+        self.path = folder / "compiler"
+        self.path.write_text(COMPILER.format(log=self._log, then=then))
+        self.path.chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [line for line in lines if line != "--version"]
+
+
+def make(folder: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    monkeypatch.setenv("CXX", str(compiler.path))
+    return build.build(folder / "lib", cache=folder / "cache")
+
+
+def test_a_build_makes_one_library_a_variant_and_links_no_openmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler(tmp_path)
+
+    made = make(tmp_path, compiler, monkeypatch)
+
+    names = [build.library_name(variant, build.sources_hash()) for variant in build.variants()]
+    assert [path.name for path in made] == names
+    assert all(path.read_text() == "made\n" for path in made)
+    links = [call for call in compiler.calls if "-shared" in call]
+    assert len(links) == len(names)
+    assert not [call for call in links if "openmp" in call or "gomp" in call]
+
+
+def test_a_second_build_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(tmp_path)
+    first = make(tmp_path, compiler, monkeypatch)
+    calls = compiler.calls
+    for path in first:
+        path.unlink()
+
+    second = make(tmp_path, compiler, monkeypatch)
+
+    assert compiler.calls == calls
+    assert [path.is_file() for path in second] == [True] * len(first)
+
+
+def test_libraries_of_other_sources_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "lib" / build.library_name("avx2", "0123456789abcdef")
+    old.parent.mkdir()
+    old.write_text("old")
+
+    make(tmp_path, Compiler(tmp_path), monkeypatch)
+
+    assert not old.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+
+    made = make(tmp_path, Compiler(tmp_path), monkeypatch)
+
+    assert all(path.is_file() for path in made)
+    assert "are not kept in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("then", "reason"),
+    [
+        pytest.param("echo no such flag >&2; exit 1", "no such flag", id="it refuses"),
+        pytest.param("exit 1", "it said nothing", id="it refuses without a word"),
+    ],
+)
+def test_a_compiler_that_fails_is_named_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, reason: str
+) -> None:
+    with pytest.raises(build.BuildFailed, match=reason):
+        make(tmp_path, Compiler(tmp_path, then), monkeypatch)
+
+
+def test_without_a_compiler_the_build_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+    with pytest.raises(build.BuildFailed, match="there is no compiler 'g\\+\\+'; install g\\+\\+"):
+        build.build(tmp_path)
+
+
+class HookInterface:
+    """What hatchling's own does as far as our hook knows: it says where the source tree is."""
+
+    root = str(ROOT)
+
+
+def test_a_wheel_is_made_without_a_compiler_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interface: Any = ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = HookInterface
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["NativeKernels"]
+    data: dict[str, Any] = {"force_include": {}}
+
+    hook().initialize("standard", data)
+
+    assert data == {"force_include": {}}
+    assert "installed without its kernels" in capsys.readouterr().err
+
+
+def cpuinfo(folder: Path, flags: str) -> Path:
+    path = folder / "cpuinfo"
+    path.write_text(f"processor : 0\nflags\t\t: {flags}\nbugs : none\n")
+    return path
+
+
+@pytest.mark.skipif("avx2" not in build.variants(), reason="this is no x86 machine")
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        pytest.param("fpu sse2", ["portable"], id="an old machine"),
+        pytest.param(
+            "avx2 fma f16c bmi1 bmi2 movbe abm", ["avx2", "portable"], id="one without AVX-512"
+        ),
+        pytest.param(
+            "avx2 fma f16c bmi1 bmi2 movbe abm avx512f avx512bw avx512cd avx512dq avx512vl",
+            ["avx2", "portable"],
+            id="one whose AVX-512 knows no bfloat16",
+        ),
+        pytest.param(
+            "avx2 fma f16c bmi1 bmi2 movbe abm avx512f avx512bw avx512cd avx512dq avx512vl "
+            "avx512_bf16 avx512_vnni",
+            ["avx512", "avx2", "portable"],
+            id="one with all of it",
+        ),
+    ],
+)
+def test_variants_are_those_that_the_cpu_has_the_instructions_for(
+    tmp_path: Path, flags: str, expected: list[str]
+) -> None:
+    assert runnable_variants(cpuinfo(tmp_path, flags)) == expected
+
+
+def test_a_cpu_that_tells_nothing_gets_the_portable_variant(tmp_path: Path) -> None:
+    assert runnable_variants(tmp_path / "missing") == ["portable"]
+
+
+@pytest.mark.usefixtures("_no_warning_was_given_yet")
+def test_missing_kernels_are_warned_about_once_with_the_way_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        assert load_library(folder=tmp_path) is None
+
+    (warning,) = caplog.messages
+    assert "Install g++ 11 or newer" in warning
+    assert "python -m tandem_engine.device.native.build" in warning
+
+
+@pytest.mark.usefixtures("_no_warning_was_given_yet")
+def test_a_damaged_library_is_warned_about_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / build.library_name("portable", build.sources_hash())).write_bytes(b"no library")
+
+    assert load_library("portable", tmp_path) is None
+
+    assert "do not load" in caplog.text
+
+
+def test_the_environment_names_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", "reference")
+    assert isinstance(CpuRuntime().kernels, ReferenceKernels)
+
+    monkeypatch.setenv("TANDEM_KERNELS", "portable")
+    if load_library("portable") is not None:
+        kernels = CpuRuntime().kernels
+        assert isinstance(kernels, NativeKernels)
+        assert kernels.library.variant == "portable"
+
+
+def test_an_unknown_variant_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", "mmx")
+
+    with pytest.raises(ConfigError, match=r"TANDEM_KERNELS is 'mmx'.* auto, .*portable, reference"):
+        CpuRuntime()
+
+
+def test_there_is_one_openmp_in_the_process() -> None:
+    if load_library() is None:
+        pytest.skip("the kernels are not built: there is no g++")
+    code = (
+        "import re, torch\n"
+        "from tandem_engine.device.cpu import CpuRuntime\n"
+        "kernels = CpuRuntime().kernels\n"
+        "kernels.linear(torch.ones(64, 512), kernels.pack(torch.ones(512, 512), None))\n"
+        "torch.ones(1000, 1000) @ torch.ones(1000, 1000)\n"
+        "maps = open('/proc/self/maps').read()\n"
+        r"print(len(set(re.findall(r'/\S*lib(?:gomp|iomp5|omp)[-\w]*\.so\S*', maps))))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TANDEM_KERNELS"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+
+    assert done.stdout.strip() == "1"
+
+
+def test_tensors_in_huge_pages_lie_side_by_side_and_apart() -> None:
+    pages = HugePages()
+
+    small = [pages.empty(100, torch.bfloat16), pages.empty(7, torch.float32)]
+    large = pages.empty(CHUNK_BYTES, torch.bfloat16)
+
+    assert small[0].data_ptr() % HUGE_PAGE == 0
+    assert large.data_ptr() % HUGE_PAGE == 0
+    assert small[1].data_ptr() - small[0].data_ptr() == 256  # 200 bytes, in whole cache lines
+    for number, tensor in enumerate([*small, large]):
+        assert not tensor.any()
+        tensor.fill_(number + 1)
+    assert [float(tensor.float().mean()) for tensor in [*small, large[:1000]]] == [1, 2, 3]
