@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.network import Network, NetworkLayer
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
@@ -148,7 +149,10 @@ def allocate_kv_cache(
     of 0, and 0 times what happened to be in memory may not be a number.
     """
     shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
-    blocks = torch.zeros(shape, dtype=dtype, device=device)
+    if torch.device(device).type == "cpu":
+        blocks = zeros_in_huge_pages(shape, dtype)
+    else:
+        blocks = torch.zeros(shape, dtype=dtype, device=device)
     return KVCache(blocks, tuple((layer[0], layer[1]) for layer in blocks))
 
 

@@ -14,10 +14,10 @@ import torch
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.huge_pages import CHUNK_BYTES, HUGE_PAGE, HugePages
 from tandem_engine.device.native import build
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import load_library, runnable_variants
-from tandem_engine.device.native.memory import CHUNK_BYTES, HUGE_PAGE, HugePages
 from tandem_engine.device.reference import ReferenceKernels
 
 ROOT = Path(__file__).parents[3]

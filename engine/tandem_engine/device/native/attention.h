@@ -21,7 +21,7 @@
 
 namespace tandem {
 
-constexpr int kKeys = 64;  // keys at a time
+constexpr int kKeys = 128;  // keys at a time
 static_assert(kKeys % kPanel == 0);
 constexpr int kTileRows = 8 * kStrip;  // queries times heads of one tile, at most
 constexpr int64_t kFewQueries = 4;     // with so few, packing keys for tiles does not pay
@@ -118,7 +118,7 @@ struct Attention {
   int64_t heads;
   LayerCache<T> cache;
   Rows rows;
-  float scale;
+  float scale;       // of the scores, times log2 e
   T* out;            // [tokens, heads * head_dim], contiguous
   float* partials;   // [partials, group, head_dim + 2]: sums, then largest score and sum of weights
 
@@ -139,6 +139,8 @@ struct Keys {
   const T* v[kKeys];
   int count = 0;
 
+  Keys() = default;
+
   Keys(const Attention<T>& attention, const Task& task, int64_t first) {
     const LayerCache<T>& cache = attention.cache;
     const int32_t* table = attention.rows.blocks + attention.rows.first_block[task.row];
@@ -155,7 +157,8 @@ struct Keys {
   }
 };
 
-// The running softmax of one query: the weights so far are exp(score - largest).
+// The running softmax of one query: the weights so far are 2^(score - largest), where scores are
+// scaled by log2 e besides, since powers of 2 are cheaper.
 struct Softmax {
   float largest = -__builtin_inff();
   float sum = 0;
@@ -164,16 +167,18 @@ struct Softmax {
   // earlier weights are to be multiplied by. Weights are padded with 0.
   template <class P>
   float update(const float* scores, int64_t padded, float scale, P* weights) {
+    constexpr int kDegree = sizeof(P) == 2 ? 4 : 6;
     Floats most = splat(-__builtin_inff());
     for (int64_t at = 0; at < padded; at += kLanes) most = larger(load(scores + at), most);
     const float now = std::max(largest, largest_of(most) * scale);
     Floats sums = {};
     for (int64_t at = 0; at < padded; at += kLanes) {
-      const Floats weight = exp_of(load(scores + at) * scale - now);
+      const Floats weight = exp2_of<kDegree>(load(scores + at) * scale - now);
       sums += weight;
       store(weights + at, weight);
     }
-    const float factor = exp_of(splat(largest - now))[0];
+    // After the first keys the largest score seldom changes.
+    const float factor = largest == now ? 1.0f : exp2_of<6>(splat(largest - now))[0];
     largest = now;
     sum = sum * factor + sum_of(sums);
     return factor;

@@ -9,11 +9,18 @@ namespace tandem {
 constexpr int kHeadsTogether = 4;  // query heads that share a load of K or V
 constexpr int kSlice = kLanes == 16 ? 4 : 2;  // vectors of an output that stay in registers
 
-// scores[head][key] = q[head] . k[key]
+template <class T>
+inline void fetch(const T* row, int64_t dim) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t at = 0; at < dim; at += kLine) __builtin_prefetch(row + at);
+}
+
+// scores[head][key] = q[head] . k[key]; the values are needed next, so they are sent for.
 template <int kHeads, class T>
 inline void score(const T* q, const Keys<T>& keys, int64_t dim, float* scores) {
   constexpr int64_t kWide = kLanes * kUnit<T>;
   for (int key = 0; key < keys.count; ++key) {
+    fetch(keys.v[key], dim);
     Floats sums[kHeads] = {};
     int64_t at = 0;
     for (; at + kWide <= dim; at += kWide) {
@@ -34,9 +41,10 @@ inline void score(const T* q, const Keys<T>& keys, int64_t dim, float* scores) {
 }
 
 // mixed[head] = mixed[head] * factor[head] + sum of weight * v, for kVectors vectors of the head.
+// What the next keys hold there is sent for.
 template <int kHeads, int kVectors, class T>
-inline void mix_slice(const float* weights, const float* factors, const Keys<T>& keys, int64_t at,
-                      float* mixed, int64_t stride) {
+inline void mix_slice(const float* weights, const float* factors, const Keys<T>& keys,
+                      const Keys<T>& next, int64_t at, float* mixed, int64_t stride) {
   Floats sums[kHeads][kVectors];
   for (int head = 0; head < kHeads; ++head) {
     for (int part = 0; part < kVectors; ++part) {
@@ -44,6 +52,7 @@ inline void mix_slice(const float* weights, const float* factors, const Keys<T>&
     }
   }
   for (int key = 0; key < keys.count; ++key) {
+    if (key < next.count) fetch(next.k[key] + at, kVectors * kLanes);
     for (int part = 0; part < kVectors; ++part) {
       const Floats v = load(keys.v[key] + at + part * kLanes);
       for (int head = 0; head < kHeads; ++head) sums[head][part] += weights[head * kKeys + key] * v;
@@ -70,22 +79,22 @@ inline void mix_rest(int64_t heads, const float* weights, const float* factors,
 }
 
 template <int kHeads, class T>
-inline void mix(const float* weights, const float* factors, const Keys<T>& keys, int64_t dim,
-                float* mixed, int64_t stride) {
+inline void mix(const float* weights, const float* factors, const Keys<T>& keys,
+                const Keys<T>& next, int64_t dim, float* mixed, int64_t stride) {
   int64_t at = 0;
   for (; at + kSlice * kLanes <= dim; at += kSlice * kLanes) {
-    mix_slice<kHeads, kSlice>(weights, factors, keys, at, mixed, stride);
+    mix_slice<kHeads, kSlice>(weights, factors, keys, next, at, mixed, stride);
   }
   for (; at + kLanes <= dim; at += kLanes) {
-    mix_slice<kHeads, 1>(weights, factors, keys, at, mixed, stride);
+    mix_slice<kHeads, 1>(weights, factors, keys, next, at, mixed, stride);
   }
   if (at < dim) mix_rest(kHeads, weights, factors, keys, at, dim - at, mixed, stride);
 }
 
 // Some heads over some keys; `mixed` and `state` are those of the first of the heads.
 template <int kHeads, class T>
-inline void look_at(const T* q, const Keys<T>& keys, int64_t dim, float scale, Softmax* state,
-                    float* mixed, int64_t stride) {
+inline void look_at(const T* q, const Keys<T>& keys, const Keys<T>& next, int64_t dim,
+                    float scale, Softmax* state, float* mixed, int64_t stride) {
   alignas(64) float scores[kHeads * kKeys];
   alignas(64) float weights[kHeads * kKeys];
   float factors[kHeads];
@@ -96,7 +105,7 @@ inline void look_at(const T* q, const Keys<T>& keys, int64_t dim, float scale, S
     for (int64_t key = keys.count; key < padded; ++key) of_head[key] = -__builtin_inff();
     factors[head] = state[head].update(of_head, padded, scale, weights + head * kKeys);
   }
-  mix<kHeads>(weights, factors, keys, dim, mixed, stride);
+  mix<kHeads>(weights, factors, keys, next, dim, mixed, stride);
 }
 
 template <class T>
@@ -117,12 +126,15 @@ inline void attend_look(const Attention<T>& attention, const Task& task) {
   Softmax* state = reinterpret_cast<Softmax*>(mixed + group * stride);
   std::fill_n(state, group, Softmax{});
   const T* q = attention.query(task.token, task.kv_head);
+  Keys<T> both[2] = {Keys<T>(attention, task, task.first_key), Keys<T>()};
   for (int64_t first = task.first_key; first < task.last_key; first += kKeys) {
-    const Keys<T> keys(attention, task, first);
+    const int now = (first - task.first_key) / kKeys % 2;
+    const Keys<T>& keys = both[now];
+    both[1 - now] = Keys<T>(attention, task, first + kKeys);
     for (int64_t head = 0; head < group; head += kHeadsTogether) {
       const int64_t heads = std::min<int64_t>(kHeadsTogether, group - head);
       with_constant<kHeadsTogether>(static_cast<int>(heads), [&](auto together) {
-        look_at<together.value>(q + head * dim, keys, dim, attention.scale, state + head,
+        look_at<together.value>(q + head * dim, keys, both[1 - now], dim, attention.scale, state + head,
                                 mixed + head * stride, stride);
       });
     }
@@ -157,7 +169,7 @@ inline void merge_looks(const Attention<T>& attention, const Merge& merge) {
     std::fill_n(mixed, round_up(dim, kLanes), 0.0f);
     for (int64_t look = 0; look < merge.count; ++look) {
       const float* from = partial(look);
-      const float factor = exp_of(splat(from[dim] - largest))[0];
+      const float factor = exp2_of<6>(splat(from[dim] - largest))[0];
       sum += factor * from[dim + 1];
       for (int64_t at = 0; at < dim; ++at) mixed[at] += factor * from[at];
     }

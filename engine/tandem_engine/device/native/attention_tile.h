@@ -14,16 +14,18 @@ namespace tandem {
 template <class T>
 using Operand = std::conditional_t<kHasPairs && std::is_same_v<T, Bf16>, Bf16, float>;
 
-inline Words words_of(const float* p) { return same_bits<Words>(load(p)); }
-
 template <class P, class T>
 inline Words unit_words(const T* p, int64_t units) {
   if constexpr (std::is_same_v<P, T>) {
     Words words = {};
-    std::memcpy(&words, p, units * sizeof(uint32_t));
+    if (units == kLanes) {
+      std::memcpy(&words, p, sizeof(words));
+    } else {
+      std::memcpy(&words, p, units * sizeof(uint32_t));
+    }
     return words;
   } else {
-    return same_bits<Words>(units == kLanes ? load(p) : load_some(p, units));
+    return same_bits<Words>(load_up_to(p, units));
   }
 }
 
@@ -55,7 +57,7 @@ template <class P, class T>
 inline void pack_keys(const Keys<T>& keys, int64_t dim, P* packed) {
   const int64_t units = dim / kUnit<P>;
   uint32_t* to = reinterpret_cast<uint32_t*>(packed);
-  for (int first = 0; first < kKeys; first += kLanes) {
+  for (int first = 0; first < round_up(keys.count, kPanel); first += kLanes) {
     uint32_t* half = to + first / kPanel * units * kPanel + first % kPanel;
     for (int64_t unit = 0; unit < units; unit += kLanes) {
       const int64_t count = std::min<int64_t>(kLanes, units - unit);
@@ -77,7 +79,7 @@ inline Words value_words(const Keys<T>& keys, int key, int64_t at, int64_t count
   const auto bits = [&](int number) -> Words {
     if (number >= keys.count) return Words{};
     const T* p = keys.v[number] + at;
-    return same_bits<Words>(count == kLanes ? load(p) : load_some(p, count));
+    return same_bits<Words>(load_up_to(p, count));
   };
   if constexpr (kUnit<P> == 1) {
     return bits(key);
@@ -94,7 +96,7 @@ inline void pack_values(const Keys<T>& keys, int64_t dim, P* packed) {
   for (int64_t at = 0; at < round_up(dim, kPanel); at += kLanes) {
     uint32_t* half = to + at / kPanel * kUnits * kPanel + at % kPanel;
     const int64_t count = std::clamp<int64_t>(dim - at, 0, kLanes);
-    for (int64_t unit = 0; unit < kUnits; ++unit) {
+    for (int64_t unit = 0; unit * kUnit<P> < keys.count; ++unit) {
       Words words = {};
       if (count > 0) words = value_words<P>(keys, int(unit * kUnit<P>), at, count);
       std::memcpy(half + unit * kPanel, &words, sizeof(words));
@@ -154,9 +156,9 @@ inline void copy_queries(const Attention<T>& attention, const Task& task, P* que
 }
 
 template <class P>
-inline void score_tile(const TileMemory<P>& memory, int64_t rows) {
+inline void score_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys) {
   each_strip(rows, [&](auto height, int64_t row) {
-    for (int64_t first = 0; first < kKeys; first += kPanel) {
+    for (int64_t first = 0; first < num_keys; first += kPanel) {
       const auto tile = multiply_tile<height.value>(memory.queries + row * memory.dim, memory.dim,
                                                     memory.keys + first * memory.dim, memory.dim);
       for (int at = 0; at < height.value; ++at) {
@@ -171,19 +173,19 @@ inline void score_tile(const TileMemory<P>& memory, int64_t rows) {
 // Scores of keys that a row does not see become -inf; then all become weights.
 template <class P>
 inline void weigh_tile(const TileMemory<P>& memory, const Task& task, int64_t first,
-                       int64_t group, float scale) {
+                       int64_t num_keys, int64_t group, float scale) {
   const int64_t before = task.last_key - task.queries;  // keys before the first query
   for (int64_t row = 0; row < task.queries * group; ++row) {
-    const int64_t sees = std::clamp<int64_t>(before + row / group + 1 - first, 0, kKeys);
+    const int64_t sees = std::clamp<int64_t>(before + row / group + 1 - first, 0, num_keys);
     float* scores = memory.scores + row * kKeys;
     P* weights = memory.weights + row * kKeys;
     if (sees == 0) {
-      std::memset(weights, 0, kKeys * sizeof(P));
+      std::memset(weights, 0, num_keys * sizeof(P));
       memory.factors[row] = 1.0f;
       continue;
     }
-    for (int64_t key = sees; key < kKeys; ++key) scores[key] = -__builtin_inff();
-    memory.factors[row] = memory.state[row].update(scores, kKeys, scale, weights);
+    for (int64_t key = sees; key < num_keys; ++key) scores[key] = -__builtin_inff();
+    memory.factors[row] = memory.state[row].update(scores, num_keys, scale, weights);
   }
 }
 
@@ -212,9 +214,10 @@ inline void attend_tile(const Attention<T>& attention, const Task& task) {
   copy_queries(attention, task, memory.queries);
   for (int64_t first = 0; first < task.last_key; first += kKeys) {
     const Keys<T> keys(attention, task, first);
+    const int64_t num_keys = round_up(keys.count, kPanel);  // those behind the last are 0
     pack_keys(keys, dim, memory.keys);
-    score_tile(memory, rows);
-    weigh_tile(memory, task, first, group, attention.scale);
+    score_tile(memory, rows, num_keys);
+    weigh_tile(memory, task, first, num_keys, group, attention.scale);
     pack_values(keys, dim, memory.values);
     mix_tile(memory, rows, round_up(keys.count, kUnit<P>));
   }

@@ -163,7 +163,7 @@ class Forward {
     team.meet();
     attend(team, tickets[1], plan_,
            Attention<T>{memory_.qkv, stride, model_.heads, cache, step_.rows,
-                        static_cast<float>(model_.scale), memory_.mixed, partials_.data()});
+                        static_cast<float>(model_.scale) * kLog2E, memory_.mixed, partials_.data()});
     team.meet();
   }
 

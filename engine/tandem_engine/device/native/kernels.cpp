@@ -68,7 +68,8 @@ void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<T>& 
   const int64_t group = heads / cache.kv_heads;
   const Plan plan(rows, cache.kv_heads, group, omp_get_max_threads());
   std::vector<float> partials(plan.num_partials * group * (cache.head_dim + 2));
-  const Attention<T> attention{q, stride, heads, cache, rows, scale, out, partials.data()};
+  const Attention<T> attention{q, stride, heads, cache,           rows,
+                               scale * kLog2E, out, partials.data()};
   int64_t operations = 0;
   for (const Task& task : plan.tasks) operations += Plan::cost(task) * group * cache.head_dim;
   Tickets tickets;

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.arguments import cache_args, places_args, rows_args
 from tandem_engine.device.native.forward import NativeForward, is_native
 from tandem_engine.device.native.library import KINDS, Library
 from tandem_engine.device.native.linear import PanelLinear
-from tandem_engine.device.native.memory import HugePages
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.library import Library, WeightArgs
-from tandem_engine.device.native.memory import HugePages
 
 
 class PanelLinear:

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -57,10 +57,21 @@ inline Floats load(const float* p) {
 
 inline void store(float* p, Floats x) { std::memcpy(p, &x, sizeof(x)); }
 
+// gcc widens a vector half by half if it is not told the instruction.
+inline Words widened(Halves bits) {
+#if defined(__AVX512F__)
+  return same_bits<Words>(_mm512_cvtepu16_epi32(same_bits<__m256i>(bits)));
+#elif defined(__AVX2__)
+  return same_bits<Words>(_mm256_cvtepu16_epi32(same_bits<__m128i>(bits)));
+#else
+  return __builtin_convertvector(bits, Words);
+#endif
+}
+
 inline Floats load(const Bf16* p) {
   Halves bits;
   std::memcpy(&bits, p, sizeof(bits));
-  return same_bits<Floats>(__builtin_convertvector(bits, Words) << 16);
+  return same_bits<Floats>(widened(bits) << 16);
 }
 
 // Rounds to the nearest, ties to even, as torch does; what is not a number stays so.
@@ -132,8 +143,14 @@ inline void each(int64_t length, Whole&& whole, Rest&& rest) {
   if (at < length) rest(at, length - at);
 }
 
-// The larger; what is not a number is passed over.
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+// The larger; if one of them is no number, the second.
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 // Sums of a run's lanes come in a fixed order, so that the same input gives the same bits.
 inline float sum_of(Floats x) {
@@ -156,27 +173,44 @@ inline float largest_of(Floats x) {
 #endif
 }
 
-// e to the x, to the last two bits or so; 0 below the smallest normal number; nan stays nan.
+// 2 to the x for x below 126, nan stays nan; below 2^-126 it is 0, or may be.
 //
-// x = n ln 2 + r with |r| <= ln 2 / 2, so e^x = 2^n e^r, and e^r is its Taylor polynomial.
-inline Floats exp_of(Floats x) {
-  constexpr float kSmallest = -87.0f, kLargest = 88.0f;
-  Floats bounded = x < kSmallest ? splat(kSmallest) : x;
-  bounded = bounded > kLargest ? splat(kLargest) : bounded;
+// x = n + r with |r| <= 1/2, and 2^r is the Taylor polynomial of e^(r ln 2): of degree 6 it is right
+// to the last two bits of a float, of degree 4 to four more than a bfloat16 has.
+template <int kDegree>
+inline Floats exp2_of(Floats x) {
+  constexpr float kFactors[] = {1.0f,           0.693147181f,   0.240226507f,  0.0555041087f,
+                                0.00961812911f, 0.00133335581f, 0.000154035304f};
+  constexpr float kSmallest = -126.0f;
+#if defined(__AVX512F__)
+  // Of this maximum the second operand is the one that wins if it is no number.
+  const Floats bounded = _mm512_max_ps(splat(2 * kSmallest), x);
+  const Floats n = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT);
+#else
   constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits behind the point
-  const Floats shifted = bounded * 1.44269504f + kRounds;
+  const Floats bounded = x < kSmallest ? splat(kSmallest) : x;
+  const Floats shifted = bounded + kRounds;
   const Floats n = shifted - kRounds;
-  const Floats r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two pieces
-  Floats p = splat(1.0f / 720);
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
+#endif
+  const Floats r = bounded - n;
+  Floats p = splat(kFactors[kDegree]);
+  for (int at = kDegree - 1; at >= 0; --at) p = p * r + kFactors[at];
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(p, n);
+#else
   const Ints exponent = same_bits<Ints>(shifted) << 23;  // the bits of n stand lowest
   const Floats result = same_bits<Floats>(same_bits<Ints>(p) + exponent);
   return x < kSmallest ? Floats{} : result;
+#endif
+}
+
+constexpr float kLog2E = 1.44269504f;
+
+// e to the x; relative error about |x| times that of a float.
+inline Floats exp_of(Floats x) {
+  constexpr float kLargest = 125.0f;
+  const Floats power = x * kLog2E;
+  return exp2_of<6>(power > kLargest ? splat(kLargest) : power);
 }
 
 }  // namespace tandem

@@ -1,6 +1,8 @@
 """Memory in huge pages, for what is read from front to back in every step."""
 
+import math
 import mmap
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -34,6 +36,12 @@ class HugePages:
         begin = self._taken
         self._taken = -(-(begin + size) // ALIGNMENT) * ALIGNMENT
         return chunk[begin : begin + size].view(dtype)
+
+
+def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros on its own; it takes up memory as it is written, 2 MB at a time."""
+    count = math.prod(shape)
+    return _map(max(1, count) * dtype.itemsize).view(dtype)[:count].view(*shape)
 
 
 def _map(size: int) -> Tensor:
