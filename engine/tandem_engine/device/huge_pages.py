@@ -46,7 +46,9 @@ def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def _map(size: int) -> Tensor:
     """Bytes that begin at a huge page."""
-    mapped = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE)
+    # Python's usual is shared memory, which has no huge pages.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapped = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)

@@ -1,6 +1,7 @@
 """Building, choosing and loading the kernels; and what happens where that fails."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -14,7 +15,12 @@ import torch
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.huge_pages import CHUNK_BYTES, HUGE_PAGE, HugePages
+from tandem_engine.device.huge_pages import (
+    CHUNK_BYTES,
+    HUGE_PAGE,
+    HugePages,
+    zeros_in_huge_pages,
+)
 from tandem_engine.device.native import build
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import load_library, runnable_variants
@@ -266,3 +272,21 @@ def test_tensors_in_huge_pages_lie_side_by_side_and_apart() -> None:
         assert not tensor.any()
         tensor.fill_(number + 1)
     assert [float(tensor.float().mean()) for tensor in [*small, large[:1000]]] == [1, 2, 3]
+
+
+def huge_kib() -> int:
+    """KiB of this process that lie in huge pages."""
+    found = re.search(r"AnonHugePages:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text())
+    return int(found[1]) if found else 0
+
+
+def test_large_tensors_lie_in_huge_pages_where_the_kernel_gives_them() -> None:
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not mode.exists() or "[never]" in mode.read_text():
+        pytest.skip("the kernel gives no huge pages")
+    before = huge_kib()
+
+    tensor = zeros_in_huge_pages((64, 1 << 20), torch.uint8)
+    tensor.fill_(1)
+
+    assert huge_kib() - before > 32 << 10  # of 64 MiB; the kernel need not find all

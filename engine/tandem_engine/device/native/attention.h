@@ -21,8 +21,9 @@
 
 namespace tandem {
 
-constexpr int kKeys = 128;  // keys at a time
-static_assert(kKeys % kPanel == 0);
+constexpr int kLookKeys = 64;   // keys at a time: their K and V fit the first-level cache
+constexpr int kTileKeys = 128;  // packed, in the second-level cache
+static_assert(kTileKeys % kPanel == 0);
 constexpr int kTileRows = 8 * kStrip;  // queries times heads of one tile, at most
 constexpr int64_t kFewQueries = 4;     // with so few, packing keys for tiles does not pay
 constexpr int64_t kShortestLook = 256;  // keys; less is not worth merging
@@ -133,10 +134,10 @@ struct Attention {
 };
 
 // Where the K and V of some keys stand.
-template <class T>
+template <class T, int kMost>
 struct Keys {
-  const T* k[kKeys];
-  const T* v[kKeys];
+  const T* k[kMost];
+  const T* v[kMost];
   int count = 0;
 
   Keys() = default;
@@ -145,7 +146,7 @@ struct Keys {
     const LayerCache<T>& cache = attention.cache;
     const int32_t* table = attention.rows.blocks + attention.rows.first_block[task.row];
     int64_t block = first / cache.block_size, place = first % cache.block_size;
-    for (int64_t key = first; key < task.last_key && count < kKeys; ++key, ++count) {
+    for (int64_t key = first; key < task.last_key && count < kMost; ++key, ++count) {
       const int64_t slot = cache.offset(table[block], task.kv_head, place);
       k[count] = cache.keys + slot;
       v[count] = cache.values + slot;

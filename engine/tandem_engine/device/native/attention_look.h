@@ -10,14 +10,18 @@ constexpr int kHeadsTogether = 4;  // query heads that share a load of K or V
 constexpr int kSlice = kLanes == 16 ? 4 : 2;  // vectors of an output that stay in registers
 
 template <class T>
+using LookKeys = Keys<T, kLookKeys>;
+
+// Sends for a row, as far as the second-level cache: in the first it would drive out what is in use.
+template <class T>
 inline void fetch(const T* row, int64_t dim) {
   constexpr int64_t kLine = 64 / sizeof(T);
-  for (int64_t at = 0; at < dim; at += kLine) __builtin_prefetch(row + at);
+  for (int64_t at = 0; at < dim; at += kLine) __builtin_prefetch(row + at, 0, 2);
 }
 
 // scores[head][key] = q[head] . k[key]; the values are needed next, so they are sent for.
 template <int kHeads, class T>
-inline void score(const T* q, const Keys<T>& keys, int64_t dim, float* scores) {
+inline void score(const T* q, const LookKeys<T>& keys, int64_t dim, float* scores) {
   constexpr int64_t kWide = kLanes * kUnit<T>;
   for (int key = 0; key < keys.count; ++key) {
     fetch(keys.v[key], dim);
@@ -36,15 +40,15 @@ inline void score(const T* q, const Keys<T>& keys, int64_t dim, float* scores) {
         sums[head] = multiply_add(sums[head], some, k);
       }
     }
-    for (int head = 0; head < kHeads; ++head) scores[head * kKeys + key] = sum_of(sums[head]);
+    for (int head = 0; head < kHeads; ++head) scores[head * kLookKeys + key] = sum_of(sums[head]);
   }
 }
 
 // mixed[head] = mixed[head] * factor[head] + sum of weight * v, for kVectors vectors of the head.
 // What the next keys hold there is sent for.
 template <int kHeads, int kVectors, class T>
-inline void mix_slice(const float* weights, const float* factors, const Keys<T>& keys,
-                      const Keys<T>& next, int64_t at, float* mixed, int64_t stride) {
+inline void mix_slice(const float* weights, const float* factors, const LookKeys<T>& keys,
+                      const LookKeys<T>& next, int64_t at, float* mixed, int64_t stride) {
   Floats sums[kHeads][kVectors];
   for (int head = 0; head < kHeads; ++head) {
     for (int part = 0; part < kVectors; ++part) {
@@ -55,7 +59,7 @@ inline void mix_slice(const float* weights, const float* factors, const Keys<T>&
     if (key < next.count) fetch(next.k[key] + at, kVectors * kLanes);
     for (int part = 0; part < kVectors; ++part) {
       const Floats v = load(keys.v[key] + at + part * kLanes);
-      for (int head = 0; head < kHeads; ++head) sums[head][part] += weights[head * kKeys + key] * v;
+      for (int head = 0; head < kHeads; ++head) sums[head][part] += weights[head * kLookKeys + key] * v;
     }
   }
   for (int head = 0; head < kHeads; ++head) {
@@ -67,20 +71,20 @@ inline void mix_slice(const float* weights, const float* factors, const Keys<T>&
 
 template <class T>
 inline void mix_rest(int64_t heads, const float* weights, const float* factors,
-                     const Keys<T>& keys, int64_t at, int64_t left, float* mixed,
+                     const LookKeys<T>& keys, int64_t at, int64_t left, float* mixed,
                      int64_t stride) {
   for (int64_t head = 0; head < heads; ++head) {
     Floats sums = load(mixed + head * stride + at) * factors[head];
     for (int key = 0; key < keys.count; ++key) {
-      sums += weights[head * kKeys + key] * load_some(keys.v[key] + at, left);
+      sums += weights[head * kLookKeys + key] * load_some(keys.v[key] + at, left);
     }
     store(mixed + head * stride + at, sums);
   }
 }
 
 template <int kHeads, class T>
-inline void mix(const float* weights, const float* factors, const Keys<T>& keys,
-                const Keys<T>& next, int64_t dim, float* mixed, int64_t stride) {
+inline void mix(const float* weights, const float* factors, const LookKeys<T>& keys,
+                const LookKeys<T>& next, int64_t dim, float* mixed, int64_t stride) {
   int64_t at = 0;
   for (; at + kSlice * kLanes <= dim; at += kSlice * kLanes) {
     mix_slice<kHeads, kSlice>(weights, factors, keys, next, at, mixed, stride);
@@ -93,17 +97,17 @@ inline void mix(const float* weights, const float* factors, const Keys<T>& keys,
 
 // Some heads over some keys; `mixed` and `state` are those of the first of the heads.
 template <int kHeads, class T>
-inline void look_at(const T* q, const Keys<T>& keys, const Keys<T>& next, int64_t dim,
+inline void look_at(const T* q, const LookKeys<T>& keys, const LookKeys<T>& next, int64_t dim,
                     float scale, Softmax* state, float* mixed, int64_t stride) {
-  alignas(64) float scores[kHeads * kKeys];
-  alignas(64) float weights[kHeads * kKeys];
+  alignas(64) float scores[kHeads * kLookKeys];
+  alignas(64) float weights[kHeads * kLookKeys];
   float factors[kHeads];
   score<kHeads>(q, keys, dim, scores);
   const int64_t padded = round_up(keys.count, kLanes);
   for (int head = 0; head < kHeads; ++head) {
-    float* of_head = scores + head * kKeys;
+    float* of_head = scores + head * kLookKeys;
     for (int64_t key = keys.count; key < padded; ++key) of_head[key] = -__builtin_inff();
-    factors[head] = state[head].update(of_head, padded, scale, weights + head * kKeys);
+    factors[head] = state[head].update(of_head, padded, scale, weights + head * kLookKeys);
   }
   mix<kHeads>(weights, factors, keys, next, dim, mixed, stride);
 }
@@ -126,11 +130,11 @@ inline void attend_look(const Attention<T>& attention, const Task& task) {
   Softmax* state = reinterpret_cast<Softmax*>(mixed + group * stride);
   std::fill_n(state, group, Softmax{});
   const T* q = attention.query(task.token, task.kv_head);
-  Keys<T> both[2] = {Keys<T>(attention, task, task.first_key), Keys<T>()};
-  for (int64_t first = task.first_key; first < task.last_key; first += kKeys) {
-    const int now = (first - task.first_key) / kKeys % 2;
-    const Keys<T>& keys = both[now];
-    both[1 - now] = Keys<T>(attention, task, first + kKeys);
+  LookKeys<T> both[2] = {LookKeys<T>(attention, task, task.first_key), LookKeys<T>()};
+  for (int64_t first = task.first_key; first < task.last_key; first += kLookKeys) {
+    const int now = (first - task.first_key) / kLookKeys % 2;
+    const LookKeys<T>& keys = both[now];
+    both[1 - now] = LookKeys<T>(attention, task, first + kLookKeys);
     for (int64_t head = 0; head < group; head += kHeadsTogether) {
       const int64_t heads = std::min<int64_t>(kHeadsTogether, group - head);
       with_constant<kHeadsTogether>(static_cast<int>(heads), [&](auto together) {

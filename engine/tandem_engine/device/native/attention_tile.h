@@ -14,6 +14,9 @@ namespace tandem {
 template <class T>
 using Operand = std::conditional_t<kHasPairs && std::is_same_v<T, Bf16>, Bf16, float>;
 
+template <class T>
+using TileKeys = Keys<T, kTileKeys>;
+
 template <class P, class T>
 inline Words unit_words(const T* p, int64_t units) {
   if constexpr (std::is_same_v<P, T>) {
@@ -52,9 +55,9 @@ inline void transpose(Words* rows) {
   exchange<1>(rows);
 }
 
-// [kKeys / kPanel][units][kPanel] words; keys that are not there are 0.
+// [kTileKeys / kPanel][units][kPanel] words; keys that are not there are 0.
 template <class P, class T>
-inline void pack_keys(const Keys<T>& keys, int64_t dim, P* packed) {
+inline void pack_keys(const TileKeys<T>& keys, int64_t dim, P* packed) {
   const int64_t units = dim / kUnit<P>;
   uint32_t* to = reinterpret_cast<uint32_t*>(packed);
   for (int first = 0; first < round_up(keys.count, kPanel); first += kLanes) {
@@ -75,7 +78,7 @@ inline void pack_keys(const Keys<T>& keys, int64_t dim, P* packed) {
 
 // A vector of words: of one key's values, or of two keys' side by side.
 template <class P, class T>
-inline Words value_words(const Keys<T>& keys, int key, int64_t at, int64_t count) {
+inline Words value_words(const TileKeys<T>& keys, int key, int64_t at, int64_t count) {
   const auto bits = [&](int number) -> Words {
     if (number >= keys.count) return Words{};
     const T* p = keys.v[number] + at;
@@ -88,10 +91,10 @@ inline Words value_words(const Keys<T>& keys, int key, int64_t at, int64_t count
   }
 }
 
-// [dim / kPanel][kKeys / kUnit][kPanel] words; what is behind the keys or behind dim is 0.
+// [dim / kPanel][kTileKeys / kUnit][kPanel] words; what is behind the keys or behind dim is 0.
 template <class P, class T>
-inline void pack_values(const Keys<T>& keys, int64_t dim, P* packed) {
-  constexpr int64_t kUnits = kKeys / kUnit<P>;
+inline void pack_values(const TileKeys<T>& keys, int64_t dim, P* packed) {
+  constexpr int64_t kUnits = kTileKeys / kUnit<P>;
   uint32_t* to = reinterpret_cast<uint32_t*>(packed);
   for (int64_t at = 0; at < round_up(dim, kPanel); at += kLanes) {
     uint32_t* half = to + at / kPanel * kUnits * kPanel + at % kPanel;
@@ -108,20 +111,20 @@ inline void pack_values(const Keys<T>& keys, int64_t dim, P* packed) {
 template <class P>
 struct TileMemory {
   int64_t dim, padded_dim;
-  float* scores;   // [rows, kKeys]
+  float* scores;   // [rows, kTileKeys]
   float* mixed;    // [rows, padded_dim]
   Softmax* state;  // [rows]
   float* factors;  // [rows]
   P* queries;      // [rows, dim]
-  P* weights;      // [rows, kKeys]
+  P* weights;      // [rows, kTileKeys]
   P* keys;
   P* values;
 
   explicit TileMemory(int64_t head_dim, int64_t rows)
       : dim(head_dim), padded_dim(round_up(head_dim, kPanel)) {
     // Counted in floats; an operand is at most as wide as one.
-    const int64_t sizes[] = {rows * kKeys, rows * padded_dim,  rows * 2,           rows,
-                             rows * dim,   rows * kKeys,       kKeys * padded_dim, kKeys * padded_dim};
+    const int64_t sizes[] = {rows * kTileKeys, rows * padded_dim,  rows * 2,           rows,
+                             rows * dim,   rows * kTileKeys,       kTileKeys * padded_dim, kTileKeys * padded_dim};
     int64_t total = 0;
     for (const int64_t size : sizes) total += round_up(size, 16);
     float* memory = scratch_of_thread(total);
@@ -162,7 +165,7 @@ inline void score_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_ke
       const auto tile = multiply_tile<height.value>(memory.queries + row * memory.dim, memory.dim,
                                                     memory.keys + first * memory.dim, memory.dim);
       for (int at = 0; at < height.value; ++at) {
-        float* to = memory.scores + (row + at) * kKeys + first;
+        float* to = memory.scores + (row + at) * kTileKeys + first;
         store(to, tile.sums[at][0]);
         store(to + kLanes, tile.sums[at][1]);
       }
@@ -177,8 +180,8 @@ inline void weigh_tile(const TileMemory<P>& memory, const Task& task, int64_t fi
   const int64_t before = task.last_key - task.queries;  // keys before the first query
   for (int64_t row = 0; row < task.queries * group; ++row) {
     const int64_t sees = std::clamp<int64_t>(before + row / group + 1 - first, 0, num_keys);
-    float* scores = memory.scores + row * kKeys;
-    P* weights = memory.weights + row * kKeys;
+    float* scores = memory.scores + row * kTileKeys;
+    P* weights = memory.weights + row * kTileKeys;
     if (sees == 0) {
       std::memset(weights, 0, num_keys * sizeof(P));
       memory.factors[row] = 1.0f;
@@ -193,8 +196,8 @@ template <class P>
 inline void mix_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys) {
   each_strip(rows, [&](auto height, int64_t row) {
     for (int64_t at = 0; at < memory.padded_dim; at += kPanel) {
-      const auto tile = multiply_tile<height.value>(memory.weights + row * kKeys, kKeys,
-                                                    memory.values + at * kKeys, num_keys);
+      const auto tile = multiply_tile<height.value>(memory.weights + row * kTileKeys, kTileKeys,
+                                                    memory.values + at * kTileKeys, num_keys);
       for (int line = 0; line < height.value; ++line) {
         float* to = memory.mixed + (row + line) * memory.padded_dim + at;
         const float factor = memory.factors[row + line];
@@ -212,8 +215,8 @@ inline void attend_tile(const Attention<T>& attention, const Task& task) {
   const int64_t rows = task.queries * group;
   const TileMemory<P> memory(dim, rows);
   copy_queries(attention, task, memory.queries);
-  for (int64_t first = 0; first < task.last_key; first += kKeys) {
-    const Keys<T> keys(attention, task, first);
+  for (int64_t first = 0; first < task.last_key; first += kTileKeys) {
+    const TileKeys<T> keys(attention, task, first);
     const int64_t num_keys = round_up(keys.count, kPanel);  // those behind the last are 0
     pack_keys(keys, dim, memory.keys);
     score_tile(memory, rows, num_keys);

@@ -1,0 +1,1 @@
+"""What each kernel of the engine takes, and a whole step: native beside the reference."""

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.kernels`."""
+
+from benchmarks.kernels.cli import main
+
+main()

@@ -1,0 +1,117 @@
+"""Each kernel at the shapes of a model: what it computes, reads and writes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.kernels.measure import Work
+from benchmarks.kernels.shapes import Batch, make_cache, make_rope, random_tensor
+from tandem_engine.device.runtime import HeadNorms, Kernels
+from tandem_engine.model.config import DecoderConfig
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One kernel at one shape."""
+
+    kernel: str
+    shape: str
+    make: Callable[[Kernels], Work]
+    """The work, on kernels of either kind; tensors are made here."""
+    num_bytes: int
+    """What it must read and write at least."""
+    operations: int = 0
+    """Of its products; a multiplication counts 2."""
+
+
+def cases_of(config: DecoderConfig, batches: list[Batch]) -> Iterator[Case]:
+    """All kernels at each batch."""
+    for batch in batches:
+        yield _norm(config, batch)
+        yield _prepare(config, batch)
+        yield _attention(config, batch)
+        yield _silu(config, batch)
+        yield from _linears(config, batch)
+
+
+def _norm(config: DecoderConfig, batch: Batch) -> Case:
+    x, residual = random_tensor(2, batch.num_tokens, config.hidden_size).unbind()
+    weight = random_tensor(config.hidden_size)
+
+    def make(kernels: Kernels) -> Work:
+        return lambda: kernels.add_rms_norm(x, residual, weight, EPS)
+
+    return Case(kernel="add, norm", shape=batch.name, make=make, num_bytes=4 * x.nbytes)
+
+
+def _prepare(config: DecoderConfig, batch: Batch) -> Case:
+    metadata, rope, cache = batch.layout(), make_rope(config).table, make_cache(config, batch)
+    width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    qkv = random_tensor(batch.num_tokens, width)
+    norms = HeadNorms(random_tensor(config.head_dim), random_tensor(config.head_dim), EPS)
+
+    def make(kernels: Kernels) -> Work:
+        return lambda: kernels.prepare_attention(qkv, rope, *cache[0], metadata, norms=norms)
+
+    return Case(
+        kernel="q/k norm, rotary, cache", shape=batch.name, make=make, num_bytes=2 * qkv.nbytes
+    )
+
+
+def _attention(config: DecoderConfig, batch: Batch) -> Case:
+    metadata, cache = batch.layout(), make_cache(config, batch)
+    q = random_tensor(batch.num_tokens, config.num_heads, config.head_dim) * 50
+
+    def make(kernels: Kernels) -> Work:
+        scale = config.head_dim**-0.5
+        return lambda: kernels.paged_attention(q, *cache[0], metadata, scale)
+
+    kv_bytes = 2 * batch.num_keys * config.num_kv_heads * config.head_dim * q.itemsize
+    return Case(
+        kernel="attention",
+        shape=batch.name,
+        make=make,
+        num_bytes=kv_bytes + 2 * q.nbytes,
+        operations=4 * batch.num_scores * config.num_heads * config.head_dim,
+    )
+
+
+def _silu(config: DecoderConfig, batch: Batch) -> Case:
+    gate_up = random_tensor(batch.num_tokens, 2 * config.intermediate_size)
+
+    def make(kernels: Kernels) -> Work:
+        return lambda: kernels.silu_mul(gate_up)
+
+    return Case(kernel="silu * mul", shape=batch.name, make=make, num_bytes=gate_up.nbytes * 3 // 2)
+
+
+def _linears(config: DecoderConfig, batch: Batch) -> Iterator[Case]:
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    for inputs, outputs in ((hidden, 2 * mlp), (mlp, hidden)):
+        yield _linear(batch, inputs, outputs)
+
+
+def _linear(batch: Batch, inputs: int, outputs: int) -> Case:
+    x = random_tensor(batch.num_tokens, inputs)
+    weights = [random_tensor(outputs, inputs) for _ in range(_copies(inputs * outputs))]
+
+    def make(kernels: Kernels) -> Work:
+        packed = [kernels.pack(weight.clone(), None) for weight in weights]
+        turn = iter(range(1 << 62))
+        return lambda: kernels.linear(x, packed[next(turn) % len(packed)])
+
+    return Case(
+        kernel=f"linear {inputs} to {outputs}",
+        shape=f"{batch.num_tokens} rows",
+        make=make,
+        num_bytes=x.itemsize * (inputs * outputs + batch.num_tokens * (inputs + outputs)),
+        operations=2 * batch.num_tokens * inputs * outputs,
+    )
+
+
+def _copies(parameters: int) -> int:
+    """Weights in turn, so that each comes from memory, as in a model, and not from a cache."""
+    return max(2, (160 << 20) // (parameters * torch.bfloat16.itemsize))

@@ -1,0 +1,143 @@
+"""The two random-weight models that speed is compared on, and the batches that they compute."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
+from tandem_engine.device.runtime import Kernels
+from tandem_engine.model.config import DecoderConfig
+from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
+from tandem_engine.model.pack import pack_network
+from tandem_engine.model.parameters import Parameters, allocate_parameters
+from tandem_engine.model.rope import RopeDefault, RopeTable
+
+BLOCK_SIZE: Final = 64
+MAX_POSITIONS: Final = 8192
+_SPREAD: Final = 0.02
+
+
+def _config(
+    *, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, mlp: int, vocab: int
+) -> DecoderConfig:
+    return DecoderConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=MAX_POSITIONS,
+        rope=RopeDefault(theta=1e6),
+        tie_word_embeddings=True,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=True,
+        dtype="bfloat16",
+        eos_token_ids=(),
+    )
+
+
+MODELS: Final = {
+    "S": _config(hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64, mlp=1536, vocab=8192),
+    "M": _config(hidden=1024, layers=28, heads=16, kv_heads=8, head_dim=128, mlp=3072, vocab=32000),
+}
+"""29 and 473 million parameters, Qwen3-shaped, embeddings tied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one step."""
+
+    name: str
+    rows: tuple[tuple[int, int], ...]
+    """New tokens and tokens before them, of each row."""
+
+    @classmethod
+    def decode(cls, rows: int, context: int) -> "Batch":
+        """Rows of one token each."""
+        return cls(f"{rows} x 1 at {context}", ((1, context - 1),) * rows)
+
+    @classmethod
+    def prompt(cls, tokens: int) -> "Batch":
+        """One prompt in one chunk."""
+        return cls(f"prompt of {tokens}", ((tokens, 0),))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(new for new, _ in self.rows)
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens that the step reads of the cache, each once."""
+        return sum(new + before for new, before in self.rows)
+
+    @property
+    def num_scores(self) -> int:
+        """Pairs of a query and a key that it sees."""
+        return sum(new * before + new * (new + 1) // 2 for new, before in self.rows)
+
+    def layout(self) -> AttentionMetadata:
+        """The step, its blocks spread over the cache without order."""
+        need = [-(-(new + before) // BLOCK_SIZE) for new, before in self.rows]
+        ids = torch.randperm(sum(need)).tolist()
+        return build_attention_metadata(
+            query_lens=[new for new, _ in self.rows],
+            context_lens=[new + before for new, before in self.rows],
+            block_tables=[[ids.pop() for _ in range(count)] for count in need],
+            block_size=BLOCK_SIZE,
+        )
+
+
+def random_tensor(*shape: int) -> Tensor:
+    """bfloat16, random: constant data can read faster than memory is."""
+    return torch.randn(shape).mul_(_SPREAD).bfloat16()
+
+
+def make_decoder(config: DecoderConfig, kernels: Kernels) -> Decoder:
+    """Random weights, the same ones for the same shape."""
+    torch.manual_seed(0)
+    parameters = allocate_parameters(config, dtype=torch.bfloat16, device="cpu")
+    _fill(parameters)
+    rope = make_rope(config)
+    return Decoder(config, pack_network(config, parameters, rope, kernels), kernels)
+
+
+def make_rope(config: DecoderConfig) -> RopeTable:
+    """Cosines and sines in bfloat16."""
+    return RopeTable(
+        config.rope,
+        head_dim=config.head_dim,
+        num_positions=MAX_POSITIONS,
+        dtype=torch.bfloat16,
+        device="cpu",
+    )
+
+
+def make_cache(config: DecoderConfig, batch: Batch) -> KVCache:
+    """Blocks for the batch, filled."""
+    num_blocks = len(batch.layout().blocks)
+    cache = allocate_kv_cache(
+        config, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device="cpu"
+    )
+    cache.blocks.normal_()
+    return cache
+
+
+def _fill(parameters: Parameters) -> None:
+    parameters.embedding.normal_(0, _SPREAD)
+    norms = [parameters.norm]
+    for layer in parameters.layers:
+        norms += [layer.attention_norm, layer.mlp_norm]
+        norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            linear.weight.normal_(0, _SPREAD)
+    for norm in norms:
+        norm.fill_(1)

@@ -1,0 +1,108 @@
+"""Whole forward steps: how long they take, and how much of it are products."""
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.kernels.measure import Stopwatch, Work
+from benchmarks.kernels.shapes import Batch, make_cache, make_decoder, random_tensor
+from tandem_engine.device.runtime import Kernels
+from tandem_engine.model.config import DecoderConfig
+from tandem_engine.model.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """One batch on both kinds of kernels, in seconds."""
+
+    model: str
+    batch: Batch
+    native: float
+    native_gemm: float
+    """The products of the step alone."""
+    reference: float | None
+    """None: left out."""
+
+
+def measure_steps(
+    name: str,
+    config: DecoderConfig,
+    batches: list[Batch],
+    *,
+    watch: Stopwatch,
+    native: Kernels,
+    reference: Kernels | None,
+) -> list[StepTimes]:
+    """The batches on a model with random weights."""
+    decoders = {"native": make_decoder(config, native)}
+    if reference is not None:
+        decoders["reference"] = make_decoder(config, reference)
+    return [_measure(name, batch, decoders, watch, native) for batch in batches]
+
+
+def _measure(
+    name: str, batch: Batch, decoders: dict[str, Decoder], watch: Stopwatch, native: Kernels
+) -> StepTimes:
+    works = {kind: _forward(decoder, batch) for kind, decoder in decoders.items()}
+    works["gemm"] = _products(decoders["native"], batch, native)
+    with torch.inference_mode():
+        taken = watch.alternate(works)
+    return StepTimes(
+        model=name,
+        batch=batch,
+        native=taken["native"],
+        native_gemm=taken["gemm"],
+        reference=taken.get("reference"),
+    )
+
+
+def _forward(decoder: Decoder, batch: Batch) -> Work:
+    cache = make_cache(decoder.config, batch)
+    tokens = torch.randint(0, decoder.config.vocab_size, (batch.num_tokens,))
+    last = torch.tensor([new for new, _ in batch.rows]).cumsum(0) - 1
+    return lambda: decoder.forward(tokens, cache, batch.layout(), logits_rows=last)
+
+
+def _products(decoder: Decoder, batch: Batch, kernels: Kernels) -> Work:
+    """Every linear layer of the step once, on rows of random numbers."""
+    config, network = decoder.config, decoder.network
+    wide = config.num_heads * config.head_dim
+    rows = {
+        width: random_tensor(batch.num_tokens, width)
+        for width in (config.hidden_size, wide, config.intermediate_size)
+    }
+    last_rows = random_tensor(len(batch.rows), config.hidden_size)
+
+    def work() -> None:
+        for layer in network.layers:
+            kernels.linear(rows[config.hidden_size], layer.qkv)
+            kernels.linear(rows[wide], layer.output)
+            kernels.linear(rows[config.hidden_size], layer.gate_up)
+            kernels.linear(rows[config.intermediate_size], layer.down)
+        kernels.linear(last_rows, network.head)
+
+    return work
+
+
+def weight_bytes(config: DecoderConfig) -> int:
+    """What a step must read of the model at least."""
+    return torch.bfloat16.itemsize * num_multiplied(config)
+
+
+def num_multiplied(config: DecoderConfig) -> int:
+    """Weights that every token of a step goes through, the head's included."""
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    of_layer = config.hidden_size * (
+        qkv + config.num_heads * config.head_dim + 3 * config.intermediate_size
+    )
+    return config.num_layers * of_layer + config.vocab_size * config.hidden_size
+
+
+def floor_seconds(step: StepTimes, config: DecoderConfig, *, read: float, gemm: float) -> float:
+    """The least that the machine's memory and products allow, in seconds."""
+    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.bfloat16.itemsize
+    num_bytes = weight_bytes(config) + kv * step.batch.num_keys
+    head = config.vocab_size * config.hidden_size
+    products = step.batch.num_tokens * (num_multiplied(config) - head) + len(step.batch.rows) * head
+    scores = 2 * step.batch.num_scores * config.num_layers * config.num_heads * config.head_dim
+    return max(num_bytes / read, 2 * (products + scores) / gemm)
