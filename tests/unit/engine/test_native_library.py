@@ -25,6 +25,7 @@ from tandem_engine.device.native import build
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import load_library, runnable_variants
 from tandem_engine.device.reference import ReferenceKernels
+from tests.unit.engine.native import native_kernels
 
 ROOT = Path(__file__).parents[3]
 COMPILER = """#!/bin/sh
@@ -225,10 +226,10 @@ def test_the_environment_names_the_variant(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(CpuRuntime().kernels, ReferenceKernels)
 
     monkeypatch.setenv("TANDEM_KERNELS", "portable")
-    if load_library("portable") is not None:
-        kernels = CpuRuntime().kernels
-        assert isinstance(kernels, NativeKernels)
-        assert kernels.library.variant == "portable"
+    native_kernels("portable")
+    kernels = CpuRuntime().kernels
+    assert isinstance(kernels, NativeKernels)
+    assert kernels.library.variant == "portable"
 
 
 def test_an_unknown_variant_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +240,7 @@ def test_an_unknown_variant_is_refused_with_the_known_ones(monkeypatch: pytest.M
 
 
 def test_there_is_one_openmp_in_the_process() -> None:
-    if load_library() is None:
-        pytest.skip("the kernels are not built: there is no g++")
+    native_kernels()
     code = (
         "import re, torch\n"
         "from tandem_engine.device.cpu import CpuRuntime\n"

@@ -14,7 +14,7 @@ from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.arguments import cache_args, places_args, rows_args
 from tandem_engine.device.native.forward import NativeForward, is_native
 from tandem_engine.device.native.library import KINDS, Library
-from tandem_engine.device.native.linear import PanelLinear
+from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
@@ -167,6 +167,34 @@ class NativeKernels:
     def forward_pass(self, network: Network) -> ForwardPass | None:
         """One call a step, where the network is of a dtype that the kernels compute in."""
         return NativeForward(self.library, network) if is_native(network) else None
+
+    def pack_int8(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Int8PanelLinear:
+        """Cut a weight [out, in] int8, `in` a multiple of 4, into panels, in huge pages.
+
+        `scales` [out] is what each row of the weight is multiplied by.
+        """
+        if weight.shape[1] % 4:
+            raise ValueError(
+                f"a W8A8 weight has {weight.shape[1]} inputs, which are no multiple of 4; "
+                "leave this layer unquantised"
+            )
+        return Int8PanelLinear(self.library, self._pages, weight, scales, bias)
+
+    def linear_int8(
+        self, x: Tensor, x_scales: Tensor, packed: Int8PanelLinear, dtype: torch.dtype
+    ) -> Tensor:
+        """Rows as `quantize` gives them by a weight of `pack_int8` → [tokens, out] of `dtype`."""
+        out = torch.empty(len(x), packed.outputs, dtype=dtype)
+        linear = self.library("linear_int8", dtype)
+        linear(
+            x.data_ptr(),
+            x_scales.data_ptr(),
+            len(x),
+            byref(packed.args),
+            None,
+            out.data_ptr(),
+        )
+        return out
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Per-token u8 and scale: x ≈ (q - 128) * scale."""
