@@ -182,8 +182,18 @@ class Library:
         }
 
     def __call__(self, name: str, dtype: torch.dtype) -> Any:
-        """The kernel `name` for tensors of `dtype`, one of KINDS."""
+        """The kernel `name` for tensors of `dtype`, one of KINDS; to be called soon."""
+        adopt_num_threads()
         return self._functions[name, dtype]
+
+
+def adopt_num_threads() -> None:
+    """Let this thread's parallel regions have as many threads as torch's.
+
+    OpenMP keeps that number for each thread of the program, and torch sets it in a thread when it
+    is first asked for it there.
+    """
+    torch.get_num_threads()
 
 
 def _declared(library: ctypes.CDLL, name: str, arguments: list[Any], result: Any) -> Any:

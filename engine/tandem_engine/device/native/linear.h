@@ -110,7 +110,11 @@ template <class Finish, class AnySums>
 inline void put_half(const Finish& finish, int64_t row, int64_t output, int64_t outputs,
                      AnySums sums) {
   const int64_t left = outputs - output;
-  if (left > 0) finish.put(row, output, left < kLanes ? left : kLanes, sums);
+  if (left >= kLanes) {
+    finish.put(row, output, kLanes, sums);  // a constant, by which the compiler leaves out tests
+  } else if (left > 0) {
+    finish.put(row, output, left, sums);
+  }
 }
 
 // Rows [first, last) by one panel.
