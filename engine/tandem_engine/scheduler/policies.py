@@ -7,7 +7,7 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.batch_size import BatchLimits, BatchSizeView, batch_size_for
 from tandem_engine.scheduler.blocks import Blocks
-from tandem_engine.scheduler.budget import budget_for
+from tandem_engine.scheduler.budget import Pace, budget_for
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.order import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
 from tandem_engine.scheduler.order.laxity import LeastLaxity
@@ -92,12 +92,15 @@ class Policies:
         schedule, slo = self.schedule, self.slo
         self._stages = STAGE_POLICIES[schedule.stage_policy]()
         self._batch_size = batch_size_for(schedule, slo, self.model)
+        self.pace = Pace(slo)
+        """Learns from the promises that were lost."""
         self.prompt_order, self.victims = self._orders()
         self.strategy: Strategy = STRATEGIES[schedule.batching](
             Helpers(
                 order=self.prompt_order,
                 stages=self._stages,
                 budget=budget_for(slo, self.model),
+                pace=self.pace,
                 always_splits=slo.tpot is not None,
             )
         )

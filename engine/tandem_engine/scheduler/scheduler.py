@@ -15,7 +15,6 @@ from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.blocks import Blocks
-from tandem_engine.scheduler.budget.deadline import next_due
 from tandem_engine.scheduler.group import Group, group_of
 from tandem_engine.scheduler.lockstep import Lockstep
 from tandem_engine.scheduler.policies import Policies
@@ -197,7 +196,7 @@ class Scheduler:
     def _apply(self, schedule: ScheduleConfig) -> None:
         self._blocks.switch_prefix_cache(on=schedule.enable_prefix_cache)
         self._blocks.no_evict = schedule.no_evict
-        self._tpot_s = self._policies.slo.tpot_s
+        self._keeps_pace = self._policies.slo.tpot is not None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
     def _claim(self, step: Round) -> None:
@@ -251,6 +250,8 @@ class Scheduler:
             reason = sequence.append(tokens[0].token_id)
         else:
             reason, tokens = sequence.append_all(tokens)
+        if self._keeps_pace:
+            self._note_pace(sequence, now, has_ended=reason is not None)
         if reason is not None:
             self._end(sequence)
             return Advance(sequence.sequence_id, tokens, reason)
@@ -260,15 +261,16 @@ class Scheduler:
             self._blocks.trim(sequence)
         if sequence.is_prefilling:
             self._queues.decode(sequence)
-        if self._tpot_s is not None:
-            self._promise(sequence, now, self._tpot_s)
         return Advance(sequence.sequence_id, tokens)
 
-    def _promise(self, sequence: Sequence, now: float, tpot_s: float) -> None:
-        """Note when the next token is due."""
+    def _note_pace(self, sequence: Sequence, now: float, *, has_ended: bool) -> None:
+        """Note when the first token came, and what the promises came to."""
         if sequence.first_token_at == inf:
             sequence.first_token_at = now
-        sequence.due = next_due(sequence.first_token_at, sequence.num_output, now, tpot_s)
+            self._policies.pace.note_first_token(now - sequence.arrived)
+        elif has_ended:
+            num_gaps = sequence.num_output - 1
+            self._policies.pace.note_end((now - sequence.first_token_at) / num_gaps)
 
     def _drop_unborn(self, first: Sequence, sequence_id: str) -> None:
         first.group.unborn.remove(sequence_id)

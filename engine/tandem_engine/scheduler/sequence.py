@@ -92,8 +92,6 @@ class Sequence:
     """Seconds; when its prompt was last in a step, or when it arrived."""
     first_token_at: float = inf
     """Seconds; when it got its first token."""
-    due: float = inf
-    """Seconds; when its next token should be there to keep the promised TPOT."""
 
     @property
     def num_uncomputed(self) -> int:

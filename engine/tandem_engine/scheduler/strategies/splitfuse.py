@@ -8,7 +8,6 @@ from math import inf
 
 from tandem_engine.api.config import TILE
 from tandem_engine.scheduler.budget import BudgetView
-from tandem_engine.scheduler.budget.deadline import slack
 from tandem_engine.scheduler.gate import SplitGate
 from tandem_engine.scheduler.order.order import Key
 from tandem_engine.scheduler.reason import Reason
@@ -54,7 +53,9 @@ class SplitFuse:
                 num_decodes=len(step.decodes),
                 decode_tokens=step.num_tokens,
                 decode_context=sum(row.num_tokens for row in step.decodes),
-                slack_s=slack([row.due for row in step.decodes], step.now),
+                slack_s=self._helpers.pace.slack(
+                    [(row.first_token_at, row.num_output) for row in step.decodes], step.now
+                ),
                 prompt_tokens=_prompt_tokens(step, ceiling),
                 prompt_context=0 if first is None else first.num_computed,
                 prompt_wait_s=step.now - max(served.served_at, self._prompts_at),

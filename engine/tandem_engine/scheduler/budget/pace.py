@@ -1,0 +1,95 @@
+"""How closely decode rows are held to the promised TPOT: as lost promises teach it.
+
+Prompts and decode rows share the time of every step, and so the two promises compete: rows that
+are paced a little faster than promised survive a slow step at the end of their answers, and the
+prompts pay for it with their TTFT. How much is right depends on the load and on the machine. So
+the pace is a balance: every prompt that comes too late makes it slower, every answer that was too
+slow makes it faster.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from tandem_engine.api.slo import Slo
+
+LARGEST_GAP: Final = 4.0
+"""TPOT until the next tokens at most, however much rows have saved: what a reader sees as a halt.
+"""
+
+SMALLEST_GAP: Final = 0.5
+"""TPOT until the next tokens at least, however late rows are: they catch up half a token with each
+one, and do not keep all prompts out meanwhile."""
+
+FASTEST: Final = 0.9
+"""Share of the promised TPOT that rows are paced by when they alone are late."""
+
+SLOWEST: Final = 1.0
+"""Share that they are paced by when prompts alone are late."""
+
+LATE_SHARE: Final = 0.35
+"""Share of the decode rows that one step may make late at the slowest pace; none at the fastest.
+
+A row that has just got its first token has saved nothing, so the earliest deadline of many rows is
+always about one TPOT ahead, and what the older ones saved would never be spent. A late row makes up
+for it afterwards; the promise is a mean.
+"""
+
+START: Final = 0.7
+"""The leniency before any promise was lost: rows are paced by 0.97 of the TPOT."""
+
+STEP: Final = 0.05
+"""What one lost promise adds or takes."""
+
+RETURN: Final = 0.01
+"""Share of the way back to START that one kept promise goes."""
+
+
+class Pace:
+    """Deadlines of decode rows under one pair of promises."""
+
+    def __init__(self, slo: Slo) -> None:
+        """Begin in the middle.
+
+        Args:
+            slo: With a promised TPOT.
+        """
+        self._ttft_s = inf if slo.ttft_s is None else slo.ttft_s
+        self._tpot_s = inf if slo.tpot_s is None else slo.tpot_s
+        self.leniency = START
+        """0: rows at the fastest pace, none late; 1: at the slowest, with as many late as may be.
+        """
+
+    def note_first_token(self, ttft_s: float) -> None:
+        """Learn from a prompt that was answered after `ttft_s`."""
+        if ttft_s > self._ttft_s:
+            self.leniency = min(1.0, self.leniency + STEP)
+
+    def note_end(self, tpot_s: float) -> None:
+        """Learn from an answer with `tpot_s` a token."""
+        if tpot_s > self._tpot_s:
+            self.leniency = max(0.0, self.leniency - STEP)
+        else:
+            self.leniency += RETURN * (START - self.leniency)
+
+    def slack(self, rows: Sequence[tuple[float, int]], now: float) -> float:
+        """Seconds until decode rows need their next tokens, but for those that may be late.
+
+        The promise is a mean over the request: token k + 1 is due at first_token_at + k · pace, so
+        a row that ran ahead may spend what it saved, and one that fell behind has to catch up.
+        Both within limits: LARGEST_GAP and SMALLEST_GAP. Without the lower one a row that was
+        preempted for seconds would leave no time for prompts until its end.
+
+        Args:
+            rows: When each got its first token (inf: not yet), and its tokens, the first included.
+            now: Seconds, when all of them have their latest token.
+
+        Returns:
+            inf when no row decodes, or nothing is promised.
+        """
+        if not rows or self._tpot_s == inf:
+            return inf
+        pace_s = (FASTEST + (SLOWEST - FASTEST) * self.leniency) * self._tpot_s
+        dues = sorted([first + num_output * pace_s for first, num_output in rows])
+        due = dues[int(LATE_SHARE * self.leniency * len(dues))]
+        return min(max(due - now, SMALLEST_GAP * self._tpot_s), LARGEST_GAP * self._tpot_s)
