@@ -185,6 +185,7 @@ class Scheduler:
             num_asked_tokens=blocks.num_asked_tokens,
             num_hit_tokens=blocks.num_hit_tokens,
             num_evicted_blocks=blocks.pool.num_evictions,
+            tpot_pace=self._policies.pace.share if self._keeps_pace else None,
         )
 
     def check_integrity(self) -> None:

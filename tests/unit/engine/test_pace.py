@@ -17,6 +17,7 @@ from tandem_engine.scheduler.budget.pace import (
     START,
     Pace,
 )
+from tests.unit.engine.scheduling import Bench, mix, request
 
 untimed = settings(deadline=None)
 TPOT_S = 0.05
@@ -158,3 +159,37 @@ def test_a_row_that_meets_every_deadline_keeps_the_promised_mean() -> None:
         now += chance.uniform(0.0, kept.slack([(first, num_output)], now))
 
         assert now - first <= num_output * TPOT_S + 1e-9
+
+
+# ── in the scheduler ─────────────────────────────────────────────────────────────────────────
+
+
+def served(seconds: float, slo: Slo | None = SLO) -> Bench:
+    """One request of five tokens, each step of which takes so many seconds."""
+    bench = Bench(mix(), request("a", 20, 5), slo=slo)
+    bench.run(5, seconds)
+    assert bench.reasons == {"a": "length"}
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pace_share"),
+    [
+        pytest.param(0.04, 0.97, id="both promises are kept"),
+        pytest.param(0.06, 0.965, id="the answer is too slow"),
+        pytest.param(2.5, 0.97, id="prompt and answer are: one takes back what the other did"),
+    ],
+)
+def test_the_scheduler_tells_what_promises_came_to(seconds: float, pace_share: float) -> None:
+    assert served(seconds).scheduler.stats().tpot_pace == pytest.approx(pace_share)
+
+
+def test_where_nothing_is_promised_there_is_no_pace() -> None:
+    assert served(9.0, slo=None).scheduler.stats().tpot_pace is None
+
+
+def test_a_promise_that_comes_later_begins_with_a_pace_of_its_own() -> None:
+    bench = served(0.06)
+    bench.engine.reconfigure(mix(), Slo(tpot=LatencyPromise(target="20ms")))
+
+    assert bench.scheduler.stats().tpot_pace == pytest.approx(0.97)

@@ -60,6 +60,11 @@ class Pace:
         """0: rows at the fastest pace, none late; 1: at the slowest, with as many late as may be.
         """
 
+    @property
+    def share(self) -> float:
+        """Share of the promised TPOT that rows are paced by."""
+        return FASTEST + (SLOWEST - FASTEST) * self.leniency
+
     def note_first_token(self, ttft_s: float) -> None:
         """Learn from a prompt that was answered after `ttft_s`."""
         if ttft_s > self._ttft_s:
@@ -89,7 +94,7 @@ class Pace:
         """
         if not rows or self._tpot_s == inf:
             return inf
-        pace_s = (FASTEST + (SLOWEST - FASTEST) * self.leniency) * self._tpot_s
+        pace_s = self.share * self._tpot_s
         dues = sorted([first + num_output * pace_s for first, num_output in rows])
         due = dues[int(LATE_SHARE * self.leniency * len(dues))]
         return min(max(due - now, SMALLEST_GAP * self._tpot_s), LARGEST_GAP * self._tpot_s)
