@@ -13,7 +13,7 @@ from typing import Final
 
 from tandem_engine.api.slo import Slo
 
-LARGEST_GAP: Final = 4.0
+LARGEST_GAP: Final = 3.0
 """TPOT until the next tokens at most, however much rows have saved: what a reader sees as a halt.
 """
 
@@ -24,8 +24,9 @@ one, and do not keep all prompts out meanwhile."""
 FASTEST: Final = 0.9
 """Share of the promised TPOT that rows are paced by when they alone are late."""
 
-SLOWEST: Final = 1.0
-"""Share that they are paced by when prompts alone are late."""
+SLOWEST: Final = 0.99
+"""Share that they are paced by when prompts alone are late. With all of the TPOT, what one slow
+step costs at the end of an answer would break the promise."""
 
 LATE_SHARE: Final = 0.35
 """Share of the decode rows that one step may make late at the slowest pace; none at the fastest.
@@ -36,7 +37,7 @@ for it afterwards; the promise is a mean.
 """
 
 START: Final = 0.7
-"""The leniency before any promise was lost: rows are paced by 0.97 of the TPOT."""
+"""The leniency before any promise was lost: rows are paced by 0.963 of the TPOT."""
 
 STEP: Final = 0.05
 """What one lost promise adds or takes."""
