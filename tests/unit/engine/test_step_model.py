@@ -168,7 +168,16 @@ def test_the_margin_follows_a_change_of_speed_at_once(factor: float) -> None:
 
 
 @pytest.mark.parametrize("has_chunks", [False, True])
-def test_nine_in_ten_steps_take_no_longer_than_prediction_times_margin(has_chunks: bool) -> None:
+@pytest.mark.parametrize(
+    ("factor", "least", "most"),
+    [
+        pytest.param(StepTimeModel.margin, 0.82, 0.97, id="the margin: nine in ten"),
+        pytest.param(StepTimeModel.drift, 0.4, 0.6, id="the drift: half of them"),
+    ],
+)
+def test_so_many_steps_take_no_longer_than_predicted(
+    factor: Callable[..., float], least: float, most: float, has_chunks: bool
+) -> None:
     model, chance = StepTimeModel(), random.Random(5)
     covered: list[bool] = []
     for _ in range(60):
@@ -176,23 +185,9 @@ def test_nine_in_ten_steps_take_no_longer_than_prediction_times_margin(has_chunk
         for _ in range(20):
             seen = any_load(chance, chunks=float(has_chunks))
             seconds = seconds_of(seen) * chance.gauss(1.0, 0.1)
-            covered.append(seconds <= model.predict(seen) * model.margin(has_chunks=has_chunks))
+            covered.append(seconds <= model.predict(seen) * factor(model, has_chunks=has_chunks))
 
-    assert 0.82 < sum(covered) / len(covered) < 0.97
-
-
-@pytest.mark.parametrize("has_chunks", [False, True])
-def test_prediction_times_drift_is_right_for_the_median_step(has_chunks: bool) -> None:
-    model, chance = StepTimeModel(), random.Random(6)
-    shorter: list[bool] = []
-    for _ in range(60):
-        teach(model, chance, REFIT_EVERY)
-        for _ in range(20):
-            seen = any_load(chance, chunks=float(has_chunks))
-            seconds = seconds_of(seen) * chance.gauss(1.0, 0.1)
-            shorter.append(seconds <= model.predict(seen) * model.drift(has_chunks=has_chunks))
-
-    assert 0.4 < sum(shorter) / len(shorter) < 0.6
+    assert least < sum(covered) / len(covered) < most
 
 
 def test_before_there_are_enough_steps_the_drift_is_the_first_margin() -> None:
