@@ -13,8 +13,8 @@ from tandem_engine.scheduler.sequence import Sequence, State
 # Entries of those that left, beside as many as wait, that are not worth a walk.
 _DEAD: Final = 64
 
-# Offers, of which one begins with the oldest request if that has waited too long, where the order
-# keeps a promise: in overload all have, and nobody would be in time. Odd, for a step may make two.
+# Of so many that start, one is the oldest that has waited too long, where the order keeps a
+# promise: in overload all have, and nobody would be in time.
 _OVERDUE_EVERY: Final = 7
 
 # The count breaks ties: a beam has the id and the number of the one whose place it took.
@@ -34,13 +34,15 @@ class Waiting:
         self._heap: list[_Entry] = []
         # Those that can no longer keep their promise, in the same order: they go last.
         self._late: list[_Entry] = []
-        self._num_offers = 0
+        self._num_passing = 0
         # By arrival: to find the oldest, whatever the order is.
         self._by_age: list[_Entry] = []
         self._numbers = count()
         self._live = 0
         self.age_bound_s = inf
         """Seconds after which the oldest goes first, where the order ages."""
+        self.overdue: Sequence | None = None
+        """The one that goes first in the latest offer because it has waited for longer."""
 
     def __len__(self) -> int:
         return self._live
@@ -97,10 +99,13 @@ class Waiting:
             now: Seconds.
             most: How many may be passed over.
         """
-        self._num_offers += 1
-        overdue = self._overdue(now)
-        if overdue is not None and not take(overdue):
-            return
+        overdue = self.overdue = self._overdue(now)
+        if overdue is not None:
+            goes_on = take(overdue)
+            if overdue.state != State.WAITING:
+                self._num_passing = 0
+            if not goes_on:
+                return
         for heap in (self._heap, self._late):
             if not self._offer(heap, take, most=most, offered=overdue, now=now):
                 return
@@ -138,6 +143,8 @@ class Waiting:
             goes_on = sequence is offered or take(sequence)
             if sequence.state == State.WAITING:
                 passed.append(entry)
+            elif sequence is not offered:
+                self._num_passing += 1
         for entry in passed:
             heapq.heappush(heap, entry)
         return goes_on and len(passed) < most
@@ -166,7 +173,7 @@ class Waiting:
         """The oldest one, if its order could pass it over for ever and it has waited too long."""
         if not self._order.ages:
             return None
-        if isinstance(self._order, Promising) and self._num_offers % _OVERDUE_EVERY:
+        if isinstance(self._order, Promising) and self._num_passing < _OVERDUE_EVERY - 1:
             return None
         oldest = self.oldest
         late = oldest is not None and now - oldest.arrived > self.age_bound_s

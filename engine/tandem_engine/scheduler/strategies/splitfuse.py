@@ -84,7 +84,8 @@ class SplitFuse:
         split = step.schedule.split_fuse
 
         def take(sequence: Sequence) -> Reason | None:
-            if before is not None and self._helpers.order.key(sequence) >= before:
+            is_overdue = sequence is step.queues.waiting.overdue
+            if before and not is_overdue and self._helpers.order.key(sequence) >= before:
                 return Reason.TOKENS
             if self._room(step, sequence) <= 0:
                 is_crumb = step.token_budget < split.split_chunk_tokens and not step.prefills
