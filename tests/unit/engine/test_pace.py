@@ -92,6 +92,20 @@ def test_an_answer_that_was_too_slow_makes_the_pace_faster() -> None:
     assert seen.leniency == pytest.approx(START - 0.05)
 
 
+def test_the_promise_that_may_be_lost_less_often_counts_more() -> None:
+    strict = Slo(
+        ttft=LatencyPromise(target="2s", percentile=90),
+        tpot=LatencyPromise(target="50ms", percentile=99),
+    )
+    seen = Pace(strict)
+    seen.note_end(1.0)
+    # Ten in a hundred against one: 0.1 · 10/11 and 0.1 · 1/11.
+    assert seen.leniency == pytest.approx(START - 0.1 * 10 / 11)
+
+    seen.note_first_token(9.0)
+    assert seen.leniency == pytest.approx(START - 0.1 * 9 / 11)
+
+
 def test_promises_that_are_kept_bring_the_pace_back() -> None:
     seen = pace(0.0)
     seen.note_end(0.04)

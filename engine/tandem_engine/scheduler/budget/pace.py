@@ -4,7 +4,8 @@ Prompts and decode rows share the time of every step, and so the two promises co
 are paced a little faster than promised survive a slow step at the end of their answers, and the
 prompts pay for it with their TTFT. How much is right depends on the load and on the machine. So
 the pace is a balance: every prompt that comes too late makes it slower, every answer that was too
-slow makes it faster.
+slow makes it faster. It comes to rest where both promises are lost in proportion to what their
+percentiles allow.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ START: Final = 0.7
 """The leniency before any promise was lost: rows are paced by 0.963 of the TPOT."""
 
 STEP: Final = 0.05
-"""What one lost promise adds or takes."""
+"""What one lost promise adds or takes, where both promises have the same percentile."""
 
 RETURN: Final = 0.01
 """Share of the way back to START that one kept promise goes."""
@@ -57,6 +58,7 @@ class Pace:
         """
         self._ttft_s = inf if slo.ttft_s is None else slo.ttft_s
         self._tpot_s = inf if slo.tpot_s is None else slo.tpot_s
+        self._ttft_step, self._tpot_step = _steps(slo)
         self.leniency = START
         """0: rows at the fastest pace, none late; 1: at the slowest, with as many late as may be.
         """
@@ -69,12 +71,12 @@ class Pace:
     def note_first_token(self, ttft_s: float) -> None:
         """Learn from a prompt that was answered after `ttft_s`."""
         if ttft_s > self._ttft_s:
-            self.leniency = min(1.0, self.leniency + STEP)
+            self.leniency = min(1.0, self.leniency + self._ttft_step)
 
     def note_end(self, tpot_s: float) -> None:
         """Learn from an answer with `tpot_s` a token."""
         if tpot_s > self._tpot_s:
-            self.leniency = max(0.0, self.leniency - STEP)
+            self.leniency = max(0.0, self.leniency - self._tpot_step)
         else:
             self.leniency += RETURN * (START - self.leniency)
 
@@ -99,3 +101,15 @@ class Pace:
         dues = sorted([first + num_output * pace_s for first, num_output in rows])
         due = dues[int(LATE_SHARE * self.leniency * len(dues))]
         return min(max(due - now, SMALLEST_GAP * self._tpot_s), LARGEST_GAP * self._tpot_s)
+
+
+def _steps(slo: Slo) -> tuple[float, float]:
+    """What a lost TTFT adds, and a lost TPOT takes; the fewer may be lost, the more one counts.
+
+    With P90 of TTFT and P99 of TPOT they are 2 · STEP · 1/11 and 2 · STEP · 10/11.
+    """
+    if slo.ttft is None or slo.tpot is None:
+        return STEP, STEP
+    ttft_share, tpot_share = 100 - slo.ttft.percentile, 100 - slo.tpot.percentile
+    both = ttft_share + tpot_share
+    return 2.0 * STEP * tpot_share / both, 2.0 * STEP * ttft_share / both
