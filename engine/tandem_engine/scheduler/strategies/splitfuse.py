@@ -53,7 +53,7 @@ class SplitFuse:
                 ceiling=ceiling,
                 num_decodes=len(step.decodes),
                 decode_tokens=step.num_tokens,
-                decode_context=sum(row.num_tokens for row in step.decodes),
+                decode_context=step.decode_context,
                 slack_s=slack([row.due for row in step.decodes], step.now),
                 prompt_tokens=_prompt_tokens(step, ceiling),
                 prompt_context=0 if first is None else first.num_computed,
