@@ -15,6 +15,8 @@ from tandem_engine.scheduler.lockstep import Lockstep
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import RUNNING, Sequence
 
+Yielding = Iterable[tuple[Sequence, List[SampledToken] | None]]
+
 # What a NamedTuple calls, past a function of its own that takes as long again.
 _NEW: Final = tuple.__new__
 
@@ -49,7 +51,8 @@ class Booking:
             now: Seconds.
         """
         num_decodes = 0 if self._has_drafts else step.num_decodes
-        advances = self._decoded(rows[:num_decodes], result, now)
+        decoded = _with_tokens(rows, step.sequence_ids, num_decodes, result)
+        advances = self._decoded(decoded, result, now)
         for row, num_tokens in zip(rows[num_decodes:], step.num_tokens[num_decodes:], strict=True):
             advances += self._computed(row, num_tokens, result, now)
         return advances
@@ -66,7 +69,7 @@ class Booking:
         if not group.num_left and group.is_admitted:
             self._blocks.leave(group)
 
-    def _decoded(self, rows: List[Sequence], result: StepResult, now: float) -> list[Advance]:
+    def _decoded(self, rows: Yielding, result: StepResult, now: float) -> list[Advance]:
         """Book rows that went on with their output, each by one token.
 
         Nearly all that the scheduler does in most steps, so it is one loop that calls nobody for
@@ -75,7 +78,7 @@ class Booking:
         advances: list[Advance] = []
         note, is_paced = advances.append, self.tpot_s is not None
         pace_s, earliest, latest = _pace(self.tpot_s or 0.0, now)
-        for row, tokens in _with_tokens(rows, result):
+        for row, tokens in rows:
             if not row.is_plain or tokens is None or len(tokens) != 1 or row.state is not RUNNING:
                 advances += self._computed(row, 1, result, now)
                 continue
@@ -180,15 +183,13 @@ class Booking:
         return Advance(sequence.sequence_id, tokens)
 
 
-def _with_tokens(
-    rows: List[Sequence], result: StepResult
-) -> Iterable[tuple[Sequence, List[SampledToken] | None]]:
-    """The rows, each with what it yielded."""
-    tokens, ids = result.tokens, [row.sequence_id for row in rows]
-    if [*islice(tokens, len(rows))] == ids:
+def _with_tokens(rows: List[Sequence], ids: List[str], count: int, result: StepResult) -> Yielding:
+    """The first `count` rows, each with what it yielded."""
+    tokens, first_ids = result.tokens, list(ids[:count])
+    if [*islice(tokens, count)] == first_ids:
         # As most runners tell it: in the order of the rows. To look each one up costs more.
-        return zip(rows, tokens.values(), strict=False)
-    return zip(rows, map(tokens.get, ids), strict=True)
+        return zip(rows[:count], tokens.values(), strict=False)
+    return zip(rows[:count], map(tokens.get, first_ids), strict=True)
 
 
 def _pace(tpot_s: float, now: float) -> tuple[float, float, float]:
