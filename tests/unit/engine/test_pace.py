@@ -1,6 +1,8 @@
 """When decode rows need their next tokens, and how lost promises move that."""
 
 import random
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf
 
 import pytest
@@ -22,6 +24,20 @@ from tests.unit.engine.scheduling import Bench, mix, request
 untimed = settings(deadline=None)
 TPOT_S = 0.05
 SLO = Slo(ttft=LatencyPromise(target="2s"), tpot=LatencyPromise(target="50ms"))
+
+
+@dataclass
+class Row:
+    """A decode row with a prompt of 100 tokens."""
+
+    first_token_at: float
+    num_tokens: int
+    num_prompt: int = 100
+
+
+def rows(told: Iterable[tuple[float, int]]) -> list[Row]:
+    """When each got its first token, and how many it has."""
+    return [Row(first, 100 + count) for first, count in told]
 
 
 def pace(leniency: float = 0.0, slo: Slo = SLO) -> Pace:
@@ -46,7 +62,7 @@ def pace(leniency: float = 0.0, slo: Slo = SLO) -> Pace:
     ],
 )
 def test_the_slack_of_one_row(leniency: float, num_output: int, now: float, slack_s: float) -> None:
-    assert pace(leniency).slack([(10.0, num_output)], now) == pytest.approx(slack_s)
+    assert pace(leniency).slack(rows([(10.0, num_output)]), now) == pytest.approx(slack_s)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +75,19 @@ def test_the_slack_of_one_row(leniency: float, num_output: int, now: float, slac
     ],
 )
 def test_some_rows_may_be_late(leniency: float, late: int, slack_s: float) -> None:
-    rows = [(9.0, 1)] * late + [(10.0, 1)] * (10 - late)
+    seen = rows([(9.0, 1)] * late + [(10.0, 1)] * (10 - late))
 
-    assert pace(leniency).slack(rows, 10.0) == pytest.approx(slack_s)
+    assert pace(leniency).slack(seen, 10.0) == pytest.approx(slack_s)
 
 
 def test_without_rows_or_promise_there_is_no_hurry() -> None:
     assert pace().slack([], 10.0) == inf
-    assert pace(slo=Slo()).slack([(10.0, 1)], 10.0) == inf
+    assert pace(slo=Slo()).slack(rows([(10.0, 1)]), 10.0) == inf
 
 
 def test_a_row_that_has_no_token_yet_is_in_no_hurry() -> None:
-    assert pace().slack([(inf, 0)], 10.0) == LARGEST_GAP * TPOT_S
-    assert pace().slack([(inf, 0), (10.0, 1)], 10.0) == pytest.approx(0.045)
+    assert pace().slack(rows([(inf, 0)]), 10.0) == LARGEST_GAP * TPOT_S
+    assert pace().slack(rows([(inf, 0), (10.0, 1)]), 10.0) == pytest.approx(0.045)
 
 
 def test_a_prompt_that_came_too_late_makes_the_pace_slower() -> None:
@@ -144,25 +160,25 @@ rows_of = st.lists(st.tuples(st.floats(0.0, 100.0), st.integers(1, 1000)), min_s
 @untimed
 @given(rows_of, st.floats(0.0, 1.0), st.floats(0.0, 200.0))
 def test_the_slack_is_within_the_gaps_and_leaves_few_behind(
-    rows: list[tuple[float, int]], leniency: float, now: float
+    told: list[tuple[float, int]], leniency: float, now: float
 ) -> None:
-    slack_s = pace(leniency).slack(rows, now)
+    slack_s = pace(leniency).slack(rows(told), now)
     pace_s = (FASTEST + (SLOWEST - FASTEST) * leniency) * TPOT_S
-    late = sum(first + count * pace_s < now + slack_s - 1e-9 for first, count in rows)
+    late = sum(first + count * pace_s < now + slack_s - 1e-9 for first, count in told)
 
     assert SMALLEST_GAP * TPOT_S <= slack_s <= LARGEST_GAP * TPOT_S
     if slack_s > SMALLEST_GAP * TPOT_S:
-        assert late <= LATE_SHARE * leniency * len(rows)
+        assert late <= LATE_SHARE * leniency * len(told)
 
 
 @untimed
 @given(rows_of, st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 200.0))
 def test_a_more_lenient_pace_never_leaves_less_time(
-    rows: list[tuple[float, int]], one: float, other: float, now: float
+    told: list[tuple[float, int]], one: float, other: float, now: float
 ) -> None:
     low, high = sorted((one, other))
 
-    assert pace(low).slack(rows, now) <= pace(high).slack(rows, now)
+    assert pace(low).slack(rows(told), now) <= pace(high).slack(rows(told), now)
 
 
 def test_a_row_that_meets_every_deadline_keeps_the_promised_mean() -> None:
@@ -170,7 +186,7 @@ def test_a_row_that_meets_every_deadline_keeps_the_promised_mean() -> None:
     kept = pace(1.0)
     first = now = 5.0
     for num_output in range(1, 200):
-        now += chance.uniform(0.0, kept.slack([(first, num_output)], now))
+        now += chance.uniform(0.0, kept.slack(rows([(first, num_output)]), now))
 
         assert now - first <= num_output * TPOT_S + 1e-9
 

@@ -8,9 +8,9 @@ slow makes it faster. It comes to rest where both promises are lost in proportio
 percentiles allow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from tandem_engine.api.slo import Slo
 
@@ -47,6 +47,15 @@ RETURN: Final = 0.01
 """Share of the way back to START that one kept promise goes."""
 
 
+class PacedRow(Protocol):
+    """What a decode row's deadline depends on."""
+
+    first_token_at: float
+    """Seconds; inf: it has no token yet."""
+    num_prompt: int
+    num_tokens: int
+
+
 class Pace:
     """Deadlines of decode rows under one pair of promises."""
 
@@ -80,7 +89,7 @@ class Pace:
         else:
             self.leniency += RETURN * (START - self.leniency)
 
-    def slack(self, rows: Sequence[tuple[float, int]], now: float) -> float:
+    def slack(self, rows: Collection[PacedRow], now: float) -> float:
         """Seconds until decode rows need their next tokens, but for those that may be late.
 
         The promise is a mean over the request: token k + 1 is due at first_token_at + k · pace, so
@@ -89,7 +98,7 @@ class Pace:
         preempted for seconds would leave no time for prompts until its end.
 
         Args:
-            rows: When each got its first token (inf: not yet), and its tokens, the first included.
+            rows: The decode rows of a step.
             now: Seconds, when all of them have their latest token.
 
         Returns:
@@ -98,7 +107,9 @@ class Pace:
         if not rows or self._tpot_s == inf:
             return inf
         pace_s = self.share * self._tpot_s
-        dues = sorted([first + num_output * pace_s for first, num_output in rows])
+        # Once a row and step: no call for each.
+        dues = [row.first_token_at + pace_s * (row.num_tokens - row.num_prompt) for row in rows]
+        dues.sort()
         due = dues[int(LATE_SHARE * self.leniency * len(dues))]
         return min(max(due - now, SMALLEST_GAP * self._tpot_s), LARGEST_GAP * self._tpot_s)
 

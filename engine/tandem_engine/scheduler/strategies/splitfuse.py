@@ -52,10 +52,8 @@ class SplitFuse:
                 ceiling=ceiling,
                 num_decodes=len(step.decodes),
                 decode_tokens=step.num_tokens,
-                decode_context=sum(row.num_tokens for row in step.decodes),
-                slack_s=self._helpers.pace.slack(
-                    [(row.first_token_at, row.num_output) for row in step.decodes], step.now
-                ),
+                decode_context=step.decode_context,
+                slack_s=self._helpers.pace.slack(step.decodes, step.now),
                 prompt_tokens=_prompt_tokens(step, ceiling),
                 prompt_context=0 if first is None else first.num_computed,
                 prompt_wait_s=step.now - max(served.served_at, self._prompts_at),
