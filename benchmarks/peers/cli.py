@@ -128,6 +128,9 @@ def run(
         float, typer.Option(min=0, help="A row is repeated within a turn for so long.")
     ] = 2.0,
     threads: _Threads = None,
+    pin: Annotated[
+        bool, typer.Option(help="Bind each thread to one core, for a machine without other work.")
+    ] = False,
     timeout: _Timeout = 600.0,
     models: _Models = None,
     out: _Out = None,
@@ -147,6 +150,7 @@ def run(
                 repeats=repeats,
                 row_s=row_seconds,
                 threads=threads,
+                pin=pin,
                 timeout_s=timeout,
                 models=models or cache_folder() / "models",
             ),

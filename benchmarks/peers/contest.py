@@ -44,7 +44,9 @@ class Settings:
     timeout_s: float
     """Longest answer of a runner."""
     cores: tuple[int, ...]
-    """Logical CPUs, one thread each."""
+    """Logical CPUs that engines may use, as many as they have threads."""
+    pin: bool = False
+    """Bind each thread to one of them; unbound, another program's thread can be evaded."""
     seed: int = 0
 
 
@@ -139,7 +141,7 @@ def carry_out(
         note: Called with a line before each row.
     """
     try:
-        with RunnerProcess(turn.contestant, list(settings.cores), log=log) as runner:
+        with RunnerProcess(turn.contestant, settings.cores, pin=settings.pin, log=log) as runner:
             return measure(runner, turn, shape, file, settings, note=note)
     except RunnerFailed as error:
         return _failed(turn, error)
@@ -202,7 +204,7 @@ def measure_roof(
         num_threads=len(settings.cores),
     )
     contestant = Contestant(kind=ROOFLINE, python=python)
-    with RunnerProcess(contestant, list(settings.cores), log=log) as runner:
+    with RunnerProcess(contestant, settings.cores, pin=settings.pin, log=log) as runner:
         roof = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Roof)
     line = RoofLine(bandwidth=roof.bandwidth, bf16=_by_size(roof.bf16), w8a8=_by_size(roof.w8a8))
     return line, roof.bandwidth_by
@@ -248,6 +250,7 @@ def _load(turn: Turn, shape: ModelShape, file: Path, settings: Settings) -> Load
         num_tokens=num_tokens,
         longest=max(_FIRST + 1, *(row.shape.num_tokens for row in settings.rows)),
         kv_bytes=num_tokens * shape.kv_bytes_per_token,
+        pin=settings.pin,
     )
 
 

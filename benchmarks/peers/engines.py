@@ -1,7 +1,7 @@
 """The engines that are compared: how each is started, and what its model file is."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ class EngineKind:
     types: Mapping[str, str]
     """Its own names of our types of weights; a type that is missing is not compared."""
     binds_by_openmp: bool = False
-    """Threads are OpenMP's alone, and OpenMP pins them; others pin their own."""
+    """Where threads are pinned, OpenMP does it; others pin their own (`protocol.Load.pin`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,9 @@ def physical_cores() -> list[int]:
     return sorted(firsts)
 
 
-def runner_environment(contestant: Contestant, cores: list[int]) -> dict[str, str]:
+def runner_environment(
+    contestant: Contestant, cores: Sequence[int], *, pin: bool
+) -> dict[str, str]:
     """The variables under which a runner is started: this process's, with threads set alike."""
     chosen = dict(os.environ)
     # A virtual environment that is active here is not the runner's.
@@ -102,7 +104,7 @@ def runner_environment(contestant: Contestant, cores: list[int]) -> dict[str, st
         "MKL_NUM_THREADS": str(len(cores)),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if contestant.kind.binds_by_openmp:
+    if pin and contestant.kind.binds_by_openmp:
         places = ",".join(f"{{{core}}}" for core in cores)
         chosen |= {"OMP_PROC_BIND": "true", "OMP_PLACES": places}
     return chosen | dict(contestant.environment)

@@ -5,6 +5,7 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,14 +32,17 @@ class RunnerProcess:
 
     Args:
         contestant: Which engine, under which interpreter.
-        cores: Logical CPUs that it may use, one thread each.
+        cores: Logical CPUs that it may use, as many as it has threads.
+        pin: Bind each thread to one of them.
         log: File that gets what it prints.
 
     Raises:
         RunnerFailed: the interpreter cannot be started.
     """
 
-    def __init__(self, contestant: Contestant, cores: list[int], *, log: Path) -> None:
+    def __init__(
+        self, contestant: Contestant, cores: Sequence[int], *, pin: bool, log: Path
+    ) -> None:
         self._title = contestant.kind.title
         self._log = log
         self._rest = b""
@@ -51,7 +55,7 @@ class RunnerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=runner_environment(contestant, cores),
+                    env=runner_environment(contestant, cores, pin=pin),
                     cwd=ROOT,
                     # One group, so that engines of several processes end as a whole.
                     start_new_session=True,

@@ -51,6 +51,7 @@ class RunSettings:
     row_s: float
     threads: int | None
     """None: the physical cores."""
+    pin: bool
     timeout_s: float
     models: Path
     """Folder of the checkpoints."""
@@ -112,6 +113,7 @@ def run(asked: RunSettings, *, out: Path | None) -> None:
         row_s=asked.row_s,
         timeout_s=asked.timeout_s,
         cores=cores,
+        pin=asked.pin,
     )
     contestants = contestants_of(asked.interpreters)
     with _logs(out) as logs, status_line() as note:
@@ -254,6 +256,7 @@ def _settings_document(asked: RunSettings, cores: Sequence[int]) -> dict[str, An
         "repeats": asked.repeats,
         "row_s": asked.row_s,
         "cores": list(cores),
+        "pin": asked.pin,
     }
 
 

@@ -27,7 +27,7 @@ class OpenVinoEngine:
         scheduler.max_num_seqs = max(asked.num_sequences, 2)
         properties = {
             "INFERENCE_NUM_THREADS": asked.num_threads,
-            "ENABLE_CPU_PINNING": True,
+            "ENABLE_CPU_PINNING": asked.pin,
             "INFERENCE_PRECISION_HINT": "bf16",
             "KV_CACHE_PRECISION": "bf16",
         }

@@ -39,6 +39,8 @@ class Load:
     """Tokens of the longest sequence, prompt and answer."""
     kv_bytes: int
     """Bytes of that KV cache in bfloat16, for engines that take a size."""
+    pin: bool
+    """Bind each thread to one core; else all share the cores that the process may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,7 @@ LOAD = Load(
     num_tokens=100,
     longest=50,
     kv_bytes=1000,
+    pin=False,
 )
 SETTINGS = Settings(
     rows=tuple(map(parse_case, ("1x8x4", "3x5x2", "1x20x1"))),
@@ -104,7 +105,7 @@ def runner_that(tmp_path: Path) -> Callable[[str], RunnerProcess]:
         contestant = Contestant(
             kind=kind, python=Path(sys.executable), environment={"PYTHONPATH": str(tmp_path)}
         )
-        return RunnerProcess(contestant, [0], log=tmp_path / "log")
+        return RunnerProcess(contestant, [0], pin=False, log=tmp_path / "log")
 
     return start
 
@@ -273,7 +274,7 @@ def test_an_interpreter_that_is_not_there_is_told_in_words(tmp_path: Path) -> No
     contestant = replace(OWN, python=tmp_path / "python")
 
     with pytest.raises(RunnerFailed, match=r"cannot be started.*interpreter that has Tandem"):
-        RunnerProcess(contestant, [0], log=tmp_path / "log")
+        RunnerProcess(contestant, [0], pin=False, log=tmp_path / "log")
 
 
 def test_what_a_runner_prints_does_not_disturb_its_answers(
@@ -300,18 +301,20 @@ serve_with(answer)
 
 def test_every_runner_gets_the_same_number_of_threads() -> None:
     variables = [
-        runner_environment(replace(OWN, kind=kind), [0, 3])["OMP_NUM_THREADS"]
+        runner_environment(replace(OWN, kind=kind), [0, 3], pin=False)["OMP_NUM_THREADS"]
         for kind in KINDS.values()
     ]
 
     assert variables == ["2"] * 4
 
 
-def test_openmp_pins_the_threads_of_engines_that_have_no_others() -> None:
-    own = runner_environment(OWN, [0, 3])
-    openvino = runner_environment(replace(OWN, kind=KINDS["openvino"]), [0, 3])
+def test_where_threads_are_pinned_openmp_pins_those_that_are_its_own() -> None:
+    own = runner_environment(OWN, [0, 3], pin=True)
+    openvino = runner_environment(replace(OWN, kind=KINDS["openvino"]), [0, 3], pin=True)
+    unbound = runner_environment(OWN, [0, 3], pin=False)
 
     assert own["OMP_PLACES"] == "{0},{3}"
+    assert "OMP_PLACES" not in unbound
     assert "OMP_PLACES" not in openvino
 
 
