@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.peers.engines import KINDS, TANDEM
-from benchmarks.peers.figures import EngineFigures, ProcessFigures, RowFigures
+from benchmarks.peers.figures import ProcessFigures, RowFigures
 from benchmarks.peers.goals import SHARE_OF_LIMIT
 from benchmarks.peers.roofline import RoofLine
 
@@ -16,8 +16,11 @@ _NONE: Final = "–"
 
 
 def row_table(figures: Sequence[RowFigures], engines: Sequence[str]) -> Table:
-    """Tokens a second of each engine in each row, what Tandem is to the best peer, and the goal."""
-    table = _table("Tokens/s, median (lowest–highest); prompt tokens in rows of one output token")
+    """Tokens a second of each engine in each row, what Tandem is to the best peer, and the goal.
+
+    They are output tokens, or prompt tokens where the row has one output token; medians.
+    """
+    table = _table("Tokens/s")
     for name in ("model", "weights", "row"):
         table.add_column(name)
     for engine in engines:
@@ -29,7 +32,7 @@ def row_table(figures: Sequence[RowFigures], engines: Sequence[str]) -> Table:
             row.model,
             row.weights,
             str(row.row),
-            *(_speed(each) for each in row.engines),
+            *(_number(each.tokens_per_s) for each in row.engines),
             _number(row.limit),
             _number(row.tandem_ratio, "×"),
             f"{row.goal:g}×",
@@ -40,11 +43,11 @@ def row_table(figures: Sequence[RowFigures], engines: Sequence[str]) -> Table:
 
 
 def latency_table(figures: Sequence[RowFigures]) -> Table:
-    """TTFT, TPOT and the share of the limit of each engine in each row."""
-    table = _table("Latencies in ms, and the share of the limit")
+    """TTFT, TPOT, the spread of the tokens a second and the share of the limit of each engine."""
+    table = _table("Latencies in ms")
     for name in ("model", "weights", "row", "engine"):
         table.add_column(name)
-    for name in ("TTFT P50", "TPOT P50", "TPOT P90", "share", "samples"):
+    for name in ("TTFT P50", "TPOT P50", "P90", "tok/s", "lowest", "highest", "share", "samples"):
         table.add_column(name, justify="right")
     for row in figures:
         for each in row.engines:
@@ -58,6 +61,9 @@ def latency_table(figures: Sequence[RowFigures]) -> Table:
                 _number(each.ttft_p50_ms),
                 _number(each.tpot_p50_ms),
                 _number(each.tpot_p90_ms),
+                _number(each.tokens_per_s),
+                _number(each.lowest),
+                _number(each.highest),
                 _percent(each.share_of_limit),
                 str(each.num_samples),
             )
@@ -65,8 +71,8 @@ def latency_table(figures: Sequence[RowFigures]) -> Table:
 
 
 def process_table(figures: Sequence[ProcessFigures]) -> Table:
-    """Load time and peak memory of each engine."""
-    table = _table("Load: start of the process to its first token; memory: VmHWM, all processes")
+    """Seconds from the start of a process to its first token, and the most memory (VmHWM)."""
+    table = _table("Load and memory")
     for name in ("model", "weights", "engine", "version"):
         table.add_column(name)
     table.add_column("load, s", justify="right")
@@ -148,15 +154,6 @@ def _row_document(row: RowFigures) -> dict[str, Any]:
 def _tandem_share(row: RowFigures) -> float | None:
     shares = [each.share_of_limit for each in row.engines if each.engine == TANDEM]
     return shares[0] if shares else None
-
-
-def _speed(each: EngineFigures) -> str:
-    if each.tokens_per_s is None:
-        return _NONE
-    middle = _number(each.tokens_per_s)
-    if each.num_samples == 1:
-        return middle
-    return f"{middle} ({_number(each.lowest)}–{_number(each.highest)})"
 
 
 def _number(value: float | None, unit: str = "") -> str:
