@@ -33,6 +33,7 @@ from benchmarks.serving.result import (
     title_of,
     write_result,
 )
+from benchmarks.serving.session import ended_by_sigterm
 
 Note = Callable[[str], None]
 _NOT_GIVEN: Final = "its interpreter was not given with --"
@@ -116,7 +117,8 @@ def run(asked: RunSettings, *, out: Path | None) -> None:
         pin=asked.pin,
     )
     contestants = contestants_of(asked.interpreters)
-    with _logs(out) as logs, status_line() as note:
+    # Engines of several processes must not outlive a run that is ended from outside.
+    with ended_by_sigterm(), _logs(out) as logs, status_line() as note:
         checkpoints = {
             shape.name: ensure_model(shape, asked.models, progress=_making(note, shape))
             for shape in asked.shapes

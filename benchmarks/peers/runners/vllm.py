@@ -16,7 +16,8 @@ class VllmEngine:
     def __init__(self, asked: Load) -> None:
         if asked.weights != "bf16":
             raise Unsupported("vLLM quantises no checkpoint of bf16 at load on a CPU.")
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0)))) if asked.pin else "nobind"
+        # Bound, as is its own default, whether or not others are (`Load.pin`).
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         # vLLM reads its environment when it is imported.
         os.environ |= {
             "VLLM_CPU_KVCACHE_SPACE": str(-(-asked.kv_bytes // _GIB) + 1),

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import signal
 import struct
 import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -198,6 +200,32 @@ def test_run_measures_tandem_beside_the_limit(tmp_path: Path, small_model: Path)
     assert content["engines"]["tandem, S, bf16"]["splitChunkTokens"] == 512
     assert (out / "logs" / "tandem.log").is_file()
     assert (out / "result.png").is_file()
+
+
+def test_a_run_that_is_ended_ends_the_engine_that_it_started(small_model: Path) -> None:
+    row = ("--rows", "1x2048x64", "--row-seconds", "10000")
+    command = [sys.executable, "-m", "benchmarks.peers", "run", "--only", "S", "--types", "bf16"]
+    root = Path(session.__file__).parents[2]
+    running = subprocess.Popen(
+        [*command, *row, "--models", str(small_model.parent)],
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    # The roofline's process has ended by then, and the engine's has begun.
+    for line in running.stderr:
+        if "1x2048x64" in line:
+            break
+    (engine,) = psutil.Process(running.pid).children()
+
+    running.send_signal(signal.SIGTERM)
+
+    assert running.wait(60) == 130
+    psutil.wait_procs([engine], timeout=60)
+    assert not engine.is_running()
+    running.stderr.close()
 
 
 @pytest.mark.parametrize(
