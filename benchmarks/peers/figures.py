@@ -107,14 +107,17 @@ def tpots_s(samples: Iterable[Sample]) -> list[float]:
     )
 
 
-def median_roof(roofs: Sequence[RoofLine]) -> RoofLine | None:
-    """The roof of a run: the median of what its repeats measured; None when none did."""
+def best_roof(roofs: Sequence[RoofLine]) -> RoofLine | None:
+    """The roof of a run: the best that a repeat measured; None when none did.
+
+    A limit is what the machine can do: other work lowers a measurement, and nothing raises it.
+    """
     if not roofs:
         return None
     return RoofLine(
-        bandwidth=median(roof.bandwidth for roof in roofs),
-        bf16=_median_rates([roof.bf16 for roof in roofs]),
-        w8a8=_median_rates([roof.w8a8 for roof in roofs]),
+        bandwidth=max(roof.bandwidth for roof in roofs),
+        bf16=_best_rates([roof.bf16 for roof in roofs]),
+        w8a8=_best_rates([roof.w8a8 for roof in roofs]),
     )
 
 
@@ -198,9 +201,9 @@ def _engine_figures(
     )
 
 
-def _median_rates(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:
+def _best_rates(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:
     known = [each for each in rates if each]
-    return {size: median(each[size] for each in known) for size in known[0]} if known else {}
+    return {size: max(each[size] for each in known) for size in known[0]} if known else {}
 
 
 def _median(values: Iterable[float | None]) -> float | None:

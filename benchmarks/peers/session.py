@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks.peers.contest import Settings, Turn, TurnResult, carry_out, measure_roof, turns
 from benchmarks.peers.convert import model_for
 from benchmarks.peers.engines import KINDS, TANDEM, TYPES, Contestant, physical_cores
-from benchmarks.peers.figures import RowFigures, median_roof, process_figures, row_figures
+from benchmarks.peers.figures import RowFigures, best_roof, process_figures, row_figures
 from benchmarks.peers.models import ensure_model
 from benchmarks.peers.plot import save_plot
 from benchmarks.peers.report import (
@@ -36,6 +36,8 @@ from benchmarks.serving.result import (
 from benchmarks.serving.session import ended_by_sigterm
 
 Note = Callable[[str], None]
+_QUIET: Final = 0.5
+"""Load average for each core from which a machine does other work."""
 _NOT_GIVEN: Final = "its interpreter was not given with --"
 
 
@@ -132,10 +134,10 @@ def run(asked: RunSettings, *, out: Path | None) -> None:
     for table in (row_table(figures, names), latency_table(figures), process_table(processes)):
         console.print(table, "")
     for model, roofs in runs.roofs.items():
-        roof = median_roof(roofs)
+        roof = best_roof(roofs)
         if roof is not None:
             console.print(roof_sentence(model, roof, runs.reader))
-    for sentence in sentences(processes, missing):
+    for sentence in [*sentences(processes, missing), *warnings_of(facts["machine"])]:
         console.print(sentence, markup=False)
     if out is not None:
         content = document(
@@ -176,6 +178,22 @@ def cores_for(threads: int | None) -> tuple[int, ...]:
             f"--threads is {threads}; this process may use {len(cores)} physical cores."
         )
     return tuple(cores[:threads])
+
+
+def warnings_of(machine: Mapping[str, Any]) -> list[str]:
+    """A warning where other work ran when the comparison began.
+
+    Args:
+        machine: What `machine_facts` told.
+    """
+    load, num_cores = machine["load_average_1min"], machine["num_cores"]
+    if load < _QUIET * num_cores:
+        return []
+    sentence = (
+        f"The load average was {load:g} on {num_cores} cores before the run: other work had a part "
+        "of the machine, and limits, ratios and shares mean little."
+    )
+    return [sentence]
 
 
 def _carry_out_all(
@@ -241,7 +259,7 @@ def _figures(asked: RunSettings, runs: _Runs, names: Sequence[str]) -> list[RowF
             asked.rows,
             weights=weights,
             engines=names,
-            roof=median_roof(runs.roofs.get(shape.name, [])),
+            roof=best_roof(runs.roofs.get(shape.name, [])),
         )
     ]
 

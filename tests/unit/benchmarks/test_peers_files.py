@@ -248,6 +248,13 @@ def test_what_makes_no_sense_is_refused_in_words(arguments: list[str], sentence:
     assert sentence in result.output
 
 
+@pytest.mark.parametrize(("load", "warns"), [(0.2, False), (0.9, False), (1.0, True), (16.0, True)])
+def test_a_run_beside_other_work_says_so(load: float, warns: bool) -> None:
+    told = session.warnings_of({"load_average_1min": load, "num_cores": 2})
+
+    assert bool(told) == warns
+
+
 def test_help_has_examples() -> None:
     result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
 
