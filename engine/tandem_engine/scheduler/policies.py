@@ -14,6 +14,7 @@ from tandem_engine.scheduler.order import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
 from tandem_engine.scheduler.order.laxity import LeastLaxity
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records import StepRecord
+from tandem_engine.scheduler.sample import sample
 from tandem_engine.scheduler.stages import STAGE_POLICIES
 from tandem_engine.scheduler.strategies import STRATEGIES, Helpers, Strategy
 
@@ -128,13 +129,13 @@ def _batch_view(queues: Queues, blocks: Blocks, now: float) -> BatchSizeView:
     num_rows = max(1, num_running)
     # Half a block a row for the last one of each: exact enough for a mean, and no call a row.
     longest = queues.longest_tokens / blocks.pool.block_size + 0.5 * num_running
-    decoding = sum([row.num_tokens for row in queues.decoding.values()])
-    prefilling = sum([row.num_tokens for row in queues.prefilling.values()])
+    running = [row.num_tokens for row in sample(queues.decoding.values())]
+    running += [row.num_tokens for row in sample(queues.prefilling.values())]
     return BatchSizeView(
         now=now,
         num_running=queues.num_rows,
         num_waiting=len(queues.waiting),
-        mean_context=(decoding + prefilling) / num_rows,
+        mean_context=sum(running) / max(1, len(running)),
         blocks_per_row=longest / num_rows,
         num_blocks=blocks.pool.num_blocks,
     )

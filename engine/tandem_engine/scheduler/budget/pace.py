@@ -13,6 +13,7 @@ from math import inf
 from typing import Final, Protocol
 
 from tandem_engine.api.slo import Slo
+from tandem_engine.scheduler.sample import sample
 
 LARGEST_GAP: Final = 3.0
 """TPOT until the next tokens at most, however much rows have saved: what a reader sees as a halt.
@@ -98,7 +99,7 @@ class Pace:
         preempted for seconds would leave no time for prompts until its end.
 
         Args:
-            rows: The decode rows of a step.
+            rows: The decode rows of a step; of very many some are looked at.
             now: Seconds, when all of them have their latest token.
 
         Returns:
@@ -108,7 +109,9 @@ class Pace:
             return inf
         pace_s = self.share * self._tpot_s
         # Once a row and step: no call for each.
-        dues = [row.first_token_at + pace_s * (row.num_tokens - row.num_prompt) for row in rows]
+        dues = [
+            row.first_token_at + pace_s * (row.num_tokens - row.num_prompt) for row in sample(rows)
+        ]
         dues.sort()
         due = dues[int(LATE_SHARE * self.leniency * len(dues))]
         return min(max(due - now, SMALLEST_GAP * self._tpot_s), LARGEST_GAP * self._tpot_s)
