@@ -9,6 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from benchmarks.serving.words import command_line, errors_in_words
+
 _EPILOG: Final = """\
 [bold]Examples[/bold]
 
@@ -27,12 +29,7 @@ Whole steps of the small model alone; one kernel of the other variants:
     python -m benchmarks.kernels --variant avx2 --only attention --no-steps
 """
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_line()
 
 
 def main() -> None:
@@ -74,4 +71,5 @@ def run(
         steps=steps,
         reference=reference,
     )
-    Session(settings).run(out)
+    with errors_in_words():
+        Session(settings).run(out)

@@ -1,6 +1,5 @@
 """One run of the benchmark."""
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from benchmarks.kernels.measure import Limits, Stopwatch, measure_limits
 from benchmarks.kernels.report import CaseTimes, kernel_table, show, step_table, write_json
 from benchmarks.kernels.shapes import MODELS, Batch
 from benchmarks.kernels.steps import StepTimes, measure_steps
+from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import load_library
@@ -77,9 +77,9 @@ class Session:
         try:
             library = load_library(self._settings.variant)
         except ConfigError as error:
-            sys.exit(f"{error}")
+            raise WrongUsage(f"--variant: {error}") from None
         if library is None:
-            sys.exit("There are no native kernels to measure.")
+            raise BenchmarkError("There are no native kernels to measure.")
         return NativeKernels(library)
 
     def _say(self, limits: Limits, native: NativeKernels, watch: Stopwatch) -> None:

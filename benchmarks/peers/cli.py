@@ -11,7 +11,7 @@ import typer
 
 from benchmarks.peers.shapes import SHAPES, shape_called
 from benchmarks.serving.case import parse_case
-from benchmarks.serving.words import errors_in_words
+from benchmarks.serving.words import command_line, errors_in_words
 
 ROWS: Final = ("1x32x64", "16x32x64", "1x2048x1", "16x256x64")
 
@@ -39,13 +39,8 @@ What HTTP and Ray leave of the engine's throughput:
 docs/benchmarks.md says what the figures mean.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Compare Tandem with OpenVINO GenAI, llama.cpp and vLLM on the same weights.",
+app = command_line(
+    description="Compare Tandem with OpenVINO GenAI, llama.cpp and vLLM on the same weights.",
     epilog=_EPILOG,
 )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import errors_in_words
+from benchmarks.serving.words import command_line, errors_in_words
 
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
 DEFAULT_PROMISES: Final = ("6000/45", "1500/80", "800/150")
@@ -39,13 +39,8 @@ What the scheduler itself costs:
 docs/benchmarks.md says what the figures mean.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Measure the scheduler: what its SLO budget gains, and what it costs.",
+app = command_line(
+    description="Measure the scheduler: what its SLO budget gains, and what it costs.",
     epilog=_EPILOG,
 )
 

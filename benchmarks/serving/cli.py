@@ -17,7 +17,7 @@ from benchmarks.serving.settings import (
     Promises,
     parse_token_ids,
 )
-from benchmarks.serving.words import errors_in_words
+from benchmarks.serving.words import command_line, errors_in_words
 
 DEFAULT_MANIFEST: Final = Path("examples/tandem-tiny/local.yaml")
 
@@ -44,12 +44,7 @@ The first 200 requests of a real trace, twice as fast as they came:
 docs/benchmarks.md says what the figures mean.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_line()
 
 _LOAD: Final = "Load"
 _SERVER: Final = "Server"

@@ -1,4 +1,4 @@
-"""Errors as a person at a terminal reads them; the commands of every benchmark share it."""
+"""What the command lines of all benchmarks have in common: how they look, and errors in words."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +11,24 @@ from rich.markup import escape
 from benchmarks.serving.errors import BenchmarkError
 
 EXIT_INTERRUPTED: Final = 130
+
+
+def command_line(*, description: str | None = None, epilog: str | None = None) -> typer.Typer:
+    """A command line; its commands are added by whoever makes it.
+
+    Args:
+        description: What its commands are for, where there are several: shown when none is given.
+        epilog: What stands below their list, such as examples.
+    """
+    return typer.Typer(
+        add_completion=False,
+        no_args_is_help=description is not None,
+        rich_markup_mode="rich",
+        pretty_exceptions_show_locals=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help=description,
+        epilog=epilog,
+    )
 
 
 @contextmanager

@@ -196,7 +196,8 @@ class StepTimeModel:
         fade = _FADE_PER_STEP ** len(targets)
         for knee, memory in zip(KNEES, self._memories, strict=True):
             memory.fade(fade)
-            memory.add([base, _at_knee(knee, tokens, counts), *others], targets)
+            at_knee = [_at_knee(*each, knee) for each in zip(tokens, counts, strict=True)]
+            memory.add([base, at_knee, *others], targets)
         for recent, kind in zip((self._plain, self._chunked), kinds, strict=True):
             recent.extend(kind)
         self._take_if_better(*self._best_fit())
@@ -267,14 +268,9 @@ def _levelled(kinds: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[ratio / level for ratio in kind] for kind in kinds]
 
 
-def _at_knee(knee: int, shares: Sequence[float], counts: Sequence[float]) -> Sequence[float]:
-    """The tokens' shares when a step counts `knee` tokens at least."""
-    if not knee:
-        return shares
-    return [
-        share if count >= knee else share * knee / max(count, 1)
-        for share, count in zip(shares, counts, strict=True)
-    ]
+def _at_knee(share: float, count: float, knee: int) -> float:
+    """The tokens' share of a step of `count` tokens, when it counts `knee` of them at least."""
+    return share if count >= knee else share * knee / max(count, 1)
 
 
 def _ratios(coefficients: Sequence[float], knee: int, samples: Iterable[_Sample]) -> list[float]:
@@ -284,7 +280,7 @@ def _ratios(coefficients: Sequence[float], knee: int, samples: Iterable[_Sample]
         ratio
         / (
             c0 * base
-            + c1 * (tokens if count >= knee else tokens * knee / max(count, 1))
+            + c1 * _at_knee(tokens, count, knee)
             + c2 * chunks
             + c3 * context
             + c4 * rows
