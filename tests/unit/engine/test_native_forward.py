@@ -17,7 +17,7 @@ from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.pack import pack_network
-from tandem_engine.model.parameters import Parameters, allocate_parameters
+from tandem_engine.model.parameters import Linear, Parameters, allocate_parameters
 from tandem_engine.model.rope import RopeDefault, RopeTable
 
 BLOCK_SIZE = 4
@@ -75,12 +75,13 @@ def parameters_of(config: DecoderConfig, dtype: torch.dtype) -> Parameters:
     """Random ones, always the same."""
     parameters = allocate_parameters(config, dtype=dtype, device="cpu")
     generator = torch.Generator().manual_seed(0)
-    tensors = [parameters.embedding, parameters.head, parameters.norm]
+    tensors = [parameters.embedding, parameters.norm]
     for layer in parameters.layers:
         tensors += [layer.attention_norm, layer.mlp_norm]
         tensors += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            tensors += [linear.weight] + ([] if linear.bias is None else [linear.bias])
+    for linear in parameters.linears():
+        assert isinstance(linear, Linear)
+        tensors += [linear.weight] + ([] if linear.bias is None else [linear.bias])
     for tensor in tensors:
         spread = 1.0 if tensor.dim() == 1 else tensor.shape[1] ** -0.5
         tensor.normal_(0, spread, generator=generator)

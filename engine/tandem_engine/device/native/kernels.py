@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import HugePages
+from tandem_engine.device.int8 import Int8Linear
 from tandem_engine.device.native.arguments import cache_args, places_args, rows_args
 from tandem_engine.device.native.forward import NativeForward, is_native
 from tandem_engine.device.native.library import KINDS, Library
@@ -18,6 +19,7 @@ from tandem_engine.device.native.linear import PanelLinear
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.quantization.int8 import Int8Weight
 
 
 class NativeKernels:
@@ -38,8 +40,14 @@ class NativeKernels:
             return self._reference.pack(weight, bias)
         return PanelLinear(self.library, self._pages, weight, bias)
 
+    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
+        """By the reference, which multiplies by oneDNN where it can."""
+        return self._reference.pack_int8(weight)
+
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]."""
+        if isinstance(packed, Int8Linear) and packed.static is None and x.dtype in KINDS:
+            return packed.multiply(*self.quantize(x), dtype=x.dtype)
         if not isinstance(packed, PanelLinear):
             return self._reference.linear(x, packed)
         x = x.contiguous()
