@@ -29,8 +29,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "dynamic": False,
 }
 """What a field means that is left out, as far as it is not nothing."""
-_WEIGHTS: Final[Mapping[str, Any]] = {**_DEFAULTS, "strategy": "channel"}
-_ACTIVATIONS: Final[Mapping[str, Any]] = {**_DEFAULTS, "strategy": "token", "dynamic": True}
+_WEIGHTS: Final[Mapping[str, Any]] = {"strategy": "channel", **_DEFAULTS}
+_ACTIVATIONS: Final[Mapping[str, Any]] = {"strategy": "token", **_DEFAULTS, "dynamic": True}
 _GROUP: Final = ("weights", "input_activations", "targets", "format")
 _CONFIG: Final = ("quant_method", "format", "config_groups", "ignore", "quantization_status")
 _NO_MATTER: Final = frozenset(

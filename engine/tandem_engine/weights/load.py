@@ -52,9 +52,7 @@ def fill(
         CheckpointError: A tensor is missing, of another shape or of a dtype that is not
             understood, or the checkpoint holds one that the model has no place for.
     """
-    for part in parts:
-        checkpoint.check(part.name, part.shape, dtypes=part.dtypes, is_column=part.is_column)
-    _refuse_strangers(checkpoint, {part.name for part in parts}, is_harmless)
+    check(checkpoint, parts, is_harmless=is_harmless)
     # In the order of the files, so that a disk reads them from front to back.
     ordered = sorted(parts, key=lambda part: checkpoint.place(part.name))
     total = sum(checkpoint.entry(part.name).num_bytes for part in parts)
@@ -65,6 +63,19 @@ def fill(
         checkpoint.hand_over(part.name, part.take)
         done += checkpoint.entry(part.name).num_bytes
         report(done, total)
+
+
+def check(
+    checkpoint: Checkpoint, parts: Sequence[Part], *, is_harmless: Callable[[str], bool]
+) -> None:
+    """Make sure that the checkpoint holds all parts, as they must be, and nothing else.
+
+    Raises:
+        CheckpointError: As `fill`.
+    """
+    for part in parts:
+        checkpoint.check(part.name, part.shape, dtypes=part.dtypes, is_column=part.is_column)
+    _refuse_strangers(checkpoint, {part.name for part in parts}, is_harmless)
 
 
 def _refuse_strangers(
