@@ -62,7 +62,7 @@ class Session:
             torch.set_num_threads(settings.threads)
         native = self._native()
         watch = Stopwatch(torch.get_num_threads(), settings.seconds)
-        limits = measure_limits(watch)
+        limits = measure_limits(watch, native)
         self._say(limits, native, watch)
         kernels = self._kernels(native, watch) if settings.kernels else []
         if kernels:

@@ -10,7 +10,7 @@ from benchmarks.serving.settings import Promises
 from benchmarks.serving.statistics import Spread, spread_ms
 
 SHARE: Final = 0.9
-"""Of the requests that must keep a promise: P90."""
+"""Of the requests that must keep both promises: P90."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Run:
     goodput: float
     """Requests a second that met both promises."""
     sustained: bool
-    """Whether P90 of TTFT and P90 of TPOT were within the promises."""
+    """Whether SHARE of the requests met both promises."""
     ttft_ms: Spread | None
     tpot_ms: Spread | None
     output_tokens_per_s: float
@@ -45,8 +45,9 @@ def figures(
     """What was seen as figures.
 
     Goodput is the share of good requests times the rate at which they came, so that the quiet end
-    of a run, when the last answers are finished, does not count against it. A load of which some
-    of the `num_requests` did not end is not sustained.
+    of a run, when the last answers are finished, does not count against it. A load is sustained
+    when SHARE of the `num_requests` ended and met both promises (Zhong et al., "DistServe", 2024):
+    by two separate P90s, up to a fifth might miss one or the other.
     """
     num_requests = len(outcomes) if num_requests is None else num_requests
     num_good = sum(_is_good(outcome, promises) for outcome in outcomes)
@@ -57,9 +58,7 @@ def figures(
     return Run(
         rate=rate,
         goodput=rate * num_good / num_requests if num_requests else 0.0,
-        sustained=len(outcomes) == num_requests
-        and _within(ttft, promises.ttft_ms)
-        and _within(tpot, promises.tpot_ms),
+        sustained=num_good >= SHARE * num_requests,
         ttft_ms=ttft,
         tpot_ms=tpot,
         output_tokens_per_s=num_output / wall_s if wall_s else 0.0,
@@ -103,10 +102,6 @@ def highest_sustained(
             return None
         rate = high / 2.0 if low == 0.0 else min(low * 1.5, (low * high) ** 0.5)
     return best
-
-
-def _within(spread: Spread | None, promise_ms: float | None) -> bool:
-    return promise_ms is None or spread is None or spread.p90 <= promise_ms
 
 
 def _is_good(outcome: Outcome, promises: Promises) -> bool:

@@ -147,7 +147,7 @@ def run_at(task: Task, rate: float, *, gives_up: bool = True) -> Run | None:
         gives_up: Break off once more than a tenth of the requests have missed a promise.
     """
     machine = machine_called(task.machine)
-    most = (1.0 - SHARE) * len(task.load) + 1
+    most = (1.0 - SHARE) * len(task.load)
     simulator = Simulator(
         task.policy,
         NoisyMachine(machine, task.noise, task.seed),

@@ -1,15 +1,11 @@
 """One benchmark from its settings to its files: read the trace, measure, show, write."""
 
-import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-
-from rich.console import Console
 
 from benchmarks.scheduling.contest import (
     Contest,
@@ -39,13 +35,18 @@ from benchmarks.scheduling.trial import verdict
 from benchmarks.scheduling.workload import by_chance, window
 from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
-from benchmarks.serving.machine import git_commit, machine_facts
+from benchmarks.serving.result import (
+    begin,
+    result_console,
+    status_line,
+    title_of,
+    write_result,
+)
 from benchmarks.serving.settings import Promises
 from benchmarks.serving.trace import Arrival, clip, parse_trace
 
 ARRIVALS: Final = ("trace", "poisson", "both")
 RANDOM: Final = "random"
-_FILE_WIDTH: Final = 140
 _KV_BLOCKS: Final = 256
 # Promises of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
 _TPOT_SHARE: Final = 0.6
@@ -94,7 +95,7 @@ def run_simulate(asked: SimulateSettings, *, out: Path | None) -> None:
     Raises:
         BenchmarkError: the trace cannot be read, or the settings make no sense.
     """
-    facts = _begin(out)
+    facts = begin(out)
     machine = machine_called(asked.machine)
     tasks = tasks_for(
         _loads(asked),
@@ -106,13 +107,13 @@ def run_simulate(asked: SimulateSettings, *, out: Path | None) -> None:
     )
     tasks = [replace(task, precision=asked.precision) for task in tasks]
     entries: list[Entry] = []
-    with _status() as note:
+    with status_line() as note:
         for entry in carry_out_all(tasks, num_processes=asked.num_processes):
             entries.append(entry)
             rate = f"{entry.run.rate:.2f} req/s" if entry.run else "no load"
             note(f"{len(entries)}/{len(tasks)}  {entry.policy} sustains {rate}")
     contests = contests_of(entries)
-    console = _console()
+    console = result_console()
     for contest in contests:
         console.print(contest_table(contest), "")
         console.print(_sentence(contest), "")
@@ -123,10 +124,10 @@ def run_simulate(asked: SimulateSettings, *, out: Path | None) -> None:
             "prices": asdict(machine),
             "contests": [contest_document(contest) for contest in contests],
         }
-        _write(
+        write_result(
             out,
             document,
-            lambda file: save_contests(contests, file, title=_title(facts, "simulate")),
+            lambda file: save_contests(contests, file, title=title_of(facts, "simulate")),
         )
 
 
@@ -139,8 +140,8 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
     # The rest of this module works without torch.
     from benchmarks.scheduling.engine_run import Bench, calibrate, compete  # noqa: PLC0415
 
-    facts = _begin(out)
-    with _checkpoint(asked.model) as folder, _status() as note:
+    facts = begin(out)
+    with _checkpoint(asked.model) as folder, status_line() as note:
         bench = Bench(folder, num_blocks=_KV_BLOCKS, num_threads=asked.num_threads)
         trace = _shrunk(_read(asked.trace), asked.shrink)
         load = window(trace, first=asked.first, count=asked.num_requests)
@@ -168,7 +169,7 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
             ),
         )
     result = verdict(trials)
-    console = _console()
+    console = result_console()
     console.print(trial_table(trials, promises), "")
     console.print(
         "SLO budget over the best static chunk, one ratio a repeat: highest goodput "
@@ -184,8 +185,10 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
             "trials": [asdict(trial) for trial in trials],
             "verdict": asdict(result),
         }
-        _write(
-            out, document, lambda file: save_trials(trials, file, title=_title(facts, asked.model))
+        write_result(
+            out,
+            document,
+            lambda file: save_trials(trials, file, title=title_of(facts, asked.model)),
         )
 
 
@@ -199,10 +202,10 @@ def run_cost(*, steps: int, only: str | None, memory: bool, out: Path | None) ->
     if not settings:
         names = ", ".join(setting.name for setting in SETTINGS)
         raise WrongUsage(f"--setting is '{only}'; it must be a part of one of: {names}.")
-    facts = _begin(out)
+    facts = begin(out)
     costs: list[StepCost] = []
     bytes_: list[MemoryCost] = []
-    with _status() as note:
+    with status_line() as note:
         for setting in settings:
             for num_running, num_waiting in SIZES:
                 seen = measure_step(setting, num_running, num_waiting, steps=steps)
@@ -210,7 +213,7 @@ def run_cost(*, steps: int, only: str | None, memory: bool, out: Path | None) ->
                 note(f"{setting.name}, {num_running:,} running: {seen.mean_ms:.3f} ms")
             if memory:
                 bytes_.append(measure_memory(setting))
-    console = _console()
+    console = result_console()
     console.print(cost_table(costs), "")
     if bytes_:
         console.print(memory_table(bytes_), "")
@@ -220,7 +223,9 @@ def run_cost(*, steps: int, only: str | None, memory: bool, out: Path | None) ->
             "steps": [asdict(each) for each in costs],
             "memory": [asdict(each) for each in bytes_],
         }
-        _write(out, document, lambda file: save_costs(costs, file, title=_title(facts, "cost")))
+        write_result(
+            out, document, lambda file: save_costs(costs, file, title=title_of(facts, "cost"))
+        )
 
 
 def _loads(asked: SimulateSettings) -> list[Load]:
@@ -287,49 +292,5 @@ def _checkpoint(model: str) -> Iterator[Path]:
         yield Path(place)
 
 
-def _begin(out: Path | None) -> dict[str, Any]:
-    """Find out before the measurement that its result can be written; note the facts."""
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BenchmarkError(f"The folder {out} cannot be made: {error.strerror}.") from None
-    return {
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_commit": git_commit(),
-        "machine": machine_facts(),
-    }
-
-
-@contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """One line that is written over on a terminal; a line each elsewhere."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda text: console.print(text, markup=False, soft_wrap=True)
-        return
-    with console.status("measuring") as status:
-        yield status.update
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
-
-
-def _title(facts: dict[str, Any], what: str) -> str:
-    machine = facts["machine"]
-    return f"{what}: {machine['cpu_model']}, {machine['num_cores']} cores, {facts['begun'][:10]}"
-
-
 def _plain(settings: SimulateSettings | EngineSettings) -> dict[str, Any]:
     return asdict(settings)
-
-
-def _write(folder: Path, document: dict[str, Any], draw: Callable[[Path], None]) -> None:
-    text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
-    try:
-        (folder / "result.json").write_text(text + "\n", encoding="utf-8")
-        draw(folder / "result.png")
-    except OSError as error:
-        raise BenchmarkError(f"{folder} cannot be written to: {error.strerror}.") from None

@@ -41,27 +41,28 @@ class Limit:
 
     Args:
         promises: What is promised.
-        most: Requests that may miss each of the two.
+        most: Requests that may miss one of the two, or both.
     """
 
     def __init__(self, promises: Promises, most: float) -> None:
         self._ttft_s = (promises.ttft_ms or inf) / _MILLISECONDS
         self._tpot_s = (promises.tpot_ms or inf) / _MILLISECONDS
         self._most = most
-        self._num_late = self._num_slow = 0
+        self._num_missed = 0
 
     def note_first(self, ttft_s: float) -> None:
         """Count a first token."""
-        self._num_late += ttft_s > self._ttft_s
+        self._num_missed += ttft_s > self._ttft_s
 
-    def note_end(self, tpot_s: float | None) -> None:
-        """Count the end of an answer."""
-        self._num_slow += tpot_s is not None and tpot_s > self._tpot_s
+    def note_end(self, ttft_s: float, tpot_s: float | None) -> None:
+        """Count the end of an answer whose first token was counted."""
+        in_time = ttft_s <= self._ttft_s
+        self._num_missed += in_time and tpot_s is not None and tpot_s > self._tpot_s
 
     def is_passed(self, waiting_since: Sequence[float], now: float) -> bool:
         """Whether too many have missed one, those that still wait for a first token included."""
-        late = self._num_late + sum(now - since > self._ttft_s for since in waiting_since)
-        return max(late, self._num_slow) > self._most
+        late = sum(now - since > self._ttft_s for since in waiting_since)
+        return self._num_missed + late > self._most
 
 
 class Simulator:
@@ -142,7 +143,7 @@ class Simulator:
         outcome = Outcome(shape=shape, due_s=arrived, end_s=now, event_times_s=times)
         self._outcomes.append(outcome)
         if self._limit is not None:
-            self._limit.note_end(outcome.tpot_s)
+            self._limit.note_end(outcome.ttft_s, outcome.tpot_s)
 
     def _gives_up(self, now: float) -> bool:
         if self._limit is None or self._num_steps % _CHECK_EVERY:

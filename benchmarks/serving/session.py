@@ -1,33 +1,29 @@
 """One benchmark from its settings to its files: find a server, measure, show, write."""
 
 import asyncio
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 
 from benchmarks.serving.client import Client
 from benchmarks.serving.endpoint import Endpoint, find_endpoint
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.machine import git_commit, machine_facts
 from benchmarks.serving.plan import Load, loads_of
 from benchmarks.serving.plot import save_plot
 from benchmarks.serving.progress import Progress
 from benchmarks.serving.prompts import PromptSource
 from benchmarks.serving.report import result_document, show
+from benchmarks.serving.result import begin, result_console, title_of, write_result
 from benchmarks.serving.run import carry_out
 from benchmarks.serving.service import running_service
 from benchmarks.serving.settings import EndpointSettings, LoadSettings, Promises
 from benchmarks.serving.statistics import Measurement, Summary, summarize
-
-_FILE_WIDTH: Final = 140
 
 
 def measure(
@@ -39,23 +35,22 @@ def measure(
         BenchmarkError: it cannot be, or no request of a case succeeded.
     """
     loads_of(asked, max_model_len=None)  # What makes no sense is refused before a server starts.
-    if out is not None:
-        _make_folder(out)
-    facts: dict[str, Any] = {
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_commit": git_commit(),
-        "machine": machine_facts(),
-    }
-    with _ended_by_sigterm(), _server(server) as url:
+    facts = begin(out)
+    with ended_by_sigterm(), _server(server) as url:
         endpoint = find_endpoint(url, server)
         loads = loads_of(asked, max_model_len=endpoint.max_model_len)
-        seen = asyncio.run(_carry_out_all(loads, endpoint, asked, server))
+        seen = carry_out_all(loads, endpoint, server, num_warmup=asked.num_warmup)
     summaries = [summarize(measurement, promises) for measurement in seen]
-    show(summaries, _console())
+    show(summaries, result_console())
     if out is not None:
         facts["server"] = _server_facts(endpoint, server)
         settings = _settings_facts(asked, promises, server)
-        _write(out, summaries, result_document(summaries, facts=facts, settings=settings))
+        title = title_of(facts, endpoint.model)
+        write_result(
+            out,
+            result_document(summaries, facts=facts, settings=settings),
+            lambda file: save_plot(summaries, file, title=title),
+        )
     _check_success(summaries)
 
 
@@ -63,8 +58,26 @@ def _server(server: EndpointSettings) -> AbstractContextManager[str]:
     return running_service(server.manifest) if server.url is None else nullcontext(server.url)
 
 
+def carry_out_all(
+    loads: Sequence[Load],
+    endpoint: Endpoint,
+    server: EndpointSettings,
+    *,
+    num_warmup: int | None = None,
+) -> list[Measurement]:
+    """Send loads to a server one after the other, each after its warm-up, and show how far it is.
+
+    Args:
+        loads: What is sent.
+        endpoint: Where.
+        server: How long an answer may take.
+        num_warmup: See `LoadSettings`.
+    """
+    return asyncio.run(_carry_out_all(loads, endpoint, server, num_warmup))
+
+
 async def _carry_out_all(
-    loads: Sequence[Load], endpoint: Endpoint, asked: LoadSettings, server: EndpointSettings
+    loads: Sequence[Load], endpoint: Endpoint, server: EndpointSettings, num_warmup: int | None
 ) -> list[Measurement]:
     prompts = PromptSource(endpoint.token_ids, Random())  # noqa: S311  # load, not secrets
     console = Console(stderr=True, highlight=False)
@@ -73,34 +86,9 @@ async def _carry_out_all(
         Progress(console) as progress,
     ):
         return [
-            await carry_out(load, client, num_warmup=asked.num_warmup, progress=progress)
+            await carry_out(load, client, num_warmup=num_warmup, progress=progress)
             for load in loads
         ]
-
-
-def _console() -> Console:
-    """Standard output; a file or pipe is as wide as the tables are."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
-
-
-def _make_folder(folder: Path) -> None:
-    """Find out before the measurement that its result can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchmarkError(f"The folder {folder} cannot be made: {error.strerror}.") from None
-
-
-def _write(folder: Path, summaries: Sequence[Summary], document: dict[str, Any]) -> None:
-    result = json.dumps(document, indent=2, ensure_ascii=False, default=str)
-    machine = document["machine"]
-    title = f"{document['server']['model']} on {machine['cpu_model']}, {machine['num_cores']} cores"
-    try:
-        (folder / "result.json").write_text(result + "\n", encoding="utf-8")
-        save_plot(summaries, folder / "result.png", title=f"{title}, {document['begun'][:10]}")
-    except OSError as error:
-        raise BenchmarkError(f"{folder} cannot be written to: {error.strerror}.") from None
 
 
 def _server_facts(endpoint: Endpoint, server: EndpointSettings) -> dict[str, Any]:
@@ -134,7 +122,7 @@ def _check_success(summaries: Sequence[Summary]) -> None:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind the program as Ctrl-C does, so that it ends what it started."""
     before = {
         # A shell starts background jobs with SIGINT ignored.

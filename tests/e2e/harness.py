@@ -24,11 +24,18 @@ TIMEOUT_S = 300.0
 POLL_S = 0.1
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until `condition` holds; fail with `what` when it does not in time."""
+def wait_for(
+    condition: Callable[[], bool],
+    what: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    instead: Callable[[], object] = lambda: "",
+) -> None:
+    """Wait until `condition` holds; fail with `what`, and what is there `instead`, when it does
+    not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s {instead()}"
         time.sleep(POLL_S)
 
 

@@ -297,12 +297,12 @@ async def test_numbers_that_went_wrong_do_not_reach_who_gets_the_blocks_next(
     async with front_of(checkpoint, num_kv_blocks=32) as front:
         expected = tokens(await read(front, params(temperature=0.0)))
         runner: Any = front._loop._engine._runner
-        embedding = runner._decoder.parameters.embedding
-        sound = embedding.clone()
-        embedding.fill_(torch.nan)
+        norm = runner._decoder.network.layers[0].attention_norm  # before K and V
+        sound = norm.clone()
+        norm.fill_(torch.nan)
         with pytest.raises(RequestFailed, match="not finite numbers"):
             await read(front, params(), "wrong")
-        embedding.copy_(sound)
+        norm.copy_(sound)
 
         assert tokens(await read(front, params(temperature=0.0), "next")) == expected
 

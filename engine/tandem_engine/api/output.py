@@ -60,3 +60,5 @@ class EngineStats:
     """Those of them that the prefix cache had."""
     num_evicted_blocks: int = 0
     """Cached blocks that were given away, since the start."""
+    tpot_pace: float | None = None
+    """Share of the promised TPOT that decode rows are paced by; None: none is promised."""

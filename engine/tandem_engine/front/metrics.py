@@ -243,6 +243,12 @@ class EngineMetrics(Collector):
             "Those of the tokens looked up that the prefix cache had.",
             stats.num_hit_tokens,
         )
+        if stats.tpot_pace is not None:
+            yield self._gauge(
+                "tpot_pace_ratio",
+                "Share of the promised TPOT that decode rows are paced by.",
+                stats.tpot_pace,
+            )
 
     def _queues(self, stats: EngineStats) -> Iterator[Metric]:
         yield self._gauge(

@@ -13,7 +13,7 @@ Equal tokens have equal keys in every process and on every machine: a token is h
 bytes, lowest first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from struct import pack
 from typing import Final
@@ -64,9 +64,12 @@ def block_keys(
     return b"".join(keys)
 
 
-def split_keys(keys: bytes) -> list[bytes]:
-    """The single keys of what `block_keys` gave, as `BlockPool.find` takes them."""
-    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+def split_keys(keys: bytes) -> Iterator[bytes]:
+    """The single keys of what `block_keys` gave, as `BlockPool.find` takes them.
+
+    One at a time: mostly the first ones tell where the search ends.
+    """
+    return (keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))
 
 
 def last_key(keys: bytes, *, salt: str) -> bytes:

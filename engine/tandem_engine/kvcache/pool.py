@@ -8,9 +8,13 @@ the hash of all tokens up to their end, as in vLLM's automatic prefix caching; M
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from tandem_engine.api.errors import EngineError
+from tandem_engine.kvcache.keys import KEY_BYTES
+
+# Seven: the largest number that Python keeps in two digits, 32 bytes in all, has 60 bits.
+_INDEX_BYTES: Final = 7
 
 
 class OutOfBlocks(EngineError):
@@ -163,8 +167,13 @@ class BlockPool(CountedBlocks):
         self.num_evictions = 0
         """Cached blocks that were given away, since the start."""
         self._caches_prefixes = caches_prefixes
-        self._keys: list[bytes | None] = [None] * num_blocks
-        self._block_of: dict[bytes, int] = {}
+        # The keys of all blocks side by side, and whether a block has one: an object for each
+        # would take more memory than all else that the scheduler keeps of a running request.
+        # A view, because it refuses a key of another length.
+        self._keys = memoryview(bytearray(num_blocks * KEY_BYTES))
+        self._is_sealed = bytearray(num_blocks)
+        # By the first bytes of the key; what is found there is compared in full.
+        self._block_of: dict[int, int] = {}
         # Not a dict: to take the oldest entries off a dict again and again means to walk over
         # the gaps that the earlier ones left.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -210,18 +219,21 @@ class BlockPool(CountedBlocks):
         """Note that `block` is full and computed, and that `key` (keys.py) is what it holds.
 
         A key that another block has stays with that one: this block goes the way of all others
-        when it is released. Nothing happens when `caches_prefixes` is off.
+        when it is released. So it does where another key begins with the same _INDEX_BYTES, which
+        costs a hit and nothing else. Nothing happens when `caches_prefixes` is off.
 
         Raises:
             AssertionError: nobody holds the block, or it is sealed with another key.
+            ValueError: the key has not KEY_BYTES bytes.
         """
         if not self._caches_prefixes:
             return
-        known = self._keys[block]
+        known = self._key_of(block)
         if not self._holders[block] or (known is not None and known != key):
             raise AssertionError(f"KV block {block} is not the sealer's to seal; this is a bug.")
-        if self._block_of.setdefault(key, block) == block:
-            self._keys[block] = key
+        self._keys[block * KEY_BYTES : (block + 1) * KEY_BYTES] = key
+        if self._block_of.setdefault(_place(key), block) == block:
+            self._is_sealed[block] = True
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest run of `keys`, from the first on, that are there.
@@ -230,8 +242,8 @@ class BlockPool(CountedBlocks):
         """
         found: list[int] = []
         for key in keys:
-            block = self._block_of.get(key)
-            if block is None:
+            block = self._block_of.get(_place(key))
+            if block is None or self._key_of(block) != key:
                 break
             found.append(block)
         return found
@@ -242,12 +254,11 @@ class BlockPool(CountedBlocks):
 
     def is_shared(self, block: int) -> bool:
         """Whether `block` must not be written: it has several holders, or find() may give it."""
-        return self._holders[block] > 1 or self._keys[block] is not None
+        return self._holders[block] > 1 or bool(self._is_sealed[block])
 
     def forget(self) -> None:
         """Drop all cached content; sealed blocks that are held lose their keys."""
-        for block in self._block_of.values():
-            self._keys[block] = None
+        self._is_sealed = bytearray(self.num_blocks)
         self._block_of.clear()
         # Newest on top of the stack, as everywhere.
         self._empty += self._cached
@@ -260,14 +271,14 @@ class BlockPool(CountedBlocks):
             tables: The block tables of all sequences; the holders counted must be theirs.
         """
         super().check_integrity(tables)
-        keys = {key: block for block, key in enumerate(self._keys) if key is not None}
+        sealed = {block for block, is_sealed in enumerate(self._is_sealed) if is_sealed}
+        keys = {_place(key): block for block in sealed if (key := self._key_of(block)) is not None}
         if keys != self._block_of:
             raise AssertionError(
                 f"{len(keys)} KV blocks have keys of their own, the index knows "
                 f"{len(self._block_of)}, or others; this is a bug."
             )
         # A block whose key is another block's is not in `keys`; both checks together see it.
-        sealed = {block for block, key in enumerate(self._keys) if key is not None}
         if len(sealed) != len(keys) or sealed & set(self._empty) or self._cached.keys() - sealed:
             raise AssertionError(
                 "A KV block shares its key with another one, is empty and has a key, or is cached "
@@ -291,10 +302,15 @@ class BlockPool(CountedBlocks):
         self.num_evictions += count
 
     def _drop_key(self, block: int) -> None:
-        key = self._keys[block]
+        key = self._key_of(block)
         if key is not None:
-            del self._block_of[key]
-            self._keys[block] = None
+            del self._block_of[_place(key)]
+            self._is_sealed[block] = False
+
+    def _key_of(self, block: int) -> bytes | None:
+        if not self._is_sealed[block]:
+            return None
+        return bytes(self._keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
 
     def _hold_again(self, block: int) -> None:
         if block not in self._cached:
@@ -305,12 +321,17 @@ class BlockPool(CountedBlocks):
     def _set_free(self, blocks: list[int]) -> None:
         # release() goes from the last block to the first, so a sequence's tail is evicted before
         # its beginning: without its beginning a tail is never found.
-        keys, empty, cached = self._keys, self._empty, self._cached
+        is_sealed, empty, cached = self._is_sealed, self._empty, self._cached
         for block in blocks:
-            if keys[block] is None:
-                empty.append(block)
-            else:
+            if is_sealed[block]:
                 cached[block] = None
+            else:
+                empty.append(block)
 
     def _free(self) -> list[int]:
         return [*self._empty, *self._cached]
+
+
+def _place(key: bytes) -> int:
+    """Where the index keeps a key."""
+    return int.from_bytes(key[:_INDEX_BYTES], "little")

@@ -9,7 +9,7 @@ from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.kvcache.promises import Promises
 from tandem_engine.scheduler.group import Group
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.sequence import Sequence, fork_of
+from tandem_engine.scheduler.sequence import Sequence, State, fork_of
 
 
 class Copies(NamedTuple):
@@ -32,6 +32,7 @@ class Blocks:
         # Blocks that all admitted requests need at most.
         self._footprint = 0
         self._copies = Copies([], [], [])
+        self._short: dict[Sequence, None] = {}
         self.num_asked_tokens = 0
         """Tokens of all sequences that were admitted, since the start."""
         self.num_hit_tokens = 0
@@ -67,13 +68,13 @@ class Blocks:
             if of_beam is not None and len(found) < common:
                 if len(of_beam) < common:
                     return Reason.PREFIX_IN_THE_MAKING
-                found = of_beam
+                found = list(of_beam)
         own = needed - len(found)
         # A prompt that is there to its last token writes that one into a copy of its block.
         if pool.num_free - pool.num_unheld(found) < max(1, own) + spare:
             return Reason.NO_BLOCKS
         pool.share(found)
-        self._take(sequence, [*found, *pool.allocate(own)], len(found))
+        self._take(sequence, (*found, *pool.allocate(own)), len(found))
         self._book_hit(sequence, len(found))
         return None
 
@@ -88,13 +89,25 @@ class Blocks:
         more = self.pool.blocks_for(num_tokens) - len(sequence.table)
         return max(0, more) + self._copies_on_write(sequence)
 
+    def note_short(self, sequence: Sequence) -> None:
+        """Keep a sequence in mind if it is short of a block: nobody looks through all of them."""
+        if sequence.is_short:
+            self._short[sequence] = None
+
+    def short(self) -> list[Sequence]:
+        """The running sequences that are short of a block, decoding or not."""
+        self._short = {
+            one: None for one in self._short if one.is_short and one.state is State.RUNNING
+        }
+        return list(self._short)
+
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Give it slots for `num_tokens` tokens, and a block of its own to write into."""
         if sequence.writes_shared:
             self._copy_on_write(sequence)
         more = self.pool.blocks_for(num_tokens) - len(sequence.table)
         if more > 0:
-            sequence.table += self.pool.allocate(more)
+            sequence.table += tuple(self.pool.allocate(more))
             sequence.capacity = len(sequence.table) * self.pool.block_size
 
     def trim(self, sequence: Sequence) -> None:
@@ -102,14 +115,14 @@ class Blocks:
         needed = self.pool.blocks_for(sequence.num_tokens)
         surplus = sequence.table[needed:]
         if surplus:
-            del sequence.table[needed:]
+            sequence.table = sequence.table[:needed]
             sequence.capacity = needed * self.pool.block_size
             self.pool.release(surplus)
 
     def drop(self, sequence: Sequence) -> None:
         """Take all that it holds; what was computed has to be computed again."""
         self.host.release(sequence.host_table)
-        sequence.host_table = []
+        sequence.host_table = ()
         blocks = sequence.forget_cache()
         self._cancel_copies(blocks)
         self.pool.release(blocks)
@@ -120,13 +133,14 @@ class Blocks:
         used = self.pool.blocks_for(sequence.num_computed)
         if not 0 < used <= self.host.num_free:
             return False
-        num_computed, host_table = sequence.num_computed, self.host.allocate(used)
+        num_computed, host_table = sequence.num_computed, tuple(self.host.allocate(used))
         # What is about to be copied into a block still stands in the other one.
         content = {copy.target: copy.source for copy in self._copies.copied}
         sources = [content.get(block, block) for block in sequence.table[:used]]
         self._copies.swapped_out.extend(map(BlockCopy, sources, host_table))
         self.drop(sequence)
-        sequence.host_table, sequence.num_computed = host_table, num_computed
+        sequence.host_table = host_table
+        sequence.hold(num_computed)
         return True
 
     def swap_in(self, sequence: Sequence, *, spare: int) -> bool:
@@ -134,10 +148,10 @@ class Blocks:
         needed = self.pool.blocks_for(sequence.num_tokens)
         if self.pool.num_free < needed + spare:
             return False
-        table, host_table = self.pool.allocate(needed), sequence.host_table
+        table, host_table = tuple(self.pool.allocate(needed)), sequence.host_table
         self._copies.swapped_in.extend(map(BlockCopy, host_table, table))
         self.host.release(host_table)
-        sequence.host_table = []
+        sequence.host_table = ()
         self._take(sequence, table)
         return True
 
@@ -152,11 +166,13 @@ class Blocks:
         used = self.pool.blocks_for(parent.num_computed)
         table = parent.table[:used]
         self.pool.share(table)
-        self._take(sequence, list(table), parent.num_sealed)
-        sequence.num_computed = parent.num_computed
+        self._take(sequence, table, parent.num_sealed)
+        sequence.hold(parent.num_computed)
         if parent.num_computed % self.pool.block_size:
             # Whoever writes first gets a copy; the last of them finds the block its own again.
             sequence.writes_shared = parent.writes_shared = True
+            self.note_short(sequence)
+            self.note_short(parent)
 
     def seal(self, sequence: Sequence) -> None:
         """Let others find the blocks that are full and computed."""
@@ -192,21 +208,25 @@ class Blocks:
         rows = 1 if one_by_one else len(group.request.sequences)
         return self._footprint_of(group, rows) <= self.pool.num_blocks
 
-    def _take(self, sequence: Sequence, table: list[int], num_sealed: int = 0) -> None:
+    def _take(self, sequence: Sequence, table: tuple[int, ...], num_sealed: int = 0) -> None:
         sequence.table = table
+        sequence.begin_tail()
         self._note_sealed(sequence, num_sealed)
         sequence.capacity = len(table) * self.pool.block_size
 
     def _note_sealed(self, sequence: Sequence, num_sealed: int) -> None:
         sequence.num_sealed = num_sealed
-        if sequence.tail is not None:
+        sequence.num_quiet = 0
+        if sequence.keeps_keys:
             sequence.next_seal = (num_sealed + 1) * self.pool.block_size
 
     def _book_hit(self, sequence: Sequence, num_found: int) -> None:
         # At least the newest token is computed anew: its logits are what is wanted.
         hit = min(num_found * self.pool.block_size, sequence.num_tokens - 1)
-        sequence.num_computed = sequence.num_hit = hit
+        sequence.hold(hit)
+        sequence.num_hit = hit
         sequence.writes_shared = hit < num_found * self.pool.block_size
+        self.note_short(sequence)
         self.num_asked_tokens += sequence.num_tokens
         self.num_hit_tokens += hit
         for block in range(num_found, sequence.num_keys):
@@ -218,7 +238,7 @@ class Blocks:
             return False
         return self._promises.promised_to(sequence.key(num_found)) is not None
 
-    def _prompt_of_beam(self, sequence: Sequence) -> list[int] | None:
+    def _prompt_of_beam(self, sequence: Sequence) -> tuple[int, ...] | None:
         """Full blocks of the prompt that another beam has computed; None: no other one runs.
 
         Beams that are computed again share their prompt whether prefixes are kept or not: apart
@@ -244,9 +264,9 @@ class Blocks:
         if self.pool.is_shared(shared):
             (own,) = self.pool.allocate(1)
             self._copies.copied.append(BlockCopy(shared, own))
-            sequence.table[at] = own
+            sequence.table = (*sequence.table[:at], own, *sequence.table[at + 1 :])
 
-    def _cancel_copies(self, blocks: list[int]) -> None:
+    def _cancel_copies(self, blocks: tuple[int, ...]) -> None:
         """Drop the copies into blocks that are given back before anything was copied."""
         copies = self._copies
         if not copies.copied and not copies.swapped_in:

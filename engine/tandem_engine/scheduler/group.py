@@ -1,11 +1,19 @@
 """The sequences of one request: the choices of n and best_of, or the beams of a search."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import BeamMove, Candidate
 from tandem_engine.scheduler.beams import BeamSearch
 from tandem_engine.scheduler.sequence import Sequence
+
+# What most groups have: a dict of its own for each would be the largest part of them.
+_NO_BEAMS: Final[Mapping[str, Sequence]] = MappingProxyType({})
+_NO_CANDIDATES: Final[Mapping[str, tuple[Candidate, ...]]] = MappingProxyType({})
+_NO_MOVES: Final[Mapping[str, BeamMove]] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -22,17 +30,14 @@ class Group:
     """Sequences that came before its own."""
     search: BeamSearch | None = None
     """None: the sequences are choices."""
-    unborn: list[str] = field(default_factory=list)
+    unborn: tuple[str, ...] = ()
     """Ids of sequences that wait for the prompt; the first one's own is not among them."""
-    beams: dict[str, Sequence] = field(default_factory=dict)
+    beams: Mapping[str, Sequence] = field(default_factory=lambda: _NO_BEAMS)
     """The live beams by id; empty until the prompt is computed."""
-    candidates: dict[str, tuple[Candidate, ...]] = field(default_factory=dict)
+    candidates: Mapping[str, tuple[Candidate, ...]] = field(default_factory=lambda: _NO_CANDIDATES)
     """What the beams that have yielded already may go on with."""
-    moves: dict[str, BeamMove] = field(default_factory=dict)
+    moves: Mapping[str, BeamMove] = field(default_factory=lambda: _NO_MOVES)
     """What the beams have become since the last step."""
-
-    is_plain: bool = True
-    """Whether each of its sequences goes its own way: no beams, nobody unborn."""
     is_admitted: bool = False
     """Whether its sequences have had blocks yet."""
     is_orphaned: bool = False
@@ -43,9 +48,9 @@ class Group:
 
 def group_of(request: Request, *, number: int) -> Group:
     """The sequences of `request`, none of which is there yet, `number` others before them."""
-    _, *others = request.sequences
+    others = request.sequences[1:]
     if not request.sampling.use_beam_search:
-        return Group(request, number, unborn=others, num_left=len(others) + 1, is_plain=not others)
+        return Group(request, number, unborn=others, num_left=len(others) + 1)
     sampling = request.sampling
     search = BeamSearch(
         sequence_ids=request.sequences,
@@ -56,4 +61,4 @@ def group_of(request: Request, *, number: int) -> Group:
         length_penalty=sampling.length_penalty,
         early_stopping=sampling.early_stopping,
     )
-    return Group(request, number, search, others, num_left=len(others) + 1, is_plain=False)
+    return Group(request, number, search, others, num_left=len(others) + 1)

@@ -27,7 +27,7 @@ class Lockstep:
         candidates = result.candidates.get(sequence.sequence_id)
         if candidates is None or group.search is None:
             return []
-        group.candidates[sequence.sequence_id] = tuple(candidates)
+        group.candidates = {**group.candidates, sequence.sequence_id: tuple(candidates)}
         beams = group.beams or {sequence.sequence_id: sequence}
         if len(group.candidates) < len(beams):
             return []
@@ -55,18 +55,19 @@ class Lockstep:
             else:
                 self._queues.forget(sequence_id)
         self._queues.num_beams -= bool(group.beams)
-        group.beams, group.unborn = {}, []
+        group.beams, group.unborn = {}, ()
         if group.is_admitted:
             self._blocks.leave(group)
 
     def _move(
-        self, group: Group, beams: dict[str, Sequence], moves: Mapping[str, BeamMove]
+        self, group: Group, beams: Mapping[str, Sequence], moves: Mapping[str, BeamMove]
     ) -> None:
         """Give each beam the tokens and blocks of what it has become."""
         children = {}
         for sequence_id, move in moves.items():
             child = self._blocks.fork(beams[move.parent], sequence_id)
             child.append(move.token_id)
+            self._blocks.note_short(child)
             child.num_preempted = beams[move.parent].num_preempted
             children[sequence_id] = child
         for old in beams.values():
@@ -79,7 +80,7 @@ class Lockstep:
                 # A search may have fewer beams left than it began with.
                 self._queues.forget(sequence_id)
         self._queues.num_beams += not group.beams
-        group.beams, group.unborn, group.moves = children, [], dict(moves)
+        group.beams, group.unborn, group.moves = children, (), moves
 
 
 def _advance(sequence_id: str, hypothesis: Hypothesis) -> Advance:

@@ -7,13 +7,13 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.batch_size import BatchLimits, BatchSizeView, batch_size_for
 from tandem_engine.scheduler.blocks import Blocks
-from tandem_engine.scheduler.budget import budget_for
+from tandem_engine.scheduler.budget import Pace, budget_for
+from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.order import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
 from tandem_engine.scheduler.order.laxity import LeastLaxity
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records import StepRecord
-from tandem_engine.scheduler.round import Round
 from tandem_engine.scheduler.stages import STAGE_POLICIES
 from tandem_engine.scheduler.strategies import STRATEGIES, Helpers, Strategy
 
@@ -59,9 +59,9 @@ class Policies:
         )
         return self._batch_size.limits(view, self.schedule)
 
-    def predict(self, step: Round) -> float | None:
+    def predict(self, load: StepLoad) -> float | None:
         """Seconds that a step is expected to take; None: it is empty."""
-        return None if step.is_empty else self.model.predict(step.load())
+        return self.model.predict(load) if load.num_rows else None
 
     def learn(self, record: StepRecord) -> None:
         """Learn from a step that was computed."""
@@ -92,12 +92,15 @@ class Policies:
         schedule, slo = self.schedule, self.slo
         self._stages = STAGE_POLICIES[schedule.stage_policy]()
         self._batch_size = batch_size_for(schedule, slo, self.model)
+        self.pace = Pace(slo)
+        """Learns from the promises that were lost."""
         self.prompt_order, self.victims = self._orders()
         self.strategy: Strategy = STRATEGIES[schedule.batching](
             Helpers(
                 order=self.prompt_order,
                 stages=self._stages,
                 budget=budget_for(slo, self.model),
+                pace=self.pace,
                 always_splits=slo.tpot is not None,
             )
         )
@@ -121,15 +124,17 @@ class Policies:
 
 def _batch_view(queues: Queues, blocks: Blocks, now: float) -> BatchSizeView:
     """What the running sequences are like on average."""
-    rows = [*queues.decoding.values(), *queues.prefilling.values()]
-    num_rows = max(1, len(rows))
+    num_running = queues.num_running
+    num_rows = max(1, num_running)
     # Half a block a row for the last one of each: exact enough for a mean, and no call a row.
-    longest = sum([row.max_total for row in rows]) / blocks.pool.block_size + 0.5 * len(rows)
+    longest = queues.longest_tokens / blocks.pool.block_size + 0.5 * num_running
+    decoding = sum([row.num_tokens for row in queues.decoding.values()])
+    prefilling = sum([row.num_tokens for row in queues.prefilling.values()])
     return BatchSizeView(
         now=now,
         num_running=queues.num_rows,
         num_waiting=len(queues.waiting),
-        mean_context=sum([row.num_tokens for row in rows]) / num_rows,
+        mean_context=(decoding + prefilling) / num_rows,
         blocks_per_row=longest / num_rows,
         num_blocks=blocks.pool.num_blocks,
     )

@@ -23,6 +23,8 @@ class Queues:
         self._ended: list[str] = []
         self.num_beams = 0
         """Requests whose sequences move together."""
+        self.longest_tokens = 0
+        """Tokens of those that hold blocks, were each of them to reach its end."""
         self.num_rows = 0
         """Rows that those which hold blocks take or will take: n for a prompt with n choices."""
 
@@ -93,6 +95,7 @@ class Queues:
     def leave(self, sequence: Sequence) -> None:
         """Take a running sequence out, to wait, to be swapped out, or for ever."""
         self.num_rows -= sequence.rows
+        self.longest_tokens -= sequence.max_total
         place = self.prefilling if sequence.is_prefilling else self.decoding
         del place[sequence.sequence_id]
         sequence.is_prefilling = False
@@ -116,6 +119,7 @@ class Queues:
     def _enter(self, sequence: Sequence) -> None:
         sequence.state = State.RUNNING
         self.num_rows += sequence.rows
+        self.longest_tokens += sequence.max_total
         sequence.is_prefilling = not sequence.is_decoding
         place = self.prefilling if sequence.is_prefilling else self.decoding
         place[sequence.sequence_id] = sequence

@@ -3,9 +3,11 @@
 A record keeps what the step was made of; words for people are made of it when somebody asks.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Final
 
 from tandem_engine.api.step import Step
 from tandem_engine.api.steps import MAX_KEPT_STEPS
@@ -13,6 +15,9 @@ from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.round import Round
 from tandem_engine.scheduler.sequence import Sequence
+
+# Four bytes: a sequence has at most some millions of tokens.
+_COUNT: Final = "i"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -95,7 +100,7 @@ class Records:
         places = ((at, self._ring[at % MAX_KEPT_STEPS]) for at in numbers)
         return [record for at, record in places if record is not None and record.number == at]
 
-    def open(self, made: Round, *, predicted_s: float | None) -> Step:
+    def open(self, made: Round, load: StepLoad, *, predicted_s: float | None) -> Step:
         """Note a step that is about to be computed, and return it as data."""
         self._note_waiting(made)
         step = made.build()
@@ -106,7 +111,7 @@ class Records:
             number=self._number,
             started=made.now,
             step=step,
-            load=made.load(),
+            load=load,
             token_budget=made.token_budget,
             ceiling=made.ceiling,
             predicted_s=predicted_s,
@@ -131,8 +136,11 @@ class Records:
         if record is None:
             raise RuntimeError("No step was opened before this one was closed; this is a bug.")
         record.ended = now
-        # Nobody asks for them any more, and they would keep what ended sequences held.
-        record.step = replace(record.step, block_tables=())
+        # Nobody asks for the tables any more, and they would keep what ended sequences held. The
+        # counts of hundreds of steps are kept: as numbers, not as an object for each.
+        record.step = replace(
+            record.step, block_tables=(), starts=array(_COUNT, record.step.starts)
+        )
         self._rows = []
         return record, rows
 

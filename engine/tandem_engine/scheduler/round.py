@@ -6,7 +6,7 @@ from math import inf, nextafter
 from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.step import Step
+from tandem_engine.api.step import BeamMove, Step
 from tandem_engine.scheduler.batch_size import BatchLimits
 from tandem_engine.scheduler.blocks import Blocks
 from tandem_engine.scheduler.latency.load import StepLoad
@@ -44,6 +44,8 @@ class Round:
     """Rows that work on their prompt → their tokens."""
     num_tokens: int = 0
     """Tokens of the step."""
+    decode_context: int = 0
+    """Known tokens of the decode rows: what they read from the cache."""
     prefill_tokens: int = 0
     """Prompt tokens of the step."""
     prefill_rows: int = 0
@@ -252,7 +254,7 @@ class Round:
         """What the step costs, in the terms of the latency models."""
         block_size = self.blocks.pool.block_size
         chunks = ((chunk, row.num_computed) for row, chunk in self.prefills.items())
-        context = sum(row.num_tokens for row in self.decodes)
+        context = self.decode_context
         return StepLoad(
             num_tokens=self.num_tokens,
             num_rows=self.num_rows,
@@ -264,11 +266,6 @@ class Round:
     def build(self) -> Step:
         """The step as plain data."""
         rows = [*self.decodes, *self.prefills]
-        moves = {}
-        for sequence in rows:
-            if sequence.group.moves:
-                moves.update(sequence.group.moves)
-                sequence.group.moves = {}
         copies = self.blocks.take_copies()
         return Step(
             sequence_ids=[row.sequence_id for row in rows],
@@ -280,7 +277,7 @@ class Round:
             swapped_out=copies.swapped_out,
             swapped_in=copies.swapped_in,
             copied=copies.copied,
-            beam_moves=moves,
+            beam_moves=_take_moves(rows) if self.queues.num_beams else {},
             preempted=tuple(self.recomputed),
         )
 
@@ -292,18 +289,19 @@ class Round:
     def _decode_all_at_once(self, most_rows: int) -> bool:
         """Take all decoding sequences where none has to be looked at twice; tell whether it did."""
         decoding = self.queues.decoding
-        if self.most_drafts or self.queues.num_beams or len(decoding) + self.num_rows > most_rows:
+        if self.most_drafts or self.queues.num_beams or self.decodes:
             return False
-        needy = [
-            one for one in decoding.values() if one.num_tokens > one.capacity or one.writes_shared
-        ]
+        if len(decoding) + self.num_rows > most_rows:
+            return False
         blocks = self.blocks
+        needy = [one for one in blocks.short() if not one.is_prefilling]
         if sum(blocks.missing(one, one.num_tokens) for one in needy) > blocks.pool.num_free:
             return False
         for one in needy:
             blocks.grow(one, one.num_tokens)
-        self.decodes.update(dict.fromkeys(decoding.values(), 1))
+        self.decodes = dict.fromkeys(decoding.values(), 1)
         self.num_tokens += len(decoding)
+        self.decode_context += sum([one.num_tokens for one in decoding.values()])
         return True
 
     def _in_turns(self, most_rows: int, most_tokens: float) -> list[Sequence]:
@@ -349,12 +347,19 @@ class Round:
     def _take_decode(self, sequence: Sequence, num_tokens: int) -> None:
         self.decodes[sequence] = num_tokens
         self.num_tokens += num_tokens
+        self.decode_context += sequence.num_tokens
         sequence.num_skipped = 0
 
     def _take_back(self, rows: Iterable[Sequence]) -> None:
         """Take beams out of the step again: one of them has just lost its blocks."""
         for row in rows:
-            self.num_tokens -= self.decodes.pop(row, 0)
+            self._take_back_one(row)
+
+    def _take_back_one(self, row: Sequence) -> None:
+        tokens = self.decodes.pop(row, 0)
+        if tokens:
+            self.num_tokens -= tokens
+            self.decode_context -= row.num_tokens
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence blocks for its tokens; False when it lost its own instead."""
@@ -380,7 +385,7 @@ class Round:
                 self._send_away(sequence)
 
     def _send_away(self, sequence: Sequence) -> None:
-        self.num_tokens -= self.decodes.pop(sequence, 0)
+        self._take_back_one(sequence)
         # It may be in the step already, if others had to wait their turn before it.
         chunk = self.prefills.pop(sequence, 0)
         if chunk:
@@ -391,7 +396,7 @@ class Round:
         # What it gives back is there for the next step, even if nobody is in this one.
         self.look_again(self.now)
         # Beams are computed again, all of them, and then say anew what they may go on with.
-        sequence.group.candidates.clear()
+        sequence.group.candidates = {}
         self.queues.leave(sequence)
         if self._swaps(sequence):
             self.swapped.append(sequence.sequence_id)
@@ -452,3 +457,13 @@ class Round:
         Without it a newcomer would take the last block and lose it again in the next step.
         """
         return -(-self.blocks.pool.num_blocks // 100) if self.queues.num_running else 0
+
+
+def _take_moves(rows: Iterable[Sequence]) -> dict[str, BeamMove]:
+    """What the beams among `rows` have become since the last step, once."""
+    moves: dict[str, BeamMove] = {}
+    for row in rows:
+        if row.group.moves:
+            moves.update(row.group.moves)
+            row.group.moves = {}
+    return moves

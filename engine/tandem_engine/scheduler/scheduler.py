@@ -4,25 +4,23 @@ Pure: no tensor, no clock, no chance. The same calls at the same times give the 
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence as List
 from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
-from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
+from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.blocks import Blocks
-from tandem_engine.scheduler.budget.deadline import next_due
-from tandem_engine.scheduler.group import Group, group_of
-from tandem_engine.scheduler.lockstep import Lockstep
+from tandem_engine.scheduler.booking import Booking
+from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.policies import Policies
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records import Records
 from tandem_engine.scheduler.round import Round
-from tandem_engine.scheduler.sequence import RUNNING, Sequence, first_sequence
+from tandem_engine.scheduler.sequence import Sequence, first_sequence
 
 
 class Scheduler:
@@ -48,7 +46,7 @@ class Scheduler:
         self._blocks = Blocks(pool, host or HostPool(0))
         self._policies = Policies(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
-        self._lockstep = Lockstep(self._queues, self._blocks)
+        self._booking = Booking(self._queues, self._blocks, has_drafts=most_drafts > 0)
         self._most_drafts = most_drafts
         self._number = 0
         self.records = Records()
@@ -88,13 +86,13 @@ class Scheduler:
             return False
         group = sequence.group
         if group.search is not None:
-            self._lockstep.end(group)
+            self._booking.lockstep.end(group)
         elif sequence.sequence_id != sequence_id:
             self._drop_unborn(sequence, sequence_id)
         elif group.unborn:
             group.is_orphaned = True
         else:
-            self._end(sequence)
+            self._booking.end(sequence)
         return True
 
     def take_ended(self) -> list[str]:
@@ -120,7 +118,8 @@ class Scheduler:
         self._claim(step)
         policies.strategy.fill(step)
         step.unlock(policies.prompt_order)
-        return self.records.open(step, predicted_s=policies.predict(step))
+        load = step.load()
+        return self.records.open(step, load, predicted_s=policies.predict(load))
 
     def complete(self, step: Step, result: StepResult, now: float) -> list[Advance]:
         """Book what a step computed; return the sequences that got tokens.
@@ -134,20 +133,9 @@ class Scheduler:
             now: Seconds.
         """
         record, rows = self.records.close(now)
-        advances: list[Advance] = []
         for sequence_id in self.all_of(result.failed):
             self.abort(sequence_id)
-        yielded = result.tokens.get
-        for sequence, num_tokens in zip(rows, step.num_tokens, strict=True):
-            if sequence.state is not RUNNING:
-                continue
-            self._book(sequence, num_tokens)
-            if sequence.group.is_plain:
-                tokens = yielded(sequence.sequence_id)
-                if tokens is not None:
-                    advances.append(self._append(sequence, tokens, now))
-            else:
-                advances += self._advance_group(sequence, result, now)
+        advances = self._booking.book(step, rows, result, now)
         self._policies.learn(record)
         return advances
 
@@ -186,10 +174,19 @@ class Scheduler:
             num_asked_tokens=blocks.num_asked_tokens,
             num_hit_tokens=blocks.num_hit_tokens,
             num_evicted_blocks=blocks.pool.num_evictions,
+            tpot_pace=self._policies.pace.share if self._policies.slo.tpot else None,
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a block is lost, or held by another number than holds it."""
+        """Raise AssertionError when a block is lost, or held by another number than holds it.
+
+        Or when a sequence lacks one unnoticed, or a sum is not that of its parts.
+        """
+        queues, short = self._queues, set(self._blocks.short())
+        if any(one.is_short and one not in short for one in queues.decoding.values()):
+            raise AssertionError("A sequence needs a block and nobody knows; this is a bug.")
+        if queues.longest_tokens != sum(one.max_total for one in queues.running()):
+            raise AssertionError("The tokens of those that run are miscounted; this is a bug.")
         tables = [sequence.table for sequence in self._queues]
         self._blocks.pool.check_integrity(tables)
         self._blocks.host.check_integrity()
@@ -197,7 +194,7 @@ class Scheduler:
     def _apply(self, schedule: ScheduleConfig) -> None:
         self._blocks.switch_prefix_cache(on=schedule.enable_prefix_cache)
         self._blocks.no_evict = schedule.no_evict
-        self._tpot_s = self._policies.slo.tpot_s
+        self._booking.pace = self._policies.pace if self._policies.slo.tpot else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
     def _claim(self, step: Round) -> None:
@@ -210,80 +207,10 @@ class Scheduler:
         if step.now - oldest.arrived > step.schedule.max_first_token_wait_time / 1e3:
             step.claim(oldest)
 
-    def _book(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that tokens are computed. Drafts count once it is known which were right."""
-        sequence.num_attained += num_tokens
-        computed = min(sequence.num_computed + num_tokens, sequence.num_tokens)
-        sequence.num_computed = computed
-        if computed >= sequence.next_seal:
-            self._blocks.seal(sequence)
-        if sequence.is_prefilling and sequence.num_tokens - computed == 1:
-            self._queues.decode(sequence)
-
-    def _advance_group(self, sequence: Sequence, result: StepResult, now: float) -> list[Advance]:
-        """Hand a sequence, and those that move with it or wait for its prompt, their tokens."""
-        if sequence.group.search is not None:
-            return self._lockstep.advance(sequence, result)
-        tokens = result.tokens.get(sequence.sequence_id)
-        if tokens is None:
-            return []
-        born = self._born(sequence)
-        advances = [self._append(child, result.tokens[child.sequence_id], now) for child in born]
-        if not sequence.group.is_orphaned:
-            return [self._append(sequence, tokens, now), *advances]
-        self._end(sequence)
-        return advances
-
-    def _born(self, first: Sequence) -> list[Sequence]:
-        """The other choices of a request: they share the prompt that the first has computed."""
-        group = first.group
-        children = [self._blocks.fork(first, sequence_id) for sequence_id in group.unborn]
-        self._queues.stand_for(first, 1)
-        group.unborn = []
-        group.is_plain = True
-        for child in children:
-            self._queues.join(child)
-        return children
-
-    def _append(self, sequence: Sequence, tokens: List[SampledToken], now: float) -> Advance:
-        """Note the tokens that a sequence yielded."""
-        if len(tokens) == 1:
-            reason = sequence.append(tokens[0].token_id)
-        else:
-            reason, tokens = sequence.append_all(tokens)
-        if reason is not None:
-            self._end(sequence)
-            return Advance(sequence.sequence_id, tokens, reason)
-        # All but the newest are in the cache: they are the drafts that were right.
-        sequence.num_computed = sequence.num_tokens - 1
-        if self._most_drafts:
-            self._blocks.trim(sequence)
-        if sequence.is_prefilling:
-            self._queues.decode(sequence)
-        if self._tpot_s is not None:
-            self._promise(sequence, now, self._tpot_s)
-        return Advance(sequence.sequence_id, tokens)
-
-    def _promise(self, sequence: Sequence, now: float, tpot_s: float) -> None:
-        """Note when the next token is due."""
-        if sequence.first_token_at == inf:
-            sequence.first_token_at = now
-        sequence.due = next_due(sequence.first_token_at, sequence.num_output, now, tpot_s)
-
     def _drop_unborn(self, first: Sequence, sequence_id: str) -> None:
-        first.group.unborn.remove(sequence_id)
+        first.group.unborn = tuple(one for one in first.group.unborn if one != sequence_id)
         self._queues.forget(sequence_id)
         self._queues.stand_for(first, first.rows - 1)
-        self._leave(first.group)
+        self._booking.leave(first.group)
         if first.group.is_orphaned and not first.group.unborn:
-            self._end(first)
-
-    def _end(self, sequence: Sequence) -> None:
-        self._queues.end(sequence)
-        self._blocks.drop(sequence)
-        self._leave(sequence.group)
-
-    def _leave(self, group: Group) -> None:
-        group.num_left -= 1
-        if not group.num_left and group.is_admitted:
-            self._blocks.leave(group)
+            self._booking.end(first)

@@ -1,7 +1,12 @@
-"""What the scheduler knows of a sequence: counts, block ids, and the keys of its full blocks."""
+"""What the scheduler knows of a sequence: counts, block ids, and the keys of its full blocks.
 
+There are as many of these as requests, so what one takes in memory counts: no list or dict of its
+own that is mostly empty.
+"""
+
+from array import array
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -30,26 +35,55 @@ class State(IntEnum):
 # Asked for once a row and step, where reading an attribute of an enumeration is dear.
 RUNNING: Final = State.RUNNING
 
+# The largest number that Python does not make anew each time.
+_MOST_QUIET: Final = 256
+
+# Four bytes: no vocabulary has more tokens than that holds.
+_ID: Final = "i"
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
+class _EveryStep:
+    """What every step reads of every row.
+
+    A step of a thousand rows is as slow as the memory is. Python lays the fields of a base class
+    side by side, before all others: that is two cache lines of a row, and not five.
+    """
+
+    sequence_id: str
+    num_prompt: int
+    num_tokens: int
+    num_computed: int = 0
+    num_quiet: int = 0
+    """Tokens that can be appended one by one and change nothing but counts: none of them fills a
+    block, needs one, or is the last. It may be too low. Small, since Python keeps small numbers
+    ready and makes others anew."""
+    stop_token_ids: frozenset[int]
+    state: State = State.WAITING
+    is_plain: bool = True
+    """Whether it goes its own way: it is no beam, and nobody waits for its prompt."""
+    table: tuple[int, ...] = ()
+    """Its KV blocks. A step keeps the tuple that it was made with."""
+    tail: "array[int] | None" = None
+    """Known tokens behind the last full block, from its first blocks on; None: it keeps no keys."""
+    first_token_at: float = inf
+    """Seconds; when it got its first token."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence(_EveryStep):
     """One sequence of a request on its way through the scheduler.
 
     0 ──────────── num_computed ──────────── num_tokens ─────────── max_total
       in the cache                known, to compute      not yet sampled
     """
 
-    sequence_id: str
     group: "Group"
     block_size: int
     """Tokens in a KV block."""
-    num_prompt: int
-    num_tokens: int
-    num_computed: int = 0
     max_total: int
     min_total: int
     """A stop id ends it only beyond this many tokens."""
-    stop_token_ids: frozenset[int]
     arrived: float
     """Seconds; where it stands in every order that ends in first come, first served."""
     number: int
@@ -59,19 +93,16 @@ class Sequence:
     """Whether it runs and its prompt is not done."""
     rows: int = 1
     """Rows of a step that it takes or keeps: those of sequences that wait for its prompt too."""
-    state: State = State.WAITING
-    table: list[int] = field(default_factory=list)
-    """Its KV blocks."""
     capacity: int = 0
     """Tokens that the table has slots for."""
     writes_shared: bool = False
     """Whether the next token it writes falls into a block that others may read."""
-    host_table: list[int] = field(default_factory=list)
+    host_table: tuple[int, ...] = ()
     """Host blocks of the computed tokens while it is swapped out."""
     keys: bytes = b""
     """Keys of its full blocks of known tokens, concatenated."""
-    tail: list[int] | None = None
-    """Known tokens behind the last full block; None: nobody asks for keys."""
+    keeps_keys: bool = False
+    """Whether others may find its blocks, and it may find theirs."""
     num_sealed: int = 0
     """Full blocks that others may find."""
     next_seal: float = inf
@@ -86,14 +117,11 @@ class Sequence:
     """Whether it lost its blocks to a request that had waited too long for its first token."""
     is_long: bool = False
     """Whether its prompt counts as a long one (longPrefillTokenThreshold)."""
-    num_attained: int = 0
-    """Tokens computed for it, those that were computed twice included."""
+    num_beyond: int = 0
+    """Tokens computed for it that are not in the cache (any more), less those in the cache that
+    were computed for others."""
     served_at: float = 0.0
     """Seconds; when its prompt was last in a step, or when it arrived."""
-    first_token_at: float = inf
-    """Seconds; when it got its first token."""
-    due: float = inf
-    """Seconds; when its next token should be there to keep the promised TPOT."""
 
     @property
     def num_uncomputed(self) -> int:
@@ -109,6 +137,25 @@ class Sequence:
         return self.num_tokens - self.num_computed == 1
 
     @property
+    def num_attained(self) -> int:
+        """Tokens computed for it, those that were computed twice included."""
+        return self.num_computed + self.num_beyond
+
+    @num_attained.setter
+    def num_attained(self, attained: int) -> None:
+        self.num_beyond = attained - self.num_computed
+
+    def hold(self, num_computed: int) -> None:
+        """Note how many of its tokens stand in the cache, where none was computed for it."""
+        self.num_beyond += self.num_computed - num_computed
+        self.num_computed = num_computed
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it lacks a block, or has to copy one, to compute its known tokens."""
+        return self.num_tokens > self.capacity or self.writes_shared
+
+    @property
     def num_output(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt
@@ -121,18 +168,37 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Note one sampled token; return why the sequence ends with it, if it does."""
         self.num_tokens += 1
+        self.num_quiet = 0
+        if self.tail is not None:
+            self.tail.append(token_id)
+            self.close_block()
+        return self.reason_to_end(token_id)
+
+    def begin_tail(self) -> None:
+        """Take note of tokens behind the full blocks, if it keeps keys and has not done so yet."""
+        if self.keeps_keys and self.tail is None:
+            prompt = self.group.request.prompt_token_ids
+            self.tail = array(_ID, prompt[self.num_keys * self.block_size :])
+
+    def close_block(self) -> None:
+        """Make the key of the block that its known tokens have just filled, if they have."""
         tail = self.tail
-        if tail is not None:
-            tail.append(token_id)
-            if len(tail) == self.block_size:
-                parent = last_key(self.keys, salt=self.group.request.cache_salt)
-                self.keys += next_key(parent, tail)
-                tail.clear()
+        if tail is not None and len(tail) == self.block_size:
+            parent = last_key(self.keys, salt=self.group.request.cache_salt)
+            self.keys += next_key(parent, tail)
+            del tail[:]
+
+    def reason_to_end(self, token_id: int) -> FinishReason | None:
+        """Why it ends with its newest token, if it does."""
         if token_id in self.stop_token_ids and self.num_tokens > self.min_total:
             return "stop"
-        if self.num_tokens >= self.max_total:
-            return "length"
-        return None
+        return "length" if self.num_tokens >= self.max_total else None
+
+    def foresee(self) -> None:
+        """Work out `num_quiet`."""
+        known = self.num_tokens
+        left = min(self.max_total, self.next_seal, self.capacity + 1) - known
+        self.num_quiet = max(0, min(int(left) - 1, _MOST_QUIET))
 
     def append_all(
         self, tokens: List[SampledToken]
@@ -153,10 +219,11 @@ class Sequence:
         """Full blocks of known tokens."""
         return len(self.keys) // KEY_BYTES
 
-    def forget_cache(self) -> list[int]:
+    def forget_cache(self) -> tuple[int, ...]:
         """Drop all that was computed, to be computed again; return the blocks to give back."""
-        blocks, self.table = self.table, []
-        self.capacity = self.num_computed = self.num_sealed = 0
+        blocks, self.table = self.table, ()
+        self.hold(0)
+        self.capacity = self.num_sealed = 0
         self.writes_shared = False
         return blocks
 
@@ -171,24 +238,28 @@ def first_sequence(group: "Group", *, block_size: int, keeps_keys: bool) -> Sequ
     """
     request = group.request
     prompt = request.prompt_token_ids
+    # One number object for the three that are mostly equal.
+    length = len(prompt)
+    min_tokens = request.sampling.min_tokens
     sequence = Sequence(
         sequence_id=request.sequences[0],
         group=group,
         block_size=block_size,
-        num_prompt=len(prompt),
-        num_tokens=len(prompt),
-        max_total=len(prompt) + request.max_new_tokens,
-        min_total=len(prompt) + request.sampling.min_tokens,
+        num_prompt=length,
+        num_tokens=length,
+        max_total=length + request.max_new_tokens,
+        min_total=length + min_tokens if min_tokens else length,
         stop_token_ids=request.stop_token_ids,
         arrived=request.arrived,
         number=group.number,
         priority=request.priority,
+        is_plain=len(request.sequences) == 1 and group.search is None,
         rows=len(request.sequences),
         served_at=request.arrived,
     )
     if keeps_keys:
         sequence.keys = block_keys(prompt, block_size, salt=request.cache_salt)
-        sequence.tail = list(prompt[sequence.num_keys * block_size :])
+        sequence.keeps_keys = True
     return sequence
 
 
@@ -207,7 +278,9 @@ def fork_of(sequence: Sequence, sequence_id: str) -> Sequence:
         arrived=sequence.arrived,
         number=group.number + group.request.sequences.index(sequence_id),
         priority=sequence.priority,
+        is_plain=group.search is None,
         keys=sequence.keys,
-        tail=None if sequence.tail is None else list(sequence.tail),
-        num_attained=sequence.num_attained,
+        keeps_keys=sequence.keeps_keys,
+        tail=None if sequence.tail is None else sequence.tail[:],
+        num_beyond=sequence.num_attained,
     )

@@ -13,9 +13,13 @@ from tandem_engine.scheduler.sequence import Sequence, State
 # Entries of those that left, beside as many as wait, that are not worth a walk.
 _DEAD: Final = 64
 
-# Offers, of which one begins with the oldest request if that has waited too long, where the order
-# keeps a promise: in overload all have, and nobody would be in time. Odd, for a step may make two.
+# Of so many that start, one is the oldest that has waited too long, where the order keeps a
+# promise: in overload all have, and nobody would be in time.
 _OVERDUE_EVERY: Final = 7
+
+# Entries that one offer moves to those whose promise is lost. When thousands that came at the same
+# moment lose theirs at the same moment, no single step pays for all of them.
+_MOST_LOST: Final = 256
 
 # The count breaks ties: a beam has the id and the number of the one whose place it took.
 _Entry = tuple[Key, int, Sequence]
@@ -29,18 +33,20 @@ class Waiting:
     """
 
     def __init__(self, order: Order) -> None:
-        self._order = order
-        self._lost_at = _lost_at(order)
+        self._follow(order)
+        self._num_lost = 0
         self._heap: list[_Entry] = []
         # Those that can no longer keep their promise, in the same order: they go last.
         self._late: list[_Entry] = []
-        self._num_offers = 0
+        self._num_passing = 0
         # By arrival: to find the oldest, whatever the order is.
         self._by_age: list[_Entry] = []
         self._numbers = count()
         self._live = 0
         self.age_bound_s = inf
         """Seconds after which the oldest goes first, where the order ages."""
+        self.overdue: Sequence | None = None
+        """The one that goes first in the latest offer because it has waited for longer."""
 
     def __len__(self) -> int:
         return self._live
@@ -77,9 +83,9 @@ class Waiting:
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait; its state says so from now on."""
         sequence.state = State.WAITING
-        number = next(self._numbers)
-        heapq.heappush(self._heap, (self._order.key(sequence), number, sequence))
-        heapq.heappush(self._by_age, (arrival(sequence), number, sequence))
+        in_turn, by_age = self._entries(next(self._numbers), sequence)
+        heapq.heappush(self._heap, in_turn)
+        heapq.heappush(self._by_age, by_age)
         self._live += 1
         if len(self._heap) + len(self._late) + len(self._by_age) > 4 * self._live + _DEAD:
             self._drop_dead()
@@ -97,10 +103,14 @@ class Waiting:
             now: Seconds.
             most: How many may be passed over.
         """
-        self._num_offers += 1
-        overdue = self._overdue(now)
-        if overdue is not None and not take(overdue):
-            return
+        self._num_lost = 0
+        overdue = self.overdue = self._overdue(now)
+        if overdue is not None:
+            goes_on = take(overdue)
+            if overdue.state != State.WAITING:
+                self._num_passing = 0
+            if not goes_on:
+                return
         for heap in (self._heap, self._late):
             if not self._offer(heap, take, most=most, offered=overdue, now=now):
                 return
@@ -138,6 +148,8 @@ class Waiting:
             goes_on = sequence is offered or take(sequence)
             if sequence.state == State.WAITING:
                 passed.append(entry)
+            elif sequence is not offered:
+                self._num_passing += 1
         for entry in passed:
             heapq.heappush(heap, entry)
         return goes_on and len(passed) < most
@@ -147,26 +159,35 @@ class Waiting:
         entry = heap[0]
         if entry[-1].state != State.WAITING:
             return False
-        if heap is self._late or self._lost_at(entry[-1]) >= now:
+        if heap is self._late or self._num_lost >= _MOST_LOST or self._lost_at(entry[-1]) >= now:
             return True
+        self._num_lost += 1
         heapq.heappush(self._late, entry)
         return False
 
     def _drop_dead(self) -> None:
         """Drop the entries of those that left: one that waits for long would keep them all."""
-        entries = [*self._heap, *self._late]
+        in_turn, by_age = _live([*self._heap, *self._late]), _live(self._by_age)
+        # Whoever is being offered a place has an entry by age alone.
+        entries = {one: self._entries(at, one) for one, at in (by_age | in_turn).items()}
         # In place: somebody may be walking over them.
-        self._heap[:] = [(self._order.key(one), at, one) for at, one in _live(entries)]
+        self._heap[:] = [entries[one][0] for one in in_turn]
         self._late.clear()
-        self._by_age[:] = [(arrival(one), at, one) for at, one in _live(self._by_age)]
+        self._by_age[:] = [entries[one][1] for one in by_age]
         heapq.heapify(self._heap)
         heapq.heapify(self._by_age)
+
+    def _entries(self, number: int, sequence: Sequence) -> tuple[_Entry, _Entry]:
+        """Its entries by order and by age: one and the same, where the order is that of arrival."""
+        in_turn = (self._order.key(sequence), number, sequence)
+        age = arrival(sequence)
+        return in_turn, in_turn if age == in_turn[0] else (age, number, sequence)
 
     def _overdue(self, now: float) -> Sequence | None:
         """The oldest one, if its order could pass it over for ever and it has waited too long."""
         if not self._order.ages:
             return None
-        if isinstance(self._order, Promising) and self._num_offers % _OVERDUE_EVERY:
+        if self._keeps_promises and self._num_passing < _OVERDUE_EVERY - 1:
             return None
         oldest = self.oldest
         late = oldest is not None and now - oldest.arrived > self.age_bound_s
@@ -174,15 +195,19 @@ class Waiting:
 
     def reorder(self, order: Order) -> None:
         """Follow another order."""
-        self._order = order
-        self._lost_at = _lost_at(order)
+        self._follow(order)
         self._drop_dead()
 
+    def _follow(self, order: Order) -> None:
+        self._order = order
+        self._lost_at = _lost_at(order)
+        # Asked for at every offer, where looking at an object's methods is dear.
+        self._keeps_promises = isinstance(order, Promising)
 
-def _live(entries: list[_Entry]) -> list[tuple[int, Sequence]]:
-    """Each sequence that waits, once."""
-    waiting = {id(one): (at, one) for _, at, one in entries if one.state == State.WAITING}
-    return list(waiting.values())
+
+def _live(entries: list[_Entry]) -> dict[Sequence, int]:
+    """Each sequence that waits, with its number."""
+    return {one: at for _, at, one in entries if one.state == State.WAITING}
 
 
 def _lost_at(order: Order) -> Callable[[Sequence], float]:

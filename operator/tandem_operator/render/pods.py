@@ -89,9 +89,6 @@ def head_template(
         "readinessProbe": dict(_HEAD_READY),
     }
     template = _template(service, settings, names.HEAD, container, storage)
-    # Else the autoscaler is process 1 of its container, to which Linux delivers no SIGTERM that it
-    # does not handle: the pod would outlive Ray by a minute.
-    template["spec"]["shareProcessNamespace"] = True
     # One image for all: it runs where the replicas' nodes are of its kind.
     if profile is not None and _ARCHITECTURE in profile.node_selector:
         architecture = {_ARCHITECTURE: profile.node_selector[_ARCHITECTURE]}
@@ -177,6 +174,10 @@ def _template(
             # What Ray's autoscaler v2 asks for: it makes a new pod in place of a failed one.
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": TERMINATION_GRACE_PERIOD_S,
+            # Else a container's program is process 1 there, to which Linux delivers no SIGTERM
+            # that it does not handle. The autoscaler would outlive Ray by a minute, and a worker
+            # that still waits for the head (KubeRay's init container) a deleted service by eleven.
+            "shareProcessNamespace": True,
             # A Service called ray-… would else set variables that Ray reads as its own.
             "enableServiceLinks": False,
             **_placement(service, settings),

@@ -84,7 +84,11 @@ class DeployedService:
         )
 
     def wait_ready(self) -> None:
-        wait_for(self.is_ready, f"{self.name} is Ready")
+        wait_for(
+            self.is_ready,
+            f"{self.name} is Ready",
+            instead=lambda: self.kubernetes.kubectl("get", "isvc,rayclusters,pods", "-o", "wide"),
+        )
 
     def wait_for_replicas(self, count: int) -> None:
         def has() -> bool:
@@ -108,6 +112,15 @@ class DeployedService:
         kinds = ",".join(KINDS)
         names = self.kubernetes.kubectl("get", kinds, "-o", "name").split()
         return [one for one in names if one.partition("/")[2].startswith(self.name)]
+
+    def wait_gone(self, *, timeout_s: float = 2 * GONE_S) -> None:
+        """Wait until the garbage collector and the kubelet have cleared it away."""
+        wait_for(
+            lambda: not self.leftovers(),
+            f"nothing is left of {self.name}",
+            timeout_s=timeout_s,
+            instead=lambda: self.kubernetes.kubectl("describe", *self.leftovers()),
+        )
 
     def answers(self) -> bool:
         """Whether the endpoint answers at all."""

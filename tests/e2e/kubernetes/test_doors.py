@@ -68,7 +68,7 @@ def service(tandem: Kubernetes) -> Iterator[DeployedService]:
     yield service
     service.delete()
     tandem.kubectl("delete", "secret", KEYS)
-    wait_for(lambda: not service.leftovers(), "nothing is left of it")
+    service.wait_gone()
 
 
 @pytest.fixture(scope="module")

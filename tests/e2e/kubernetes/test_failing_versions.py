@@ -37,7 +37,7 @@ def service(tandem: Kubernetes) -> Iterator[DeployedService]:
     service = DeployedService(tandem, "failing")
     yield service
     service.delete()
-    wait_for(lambda: not service.leftovers(), "nothing is left of it")
+    service.wait_gone()
 
 
 async def test_a_checkpoint_that_is_repaired_is_served_without_another_word(

@@ -10,12 +10,7 @@ import yaml
 from openai import OpenAIError
 
 from tests.e2e.harness import wait_for
-from tests.e2e.kubernetes.harness import (
-    GONE_S,
-    DeployedService,
-    OperatorProcess,
-    Times,
-)
+from tests.e2e.kubernetes.harness import DeployedService, OperatorProcess, Times
 from tests.e2e.load import ask, openai_client
 from tests.tiny import held_out
 from tools.cluster import Cluster
@@ -28,13 +23,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
 @pytest.fixture(scope="module")
 def service(tandem: Kubernetes) -> Iterator[DeployedService]:
-    """A service that serves; every test leaves it serving."""
+    """A service that serves; every test but the last leaves it serving."""
     service = DeployedService(tandem, "faulty")
     service.apply()
     service.wait_ready()
     yield service
     service.delete()
-    wait_for(lambda: not service.leftovers(), "nothing is left of it", timeout_s=2 * GONE_S)
+    service.wait_gone()
 
 
 async def answers_well(url: str) -> bool:
@@ -76,7 +71,7 @@ def test_the_operator_is_killed_while_it_creates_changes_and_deletes(
     service.delete()
     operator.kill()
     with times.measure("operator killed while it deletes → nothing left"):
-        wait_for(lambda: not service.leftovers(), "nothing is left", timeout_s=2 * GONE_S)
+        service.wait_gone()
 
 
 def test_a_worker_pod_is_killed(service: DeployedService, times: Times) -> None:
@@ -140,6 +135,31 @@ def test_the_rayservice_is_deleted_by_hand(service: DeployedService, times: Time
 
     with times.measure("RayService deleted by hand → serves again"):
         wait_for(is_another, "another RayService serves")
+
+
+def test_a_service_is_deleted_whose_ray_hangs(
+    service: DeployedService, cluster: Cluster, times: Times
+) -> None:
+    """Its head answers nobody, and its worker waits for the head in KubeRay's init container."""
+    lost = service.pod_uids()
+    cluster.run(["pkill", "-STOP", "gcs_server"])
+    service.kubernetes.kubectl(
+        "delete", "pod", "--force", "--grace-period=0", *names(service.pods())
+    )
+
+    def waits_for_the_head() -> bool:
+        return any(begins(pod) for pod in service.pods() if pod["metadata"]["uid"] not in lost)
+
+    wait_for(waits_for_the_head, "a new worker waits for the head")
+    with times.measure("deleted while Ray hangs → nothing left"):
+        service.delete()
+        service.wait_gone()
+
+
+def begins(pod: dict[str, Any]) -> bool:
+    """Whether a pod's init container runs."""
+    (init,) = pod["status"].get("initContainerStatuses", [{}])
+    return "running" in init.get("state", {})
 
 
 def names(pods: list[dict[str, Any]]) -> list[str]:

@@ -104,9 +104,7 @@ async def is_replaced(
 async def goes_without_a_trace(service: DeployedService, times: Times) -> None:
     with times.measure("delete → nothing left"):
         service.delete()
-        await in_thread(
-            lambda: wait_for(lambda: not service.leftovers(), "nothing is left", timeout_s=GONE_S)
-        )
+        await in_thread(lambda: service.wait_gone(timeout_s=GONE_S))
 
 
 def scale(service: DeployedService, count: int) -> None:

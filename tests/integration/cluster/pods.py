@@ -50,11 +50,12 @@ def apply(cluster: Cluster, *documents: dict[str, Any]) -> None:
 
 
 def run(cluster: Cluster, name: str, program: str, **labels: str) -> str:
-    """What a pod with `program` prints until it ends."""
+    """What a pod with `program` prints until it ends, well or not."""
     apply(cluster, manifest(name, program, **labels))
     cluster.kubectl(
-        "wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=120s"
-    )
+        "wait", "--for=jsonpath={.status.containerStatuses[0].state.terminated}", f"pod/{name}",
+        "--timeout=120s",
+    )  # fmt: skip
     output = cluster.kubectl("logs", name)
     cluster.kubectl("delete", "pod", name, "--wait=false")
     return output

@@ -66,7 +66,19 @@ def test_the_caller_reaches_a_service_by_its_address(cluster: Cluster) -> None:
 
 def test_a_pod_reaches_a_service_by_its_name(cluster: Cluster) -> None:
     pods.serve(cluster, "named")
-    program = "import urllib.request as r; print(r.urlopen('http://named/', timeout=20).status)"
+    # The pod is ready a moment before kube-proxy knows it.
+    program = """
+import time, urllib.request
+deadline = time.monotonic() + 60
+while True:
+    try:
+        print(urllib.request.urlopen("http://named/", timeout=20).status)
+        break
+    except OSError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(0.1)
+"""
 
     assert pods.run(cluster, "client", program).strip() == "200"
 

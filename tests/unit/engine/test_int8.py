@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tandem_engine.device.int8 import FloatProduct, Int8Linear, OneDnnProduct, Product, has_vnni
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.native.library import runnable_variants
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.quantization.int8 import (
     Int8Weight,
@@ -18,6 +17,7 @@ from tandem_engine.quantization.int8 import (
     quantize_tokens,
     relative_error,
 )
+from tests.unit.engine.native import native_kernels
 
 NEEDS_VNNI = pytest.mark.skipif(not has_vnni(), reason="this CPU cannot add up products of bytes")
 PRODUCTS = [FloatProduct, pytest.param(OneDnnProduct, marks=NEEDS_VNNI)]
@@ -134,15 +134,12 @@ def test_a_layer_in_8_bits_is_near_the_one_in_float(dtype: torch.dtype, *, has_b
 
 
 @pytest.mark.parametrize("variant", runnable_variants())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_native_kernels_compute_layers_in_8_bits_as_the_reference(
     variant: str, dtype: torch.dtype
 ) -> None:
-    library = load_library(variant)
-    if library is None:
-        pytest.skip("the kernels are not built: there is no g++")
     weight, x = quantized(random(48, 160, seed=1), random(48, seed=2)), random(5, 160, dtype=dtype)
-    native, reference = NativeKernels(library), ReferenceKernels()
+    native, reference = native_kernels(variant), ReferenceKernels()
     static = Int8Weight(weight.values, weight.scales, None, StaticInput(0.03, 130))
 
     for layer in (weight, static):

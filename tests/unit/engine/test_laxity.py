@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.slo import LatencyPromise, Slo
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.order.laxity import PATIENCE, LeastLaxity
-from tandem_engine.scheduler.sequence import Sequence, first_sequence
+from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
+from tandem_engine.scheduler.waiting import Waiting
+from tests.unit.engine.scheduling import Bench, mix, request
 
 TOKEN_S = 1e-4
 TTFT_S = 2.0
@@ -102,3 +105,71 @@ def test_a_key_never_falls_when_a_sequence_is_served(tokens: int, computed: int)
     served.num_attained += computed
 
     assert order().key(served) >= before
+
+
+# ── in the queue, and in overload ────────────────────────────────────────────────────────────
+
+
+def asked(waiting: Waiting, now: float) -> list[Sequence]:
+    """Who is offered a place, in turn, when all take theirs only in mind."""
+    seen: list[Sequence] = []
+
+    def note(one: Sequence) -> bool:
+        seen.append(one)
+        return True
+
+    waiting.offer(note, now=now, most=100)
+    return seen
+
+
+def test_who_has_lost_its_promise_goes_behind_all_that_can_keep_theirs() -> None:
+    waiting = Waiting(order())
+    lost, late, young = prompt(1, arrived=0.0), prompt(9000, arrived=8.0), prompt(4000, arrived=9.5)
+    for one in (lost, late, young):
+        waiting.push(one)
+
+    # Until 2 s − 0.1 ms, 9.1 s and 11.1 s the three can keep theirs.
+    assert asked(waiting, now=1.0) == [lost, young, late]
+    assert asked(waiting, now=9.0) == [young, late, lost]
+    assert asked(waiting, now=9.2) == [young, lost, late]
+
+
+def test_once_it_is_overdue_the_oldest_is_one_in_seven_that_start() -> None:
+    waiting = Waiting(order())
+    waiting.age_bound_s = 8.0
+    lost = [prompt(1, arrived=0.0), prompt(1, arrived=0.5)]
+    young = [prompt(1, arrived=9.0) for _ in range(20)]
+    for one in (*lost, *young):
+        waiting.push(one)
+    started: list[Sequence] = []
+
+    def start_one(one: Sequence) -> bool:
+        one.state = State.RUNNING
+        waiting.left()
+        started.append(one)
+        return False
+
+    for _ in range(14):
+        waiting.offer(lambda _: False, now=9.0, most=100)  # no place for anybody
+        waiting.offer(start_one, now=9.0, most=100)
+
+    assert started == [*young[:6], lost[0], *young[6:12], lost[1]]
+
+
+def test_in_overload_nobody_waits_for_ever() -> None:
+    promised = Slo(ttft=LatencyPromise(target="100ms"), tpot=LatencyPromise(target="50ms"))
+    bench = Bench(mix(32), num_blocks=512, slo=promised)
+    # Its 3,000 tokens alone take longer than is promised: it is lost from the start.
+    bench.add(request("long", 3000, 2))
+    long = bench.scheduler._queues.find("long")
+    assert long is not None
+
+    for number in range(60):
+        # More than a step can take, each of them in time.
+        bench.add(*(request(f"r{number}.{at}", 30, 2, arrived=bench.now) for at in range(2)))
+        bench.step(0.05)
+        if long.state != State.WAITING:
+            break
+
+    # Four times the promise are 8 steps; then it is one of the next seven that start.
+    assert 8 <= number <= 8 + 7

@@ -1,6 +1,7 @@
 """What Prometheus is told, and that the documents name all of it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ STATS = EngineStats(
     num_asked_tokens=100,
     num_hit_tokens=64,
     num_evicted_blocks=5,
+    tpot_pace=0.97,
 )
 
 
@@ -146,6 +148,15 @@ def test_blocks_are_free_cached_or_held_and_no_two_of_them() -> None:
     assert told["tandem_kv_cache_usage_ratio",] == pytest.approx(0.4)
     assert told["tandem_host_cache_usage_ratio",] == pytest.approx(0.25)
     assert told["tandem_kv_cache_evictions_total",] == 5.0
+
+
+def test_a_pace_is_told_where_a_tpot_is_promised() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.state(STATS)
+    assert samples(metrics)["tandem_tpot_pace_ratio",] == 0.97
+
+    metrics.state(replace(STATS, tpot_pace=None))
+    assert ("tandem_tpot_pace_ratio",) not in samples(metrics)
 
 
 def test_preemptions_are_told_by_what_came_of_them() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.native.library import runnable_variants
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
@@ -19,6 +19,7 @@ from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.pack import pack_network
 from tandem_engine.model.parameters import Linear, Parameters, allocate_parameters
 from tandem_engine.model.rope import RopeDefault, RopeTable
+from tests.unit.engine.native import native_kernels
 
 BLOCK_SIZE = 4
 VOCAB = 50
@@ -57,10 +58,7 @@ SHAPES = {
 
 @pytest.fixture(params=runnable_variants())
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
-    library = load_library(request.param)
-    if library is None:
-        pytest.skip("the kernels are not built: there is no g++")
-    return NativeKernels(library)
+    return native_kernels(request.param)
 
 
 @pytest.fixture(params=[1, 3])

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.native.linear import Int8PanelLinear
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.quantization.int8 import Int8Weight
 from tests.unit.engine.attention_cases import Batch, attend, batches, random
+from tests.unit.engine.native import native_kernels
 
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -31,10 +34,7 @@ seeds = st.integers(0, 1000)
 
 @pytest.fixture(params=runnable_variants())
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
-    library = load_library(request.param)
-    if library is None:
-        pytest.skip("the kernels are not built: there is no g++")
-    return NativeKernels(library)
+    return native_kernels(request.param)
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -294,6 +294,50 @@ def test_quantised_rows_are_within_half_a_step(
         step = exact.abs().amax(1, keepdim=True).double() / 127
         error = (dequantized(quantized) - exact.double()).abs()
         assert (error <= 0.5001 * step + 1e-6).all()
+
+
+@SHARED
+@given(
+    rows=st.integers(1, 30),
+    inputs=st.sampled_from([4, 64, 100, 600]),
+    outputs=st.sampled_from([1, 16, 31, 33, 100, 257]),
+    has_bias=st.booleans(),
+    dtype=dtypes,
+    seed=seeds,
+)
+def test_w8a8_products_are_exact_up_to_their_scales(
+    kernels: NativeKernels,
+    *,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    has_bias: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-128, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
+    scales = random(outputs, seed=seed).abs() * 1e-3
+    bias = random(outputs, seed=seed, dtype=dtype) if has_bias else None
+    x, x_scales = kernels.quantize(random(rows, inputs, seed=seed, dtype=dtype))
+
+    packed = kernels.pack_int8(Int8Weight(weight, scales, bias))
+    assert isinstance(packed, Int8PanelLinear)
+    got = kernels.linear_int8(x, x_scales, packed, dtype)
+
+    integers = (x.double() - 128) @ weight.double().T
+    expected = integers * x_scales.double()[:, None] * scales.double()
+    assert_near(got, expected + (0 if bias is None else bias.double()), scale=0.5)
+
+
+def test_w8a8_products_of_the_largest_values_do_not_saturate(kernels: NativeKernels) -> None:
+    weight, x = torch.full((40, 64), -128, dtype=torch.int8), torch.full((3, 64), 255).byte()
+
+    packed = kernels.pack_int8(Int8Weight(weight, torch.ones(40), None))
+    assert isinstance(packed, Int8PanelLinear)
+    got = kernels.linear_int8(x, torch.ones(3), packed, torch.float32)
+
+    assert torch.equal(got, torch.full((3, 40), -128.0 * 127 * 64))
 
 
 def test_a_row_of_zeros_is_quantised_to_zeros(kernels: NativeKernels) -> None:

@@ -25,6 +25,7 @@ from tandem_engine.device.native import build
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import load_library, runnable_variants
 from tandem_engine.device.reference import ReferenceKernels
+from tests.unit.engine.native import native_kernels
 
 ROOT = Path(__file__).parents[3]
 COMPILER = """#!/bin/sh
@@ -225,10 +226,10 @@ def test_the_environment_names_the_variant(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(CpuRuntime().kernels, ReferenceKernels)
 
     monkeypatch.setenv("TANDEM_KERNELS", "portable")
-    if load_library("portable") is not None:
-        kernels = CpuRuntime().kernels
-        assert isinstance(kernels, NativeKernels)
-        assert kernels.library.variant == "portable"
+    native_kernels("portable")
+    kernels = CpuRuntime().kernels
+    assert isinstance(kernels, NativeKernels)
+    assert kernels.library.variant == "portable"
 
 
 def test_an_unknown_variant_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +240,7 @@ def test_an_unknown_variant_is_refused_with_the_known_ones(monkeypatch: pytest.M
 
 
 def test_there_is_one_openmp_in_the_process() -> None:
-    if load_library() is None:
-        pytest.skip("the kernels are not built: there is no g++")
+    native_kernels()
     code = (
         "import re, torch\n"
         "from tandem_engine.device.cpu import CpuRuntime\n"
@@ -257,6 +257,29 @@ def test_there_is_one_openmp_in_the_process() -> None:
     )
 
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_threads_of_the_program_compute_with_as_many_threads_as_torch(num_threads: int) -> None:
+    native_kernels()
+    code = (
+        "import os, threading, torch\n"
+        "from tandem_engine.device.cpu import CpuRuntime\n"
+        "kernels = CpuRuntime().kernels\n"
+        "packed = kernels.pack(torch.ones(512, 512), None)\n"
+        "def work():\n"
+        "    before = len(os.listdir('/proc/self/task'))\n"
+        "    kernels.linear(torch.ones(64, 512), packed)\n"
+        "    print(len(os.listdir('/proc/self/task')) - before)\n"
+        f"torch.set_num_threads({num_threads})\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert int(done.stdout) == num_threads - 1
 
 
 def test_tensors_in_huge_pages_lie_side_by_side_and_apart() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.kvcache.host import HostPool
-from tandem_engine.kvcache.pool import BlockPool, CountedBlocks, OutOfBlocks
+from tandem_engine.kvcache.keys import KEY_BYTES
+from tandem_engine.kvcache.pool import BlockPool, CountedBlocks, OutOfBlocks, _place
 
 POOLS = [
     pytest.param(lambda count: BlockPool(count, 16), id="KV blocks"),
@@ -129,6 +130,9 @@ def test_an_empty_block_cannot_be_shared() -> None:
         pool.share([1])
 
 
+ZERO, TWO = b"0" * KEY_BYTES, b"2" * KEY_BYTES
+
+
 def lose(pool: BlockPool) -> None:
     pool._empty.pop()
 
@@ -154,21 +158,22 @@ def forget_in_the_index(pool: BlockPool) -> None:
 
 
 def forget_at_the_block(pool: BlockPool) -> None:
-    pool._keys[0] = None
+    pool._is_sealed[0] = False
 
 
 def index_another_block(pool: BlockPool) -> None:
-    pool._block_of[b"zero"] = 1
+    pool._block_of[_place(ZERO)] = 1
 
 
 def give_two_blocks_one_key(pool: BlockPool) -> None:
-    pool._keys[1] = b"zero"
-    pool._block_of[b"zero"] = 1
+    pool._keys[KEY_BYTES : 2 * KEY_BYTES] = ZERO
+    pool._is_sealed[1] = True
+    pool._block_of[_place(ZERO)] = 1
 
 
 def key_an_empty_block(pool: BlockPool) -> None:
-    pool._keys[3] = b"three"
-    pool._block_of[b"three"] = 3
+    pool._is_sealed[3] = True
+    pool._block_of[_place(bytes(KEY_BYTES))] = 3
 
 
 def cache_without_a_key(pool: BlockPool) -> None:
@@ -196,8 +201,8 @@ DAMAGES = [
 def test_the_check_finds(damage: Callable[[BlockPool], None], message: str) -> None:
     pool = BlockPool(4, 16)
     zero, _one, two = pool.allocate(3)
-    pool.seal(zero, b"zero")
-    pool.seal(two, b"two")
+    pool.seal(zero, ZERO)
+    pool.seal(two, TWO)
     pool.release([two])
     pool.check_integrity([[0], [1]])
 

@@ -37,7 +37,7 @@ class Row:
 
     @property
     def keys(self) -> list[bytes]:
-        return split_keys(block_keys(self.tokens, 1, salt=self.salt))
+        return list(split_keys(block_keys(self.tokens, 1, salt=self.salt)))
 
     def content(self, index: int) -> str:
         """What the block at `index` of the table holds once it is computed."""

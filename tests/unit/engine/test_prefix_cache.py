@@ -173,6 +173,33 @@ def test_a_key_stays_with_the_first_block_that_has_it() -> None:
     pool.check_integrity([])
 
 
+def test_of_keys_that_begin_alike_the_first_one_is_found_and_the_other_is_not() -> None:
+    alike = A[:-1] + b"z"
+    pool = BlockPool(4, 16)
+    (first,) = sealed(pool, A)
+
+    assert pool.find([alike]) == []
+    (second,) = sealed(pool, alike)
+
+    assert (pool.find([A]), pool.find([alike])) == ([first], [])
+    assert not pool.is_shared(second)
+    pool.check_integrity([[first], [second]])
+    pool.release([first])
+    pool.release([second])
+    assert (pool.num_cached, pool.num_free) == (1, 4)
+
+
+@pytest.mark.parametrize("key", [b"", A[:-1], A + A], ids=["none", "short", "two"])
+def test_what_is_no_key_seals_nothing(key: bytes) -> None:
+    pool = BlockPool(2, 16)
+    table = pool.allocate(1)
+
+    with pytest.raises(ValueError, match="different"):
+        pool.seal(table[0], key)
+    assert not pool.is_shared(table[0])
+    pool.check_integrity([table])
+
+
 def test_a_block_sealed_twice_with_one_key_is_sealed() -> None:
     pool = BlockPool(2, 16)
     (block,) = sealed(pool, A)
@@ -286,7 +313,7 @@ def test_only_full_blocks_have_keys(num_tokens: int, num_keys: int) -> None:
     keys = block_keys(range(num_tokens), 16)
 
     assert len(keys) == num_keys * KEY_BYTES
-    assert len(split_keys(keys)) == num_keys
+    assert len(list(split_keys(keys))) == num_keys
 
 
 @pytest.mark.parametrize("tokens", [[1, 2, 3, 4], (1, 2, 3, 4), range(1, 5)], ids=repr)

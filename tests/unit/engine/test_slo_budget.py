@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.slo import LatencyPromise, Slo
 from tandem_engine.scheduler.budget import Budget, BudgetView, budget_for
-from tandem_engine.scheduler.budget.deadline import next_due, slack
 from tandem_engine.scheduler.budget.fixed import FixedBudget
 from tandem_engine.scheduler.budget.slo import SAFETY, SloBudget
 from tandem_engine.scheduler.latency.load import StepLoad
-from tandem_engine.scheduler.latency.step_model import Coefficients, StepTimeModel
+from tandem_engine.scheduler.latency.step_model import KNEES, Coefficients, StepTimeModel
 
 untimed = settings(deadline=None)
 
@@ -41,8 +40,10 @@ def view(**given: Any) -> BudgetView:
     return BudgetView(**usual | given)
 
 
-def budget(prices: Coefficients = FLAT, slo: Slo = SLO) -> SloBudget:
-    return SloBudget(slo, StepTimeModel(prices))
+def budget(prices: Coefficients = FLAT, slo: Slo = SLO, knee: int = 0) -> SloBudget:
+    model = StepTimeModel(prices)
+    model.knee = knee
+    return SloBudget(slo, model)
 
 
 def test_a_fixed_budget_is_the_ceiling() -> None:
@@ -152,6 +153,34 @@ def test_a_short_ttft_keeps_prompts_back_for_twenty_tpot_no_less() -> None:
     assert budget(slo=loose).choose(view(slack_s=0.0, prompt_wait_s=2.0)) == 10 + 192
 
 
+# Up to the knee a step costs 8 + 12.8 + 10 + 2.2 = 33 ms whatever its tokens, then 0.1 ms each.
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        # 0.98 · 50 ms / 1.2 − 33 ms = 7.83 ms are 78 tokens above the knee: 118 + 78.
+        pytest.param({}, 10 + 192, id="what is free, and what fits: 196"),
+        pytest.param({"slack_s": 0.0405}, 10 + 112, id="no time to spare: 118 that are free"),
+        pytest.param({"slack_s": -1.0}, 10 + 112, id="rows that are late: free all the same"),
+        pytest.param({"slack_s": -1.0, "decode_tokens": 90}, 90 + 32, id="38 are free"),
+        pytest.param({"slack_s": -1.0, "decode_tokens": 100}, 100, id="28 are a crumb"),
+        pytest.param({"slack_s": -1.0, "decode_tokens": 200}, 200, id="above the knee none is"),
+    ],
+)
+def test_tokens_below_the_knee_are_free(given: dict[str, Any], tokens: int) -> None:
+    assert budget(knee=128).choose(view(**given)) == tokens
+
+
+def test_tokens_whose_attention_is_dear_are_not_free() -> None:
+    # Late rows give a chunk 5 % of 33 ms, 1.65 ms. With 1e-9 s a pair x · (5000 + x / 2) = 1.65e6
+    # at 320 tokens: more than the 118 that are free.
+    cheap, dear = (budget(FLAT._replace(chunk_context=each), knee=128) for each in (1e-9, 1e-6))
+
+    # With 1e-6 s a pair it is 0.33 tokens: a crumb.
+    late = {"slack_s": -1.0, "prompt_context": 5000}
+    assert cheap.choose(view(**late)) == 10 + 112
+    assert dear.choose(view(**late)) == 10
+
+
 def test_the_floor_is_a_setting() -> None:
     low = SloBudget(SLO, StepTimeModel(FLAT), floor=16)
 
@@ -198,6 +227,7 @@ prices = st.builds(
     st.floats(1e-12, 1e-4),
     st.floats(1e-7, 1e-2),
 )
+knees = st.sampled_from(KNEES)
 views = st.fixed_dictionaries(
     {
         "ceiling": st.integers(1, 512).map(lambda tiles: 16 * tiles),
@@ -213,22 +243,22 @@ views = st.fixed_dictionaries(
 
 
 @untimed
-@given(prices, views, st.one_of(st.floats(0.0, 5.0), st.just(inf)))
+@given(prices, knees, views, st.one_of(st.floats(0.0, 5.0), st.just(inf)))
 def test_more_slack_never_gives_fewer_tokens(
-    given_prices: Coefficients, given_view: dict[str, Any], more_s: float
+    given_prices: Coefficients, knee: int, given_view: dict[str, Any], more_s: float
 ) -> None:
-    chosen = budget(given_prices)
+    chosen = budget(given_prices, knee=knee)
     longer = given_view | {"slack_s": given_view["slack_s"] + more_s}
 
     assert chosen.choose(view(**given_view)) <= chosen.choose(view(**longer))
 
 
 @untimed
-@given(prices, views)
+@given(prices, knees, views)
 def test_a_budget_is_within_its_limits(
-    given_prices: Coefficients, given_view: dict[str, Any]
+    given_prices: Coefficients, knee: int, given_view: dict[str, Any]
 ) -> None:
-    chosen = budget(given_prices)
+    chosen = budget(given_prices, knee=knee)
     seen = view(**given_view)
     tokens = chosen.choose(seen)
     chunk = tokens - seen.decode_tokens
@@ -275,70 +305,3 @@ def test_a_fixed_budget_is_never_smaller(
     following, fixed = (each.choose(seen) for each in budgets)
 
     assert following <= fixed
-
-
-# ── deadlines ────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("num_output", "last_token_at", "due"),
-    [
-        pytest.param(1, 10.0, 10.0495, id="the second token: one paced TPOT after the first"),
-        pytest.param(21, 11.0, 11.0395, id="on time: 21 · 0.99 · 0.05 after the first"),
-        pytest.param(21, 10.95, 11.0395, id="a TPOT ahead: it may take longer"),
-        pytest.param(21, 10.90, 11.0395, id="two ahead: longer still"),
-        pytest.param(21, 10.80, 11.00, id="four ahead: four, not five"),
-        pytest.param(100, 10.80, 11.00, id="a hundred ahead: four"),
-        pytest.param(21, 11.0125, 11.05, id="a quarter late: it has to catch up"),
-        pytest.param(21, 11.05, 11.0875, id="one late: three quarters of a TPOT"),
-        pytest.param(21, 15.0, 15.0375, id="far behind: no less either"),
-    ],
-)
-def test_when_the_next_token_is_due(num_output: int, last_token_at: float, due: float) -> None:
-    assert next_due(10.0, num_output, last_token_at, 0.05) == pytest.approx(due)
-
-
-@untimed
-@given(st.floats(0.0, 1e4), st.integers(1, 10_000), st.floats(0.0, 1e3), st.floats(1e-3, 10.0))
-def test_a_row_is_due_within_the_gaps(
-    first: float, num_output: int, later: float, tpot_s: float
-) -> None:
-    last = first + later
-    due = next_due(first, num_output, last, tpot_s)
-
-    assert 0.74 * tpot_s <= due - last <= 4.01 * tpot_s
-    assert due <= next_due(first, num_output + 1, last, tpot_s)
-
-
-def test_rows_that_meet_every_deadline_keep_the_promised_mean() -> None:
-    chance = random.Random(2)
-    first = now = 5.0
-    for num_output in range(1, 200):
-        due = next_due(first, num_output, now, 0.05)
-        now = chance.uniform(now, due)
-
-        assert now - first <= num_output * 0.05 + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("dues", "expected"),
-    [
-        pytest.param([], inf, id="no decode row"),
-        pytest.param([10.5], 0.5, id="one row is not late"),
-        pytest.param([10.5, 10.1], 0.1, id="nor one of two"),
-        pytest.param([10.9, 10.5, 10.1], 0.5, id="one of three may be"),
-        pytest.param([9.0] * 3 + [10.4] * 7, 0.4, id="three of ten may be"),
-        pytest.param([9.0] * 4 + [10.4] * 6, -1.0, id="four of ten may not"),
-    ],
-)
-def test_the_slack_is_that_of_the_rows_but_for_a_third(dues: list[float], expected: float) -> None:
-    assert slack(dues, 10.0) == pytest.approx(expected)
-
-
-@untimed
-@given(st.lists(st.floats(0.0, 1e4), min_size=1, max_size=50))
-def test_at_most_the_late_share_of_the_rows_comes_before_the_slack(dues: list[float]) -> None:
-    end = slack(dues, 0.0)
-
-    assert sum(due < end for due in dues) <= 0.35 * len(dues)
-    assert end in dues

@@ -168,7 +168,16 @@ def test_the_margin_follows_a_change_of_speed_at_once(factor: float) -> None:
 
 
 @pytest.mark.parametrize("has_chunks", [False, True])
-def test_nine_in_ten_steps_take_no_longer_than_prediction_times_margin(has_chunks: bool) -> None:
+@pytest.mark.parametrize(
+    ("factor", "least", "most"),
+    [
+        pytest.param(StepTimeModel.margin, 0.82, 0.97, id="the margin: nine in ten"),
+        pytest.param(StepTimeModel.drift, 0.4, 0.6, id="the drift: half of them"),
+    ],
+)
+def test_so_many_steps_take_no_longer_than_predicted(
+    factor: Callable[..., float], least: float, most: float, has_chunks: bool
+) -> None:
     model, chance = StepTimeModel(), random.Random(5)
     covered: list[bool] = []
     for _ in range(60):
@@ -176,23 +185,9 @@ def test_nine_in_ten_steps_take_no_longer_than_prediction_times_margin(has_chunk
         for _ in range(20):
             seen = any_load(chance, chunks=float(has_chunks))
             seconds = seconds_of(seen) * chance.gauss(1.0, 0.1)
-            covered.append(seconds <= model.predict(seen) * model.margin(has_chunks=has_chunks))
+            covered.append(seconds <= model.predict(seen) * factor(model, has_chunks=has_chunks))
 
-    assert 0.82 < sum(covered) / len(covered) < 0.97
-
-
-@pytest.mark.parametrize("has_chunks", [False, True])
-def test_prediction_times_drift_is_right_for_the_median_step(has_chunks: bool) -> None:
-    model, chance = StepTimeModel(), random.Random(6)
-    shorter: list[bool] = []
-    for _ in range(60):
-        teach(model, chance, REFIT_EVERY)
-        for _ in range(20):
-            seen = any_load(chance, chunks=float(has_chunks))
-            seconds = seconds_of(seen) * chance.gauss(1.0, 0.1)
-            shorter.append(seconds <= model.predict(seen) * model.drift(has_chunks=has_chunks))
-
-    assert 0.4 < sum(shorter) / len(shorter) < 0.6
+    assert least < sum(covered) / len(covered) < most
 
 
 def test_before_there_are_enough_steps_the_drift_is_the_first_margin() -> None:
@@ -281,6 +276,8 @@ def test_no_fit_is_worse_on_the_last_steps_than_what_it_replaced(
         seen.append((each, seconds_of(each) * factor(chance)))
         before, fits, refused = model.coefficients, model.num_fits, model.num_refused
         frozen = StepTimeModel(before) if min(before) > 0.0 else None
+        if frozen is not None:
+            frozen.knee = model.knee
         model.observe(*seen[-1])
         if model.num_refused > refused:
             assert model.coefficients == before
@@ -303,6 +300,49 @@ def test_a_burst_of_a_few_slow_steps_is_refused() -> None:
 
     assert model.num_refused == refused + 1
     assert model.coefficients == before
+
+
+# ── the knee ─────────────────────────────────────────────────────────────────────────────────
+
+
+def roofline(load: StepLoad, knee: float) -> float:
+    """A machine that needs as long for a few tokens as for `knee`: 0.1 ms each."""
+    return 3e-3 + 1e-4 * max(load.num_tokens, knee) + 3e-5 * load.num_rows
+
+
+def of_tokens(chance: random.Random) -> StepLoad:
+    """Up to 40 decode rows, and in two of three steps a chunk beside them."""
+    rows = chance.randint(1, 40)
+    chunk = chance.choice([0, 16 * chance.randint(2, 8), 16 * chance.randint(2, 60)])
+    return load(rows + chunk, rows + bool(chunk), chunk * chunk / 2, 1000 * rows)
+
+
+@pytest.mark.parametrize(
+    ("knee", "found"), [(0, {0}), (120, {128}), (190, {192}), (300, {256, 384})]
+)
+def test_the_knee_of_a_machine_is_found(knee: float, found: set[int]) -> None:
+    model, chance = StepTimeModel(), random.Random(11)
+    for _ in range(600):
+        each = of_tokens(chance)
+        model.observe(each, roofline(each, knee) * chance.gauss(1.0, 0.05))
+
+    assert model.knee in found
+    off = [
+        model.predict(each) / roofline(each, knee) - 1 for each in map(of_tokens, [chance] * 200)
+    ]
+    assert sorted(map(abs, off))[180] < 0.12
+
+
+def test_a_chunk_below_the_knee_costs_nothing_but_attention() -> None:
+    model = StepTimeModel(Coefficients(1.0, 0.1, 0.02, 1.0, 1.0))
+    model.knee = 100
+
+    assert model.predict(load(num_tokens=1)) == model.predict(load(num_tokens=100)) == 11.0
+    assert model.predict(load(num_tokens=101)) == pytest.approx(11.1)
+    # Of 90 free tokens, those whose attention takes 1 s: 0.02 · 10² / 2.
+    assert model.largest_chunk(1.0, 0.0, free=90) == pytest.approx(10.0)
+    # 5 are free: 0.1 · (x - 5) + 0.02 · x² / 2 = 1, so x² + 10·x = 150.
+    assert model.largest_chunk(1.0, 0.0, free=5) == pytest.approx(-5 + 175**0.5)
 
 
 # ── what always holds ────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 import pytest
 
 from tandem_engine.scheduler.reason import Reason
-from tests.unit.engine.scheduling import Bench, request, standard
+from tests.unit.engine.scheduling import Bench, request, standard, tokens
 
 
 class TestStatic:
@@ -280,3 +280,17 @@ class TestChunked:
         assert bench.run(2) == [{"a": 20}, {"a": 1}]
         assert bench.record.held_up is Reason.OTHER_STAGE
         assert bench.run(1) == [{"b": 10}]
+
+
+def test_a_prompt_that_the_cache_has_is_counted_once_in_a_static_batch() -> None:
+    prompt = tokens("p", 16)
+    bench = Bench(standard(strategy="static", max_batch_size=4, max_prefill_batch_size=4))
+    bench.now = 10.0  # nobody waits for company any more
+    bench.add(request("a", 0, 2, prompt=prompt))
+    bench.finish()
+    bench.add(request("b", 0, 2, prompt=prompt))
+    bench.run(1)
+
+    # Its last token alone is computed: a decode row from the first step on.
+    load = bench.record.load
+    assert (load.num_rows, load.num_tokens, load.decode_context) == (1, 1, 16)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.order import SPLIT_FUSE_ORDERS
 from tandem_engine.scheduler.order.fcfs import FirstComeFirstServed
+from tandem_engine.scheduler.order.laxity import LeastLaxity
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tandem_engine.scheduler.waiting import Waiting
 from tests.unit.engine.scheduling import request
@@ -49,6 +50,27 @@ def test_they_are_asked_in_order_until_one_holds_up_the_rest() -> None:
     assert offered(waiting, take="r1", stop="r2") == ["r1", "r2"]
     assert offered(waiting) == ["r2", "r0"]
     assert len(waiting) == 2
+
+
+def test_no_single_offer_pays_for_thousands_of_promises_lost_at_the_same_moment() -> None:
+    waiting = Waiting(LeastLaxity(lambda: 0.0, ttft_s=1.0))
+    early = [sequence_of(f"early{at}", at) for at in range(600)]
+    for one in [*early, sequence_of("late", 600, arrived=9.0)]:
+        waiting.push(one)
+
+    # At 9 s those that came at 0 have lost theirs: 256 of them are found out by each offer.
+    assert offered(waiting, stop="early256", now=9.0) == ["early256"]
+    assert offered(waiting, stop="early512", now=9.0) == ["early512"]
+    assert offered(waiting, take="late", now=9.0)[:2] == ["late", "early0"]
+    assert len(waiting) == 600
+
+
+def test_an_order_by_arrival_keeps_one_entry_for_each() -> None:
+    by_arrival, _ = queue_of(2.0, 0.0, 1.0)
+    by_length, _ = queue_of(2.0, 0.0, 1.0, policy=4)
+
+    assert sorted(map(id, by_arrival._heap)) == sorted(map(id, by_arrival._by_age))
+    assert not set(map(id, by_length._heap)) & set(map(id, by_length._by_age))
 
 
 def test_who_is_passed_over_keeps_its_place() -> None:

@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -12,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import typer
-import uvicorn
 from typer.testing import CliRunner
 
 from tandem_serve import cli
 from tandem_serve.cli import app
-from tandem_serve.records import Record
-from tandem_serve.testing import FakeFront, fake_app
+from tandem_serve.testing import FakeFront
+from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 MANIFEST = """\
 apiVersion: serving.tandem.dev/v1alpha1
@@ -36,17 +34,6 @@ spec:
   server: {apiKeysSecret: keys}
   resources: {npu: 2}
 """
-RECORD = Record(
-    name="tiny",
-    pid=0,
-    started=0,
-    run_dir="/none",
-    host="127.0.0.1",
-    port=8000,
-    base_port=20000,
-    token="",
-    service={},
-)
 
 runner = CliRunner()
 
@@ -77,19 +64,8 @@ def keyed_service(tmp_path: Path) -> Iterator[str]:
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "one").write_text("sk-1\n")
-    served = fake_app(FakeFront(), api_keys_folder=keys)
-    server = uvicorn.Server(uvicorn.Config(served, port=0, log_level="critical", lifespan="off"))
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        # A client that comes before the server waits, instead of being turned away.
-        listener.listen()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    with serving(FakeFront(), keys) as url:
+        yield url
 
 
 def make_checkpoint(folder: Path) -> None:
@@ -270,10 +246,7 @@ def test_status_without_a_service_says_how_to_start_one() -> None:
 
 
 def test_chat_says_when_nothing_answers() -> None:
-    with closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-
+    with silent_url() as url:
         done = runner.invoke(app, ["chat", "--url", url, "-m", "hello"])
 
     assert done.exit_code == 1

@@ -10,19 +10,8 @@ from tandem_engine.kvcache.capacity import Capacity, ModelShape
 from tandem_serve.api.document import DEPLOYMENT
 from tandem_serve.api.state import ReplicaState, ServiceState
 from tandem_serve.cli import app
-from tandem_serve.records import Record
+from tests.unit.serve.local_services import RECORD
 
-RECORD = Record(
-    name="tiny",
-    pid=0,
-    started=0,
-    run_dir="",
-    host="127.0.0.1",
-    port=8000,
-    base_port=20000,
-    token="",
-    service={},
-)
 SHAPE = ModelShape(
     hidden_size=4096,
     intermediate_size=14336,

@@ -1,10 +1,7 @@
 """`tandem steps`: what it shows, how it goes on, and what it says when there is nothing."""
 
 import json
-import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from itertools import islice
@@ -12,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from pydantic_core import to_json
 from rich.console import Console
 from typer.testing import CliRunner
@@ -27,8 +23,8 @@ from tandem_serve.cli import app
 from tandem_serve.commands.step_view import bar, left_out, line, view
 from tandem_serve.commands.steps import Source, new_steps, watch
 from tandem_serve.errors import ServeError
-from tandem_serve.records import Record
-from tandem_serve.testing import LIMITS, FakeFront, fake_app
+from tandem_serve.testing import LIMITS, FakeFront
+from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 WAIT = WaitExplanation(
     sequence_id="d", reason="KV blocks", text="d waits for KV blocks: 3 free, 8 needed."
@@ -76,23 +72,6 @@ class Stepped(FakeFront):
     def __init__(self, kept: Sequence[StepExplanation]) -> None:
         super().__init__()
         self.kept_steps = list(kept)
-
-
-@contextmanager
-def serving(front: FakeFront, keys: Path | None = None) -> Iterator[str]:
-    """URL of a service over real HTTP."""
-    served = fake_app(front, api_keys_folder=keys)
-    server = uvicorn.Server(uvicorn.Config(served, port=0, log_level="critical", lifespan="off"))
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def report(*numbers: int, newest: int | None = None) -> StepsReport:
@@ -325,17 +304,7 @@ def test_json_is_an_object_for_each_step() -> None:
 def test_a_local_service_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Stepped([STEP])) as url:
         port = int(url.rpartition(":")[2])
-        record = Record(
-            name="tiny",
-            pid=0,
-            started=0,
-            run_dir="/none",
-            host="127.0.0.1",
-            port=port,
-            base_port=20000,
-            token="",
-            service={},
-        )
+        record = replace(RECORD, port=port)
         monkeypatch.setattr("tandem_serve.services.read_records", lambda: [record])
         alone = runner.invoke(app, ["steps"])
         named = runner.invoke(app, ["steps", "tiny", "--json"])
@@ -355,10 +324,7 @@ def test_it_says_what_to_do_when_nothing_runs_here() -> None:
 
 
 def test_it_says_what_to_do_when_nothing_answers() -> None:
-    with closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-
+    with silent_url() as url:
         done = runner.invoke(app, ["steps", "--url", url])
 
     assert done.exit_code == 1

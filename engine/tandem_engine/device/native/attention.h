@@ -24,7 +24,7 @@ namespace tandem {
 constexpr int kLookKeys = 64;   // keys at a time: their K and V fit the first-level cache
 constexpr int kTileKeys = 128;  // packed, in the second-level cache
 static_assert(kTileKeys % kPanel == 0);
-constexpr int kTileRows = 8 * kStrip;  // queries times heads of one tile, at most
+constexpr int kTileRows = 16 * kStrip;  // queries times heads of one tile, at most
 constexpr int64_t kFewQueries = 4;     // with so few, packing keys for tiles does not pay
 constexpr int64_t kShortestLook = 256;  // keys; less is not worth merging
 

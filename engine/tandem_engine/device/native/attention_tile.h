@@ -79,16 +79,11 @@ inline void pack_keys(const TileKeys<T>& keys, int64_t dim, P* packed) {
 // A vector of words: of one key's values, or of two keys' side by side.
 template <class P, class T>
 inline Words value_words(const TileKeys<T>& keys, int key, int64_t at, int64_t count) {
-  const auto bits = [&](int number) -> Words {
-    if (number >= keys.count) return Words{};
-    const T* p = keys.v[number] + at;
-    return same_bits<Words>(load_up_to(p, count));
-  };
-  if constexpr (kUnit<P> == 1) {
-    return bits(key);
-  } else {
-    return bits(key) >> 16 | bits(key + 1);  // a bfloat16 is the upper half of its float
-  }
+  const Words first = same_bits<Words>(load_up_to(keys.v[key] + at, count));
+  if constexpr (kUnit<P> == 1) return first;
+  // A bfloat16 is the upper half of its float.
+  if (key + 1 >= keys.count) return first >> 16;
+  return first >> 16 | same_bits<Words>(load_up_to(keys.v[key + 1] + at, count));
 }
 
 // [dim / kPanel][kTileKeys / kUnit][kPanel] words; what is behind the keys or behind dim is 0.
@@ -158,10 +153,11 @@ inline void copy_queries(const Attention<T>& attention, const Task& task, P* que
   }
 }
 
+// Panels outside and strips inside: a panel is read once into the first-level cache.
 template <class P>
 inline void score_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys) {
-  each_strip(rows, [&](auto height, int64_t row) {
-    for (int64_t first = 0; first < num_keys; first += kPanel) {
+  for (int64_t first = 0; first < num_keys; first += kPanel) {
+    each_strip(rows, [&](auto height, int64_t row) {
       const auto tile = multiply_tile<height.value>(memory.queries + row * memory.dim, memory.dim,
                                                     memory.keys + first * memory.dim, memory.dim);
       for (int at = 0; at < height.value; ++at) {
@@ -169,8 +165,8 @@ inline void score_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_ke
         store(to, tile.sums[at][0]);
         store(to + kLanes, tile.sums[at][1]);
       }
-    }
-  });
+    });
+  }
 }
 
 // Scores of keys that a row does not see become -inf; then all become weights.
@@ -194,8 +190,8 @@ inline void weigh_tile(const TileMemory<P>& memory, const Task& task, int64_t fi
 
 template <class P>
 inline void mix_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys) {
-  each_strip(rows, [&](auto height, int64_t row) {
-    for (int64_t at = 0; at < memory.padded_dim; at += kPanel) {
+  for (int64_t at = 0; at < memory.padded_dim; at += kPanel) {
+    each_strip(rows, [&](auto height, int64_t row) {
       const auto tile = multiply_tile<height.value>(memory.weights + row * kTileKeys, kTileKeys,
                                                     memory.values + at * kTileKeys, num_keys);
       for (int line = 0; line < height.value; ++line) {
@@ -204,8 +200,8 @@ inline void mix_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys
         store(to, load(to) * factor + tile.sums[line][0]);
         store(to + kLanes, load(to + kLanes) * factor + tile.sums[line][1]);
       }
-    }
-  });
+    });
+  }
 }
 
 template <class T>

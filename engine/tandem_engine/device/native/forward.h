@@ -108,7 +108,7 @@ class Forward {
       norm(team, is_last ? model_.norm : model_.layers[number + 1].attention_norm, rows);
     }
     multiply(team, tickets_.back(), memory_.x, rows, model_.head,
-             Product<float, T>{step_.logits, nullptr});
+             Product<float, T>(step_.logits, nullptr, model_.head));
   }
 
  private:
@@ -146,7 +146,7 @@ class Forward {
   void product(Team team, Tickets& tickets, const T* x, int64_t rows, const Weight<T>& weight,
                T* out) const {
     const T* residual = out == memory_.residual ? out : nullptr;
-    multiply(team, tickets, x, rows, weight, Product<T, T>{out, residual});
+    multiply(team, tickets, x, rows, weight, Product<T, T>(out, residual, weight));
     team.meet();
   }
 

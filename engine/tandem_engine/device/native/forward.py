@@ -16,6 +16,7 @@ from tandem_engine.device.native.library import (
     ModelArgs,
     StepArgs,
     WeightArgs,
+    adopt_num_threads,
 )
 from tandem_engine.device.native.linear import PanelLinear
 from tandem_engine.device.network import Network, NetworkLayer, PackedLinear
@@ -68,6 +69,7 @@ class NativeForward:
             activations=self._room(metadata.num_tokens).data_ptr(),
             logits=logits.data_ptr(),
         )
+        adopt_num_threads()
         self._forward(byref(self._model), byref(step))
         return logits
 

@@ -4,6 +4,7 @@
 // unless a stride, in elements, is given.
 
 #include "forward.h"
+#include "linear_int8.h"
 #include "quantize.h"
 
 using namespace tandem;
@@ -14,7 +15,16 @@ template <class T>
 void run_linear(const T* x, int64_t rows, const Weight<T>& weight, const T* residual, T* out) {
   Tickets tickets;
   in_team(rows * weight.inputs * weight.outputs / kLanes, [&](Team team) {
-    multiply(team, tickets, x, rows, weight, Product<T, T>{out, residual});
+    multiply(team, tickets, x, rows, weight, Product<T, T>(out, residual, weight));
+  });
+}
+
+template <class T>
+void run_linear_int8(const uint8_t* x, const float* x_scales, int64_t rows,
+                     const Int8Weight& weight, const T* residual, T* out) {
+  Tickets tickets;
+  in_team(rows * weight.inputs * weight.outputs / (4 * kLanes), [&](Team team) {
+    multiply(team, tickets, x, rows, weight, Rescaled<T>(out, residual, x_scales, weight));
   });
 }
 
@@ -76,6 +86,24 @@ void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<T>& 
   in_team(operations / kLanes, [&](Team team) { attend(team, tickets, plan, attention); });
 }
 
+// Sums floats; reading them is what takes the time. Benchmarks measure the memory with it.
+float run_read(const float* data, int64_t count) {
+  constexpr int64_t kAtOnce = 8 * kLanes;
+  float total = 0;
+#pragma omp parallel reduction(+ : total)
+  {
+    const Share share(Team{omp_get_thread_num(), omp_get_num_threads()}, count / kAtOnce);
+    Floats sums[8] = {};
+    for (int64_t block = share.begin; block < share.end; ++block) {
+      for (int part = 0; part < 8; ++part) {
+        sums[part] += load(data + block * kAtOnce + part * kLanes);
+      }
+    }
+    for (const Floats& sum : sums) total += sum_of(sum);
+  }
+  return total;
+}
+
 template <class T>
 void run_forward(const Model<T>& model, const Step<T>& step) {
   const int64_t per_layer = model.hidden * (model.qkv_width() + 3 * model.intermediate);
@@ -90,6 +118,10 @@ void run_forward(const Model<T>& model, const Step<T>& step) {
   void tandem_linear_##kind(const T* x, int64_t rows, const Weight<T>* weight, const T* residual, \
                             T* out) {                                                             \
     run_linear(x, rows, *weight, residual, out);                                                  \
+  }                                                                                               \
+  void tandem_linear_int8_##kind(const uint8_t* x, const float* x_scales, int64_t rows,           \
+                                 const Int8Weight* weight, const T* residual, T* out) {           \
+    run_linear_int8(x, x_scales, rows, *weight, residual, out);                                   \
   }                                                                                               \
   void tandem_pack_##kind(const T* weight, int64_t outputs, int64_t inputs, T* panels) {          \
     run_pack(weight, outputs, inputs, panels);                                                    \
@@ -146,6 +178,16 @@ extern "C" {
 
 // Outputs of a packed weight come in panels of so many; its memory is rounded up to them.
 int64_t tandem_panel() { return kPanel; }
+
+void tandem_pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int8_t* panels,
+                      int32_t* sums) {
+  in_team(outputs * inputs, [&](Team team) {
+    pack(team, weight, outputs, inputs, panels);
+    sum_rows(team, weight, outputs, inputs, sums);
+  });
+}
+
+float tandem_read(const float* data, int64_t count) { return run_read(data, count); }
 
 TANDEM_EXPORTS(float, f32)
 TANDEM_EXPORTS(Bf16, bf16)

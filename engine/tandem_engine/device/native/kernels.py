@@ -11,11 +11,10 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import HugePages
-from tandem_engine.device.int8 import Int8Linear
 from tandem_engine.device.native.arguments import cache_args, places_args, rows_args
 from tandem_engine.device.native.forward import NativeForward, is_native
 from tandem_engine.device.native.library import KINDS, Library
-from tandem_engine.device.native.linear import PanelLinear
+from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
@@ -41,13 +40,19 @@ class NativeKernels:
         return PanelLinear(self.library, self._pages, weight, bias)
 
     def pack_int8(self, weight: Int8Weight) -> PackedLinear:
-        """By the reference, which multiplies by oneDNN where it can."""
-        return self._reference.pack_int8(weight)
+        """Cut the weight into panels, in huge pages.
+
+        Those that the kernels do not multiply, with inputs that have a scale and a zero point of
+        their own or do not come in fours, go to the reference.
+        """
+        if weight.static is not None or weight.values.shape[1] % 4:
+            return self._reference.pack_int8(weight)
+        return Int8PanelLinear(self.library, self._pages, weight.values, weight.scales, weight.bias)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]."""
-        if isinstance(packed, Int8Linear) and packed.static is None and x.dtype in KINDS:
-            return packed.multiply(*self.quantize(x), dtype=x.dtype)
+        if isinstance(packed, Int8PanelLinear):
+            return self._linear_int8(x, packed)
         if not isinstance(packed, PanelLinear):
             return self._reference.linear(x, packed)
         x = x.contiguous()
@@ -56,6 +61,11 @@ class NativeKernels:
             x.data_ptr(), len(x), byref(packed.args), None, out.data_ptr()
         )
         return out
+
+    def _linear_int8(self, x: Tensor, packed: Int8PanelLinear) -> Tensor:
+        if x.dtype not in KINDS:
+            return self._linear_int8(x.float(), packed).to(x.dtype)
+        return self.linear_int8(*self.quantize(x), packed, x.dtype)
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """[tokens] → [tokens, hidden]."""
@@ -175,6 +185,22 @@ class NativeKernels:
     def forward_pass(self, network: Network) -> ForwardPass | None:
         """One call a step, where the network is of a dtype that the kernels compute in."""
         return NativeForward(self.library, network) if is_native(network) else None
+
+    def linear_int8(
+        self, x: Tensor, x_scales: Tensor, packed: Int8PanelLinear, dtype: torch.dtype
+    ) -> Tensor:
+        """Rows as `quantize` gives them → [tokens, out] of `dtype`."""
+        out = torch.empty(len(x), packed.outputs, dtype=dtype)
+        linear = self.library("linear_int8", dtype)
+        linear(
+            x.data_ptr(),
+            x_scales.data_ptr(),
+            len(x),
+            byref(packed.args),
+            None,
+            out.data_ptr(),
+        )
+        return out
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Per-token u8 and scale: x ≈ (q - 128) * scale."""

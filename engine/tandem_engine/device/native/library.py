@@ -41,6 +41,7 @@ KINDS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _P, _I, _F = c_void_p, c_int64, c_float
 _PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
     "linear": ([_P, _I, _P, _P, _P], None),
+    "linear_int8": ([_P, _P, _I, _P, _P, _P], None),
     "pack": ([_P, _I, _I, _P], None),
     "unpack_rows": ([_P, _P, _I, _P], None),
     "rms_norm": ([_P, _I, _P, _I, _I, _F, _P], None),
@@ -61,6 +62,19 @@ class WeightArgs(ctypes.Structure):
     """`Weight` of linear.h."""
 
     _fields_: ClassVar[Any] = (("panels", _P), ("bias", _P), ("inputs", _I), ("outputs", _I))
+
+
+class Int8WeightArgs(ctypes.Structure):
+    """`Int8Weight` of linear_int8.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("panels", _P),
+        ("scales", _P),
+        ("sums", _P),
+        ("bias", _P),
+        ("inputs", _I),
+        ("outputs", _I),
+    )
 
 
 class CacheArgs(ctypes.Structure):
@@ -158,6 +172,9 @@ class Library:
         self.variant = variant
         self.panel = int(library.tandem_panel())
         """Outputs of a packed weight are rounded up to a multiple of this."""
+        self.pack_int8 = _declared(library, "tandem_pack_int8", [_P, _I, _I, _P, _P], None)
+        self.read = _declared(library, "tandem_read", [_P, _I], _F)
+        """Sums floats: as fast as memory is read. For benchmarks."""
         self._functions = {
             (name, dtype): _declared(library, f"tandem_{name}_{kind}", *prototype)
             for name, prototype in _PROTOTYPES.items()
@@ -165,8 +182,18 @@ class Library:
         }
 
     def __call__(self, name: str, dtype: torch.dtype) -> Any:
-        """The kernel `name` for tensors of `dtype`, one of KINDS."""
+        """The kernel `name` for tensors of `dtype`, one of KINDS; to be called soon."""
+        adopt_num_threads()
         return self._functions[name, dtype]
+
+
+def adopt_num_threads() -> None:
+    """Let this thread's parallel regions have as many threads as torch's.
+
+    OpenMP keeps that number for each thread of the program, and torch sets it in a thread when it
+    is first asked for it there.
+    """
+    torch.get_num_threads()
 
 
 def _declared(library: ctypes.CDLL, name: str, arguments: list[Any], result: Any) -> Any:

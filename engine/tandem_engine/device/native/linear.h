@@ -15,6 +15,7 @@
 #pragma once
 
 #include "team.h"
+#include "units.h"
 #include "vectors.h"
 
 namespace tandem {
@@ -24,43 +25,6 @@ constexpr int kPanel = 2 * kLanes;
 constexpr int kStrip = 12;  // 24 of 32 registers hold sums
 #else
 constexpr int kStrip = 6;  // 12 of 16
-#endif
-
-template <class T>
-constexpr int kUnit = 1;
-template <>
-constexpr int kUnit<Bf16> = kHasPairs ? 2 : 1;
-
-// How values are read and multiplied: one unit that all lanes share, or a unit a lane.
-inline Floats spread(const float* x) { return splat(*x); }
-inline Floats load_units(const float* w) { return load(w); }
-inline Floats load_some_units(const float* w, int64_t count) { return load_some(w, count); }
-inline Floats multiply_add(Floats sum, Floats x, Floats w) { return sum + x * w; }
-
-#if defined(__AVX512BF16__)
-typedef Ints Pairs;
-inline Pairs spread(const Bf16* x) {
-  int32_t pair;
-  std::memcpy(&pair, x, sizeof(pair));
-  return Pairs{} + pair;
-}
-inline Pairs load_units(const Bf16* w) {
-  Pairs pairs;
-  std::memcpy(&pairs, w, sizeof(pairs));
-  return pairs;
-}
-inline Pairs load_some_units(const Bf16* w, int64_t count) {
-  Pairs pairs = {};
-  std::memcpy(&pairs, w, count * sizeof(Bf16));
-  return pairs;
-}
-inline Floats multiply_add(Floats sum, Pairs x, Pairs w) {
-  return _mm512_dpbf16_ps(sum, same_bits<__m512bh>(x), same_bits<__m512bh>(w));
-}
-#else
-inline Floats spread(const Bf16* x) { return splat(to_float(*x)); }
-inline Floats load_units(const Bf16* w) { return load(w); }
-inline Floats load_some_units(const Bf16* w, int64_t count) { return load_some(w, count); }
 #endif
 
 // Calls work(number) with the number as a constant, so that what it counts stays in registers.
@@ -75,19 +39,20 @@ inline void with_constant(int number, Work&& work) {
   }
 }
 
-template <int kRows>
+// kRows rows by one panel: sums of each half of it.
+template <int kRows, class W>
 struct Tile {
-  Floats sums[kRows][2];
+  Sums<W> sums[kRows][2];
 };
 
-// kRows rows by one panel.
-template <int kRows, class T>
-inline Tile<kRows> multiply_tile(const T* x, int64_t x_stride, const T* panel, int64_t inputs) {
-  Tile<kRows> tile = {};
-  for (int64_t input = 0; input < inputs; input += kUnit<T>) {
+template <int kRows, class X, class W>
+inline Tile<kRows, W> multiply_tile(const X* x, int64_t x_stride, const W* panel,
+                                       int64_t inputs) {
+  Tile<kRows, W> tile = {};
+  for (int64_t input = 0; input < inputs; input += kUnit<W>) {
     const auto low = load_units(panel);
-    const auto high = load_units(panel + kLanes * kUnit<T>);
-    panel += kPanel * kUnit<T>;
+    const auto high = load_units(panel + kLanes * kUnit<W>);
+    panel += kPanel * kUnit<W>;
     for (int row = 0; row < kRows; ++row) {
       const auto value = spread(x + row * x_stride + input);
       tile.sums[row][0] = multiply_add(tile.sums[row][0], value, low);
@@ -110,6 +75,7 @@ inline void each_strip(int64_t rows, Work&& work) {
 
 template <class T>
 struct Weight {
+  using Element = T;
   const T* panels;
   const T* bias;  // [outputs], or null
   int64_t inputs;
@@ -119,41 +85,49 @@ struct Weight {
   const T* panel(int64_t number) const { return panels + number * kPanel * inputs; }
 };
 
-// What a product becomes: out = x @ weight.T + bias + residual.
+// What sums become: out = sums + bias + residual, [rows, outputs], contiguous.
 template <class Out, class T>
 struct Product {
-  Out* out;           // [rows, outputs], contiguous
+  Out* out;
   const T* residual;  // like out, or null; may be out itself
+  const T* bias;      // [outputs], or null
+  int64_t outputs;
+
+  Product(Out* to, const T* added, const Weight<T>& weight)
+      : out(to), residual(added), bias(weight.bias), outputs(weight.outputs) {}
+
+  // The sums of `count` outputs of a row; at most kLanes of them.
+  void put(int64_t row, int64_t output, int64_t count, Floats sums) const {
+    const int64_t at = row * outputs + output;
+    if (bias) sums += load_up_to(bias + output, count);
+    if (residual) sums += load_up_to(residual + at, count);
+    store_up_to(out + at, sums, count);
+  }
 };
 
-template <class Out, class T>
-inline void store_half(const Product<Out, T>& product, const Weight<T>& weight, int64_t row,
-                       int64_t output, Floats sums) {
-  const int64_t left = weight.outputs - output;
-  if (left <= 0) return;
-  const int64_t at = row * weight.outputs + output;
+// One half of a panel; at the end there may be fewer outputs than lanes, or none.
+template <class Finish, class AnySums>
+inline void put_half(const Finish& finish, int64_t row, int64_t output, int64_t outputs,
+                     AnySums sums) {
+  const int64_t left = outputs - output;
   if (left >= kLanes) {
-    if (weight.bias) sums += load(weight.bias + output);
-    if (product.residual) sums += load(product.residual + at);
-    store(product.out + at, sums);
-    return;
+    finish.put(row, output, kLanes, sums);  // a constant, by which the compiler leaves out tests
+  } else if (left > 0) {
+    finish.put(row, output, left, sums);
   }
-  if (weight.bias) sums += load_some(weight.bias + output, left);
-  if (product.residual) sums += load_some(product.residual + at, left);
-  store_some(product.out + at, sums, left);
 }
 
 // Rows [first, last) by one panel.
-template <class Out, class T>
-inline void multiply_panel(const T* x, const Weight<T>& weight, const Product<Out, T>& product,
+template <class X, class AnyWeight, class Finish>
+inline void multiply_panel(const X* x, const AnyWeight& weight, const Finish& finish,
                            int64_t first, int64_t last, int64_t panel) {
   each_strip(last - first, [&](auto height, int64_t strip) {
-    const int64_t row = first + strip;
+    const int64_t row = first + strip, output = panel * kPanel;
     const auto tile = multiply_tile<height.value>(x + row * weight.inputs, weight.inputs,
                                                   weight.panel(panel), weight.inputs);
     for (int at = 0; at < height.value; ++at) {
-      store_half(product, weight, row + at, panel * kPanel, tile.sums[at][0]);
-      store_half(product, weight, row + at, panel * kPanel + kLanes, tile.sums[at][1]);
+      put_half(finish, row + at, output, weight.outputs, tile.sums[at][0]);
+      put_half(finish, row + at, output + kLanes, weight.outputs, tile.sums[at][1]);
     }
   });
 }
@@ -167,10 +141,11 @@ struct Cut {
 
   int64_t blocks, pieces_per_block, panels_per_piece;
 
-  template <class T>
-  Cut(int64_t rows, const Weight<T>& weight, int members) {
-    const int64_t panel_bytes = kPanel * weight.inputs * sizeof(T);
-    const int64_t most_rows = kBlockBytes / (weight.inputs * sizeof(T)) / kStrip * kStrip;
+  template <class AnyWeight>
+  Cut(int64_t rows, const AnyWeight& weight, int members) {
+    const int64_t row_bytes = weight.inputs * sizeof(typename AnyWeight::Element);
+    const int64_t panel_bytes = kPanel * row_bytes;
+    const int64_t most_rows = kBlockBytes / row_bytes / kStrip * kStrip;
     const int64_t block_rows = most_rows > 4 * kStrip ? most_rows : 4 * kStrip;
     blocks = (rows + block_rows - 1) / block_rows;
     const int64_t panels = weight.num_panels();
@@ -181,9 +156,10 @@ struct Cut {
   }
 };
 
-template <class Out, class T>
-inline void multiply(Team team, Tickets& tickets, const T* x, int64_t rows,
-                     const Weight<T>& weight, const Product<Out, T>& product) {
+// x [rows, inputs] by a packed weight; `finish` puts the sums where they belong.
+template <class X, class AnyWeight, class Finish>
+inline void multiply(Team team, Tickets& tickets, const X* x, int64_t rows,
+                     const AnyWeight& weight, const Finish& finish) {
   const Cut cut(rows, weight, team.size);
   const int64_t panels = weight.num_panels();
   for (int64_t piece; (piece = tickets.take()) < cut.blocks * cut.pieces_per_block;) {
@@ -191,7 +167,7 @@ inline void multiply(Team team, Tickets& tickets, const T* x, int64_t rows,
     const int64_t begin = piece % cut.pieces_per_block * cut.panels_per_piece;
     const int64_t end = begin + cut.panels_per_piece;
     for (int64_t panel = begin; panel < end && panel < panels; ++panel) {
-      multiply_panel(x, weight, product, rows * block / cut.blocks,
+      multiply_panel(x, weight, finish, rows * block / cut.blocks,
                      rows * (block + 1) / cut.blocks, panel);
     }
   }

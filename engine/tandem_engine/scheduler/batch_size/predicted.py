@@ -36,16 +36,20 @@ class PredictedBatchSize:
         """Nothing: the model learns where all steps are seen."""
 
     def _rows_in_time(self, view: BatchSizeView) -> float:
-        prices = self._model.coefficients
-        row_s = (
-            prices.row
-            + prices.token * view.tokens_per_row
-            + prices.decode_context * view.mean_context
-        )
+        prices, knee = self._model.coefficients, self._model.knee
         left_s = self._tpot_s / self._model.margin(has_chunks=False) - prices.base
-        if left_s <= 0.0:
-            return 0.0
-        return left_s / row_s if row_s > 0.0 else inf
+        own_s = prices.row + prices.decode_context * view.mean_context
+        # Above the knee every row's token counts, below it the knee does; the dearer one holds.
+        return min(
+            _fitting(left_s, own_s + prices.token * view.tokens_per_row),
+            _fitting(left_s - prices.token * knee, own_s),
+        )
+
+
+def _fitting(left_s: float, row_s: float) -> float:
+    if left_s <= 0.0:
+        return 0.0
+    return left_s / row_s if row_s > 0.0 else inf
 
 
 def _rows_in_memory(view: BatchSizeView) -> float:

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.budget.fixed import FixedBudget
+from tandem_engine.scheduler.budget.pace import Pace
 from tandem_engine.scheduler.budget.slo import SloBudget
 from tandem_engine.scheduler.budget.view import BudgetView
 from tandem_engine.scheduler.latency.load import StepLoad
@@ -32,4 +33,4 @@ def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
     return SloBudget(slo, model)
 
 
-__all__ = ["Budget", "BudgetView", "budget_for"]
+__all__ = ["Budget", "BudgetView", "Pace", "budget_for"]

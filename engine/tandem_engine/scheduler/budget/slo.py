@@ -33,6 +33,10 @@ SAFETY: Final = 0.98
 over many steps, in which errors cancel out, and what a step overruns the next ones make up for.
 """
 
+CHEAP: Final = 0.05
+"""Share of a step by which tokens below the model's knee may make it longer, however late the rows
+are: prompts then go on for next to nothing."""
+
 
 class SloBudget:
     """The largest budget whose predicted time stays within the slack of the decode rows.
@@ -87,8 +91,13 @@ class SloBudget:
             decode_context=view.decode_context,
         )
         usable_s = SAFETY * time_s / self.model.drift(has_chunks=True)
-        left_s = usable_s - self.model.predict(before_chunk)
-        fitting = self.model.largest_chunk(left_s, view.prompt_context)
+        decode_s = self.model.predict(before_chunk)
+        free = max(0, self.model.knee - view.decode_tokens)
+        fitting = self.model.largest_chunk(usable_s - decode_s, view.prompt_context, free=free)
+        if fitting < free:
+            # Rows that are late already hardly notice what fits below the knee.
+            cheap = self.model.largest_chunk(CHEAP * decode_s, view.prompt_context, free=free)
+            fitting = max(fitting, min(cheap, free))
         if fitting >= most:
             return most
         whole_tiles = int(fitting) // TILE * TILE

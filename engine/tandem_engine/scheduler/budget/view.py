@@ -19,7 +19,7 @@ class BudgetView:
     decode_context: int = 0
     """Tokens that they have in the cache."""
     slack_s: float = inf
-    """Seconds until they should have their next tokens (`slack`, in deadline.py); inf: there is no
+    """Seconds until they should have their next tokens (`Pace.slack`); inf: there is no
     decode row, or no TPOT promise."""
     prompt_tokens: int = 0
     """Uncomputed tokens of prompts that could use the budget; counting may stop at `ceiling`."""

@@ -1,16 +1,18 @@
 """How long a step takes, as a sum of five parts whose prices are learnt while serving.
 
-time = base + token · tokens + chunk_context · Σ chunk · (start + chunk / 2)
+time = base + token · max(tokens, knee) + chunk_context · Σ chunk · (start + chunk / 2)
      + decode_context · Σ context + row · rows
 
 over the rows of a step: the fixed cost of a step, the weights' share of every token, attention of
 prompt chunks, reading of the decode rows' KV cache, and what every row costs. Models of this shape
 that are fitted on line are MindIE's way (its two latency predictors); the terms are those that
-engines.md 6.3 arrives at.
+engines.md 6.3 arrives at. The knee is that of a roofline (Williams et al., 2009): with fewer tokens
+a step still has to read all weights, and is no shorter.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import ceil, inf, sqrt
 from operator import mul
 from statistics import median
@@ -29,6 +31,9 @@ REFIT_EVERY: Final = 32
 NUM_RECENT: Final = 32
 """Steps with, and steps without prompt chunks that a new fit is tried on."""
 
+KNEES: Final = (0, 64, 128, 192, 256, 384)
+"""Tokens that the knee may be at; a fit is made for each, and the best one counts. 0: none."""
+
 FIRST_MARGIN: Final = 1.2
 """The margin while too few steps were measured to know one."""
 
@@ -45,6 +50,9 @@ _LARGEST_MARGIN: Final = 3.0
 _PULL: Final = 0.01
 _TINY: Final = 1e-12
 
+# How much worse the knee in force may be than another and stay: noise must not move it.
+_LOYALTY: Final = 1.1
+
 
 class Coefficients(NamedTuple):
     """The prices of the parts of a step, in seconds; none is below 0."""
@@ -52,7 +60,7 @@ class Coefficients(NamedTuple):
     base: float
     """Of any step."""
     token: float
-    """Of each token."""
+    """Of each token, of `StepTimeModel.knee` tokens at least."""
     chunk_context: float
     """Of each pair of prompt tokens that attend to each other."""
     decode_context: float
@@ -66,9 +74,10 @@ START: Final = Coefficients(
 )
 """Prices before anything was measured: about those of tandem-tiny on one CPU thread."""
 
-# One step: the shares of its five parts in the time that the start values give, and the ratio of
-# the measured time to it.
-_Sample = tuple[float, float, float, float, float, float]
+# One step: the shares of its five parts in the time that the start values give, the ratio of the
+# measured time to it, and its tokens.
+_Sample = tuple[float, float, float, float, float, float, float]
+_RATIO: Final = 5
 
 
 class StepTimeModel:
@@ -82,6 +91,7 @@ class StepTimeModel:
 
     - Forgetting: weights halve every HALF_LIFE steps.
     - Outliers: `tamed`, among steps of the same kind (with or without prompt chunks).
+    - Each knee has a fit of its own; the one in force is the best on the last steps.
     - A fit is refused when it is worse than the coefficients in force on the last steps of both
       kinds (mean of |predicted − measured| over the larger of the two, which is at most 1, so
       that here too one slow step counts for one).
@@ -94,7 +104,9 @@ class StepTimeModel:
         self._start = start
         self._coefficients = start
         self._ratios: Sequence[float] = (1.0,) * len(start)
-        self._memory = FadingSamples(len(start), pull=_PULL)
+        self.knee = KNEES[0]
+        """Tokens below which a step is no shorter."""
+        self._memories = [FadingSamples(len(start), pull=_PULL) for _ in KNEES]
         self._measured: list[tuple[StepLoad, float]] = []
         self._refit_at = _FIRST_REFIT
         self._plain: deque[_Sample] = deque(maxlen=NUM_RECENT)
@@ -133,24 +145,32 @@ class StepTimeModel:
         base, token, chunk_context, decode_context, row = self._coefficients
         return (
             base
-            + token * load.num_tokens
+            + token * max(load.num_tokens, self.knee)
             + chunk_context * load.chunk_context
             + decode_context * load.decode_context
             + row * load.num_rows
         )
 
-    def largest_chunk(self, seconds: float, start: float) -> float:
+    def largest_chunk(self, seconds: float, start: float, *, free: float = 0.0) -> float:
         """Tokens of one prompt's chunk that cost `seconds` when it starts at token `start`.
 
-        The positive root x of chunk_context · x · (start + x / 2) + token · x = seconds; inf when
-        tokens cost nothing.
+        The positive root x of
+        chunk_context · x · (start + x / 2) + token · max(0, x − free) = seconds.
+
+        Args:
+            seconds: What the step has left.
+            start: Tokens of the prompt that are in the cache.
+            free: Tokens that the step has left up to the knee.
+
+        Returns:
+            inf when tokens cost nothing.
         """
-        if seconds <= 0.0:
-            return 0.0
         _, token, square, _, _ = self._coefficients
-        linear = token + square * start
-        slope = linear + sqrt(linear * linear + 2.0 * square * seconds)
-        return 2.0 * seconds / slope if 0.0 < slope < inf else inf
+        # The price is the larger of two: the root is the smaller one of theirs.
+        return min(
+            _root(square, square * start + token, seconds + token * free),
+            _root(square, square * start, seconds),
+        )
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Learn from one step; a time that is not above 0 and finite says nothing."""
@@ -163,21 +183,23 @@ class StepTimeModel:
 
     def _refit(self) -> None:
         kinds = self._samples()
-        ratios = [_ratios(self._ratios, kind) for kind in kinds]
+        ratios = [_ratios(self._ratios, self.knee, kind) for kind in kinds]
         anchor = median([ratio for kind in ratios for ratio in kind])
-        samples = [
-            (*sample[:-1], sample[-1] * near / ratio)
+        targets = [
+            sample[_RATIO] * near / ratio
             for kind, measured in zip(kinds, ratios, strict=True)
             for sample, ratio, near in zip(
                 kind, measured, tamed(measured, anchor=anchor), strict=True
             )
         ]
-        *features, targets = zip(*samples, strict=True)
-        self._memory.fade(_FADE_PER_STEP ** len(samples))
-        self._memory.add(features, targets)
+        base, tokens, *others, _, counts = zip(*chain(*kinds), strict=True)
+        fade = _FADE_PER_STEP ** len(targets)
+        for knee, memory in zip(KNEES, self._memories, strict=True):
+            memory.fade(fade)
+            memory.add([base, _at_knee(knee, tokens, counts), *others], targets)
         for recent, kind in zip((self._plain, self._chunked), kinds, strict=True):
             recent.extend(kind)
-        self._take_if_better(self._memory.fit(self._memory.mean_target))
+        self._take_if_better(*self._best_fit())
 
     def _samples(self) -> tuple[list[_Sample], list[_Sample]]:
         """What was measured since the last fit: steps without, and with prompt chunks."""
@@ -198,30 +220,77 @@ class StepTimeModel:
                     context * scale,
                     rows * scale,
                     seconds * scale,
+                    load.num_tokens,
                 )
             )
         self._measured.clear()
         return kinds
 
-    def _take_if_better(self, fit: Sequence[float]) -> None:
-        recent = [_ratios(self._ratios, kind) for kind in (self._plain, self._chunked)]
-        fitted = [_ratios(fit, kind) for kind in (self._plain, self._chunked)]
+    def _best_fit(self) -> tuple[int, Sequence[float]]:
+        """The knee whose fit is best on the last steps, and that fit."""
+        recent = (self._plain, self._chunked)
+        least, best = inf, (self.knee, self._ratios)
+        for knee, memory in zip(KNEES, self._memories, strict=True):
+            fit = memory.fit(memory.mean_target)
+            misfit = _error(_levelled([_ratios(fit, knee, kind) for kind in recent]))
+            if knee != self.knee:
+                misfit *= _LOYALTY
+            if misfit < least:
+                least, best = misfit, (knee, fit)
+        return best
+
+    def _take_if_better(self, knee: int, fit: Sequence[float]) -> None:
+        kinds = (self._plain, self._chunked)
+        recent = [_ratios(self._ratios, self.knee, kind) for kind in kinds]
+        fitted = [_ratios(fit, knee, kind) for kind in kinds]
         if _error(fitted) > _error(recent):
             self.num_refused += 1
         else:
             self.num_fits += 1
-            self._ratios, recent = fit, fitted
+            self.knee, self._ratios, recent = knee, fit, fitted
             self._coefficients = Coefficients(*map(mul, fit, self._start))
         self._plain_margin, self._chunked_margin = [_quantile(each, _QUANTILE) for each in recent]
         self._plain_drift, self._chunked_drift = [_quantile(each, _MEDIAN) for each in recent]
 
 
-def _ratios(coefficients: Sequence[float], samples: Iterable[_Sample]) -> list[float]:
+def _root(square: float, linear: float, seconds: float) -> float:
+    """The positive root x of square · x² / 2 + linear · x = seconds; inf: nothing costs."""
+    if seconds <= 0.0:
+        return 0.0
+    slope = linear + sqrt(linear * linear + 2.0 * square * seconds)
+    return 2.0 * seconds / slope if 0.0 < slope < inf else inf
+
+
+def _levelled(kinds: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The same ratios around 1: the knee is a matter of a model's shape, not of its level."""
+    level = median([ratio for kind in kinds for ratio in kind])
+    return [[ratio / level for ratio in kind] for kind in kinds]
+
+
+def _at_knee(knee: int, shares: Sequence[float], counts: Sequence[float]) -> Sequence[float]:
+    """The tokens' shares when a step counts `knee` tokens at least."""
+    if not knee:
+        return shares
+    return [
+        share if count >= knee else share * knee / max(count, 1)
+        for share, count in zip(shares, counts, strict=True)
+    ]
+
+
+def _ratios(coefficients: Sequence[float], knee: int, samples: Iterable[_Sample]) -> list[float]:
     """Measured over predicted time of each sample."""
     c0, c1, c2, c3, c4 = coefficients
     return [
-        ratio / (c0 * base + c1 * tokens + c2 * chunks + c3 * context + c4 * rows + _TINY)
-        for base, tokens, chunks, context, rows, ratio in samples
+        ratio
+        / (
+            c0 * base
+            + c1 * (tokens if count >= knee else tokens * knee / max(count, 1))
+            + c2 * chunks
+            + c3 * context
+            + c4 * rows
+            + _TINY
+        )
+        for base, tokens, chunks, context, rows, ratio, count in samples
     ]
 
 

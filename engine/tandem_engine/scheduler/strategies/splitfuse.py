@@ -8,7 +8,6 @@ from math import inf
 
 from tandem_engine.api.config import TILE
 from tandem_engine.scheduler.budget import BudgetView
-from tandem_engine.scheduler.budget.deadline import slack
 from tandem_engine.scheduler.gate import SplitGate
 from tandem_engine.scheduler.order.order import Key
 from tandem_engine.scheduler.reason import Reason
@@ -53,8 +52,8 @@ class SplitFuse:
                 ceiling=ceiling,
                 num_decodes=len(step.decodes),
                 decode_tokens=step.num_tokens,
-                decode_context=sum(row.num_tokens for row in step.decodes),
-                slack_s=slack([row.due for row in step.decodes], step.now),
+                decode_context=step.decode_context,
+                slack_s=self._helpers.pace.slack(step.decodes, step.now),
                 prompt_tokens=_prompt_tokens(step, ceiling),
                 prompt_context=0 if first is None else first.num_computed,
                 prompt_wait_s=step.now - max(served.served_at, self._prompts_at),
@@ -83,7 +82,8 @@ class SplitFuse:
         split = step.schedule.split_fuse
 
         def take(sequence: Sequence) -> Reason | None:
-            if before is not None and self._helpers.order.key(sequence) >= before:
+            is_overdue = sequence is step.queues.waiting.overdue
+            if before and not is_overdue and self._helpers.order.key(sequence) >= before:
                 return Reason.TOKENS
             if self._room(step, sequence) <= 0:
                 is_crumb = step.token_budget < split.split_chunk_tokens and not step.prefills

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem_engine.scheduler.budget import Budget
+from tandem_engine.scheduler.budget import Budget, Pace
 from tandem_engine.scheduler.order import Order
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.round import Round
@@ -22,6 +22,8 @@ class Helpers:
     """Whether a prefill or a decode step is next, where a step is one of the two."""
     budget: Budget
     """How many tokens a step may have, where it is both."""
+    pace: Pace
+    """When decode rows need their next tokens."""
     always_splits: bool
     """Whether prompts are cut whatever the gate says: a latency is promised."""
 

@@ -69,10 +69,10 @@ def test_only_the_head_may_speak_with_kubernetes() -> None:
     assert "automountServiceAccountToken" not in head_pod(wanted)
 
 
-def test_the_autoscaler_hears_that_the_head_ends() -> None:
-    """As process 1 of its container it would not, and the pod would stay for another minute."""
+def test_every_container_hears_that_its_pod_ends() -> None:
+    """As process 1 the autoscaler and a worker that waits for the head would not."""
     assert head_pod(rendered())["shareProcessNamespace"] is True
-    assert "shareProcessNamespace" not in worker_pod(rendered())
+    assert worker_pod(rendered())["shareProcessNamespace"] is True
 
 
 def test_a_pod_is_ready_when_haproxy_says_so() -> None:

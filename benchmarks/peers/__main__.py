@@ -1,0 +1,5 @@
+"""`python -m benchmarks.peers`."""
+
+from benchmarks.peers.cli import main
+
+main()

@@ -1,0 +1,275 @@
+"""Carries the comparison out: engines in turns, each in a fresh process, rows with new prompts."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final, Protocol, TypeVar
+
+from benchmarks.peers.engines import ROOFLINE, TYPES, Contestant
+from benchmarks.peers.process import RunnerFailed, RunnerProcess
+from benchmarks.peers.roofline import RoofLine, sizes_of
+from benchmarks.peers.runners.protocol import (
+    Load,
+    Loaded,
+    MeasureRoof,
+    Message,
+    Roof,
+    Row,
+    Times,
+)
+from benchmarks.peers.shapes import ModelShape
+from benchmarks.serving.case import Case
+
+_FIRST: Final = 32
+"""Tokens of the prompt whose first token ends the loading."""
+_WARM_PROMPT: Final = 512
+_WARM_OUTPUT: Final = 2
+_ORDINARY: Final = 16
+"""Token ids below are special ones."""
+_MOST_SAMPLES: Final = 20
+
+_Answer = TypeVar("_Answer", Loaded, Times, Roof)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a comparison is carried out."""
+
+    rows: tuple[Case, ...]
+    repeats: int
+    row_s: float
+    """A row is measured again until it was measured for so long, in each process."""
+    timeout_s: float
+    """Longest answer of a runner."""
+    cores: tuple[int, ...]
+    """Logical CPUs that engines may use, as many as they have threads."""
+    pin: bool = False
+    """Bind each thread to one of them; unbound, another program's thread can be evaded."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One engine, one model, one type of weights, once."""
+
+    repeat: int
+    model: str
+    weights: str
+    contestant: Contestant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A row, measured once."""
+
+    row: Case
+    times_s: Sequence[Sequence[float]]
+    """When each token of each sequence came, after the row was submitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnResult:
+    """What came of a turn."""
+
+    engine: str
+    model: str
+    weights: str
+    repeat: int
+    version: str = ""
+    settings: Mapping[str, Any]
+    load_s: float | None = None
+    """From the start of the process to its first token."""
+    peak_bytes: int | None = None
+    samples: Sequence[Sample] = ()
+    error: str | None = None
+    """Why there is nothing, or not everything."""
+
+
+class Runner(Protocol):
+    """What `RunnerProcess` is to a turn; tests have one without a process."""
+
+    begin_s: float
+
+    def ask(self, message: Message, *, timeout_s: float) -> Message:
+        """Send a message and wait for its answer."""
+
+    def peak_bytes(self) -> int | None:
+        """Most memory that it had."""
+
+
+def turns(
+    contestants: Sequence[Contestant],
+    models: Sequence[str],
+    types: Sequence[str],
+    *,
+    repeats: int,
+) -> Iterator[Turn]:
+    """All turns in their order: engines alternate, and every other repeat goes backwards.
+
+    So no engine always has the machine that another one warmed up, or a quieter hour than others.
+    """
+    for repeat in range(repeats):
+        order = list(contestants) if repeat % 2 == 0 else list(reversed(contestants))
+        for model in models:
+            for weights in types:
+                for contestant in order:
+                    if weights in contestant.kind.types:
+                        yield Turn(
+                            repeat=repeat, model=model, weights=weights, contestant=contestant
+                        )
+
+
+def carry_out(
+    turn: Turn,
+    shape: ModelShape,
+    file: Path,
+    settings: Settings,
+    *,
+    log: Path,
+    note: Callable[[str], None],
+) -> TurnResult:
+    """Run an engine's turn in a process of its own; what fails is told in the result.
+
+    Args:
+        turn: Which.
+        shape: Its model.
+        file: The model in the engine's format.
+        settings: How.
+        log: What the engine prints goes there.
+        note: Called with a line before each row.
+    """
+    try:
+        with RunnerProcess(turn.contestant, settings.cores, pin=settings.pin, log=log) as runner:
+            return measure(runner, turn, shape, file, settings, note=note)
+    except RunnerFailed as error:
+        return _failed(turn, error)
+
+
+def measure(
+    runner: Runner,
+    turn: Turn,
+    shape: ModelShape,
+    file: Path,
+    settings: Settings,
+    *,
+    note: Callable[[str], None],
+) -> TurnResult:
+    """Ask a runner for all rows; one that fails ends the turn, and those before it count."""
+    chance = Random(settings.seed + turn.repeat)  # noqa: S311  # load, not secrets
+    name = f"{turn.contestant.kind.title} {turn.model} {turn.weights}"
+    samples: list[Sample] = []
+    load_s: float | None = None
+    loaded = Loaded(version="", settings={})
+    try:
+        note(f"{name}: loading")
+        answer = runner.ask(_load(turn, shape, file, settings), timeout_s=settings.timeout_s)
+        loaded = _expect(answer, Loaded)
+        runner.ask(_prompts(shape, 1, _FIRST, 1, chance), timeout_s=settings.timeout_s)
+        load_s = time.perf_counter() - runner.begin_s
+        for row in settings.rows:
+            note(f"{name}: {row}")
+            samples += _measure_row(runner, shape, row, settings, chance)
+        error = None
+    except RunnerFailed as failure:
+        error = str(failure)
+    return TurnResult(
+        engine=turn.contestant.kind.name,
+        model=turn.model,
+        weights=turn.weights,
+        repeat=turn.repeat,
+        version=loaded.version,
+        settings=loaded.settings,
+        load_s=load_s,
+        peak_bytes=runner.peak_bytes(),
+        samples=samples,
+        error=error,
+    )
+
+
+def measure_roof(
+    python: Path, shape: ModelShape, settings: Settings, *, with_w8a8: bool, log: Path
+) -> tuple[RoofLine, str]:
+    """What the machine can do for a model at this moment, and what read its memory.
+
+    Raises:
+        RunnerFailed: it cannot be measured.
+    """
+    asked = MeasureRoof(
+        gemms=[list(gemm) for gemm in shape.gemms],
+        num_layers=shape.num_layers,
+        sizes=sizes_of(settings.rows),
+        types=list(TYPES if with_w8a8 else TYPES[:1]),
+        num_threads=len(settings.cores),
+    )
+    contestant = Contestant(kind=ROOFLINE, python=python)
+    with RunnerProcess(contestant, settings.cores, pin=settings.pin, log=log) as runner:
+        roof = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Roof)
+    line = RoofLine(bandwidth=roof.bandwidth, bf16=_by_size(roof.bf16), w8a8=_by_size(roof.w8a8))
+    return line, roof.bandwidth_by
+
+
+def _measure_row(
+    runner: Runner, shape: ModelShape, row: Case, settings: Settings, chance: Random
+) -> list[Sample]:
+    """Warm a row's shapes up, then measure it until `row_s` is spent."""
+    length, num_output = row.shape.num_input, row.shape.num_output
+    warm = _prompts(
+        shape,
+        row.concurrency,
+        min(length, _WARM_PROMPT),
+        min(num_output, _WARM_OUTPUT),
+        chance,
+    )
+    runner.ask(warm, timeout_s=settings.timeout_s)
+    samples: list[Sample] = []
+    spent_s = 0.0
+    while not samples or (spent_s < settings.row_s and len(samples) < _MOST_SAMPLES):
+        asked = _prompts(shape, row.concurrency, length, num_output, chance)
+        answer = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Times)
+        samples.append(Sample(row=row, times_s=answer.times_s))
+        spent_s += max(times[-1] for times in answer.times_s)
+    return samples
+
+
+def _prompts(shape: ModelShape, count: int, length: int, num_output: int, chance: Random) -> Row:
+    """New prompts by chance: no prefix cache may know them."""
+    ids = range(_ORDINARY, shape.vocab_size)
+    return Row(prompts=[chance.choices(ids, k=length) for _ in range(count)], num_output=num_output)
+
+
+def _load(turn: Turn, shape: ModelShape, file: Path, settings: Settings) -> Load:
+    num_tokens = max(row.concurrency * row.shape.num_tokens for row in settings.rows)
+    num_tokens = max(num_tokens, _FIRST + 1)
+    return Load(
+        model=str(file),
+        weights=turn.weights,
+        num_threads=len(settings.cores),
+        num_sequences=max(row.concurrency for row in settings.rows),
+        num_tokens=num_tokens,
+        longest=max(_FIRST + 1, *(row.shape.num_tokens for row in settings.rows)),
+        kv_bytes=num_tokens * shape.kv_bytes_per_token,
+        pin=settings.pin,
+    )
+
+
+def _failed(turn: Turn, error: RunnerFailed) -> TurnResult:
+    return TurnResult(
+        engine=turn.contestant.kind.name,
+        model=turn.model,
+        weights=turn.weights,
+        repeat=turn.repeat,
+        settings={},
+        error=str(error),
+    )
+
+
+def _expect(answer: Message, kind: type[_Answer]) -> _Answer:
+    if not isinstance(answer, kind):
+        raise RunnerFailed(f"The runner answered {type(answer).__name__}, not {kind.__name__}.")
+    return answer
+
+
+def _by_size(rates: Mapping[str, float]) -> dict[int, float]:
+    return {int(size): rate for size, rate in rates.items()}

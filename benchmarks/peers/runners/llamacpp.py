@@ -1,0 +1,105 @@
+"""Runs llama.cpp by its batch interface with token ids; the model is a GGUF file."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+from benchmarks.peers.runners.protocol import Load, clock, serve
+
+_BATCH: Final = 2048
+_PHYSICAL_BATCH: Final = 512
+"""Both are llama.cpp's own defaults."""
+
+
+class LlamaCppEngine:
+    """A model and one context that all rows share."""
+
+    def __init__(self, asked: Load) -> None:
+        import llama_cpp  # type: ignore[import-not-found]  # noqa: PLC0415  # not in .venv
+
+        self._lib = llama_cpp
+        llama_cpp.llama_backend_init()
+        model = llama_cpp.llama_model_load_from_file(
+            asked.model.encode(), llama_cpp.llama_model_default_params()
+        )
+        if not model:
+            raise RuntimeError(f"llama.cpp cannot load {asked.model}; its log says why.")
+        self._model = model
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx = asked.num_tokens + 256
+        settings.n_batch = _BATCH
+        settings.n_ubatch = _PHYSICAL_BATCH
+        settings.n_threads = settings.n_threads_batch = asked.num_threads
+        settings.n_seq_max = asked.num_sequences
+        settings.kv_unified = True
+        self._context = llama_cpp.llama_init_from_model(model, settings)
+        self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
+        self.version = f"llama-cpp-python {version('llama-cpp-python')}"
+        self.settings: dict[str, Any] = {
+            "n_batch": _BATCH,
+            "n_ubatch": _PHYSICAL_BATCH,
+            "n_threads": asked.num_threads,
+            "kv": "f16, unified",
+        }
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+        """See `protocol.Engine`."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)  # noqa: FBT003  # C
+        times_s: list[list[float]] = [[] for _ in prompts]
+        last = self._prefill(prompts, times_s)
+        for done in range(1, num_output):
+            rows = [
+                (last[number], len(prompt) + done - 1, number, True)
+                for number, prompt in enumerate(prompts)
+            ]
+            last = dict(self._decode(rows))
+            now_s = clock()
+            for times in times_s:
+                times.append(now_s)
+        return times_s
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], times_s: list[list[float]]
+    ) -> dict[int, int]:
+        """Compute the prompts in full batches, as a server would; each one's first token."""
+        rows = [
+            (token, place, number, place == len(prompt) - 1)
+            for number, prompt in enumerate(prompts)
+            for place, token in enumerate(prompt)
+        ]
+        firsts: dict[int, int] = {}
+        for begin in range(0, len(rows), _BATCH):
+            ended = dict(self._decode(rows[begin : begin + _BATCH]))
+            firsts |= ended
+            now_s = clock()
+            for number in ended:
+                times_s[number].append(now_s)
+        return firsts
+
+    def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
+        """Compute (token, position, sequence, is_last) rows; the likeliest token after the last."""
+        import numpy as np  # noqa: PLC0415  # it comes with llama-cpp-python
+
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for place, (token, position, number, is_last) in enumerate(rows):
+            batch.token[place] = token
+            batch.pos[place] = position
+            batch.n_seq_id[place] = 1
+            batch.seq_id[place][0] = number
+            batch.logits[place] = is_last
+        status = self._lib.llama_decode(self._context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode answered {status}; its log says why.")
+        likeliest = []
+        for place, (_, _, number, is_last) in enumerate(rows):
+            if is_last:
+                logits = self._lib.llama_get_logits_ith(self._context, place)
+                values = np.ctypeslib.as_array(logits, (self._vocab_size,))
+                likeliest.append((number, int(values.argmax())))
+        return likeliest
+
+
+if __name__ == "__main__":
+    serve(LlamaCppEngine)

@@ -1,0 +1,89 @@
+"""Runs vLLM on a CPU, its engine stepped by hand; the model is the checkpoint itself."""
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+from benchmarks.peers.runners.protocol import Load, Unsupported, clock, serve
+
+_GIB: Final = 2**30
+
+
+class VllmEngine:
+    """vLLM's offline engine."""
+
+    def __init__(self, asked: Load) -> None:
+        if asked.weights != "bf16":
+            raise Unsupported("vLLM quantises no checkpoint of bf16 at load on a CPU.")
+        # Bound, as is its own default, whether or not others are (`Load.pin`).
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        # vLLM reads its environment when it is imported.
+        os.environ |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(-(-asked.kv_bytes // _GIB) + 1),
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        from vllm import LLM  # type: ignore[import-not-found]  # noqa: PLC0415  # not in .venv
+
+        self._llm = LLM(
+            asked.model,
+            dtype="bfloat16",
+            max_model_len=asked.longest + 1,
+            max_num_seqs=max(asked.num_sequences, 2),
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+            skip_tokenizer_init=True,
+        )
+        self._num_requests = 0
+        self.version = version(_package())
+        self.settings: dict[str, Any] = {
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "max_num_seqs": max(asked.num_sequences, 2),
+            "torch.compile": "vLLM's default",
+        }
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+        """See `protocol.Engine`."""
+        from vllm import SamplingParams  # noqa: PLC0415
+        from vllm.sampling_params import (  # type: ignore[import-not-found]  # noqa: PLC0415
+            RequestOutputKind,
+        )
+
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=num_output,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        engine = self._llm.llm_engine
+        times_s: dict[str, list[float]] = {}
+        for prompt in prompts:
+            self._num_requests += 1
+            name = str(self._num_requests)
+            times_s[name] = []
+            engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now_s = clock()
+            for output in outputs:
+                # vLLM may lengthen the name that it was given.
+                name = output.request_id.partition("-")[0]
+                times_s[name] += [now_s] * len(output.outputs[0].token_ids)
+        return list(times_s.values())
+
+
+def _package() -> str:
+    from importlib.metadata import PackageNotFoundError  # noqa: PLC0415
+
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return "vllm"
+    return "vllm-cpu"
+
+
+if __name__ == "__main__":
+    serve(VllmEngine)

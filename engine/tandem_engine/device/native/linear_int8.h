@@ -1,0 +1,61 @@
+// The same product for W8A8: a weight of int8, one scale an output, and rows of 8 bits without
+// sign, one scale a row (see quantize.h).
+//
+// Sums are exact integers, so every variant gives the same bits. With x = (q - 128) * scale
+//
+//     sum of x * w = scale * (sum of q * w - 128 * sum of w)
+//
+// and the second sum is that of a whole row of the weight, known when it is packed.
+
+#pragma once
+
+#include "linear.h"
+
+namespace tandem {
+
+struct Int8Weight {
+  using Element = int8_t;
+  const int8_t* panels;
+  const float* scales;   // [outputs]
+  const int32_t* sums;   // [outputs] of each row of the weight
+  const float* bias;     // [outputs], or null
+  int64_t inputs;
+  int64_t outputs;
+
+  int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
+  const int8_t* panel(int64_t number) const { return panels + number * kPanel * inputs; }
+};
+
+// What integer sums become: out = (sums - 128 * sums of w) * scales + bias + residual.
+template <class T>
+struct Rescaled {
+  T* out;             // [rows, outputs], contiguous
+  const T* residual;  // like out, or null; may be out itself
+  const float* x_scales;
+  const Int8Weight& weight;
+
+  Rescaled(T* to, const T* added, const float* scales, const Int8Weight& by)
+      : out(to), residual(added), x_scales(scales), weight(by) {}
+
+  void put(int64_t row, int64_t output, int64_t count, Ints sums) const {
+    const int64_t at = row * weight.outputs + output;
+    const Floats shift = load_up_to(reinterpret_cast<const float*>(weight.sums) + output, count);
+    const Ints centred = sums - same_bits<Ints>(shift) * 128;
+    Floats result = __builtin_convertvector(centred, Floats) * x_scales[row] *
+                    load_up_to(weight.scales + output, count);
+    if (weight.bias) result += load_up_to(weight.bias + output, count);
+    if (residual) result += load_up_to(residual + at, count);
+    store_up_to(out + at, result, count);
+  }
+};
+
+inline void sum_rows(Team team, const int8_t* weight, int64_t outputs, int64_t inputs,
+                     int32_t* sums) {
+  const Share share(team, outputs);
+  for (int64_t output = share.begin; output < share.end; ++output) {
+    sums[output] = 0;
+    for (int64_t input = 0; input < inputs; ++input) sums[output] += weight[output * inputs + input];
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,194 @@
+"""What a step came to: the rows' counts, their tokens, and who ends with them."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from itertools import islice
+from math import inf
+from typing import Final
+
+from tandem_engine.api.output import FinishReason
+from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
+from tandem_engine.scheduler.blocks import Blocks
+from tandem_engine.scheduler.budget import Pace
+from tandem_engine.scheduler.group import Group
+from tandem_engine.scheduler.lockstep import Lockstep
+from tandem_engine.scheduler.queues import Queues
+from tandem_engine.scheduler.sequence import RUNNING, Sequence
+
+Yielding = Iterable[tuple[Sequence, List[SampledToken] | None]]
+
+# What a NamedTuple calls, past a function of its own that takes as long again.
+_NEW: Final = tuple.__new__
+
+
+class Booking:
+    """Books what a step computed.
+
+    Args:
+        queues: Where its sequences are.
+        blocks: Their KV blocks.
+        has_drafts: Whether a decode row may have more than one token.
+    """
+
+    def __init__(self, queues: Queues, blocks: Blocks, *, has_drafts: bool) -> None:
+        self._queues = queues
+        self._blocks = blocks
+        self._has_drafts = has_drafts
+        self.lockstep = Lockstep(queues, blocks)
+        """What moves the beams."""
+        self.pace: Pace | None = None
+        """What learns how the promises were kept; None: no TPOT is promised."""
+
+    def book(
+        self, step: Step, rows: List[Sequence], result: StepResult, now: float
+    ) -> list[Advance]:
+        """Note what is computed, and the tokens that came of it; return who got some.
+
+        Args:
+            step: What was computed.
+            rows: Its sequences. Those that have ended meanwhile are passed over.
+            result: What the runner made of it.
+            now: Seconds.
+        """
+        num_decodes = 0 if self._has_drafts else step.num_decodes
+        decoded = _with_tokens(rows, step.sequence_ids, num_decodes, result)
+        advances = self._decoded(decoded, result, now)
+        for row, num_tokens in zip(rows[num_decodes:], step.num_tokens[num_decodes:], strict=True):
+            advances += self._computed(row, num_tokens, result, now)
+        return advances
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is, and free what it holds."""
+        self._queues.end(sequence)
+        self._blocks.drop(sequence)
+        self.leave(sequence.group)
+
+    def leave(self, group: Group) -> None:
+        """Count one sequence of a request less."""
+        group.num_left -= 1
+        if not group.num_left and group.is_admitted:
+            self._blocks.leave(group)
+
+    def _decoded(self, rows: Yielding, result: StepResult, now: float) -> list[Advance]:
+        """Book rows that went on with their output, each by one token.
+
+        Nearly all that the scheduler does in most steps, so it is one loop that calls nobody for
+        most rows. `_computed` says the same for any row.
+        """
+        advances: list[Advance] = []
+        note, pace = advances.append, self.pace
+        for row, tokens in rows:
+            if not row.is_plain or tokens is None or len(tokens) != 1 or row.state is not RUNNING:
+                advances += self._computed(row, 1, result, now)
+                continue
+            row.num_computed = computed = row.num_tokens
+            row.num_tokens = computed + 1
+            token_id = tokens[0].token_id
+            if row.tail is not None:
+                row.tail.append(token_id)
+            reason: FinishReason | None = None
+            if not row.num_quiet or token_id in row.stop_token_ids:
+                reason = self._look_closer(row, token_id)
+            else:
+                row.num_quiet -= 1
+            note(_NEW(Advance, (row.sequence_id, tokens, reason)))
+            if pace is not None and (reason is not None or row.first_token_at == inf):
+                _note(pace, row, now, has_ended=reason is not None)
+        return advances
+
+    def _look_closer(self, row: Sequence, token_id: int) -> FinishReason | None:
+        """Seal a block that is computed, name one that is filled, end the sequence; say why."""
+        if row.num_computed >= row.next_seal:
+            self._blocks.seal(row)
+        row.close_block()
+        row.foresee()
+        self._blocks.note_short(row)
+        reason = row.reason_to_end(token_id)
+        if reason is not None:
+            self.end(row)
+        return reason
+
+    def _computed(
+        self, sequence: Sequence, num_tokens: int, result: StepResult, now: float
+    ) -> list[Advance]:
+        """Book any row."""
+        if sequence.state is not RUNNING:
+            return []
+        self._count(sequence, num_tokens)
+        if not sequence.is_plain:
+            return self._advance_group(sequence, result, now)
+        tokens = result.tokens.get(sequence.sequence_id)
+        return [] if tokens is None else [self._append(sequence, tokens, now)]
+
+    def _count(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that tokens are computed. Drafts count once it is known which were right."""
+        attained = sequence.num_attained + num_tokens
+        computed = min(sequence.num_computed + num_tokens, sequence.num_tokens)
+        sequence.num_computed, sequence.num_attained = computed, attained
+        if computed >= sequence.next_seal:
+            self._blocks.seal(sequence)
+        if sequence.is_prefilling and sequence.num_tokens - computed == 1:
+            self._queues.decode(sequence)
+
+    def _advance_group(self, sequence: Sequence, result: StepResult, now: float) -> list[Advance]:
+        """Hand a sequence, and those that move with it or wait for its prompt, their tokens."""
+        if sequence.group.search is not None:
+            return self.lockstep.advance(sequence, result)
+        tokens = result.tokens.get(sequence.sequence_id)
+        if tokens is None:
+            return []
+        born = self._born(sequence)
+        advances = [self._append(child, result.tokens[child.sequence_id], now) for child in born]
+        if not sequence.group.is_orphaned:
+            return [self._append(sequence, tokens, now), *advances]
+        self.end(sequence)
+        return advances
+
+    def _born(self, first: Sequence) -> list[Sequence]:
+        """The other choices of a request: they share the prompt that the first has computed."""
+        group = first.group
+        children = [self._blocks.fork(first, sequence_id) for sequence_id in group.unborn]
+        self._queues.stand_for(first, 1)
+        group.unborn = ()
+        first.is_plain = True
+        for child in children:
+            self._queues.join(child)
+        return children
+
+    def _append(self, sequence: Sequence, tokens: List[SampledToken], now: float) -> Advance:
+        """Note the tokens that a sequence yielded."""
+        if len(tokens) == 1:
+            reason = sequence.append(tokens[0].token_id)
+        else:
+            reason, tokens = sequence.append_all(tokens)
+        if self.pace is not None:
+            _note(self.pace, sequence, now, has_ended=reason is not None)
+        if reason is not None:
+            self.end(sequence)
+            return Advance(sequence.sequence_id, tokens, reason)
+        # All but the newest are in the cache: they are the drafts that were right.
+        sequence.hold(sequence.num_tokens - 1)
+        self._blocks.note_short(sequence)
+        if self._has_drafts:
+            self._blocks.trim(sequence)
+        if sequence.is_prefilling:
+            self._queues.decode(sequence)
+        return Advance(sequence.sequence_id, tokens)
+
+
+def _note(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool) -> None:
+    """Note when the first token came, and what the promises came to."""
+    if sequence.first_token_at == inf:
+        sequence.first_token_at = now
+        pace.note_first_token(now - sequence.arrived)
+    elif has_ended:
+        pace.note_end((now - sequence.first_token_at) / (sequence.num_output - 1))
+
+
+def _with_tokens(rows: List[Sequence], ids: List[str], count: int, result: StepResult) -> Yielding:
+    """The first `count` rows, each with what it yielded."""
+    tokens, first_ids = result.tokens, list(ids[:count])
+    if [*islice(tokens, count)] == first_ids:
+        # As most runners tell it: in the order of the rows. To look each one up costs more.
+        return zip(rows[:count], tokens.values(), strict=False)
+    return zip(rows[:count], map(tokens.get, first_ids), strict=True)

@@ -1,0 +1,16 @@
+"""The compiled kernels, for tests: skipped where nothing can compile them, and only there."""
+
+import shutil
+
+import pytest
+
+from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.native.library import AUTO, load_library
+
+
+def native_kernels(variant: str = AUTO) -> NativeKernels:
+    library = load_library(variant)
+    if library is None and shutil.which("g++") is None:
+        pytest.skip("there is no g++ that could have built the kernels")
+    assert library is not None, "build them: python -m tandem_engine.device.native.build"
+    return NativeKernels(library)
