@@ -76,9 +76,9 @@ def relative_error(weight: Tensor, values: Tensor, scales: Tensor) -> float:
     for low in range(0, len(weight), step):
         rows = slice(low, low + step)
         part = weight[rows].float()
-        whole += float(part.square().sum(dtype=torch.float64))
-        part = part - values[rows].float() * scales[rows].unsqueeze(1)
-        wrong += float(part.square_().sum(dtype=torch.float64))
+        whole += float(torch.linalg.vector_norm(part)) ** 2
+        off = torch.addcmul(part, values[rows].float(), scales[rows].unsqueeze(1), value=-1)
+        wrong += float(torch.linalg.vector_norm(off)) ** 2
     return (wrong / whole) ** 0.5 if whole else 0.0
 
 

@@ -102,9 +102,9 @@ class Checkpoint:
             return cls(folder, _read_header(single))
         if index.exists():
             return cls(folder, _read_shards(index))
-        for other in folder.glob(MODELSLIM_INDEX):
+        if other := _only(folder, MODELSLIM_INDEX):
             return cls(folder, _read_shards(other))
-        for other in folder.glob(MODELSLIM_FILES):
+        if other := _only(folder, MODELSLIM_FILES):
             return cls(folder, _read_header(other))
         raise CheckpointError(
             f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; "
@@ -208,6 +208,18 @@ def _give_back(data: mmap.mmap, entry: Entry) -> None:
     start = entry.start - entry.start % mmap.PAGESIZE
     with suppress(OSError):  # advice
         data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+
+def _only(folder: Path, pattern: str) -> Path | None:
+    """The file of that name in `folder`, if there is one."""
+    paths = sorted(folder.glob(pattern))
+    if paths[1:]:
+        names = ", ".join(path.name for path in paths)
+        raise CheckpointError(
+            f"{folder} holds {names}, and no {INDEX_FILE} or the like that says which tensor is "
+            "where; leave the files of one checkpoint, with their index"
+        )
+    return paths[0] if paths else None
 
 
 def check_readable(folder: Path) -> None:

@@ -408,6 +408,15 @@ def test_norms_that_undo_a_shift_of_outliers_take_the_place_of_the_old_ones(fold
     assert not bool((decoder.network.layers[1].attention_norm == 7).any())
 
 
+def test_files_of_weights_without_an_index_are_refused(folder: Path) -> None:
+    modelslim(folder, dict.fromkeys(linear_names(), "W8A8_DYNAMIC"))
+    (folder / "quant_model_weight_w8a8-2.safetensors").write_bytes(b"")
+
+    assert refusal(folder).startswith(
+        f"{folder} holds quant_model_weight_w8a8-2.safetensors, quant_model_weight_w8a8.safetensors"
+    )
+
+
 def test_two_descriptions_are_refused(compressed: Path) -> None:
     (compressed / "quant_model_description_w8a8.json").write_text("{}")
 
