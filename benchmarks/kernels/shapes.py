@@ -11,7 +11,7 @@ from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.pack import pack_network
-from tandem_engine.model.parameters import Parameters, allocate_parameters
+from tandem_engine.model.parameters import Linear, Parameters, allocate_parameters
 from tandem_engine.model.rope import RopeDefault, RopeTable
 
 BLOCK_SIZE: Final = 64
@@ -137,7 +137,8 @@ def _fill(parameters: Parameters) -> None:
     for layer in parameters.layers:
         norms += [layer.attention_norm, layer.mlp_norm]
         norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            linear.weight.normal_(0, _SPREAD)
+    for linear in parameters.linears():
+        assert isinstance(linear, Linear), "nothing is quantised here"  # noqa: S101
+        linear.weight.normal_(0, _SPREAD)
     for norm in norms:
         norm.fill_(1)

@@ -116,13 +116,17 @@ def _load(
             last = now
             report(_progress_line(done, total))
 
-    return load_decoder(
+    decoder = load_decoder(
         config.model_path,
         dtype=config.dtype,
+        quantization=config.quantization,
         runtime=runtime,
         max_positions=max_seq_len,
         progress=progress,
     )
+    if decoder.quantization:
+        report(decoder.quantization)
+    return decoder
 
 
 def _progress_line(done: int, total: int) -> str:

@@ -7,7 +7,7 @@ Other packages add commands by the entry-point group `tandem.commands`.
 from importlib.metadata import entry_points
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -159,6 +159,43 @@ def validate(file: ManifestFile) -> None:
     from tandem_serve.commands.validate import validate as run
 
     run(file)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\ntandem quantize models/qwen3 models/qwen3-w8a8\n\n"
+    "tandem quantize models/qwen3 models/qwen3-w8a8 --head --format msmodelslim"
+)
+def quantize(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="IN", help="Folder of a checkpoint in float.", show_default=False),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Folder to write; it must not be there yet.", show_default=False
+        ),
+    ],
+    *,
+    head: Annotated[
+        bool,
+        typer.Option("--head", help="Quantise the output head, too: smaller, and less exact."),
+    ] = False,
+    output_format: Annotated[
+        Literal["compressed-tensors", "msmodelslim"],
+        typer.Option(
+            "--format",
+            help="compressed-tensors for Tandem and vLLM, msmodelslim for Tandem and MindIE.",
+        ),
+    ] = "compressed-tensors",
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show the error of every layer, not only the ten worst.")
+    ] = False,
+) -> None:
+    """Write a checkpoint anew, its linear layers in 8 bits (W8A8)."""
+    from tandem_serve.commands.quantize import quantize as run
+
+    run(source, target, output_format=output_format, head=head, show_all=show_all)
 
 
 @app.command(

@@ -1,6 +1,7 @@
 """tandem-tiny, greedy in bfloat16, on 500 questions that it never saw: at least 98 % right."""
 
 import asyncio
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,17 @@ from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConf
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.build import build_engine
 from tandem_engine.front.front import ThreadedFront
-from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
+from tests.tiny import (
+    LEAST_ACCURACY,
+    MAX_ANSWER_TOKENS,
+    NUM_QUESTIONS,
+    TINY,
+    accuracy,
+    held_out,
+    misses,
+)
+
+MOST_LOST_IN_8_BITS = 0.005
 
 MIX = ScheduleConfig(
     template_type="Mix",
@@ -23,20 +34,54 @@ async def answer(front: ThreadedFront, name: str, messages: list[dict[str, Any]]
     return "".join([output.text async for output in front.submit(name, prompt, greedy)])
 
 
-@pytest.mark.parametrize("schedule", [ScheduleConfig(), MIX], ids=["Standard", "Mix"])
-async def test_held_out_questions_are_answered(schedule: ScheduleConfig) -> None:
-    conversations = held_out()
-    config = EngineConfig(model_path=str(TINY), num_kv_blocks=512, schedule=schedule)
+async def answers(count: int = NUM_QUESTIONS, **settings: Any) -> dict[int, str]:
+    config = EngineConfig(model_path=str(TINY), num_kv_blocks=512, **settings)
     front = build_engine(config, report=lambda line: None)
     try:
         said = await asyncio.gather(
-            *(answer(front, str(at), each.messages) for at, each in enumerate(conversations))
+            *(answer(front, str(at), each.messages) for at, each in enumerate(held_out(count)))
         )
     finally:
         await front.stop()
-    answers = dict(enumerate(said))
+    return dict(enumerate(said))
 
-    assert accuracy(conversations, answers) >= LEAST_ACCURACY, misses(conversations, answers)
+
+@cache
+def in_bfloat16() -> dict[int, str]:
+    """Said once, for the tests that compare with it."""
+    return asyncio.run(answers())
+
+
+def test_held_out_questions_are_answered() -> None:
+    said = in_bfloat16()
+
+    assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)
+
+
+def test_held_out_questions_are_answered_in_chunks() -> None:
+    said = asyncio.run(answers(schedule=MIX))
+
+    assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)
+
+
+def test_in_8_bits_as_many_are_right_but_for_half_a_point() -> None:
+    said = asyncio.run(answers(schedule=MIX, quantization="w8a8"))
+
+    least = accuracy(held_out(), in_bfloat16()) - MOST_LOST_IN_8_BITS
+    assert accuracy(held_out(), said) >= least, misses(held_out(), said)
+
+
+@pytest.mark.parametrize("chunk", [16, 48])
+def test_in_8_bits_answers_do_not_depend_on_how_prompts_are_cut(chunk: int) -> None:
+    settings: dict[str, Any] = {"count": 60, "quantization": "w8a8", "dtype": "float32"}
+    cuts = MIX.model_copy(
+        update={"split_fuse": MIX.split_fuse.model_copy(update={"split_chunk_tokens": chunk})}
+    )
+
+    whole = asyncio.run(answers(**settings))
+    cut = asyncio.run(answers(**settings, schedule=cuts))
+
+    assert cut == whole
 
 
 def test_prompts_are_long_enough_to_be_cut() -> None:

@@ -12,6 +12,7 @@ from tandem_engine.api.slo import Slo
 TILE = 16
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["auto", "none", "w8a8"]
 TemplateType = Literal["Standard", "Mix"]
 Strategy = Literal["static", "dynamic", "continuous", "chunked", "splitfuse"]
 
@@ -343,6 +344,10 @@ class EngineConfig(Model):
 
     dtype: DType = "auto"
     """Type of weights, activations and KV cache; auto takes the checkpoint's."""
+
+    quantization: Quantization = "auto"
+    """Linear layers in 8 bits. auto: as the checkpoint is; w8a8: a float checkpoint is quantised as
+    it is read; none: a checkpoint in 8 bits is refused."""
 
     max_seq_len: MaxSeqLen | None = None
     """Prompt and output of one request together (MindIE maxSeqLen); None takes the model's own."""

@@ -7,8 +7,10 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
+from tandem_engine.device.int8 import Int8Linear, pack_int8
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.quantization.int8 import Int8Weight
 
 GATHER_BYTES = 1 << 20
 """Size of the keys (or values) that decoding gathers at a time.
@@ -40,8 +42,14 @@ class ReferenceKernels:
         """Nothing is moved."""
         return PlainLinear(weight, bias)
 
+    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
+        """As `device.int8` decides."""
+        return pack_int8(weight)
+
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]."""
+        if isinstance(packed, Int8Linear):
+            return packed(x)
         plain = _plain(packed)
         return F.linear(x, plain.weight, plain.bias)
 

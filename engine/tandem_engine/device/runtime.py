@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
+from tandem_engine.quantization.int8 import Int8Weight
 
 
 class Memory(NamedTuple):
@@ -70,6 +71,9 @@ class Kernels(Protocol):
 
         Done once, when the model is loaded.
         """
+
+    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
+        """The same for a layer in 8 bits; `linear` then quantises what comes in."""
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]. `packed` is of these kernels."""

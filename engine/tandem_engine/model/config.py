@@ -193,13 +193,6 @@ def _refuse_what_is_not_computed(fields: _Fields) -> None:
     )
     if has_window or fields.flag("use_sliding_window"):
         raise fields.error("the model attends in a sliding window, which is not computed")
-    quantization = fields.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise fields.error(
-            f"the weights are quantized ({method or 'quantization_config'}); "
-            f"take a checkpoint in {', '.join(DTYPES)}"
-        )
 
 
 def _head_dim(fields: _Fields, family: _Family, heads: int) -> int:

@@ -48,11 +48,20 @@ class Decoder:
         config: Its shape.
         network: Its parameters.
         kernels: The device's, which also packed the network.
+        quantization: What is in 8 bits, in words; None: nothing.
     """
 
-    def __init__(self, config: DecoderConfig, network: Network, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        network: Network,
+        kernels: Kernels,
+        *,
+        quantization: str | None = None,
+    ) -> None:
         self.config = config
         self.network = network
+        self.quantization = quantization
         self._kernels = kernels
         self._forward_pass = kernels.forward_pass(network)
 

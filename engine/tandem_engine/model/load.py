@@ -4,21 +4,32 @@ from pathlib import Path
 
 import torch
 
-from tandem_engine.api.config import DType
+from tandem_engine.api.config import DType, Quantization
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.pack import pack_network
-from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
+from tandem_engine.model.parameters import (
+    Parameters,
+    allocate_parameters,
+    checkpoint_parts,
+    is_harmless,
+)
+from tandem_engine.model.quantized import QuantizedLinear
 from tandem_engine.model.rope import RopeTable
+from tandem_engine.quantization.read import resolve_scheme
+from tandem_engine.quantization.scheme import Scheme
 from tandem_engine.weights.checkpoint import Checkpoint
 from tandem_engine.weights.load import Progress, fill
+
+_MIB = 2**20
 
 
 def load_decoder(
     folder: Path | str,
     *,
     dtype: DType = "auto",
+    quantization: Quantization = "auto",
     runtime: DeviceRuntime,
     max_positions: int | None = None,
     progress: Progress | None = None,
@@ -26,26 +37,31 @@ def load_decoder(
     """Read a checkpoint in Hugging Face layout into a decoder on `runtime`'s device.
 
     The host holds the weights at most once (not at all for another device), and one tensor
-    besides.
+    besides. Weights that are quantised here are held in 8 bits only.
 
     Args:
         folder: Holds config.json and the weights in safetensors.
         dtype: Of the parameters; auto takes the checkpoint's.
+        quantization: Whether linear layers are in 8 bits; auto: if those of the checkpoint are.
         runtime: Where the parameters go.
         max_positions: Tokens that a sequence may have; None takes the checkpoint's limit.
         progress: Called with bytes done and bytes in all as tensors arrive.
 
     Raises:
         CheckpointError: A file is missing, damaged or of a kind that is not understood.
+        ConfigError: The weights are in 8 bits, and `quantization` is none.
     """
     config = read_decoder_config(folder)
+    scheme = resolve_scheme(quantization, folder)
     with Checkpoint.open(folder) as checkpoint:
         torch_dtype = _resolve_dtype(dtype, config, checkpoint)
-        parameters = allocate_parameters(config, dtype=torch_dtype, device=runtime.device)
+        parameters = allocate_parameters(
+            config, dtype=torch_dtype, device=runtime.device, scheme=scheme
+        )
         fill(
             checkpoint,
-            list(checkpoint_parts(config, parameters)),
-            is_harmless=lambda name: is_harmless(config, name),
+            list(checkpoint_parts(parameters, frozenset(checkpoint.names()))),
+            is_harmless=lambda name: is_harmless(config, parameters, name),
             progress=progress,
         )
     rope = RopeTable(
@@ -56,7 +72,23 @@ def load_decoder(
         device=runtime.device,
     )
     kernels = runtime.kernels
-    return Decoder(config, pack_network(config, parameters, rope, kernels), kernels)
+    quantization_line = _in_words(scheme, parameters)
+    network = pack_network(config, parameters, rope, kernels)
+    return Decoder(config, network, kernels, quantization=quantization_line)
+
+
+def _in_words(scheme: Scheme, parameters: Parameters) -> str | None:
+    """The line that the log of the start shows; None: nothing is quantised."""
+    quantized = [one for one in parameters.linears() if isinstance(one, QuantizedLinear)]
+    if not quantized:
+        return None
+    count = sum(len(linear.names) for linear in quantized)
+    total = sum(len(linear.names) for linear in parameters.linears())
+    size = sum(linear.values.nbytes + linear.scales.nbytes for linear in quantized)
+    return (
+        f"Quantization: W8A8, {count} of {total} linear layers in 8 bits "
+        f"({size / _MIB:.1f} MiB), of {scheme.format}"
+    )
 
 
 def _resolve_dtype(asked: DType, config: DecoderConfig, checkpoint: Checkpoint) -> torch.dtype:

@@ -5,7 +5,7 @@ from torch import Tensor
 from tandem_engine.device.network import Network, NetworkLayer, PackedLinear
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
-from tandem_engine.model.parameters import Layer, Linear, Parameters
+from tandem_engine.model.parameters import AnyLinear, Layer, Linear, Parameters
 from tandem_engine.model.rope import RopeTable
 
 
@@ -15,12 +15,13 @@ def pack_network(
     """Pack all linear layers. Weights of which the kernels made a copy of their own are emptied.
 
     That happens one by one, so that there is never more than one of them twice.
+
+    Raises:
+        CheckpointError: A layer in 8 bits has scales or offsets that are not computed.
     """
     layers = tuple(_pack_layer(layer, kernels) for layer in parameters.layers)
-    is_tied = parameters.head is parameters.embedding
-    head = kernels.pack(parameters.head, None)
-    if not head.keeps_weight:
-        _empty(parameters.head)
+    is_tied = parameters.head is None
+    head = _pack(parameters.head or _tied_head(parameters.embedding), kernels)
     return Network(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -50,10 +51,19 @@ def _pack_layer(layer: Layer, kernels: Kernels) -> NetworkLayer:
     )
 
 
-def _pack(linear: Linear, kernels: Kernels) -> PackedLinear:
-    packed = kernels.pack(linear.weight, linear.bias)
+def _tied_head(embedding: Tensor) -> Linear:
+    return Linear((), (), embedding, None)
+
+
+def _pack(linear: AnyLinear, kernels: Kernels) -> PackedLinear:
+    if isinstance(linear, Linear):
+        weight = linear.weight
+        packed = kernels.pack(weight, linear.bias)
+    else:
+        weight = linear.values
+        packed = kernels.pack_int8(linear.finished())
     if not packed.keeps_weight:
-        _empty(linear.weight)
+        _empty(weight)
     return packed
 
 

@@ -4,24 +4,47 @@ Projections that read the same input are one matrix here, because one large prod
 several small ones: Q, K and V, and the gate and up projections of the feed-forward layer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tandem_engine.model.config import DecoderConfig
+from tandem_engine.model.quantized import (
+    QuantizedLinear,
+    allocate_quantized,
+    common_kind,
+    norm_parts,
+)
+from tandem_engine.quantization.scheme import FLOAT_SCHEME, HEAD, LinearKind, Scheme
 from tandem_engine.weights.load import Part
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x @ weight.T + bias."""
+    """Projections that read the same input, as one matrix: x @ weight.T + bias."""
 
+    names: tuple[str, ...]
+    """Of the projections in the checkpoint, in the order of their rows."""
+    widths: tuple[int, ...]
+    """Rows of each."""
     weight: Tensor
     """[out, in]."""
     bias: Tensor | None
     """[out]."""
+
+    def parts(self) -> Iterator[Part]:
+        """Every tensor of the checkpoint that fills it."""
+        for name, rows in zip(self.names, torch.split(self.weight, list(self.widths)), strict=True):
+            yield Part.copy(f"{name}.weight", rows)
+        if self.bias is not None:
+            biases = torch.split(self.bias, list(self.widths))
+            for name, entries in zip(self.names, biases, strict=True):
+                yield Part.copy(f"{name}.bias", entries)
+
+
+AnyLinear = Linear | QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +53,19 @@ class Layer:
 
     attention_norm: Tensor
     """[hidden]."""
-    qkv: Linear
+    qkv: AnyLinear
     """[(heads + 2 * kv_heads) * head_dim, hidden]: all heads of Q, then of K, then of V."""
     q_norm: Tensor | None
     """[head_dim]."""
     k_norm: Tensor | None
     """[head_dim]."""
-    output: Linear
+    output: AnyLinear
     """[hidden, heads * head_dim]."""
     mlp_norm: Tensor
     """[hidden]."""
-    gate_up: Linear
+    gate_up: AnyLinear
     """[2 * intermediate, hidden]: gate, then up."""
-    down: Linear
+    down: AnyLinear
     """[hidden, intermediate]."""
 
 
@@ -55,85 +78,116 @@ class Parameters:
     layers: tuple[Layer, ...]
     norm: Tensor
     """[hidden]."""
-    head: Tensor
-    """[vocab, hidden]; the embedding itself when the two are tied."""
+    head: AnyLinear | None
+    """[vocab, hidden]; None: the embedding, as the two are tied."""
+
+    def linears(self) -> Iterator[AnyLinear]:
+        """Every linear layer; not a head that is tied."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+        if self.head is not None:
+            yield self.head
 
 
 def allocate_parameters(
-    config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str
+    config: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    scheme: Scheme = FLOAT_SCHEME,
 ) -> Parameters:
-    """Parameters of the right shapes, not yet filled."""
+    """Parameters of the right shapes, not yet filled.
+
+    Raises:
+        CheckpointError: `scheme` wants something of a layer that is not computed.
+    """
 
     def tensor(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def linear(rows: int, columns: int, *, bias: bool) -> Linear:
-        return Linear(tensor(rows, columns), tensor(rows) if bias else None)
+    def linear(names: tuple[str, ...], widths: list[int], columns: int, *, bias: bool) -> AnyLinear:
+        kind = common_kind(scheme, names)
+        if kind is not LinearKind.FLOAT:
+            return allocate_quantized(
+                scheme, kind, names, widths, columns, bias=bias, device=device
+            )
+        rows = sum(widths)
+        return Linear(names, tuple(widths), tensor(rows, columns), tensor(rows) if bias else None)
+
+    def layer(prefix: str) -> Layer:
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+        gate_up = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        return Layer(
+            attention_norm=tensor(hidden),
+            qkv=linear(qkv, [query_width, kv_width, kv_width], hidden, bias=config.qkv_bias),
+            q_norm=tensor(config.head_dim) if config.qk_norm else None,
+            k_norm=tensor(config.head_dim) if config.qk_norm else None,
+            output=linear((f"{attention}.o_proj",), [hidden], query_width, bias=config.output_bias),
+            mlp_norm=tensor(hidden),
+            gate_up=linear(gate_up, [intermediate] * 2, hidden, bias=config.mlp_bias),
+            down=linear((f"{mlp}.down_proj",), [hidden], intermediate, bias=config.mlp_bias),
+        )
 
     hidden, intermediate = config.hidden_size, config.intermediate_size
     query_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
-    layers = tuple(
-        Layer(
-            attention_norm=tensor(hidden),
-            qkv=linear(query_width + 2 * kv_width, hidden, bias=config.qkv_bias),
-            q_norm=tensor(config.head_dim) if config.qk_norm else None,
-            k_norm=tensor(config.head_dim) if config.qk_norm else None,
-            output=linear(hidden, query_width, bias=config.output_bias),
-            mlp_norm=tensor(hidden),
-            gate_up=linear(2 * intermediate, hidden, bias=config.mlp_bias),
-            down=linear(hidden, intermediate, bias=config.mlp_bias),
-        )
-        for _ in range(config.num_layers)
-    )
-    embedding = tensor(config.vocab_size, hidden)
     return Parameters(
-        embedding=embedding,
-        layers=layers,
+        embedding=tensor(config.vocab_size, hidden),
+        layers=tuple(layer(f"model.layers.{number}") for number in range(config.num_layers)),
         norm=tensor(hidden),
-        head=embedding if config.tie_word_embeddings else tensor(config.vocab_size, hidden),
+        head=None
+        if config.tie_word_embeddings
+        else linear((HEAD,), [config.vocab_size], hidden, bias=False),
     )
 
 
-def checkpoint_parts(config: DecoderConfig, parameters: Parameters) -> Iterator[Part]:
-    """Every tensor that the checkpoint must hold, with the (part of the) parameter it fills."""
-    yield Part("model.embed_tokens.weight", parameters.embedding)
+def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iterator[Part]:
+    """Every tensor that the checkpoint must hold, and what becomes of it.
+
+    Args:
+        parameters: What is to be filled.
+        held: Names of the tensors that the checkpoint holds; a quantised one has a choice.
+    """
+    yield Part.copy("model.embed_tokens.weight", parameters.embedding)
     for number, layer in enumerate(parameters.layers):
-        yield from _layer_parts(config, layer, f"model.layers.{number}")
-    yield Part("model.norm.weight", parameters.norm)
-    if not config.tie_word_embeddings:
-        yield Part("lm_head.weight", parameters.head)
+        yield from _layer_parts(layer, f"model.layers.{number}", held)
+    yield Part.copy("model.norm.weight", parameters.norm)
+    if parameters.head is not None:
+        yield from parameters.head.parts()
 
 
-def is_harmless(config: DecoderConfig, name: str) -> bool:
+def is_harmless(config: DecoderConfig, parameters: Parameters, name: str) -> bool:
     """Whether a tensor that fills no parameter may stand in a checkpoint all the same."""
     # Frequencies follow from config.json; older checkpoints hold them once per layer.
-    return name.endswith(".rotary_emb.inv_freq") or (
-        config.tie_word_embeddings and name == "lm_head.weight"
+    return (
+        name.endswith(".rotary_emb.inv_freq")
+        or (config.tie_word_embeddings and name == f"{HEAD}.weight")
+        or any(
+            isinstance(linear, QuantizedLinear) and name in linear.passed_over
+            for linear in parameters.linears()
+        )
     )
 
 
-def _layer_parts(config: DecoderConfig, layer: Layer, prefix: str) -> Iterator[Part]:
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    yield Part(f"{prefix}.input_layernorm.weight", layer.attention_norm)
-    kv_width = config.num_kv_heads * config.head_dim
-    widths = [config.num_heads * config.head_dim, kv_width, kv_width]
-    qkv = tuple(f"{attention}.{name}_proj" for name in ("q", "k", "v"))
-    yield from _linear_parts(layer.qkv, qkv, widths)
+def _layer_parts(layer: Layer, prefix: str, held: Collection[str]) -> Iterator[Part]:
+    attention = f"{prefix}.self_attn"
+    yield from _norm_parts(f"{prefix}.input_layernorm", layer.attention_norm, layer.qkv, held)
+    yield from layer.qkv.parts()
     if layer.q_norm is not None and layer.k_norm is not None:
-        yield Part(f"{attention}.q_norm.weight", layer.q_norm)
-        yield Part(f"{attention}.k_norm.weight", layer.k_norm)
-    yield from _linear_parts(layer.output, (f"{attention}.o_proj",), [config.hidden_size])
-    yield Part(f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm)
-    gate_up = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
-    yield from _linear_parts(layer.gate_up, gate_up, [config.intermediate_size] * 2)
-    yield from _linear_parts(layer.down, (f"{mlp}.down_proj",), [config.hidden_size])
+        yield Part.copy(f"{attention}.q_norm.weight", layer.q_norm)
+        yield Part.copy(f"{attention}.k_norm.weight", layer.k_norm)
+    yield from layer.output.parts()
+    mlp_norm = f"{prefix}.post_attention_layernorm"
+    yield from _norm_parts(mlp_norm, layer.mlp_norm, layer.gate_up, held)
+    yield from layer.gate_up.parts()
+    yield from layer.down.parts()
 
 
-def _linear_parts(linear: Linear, names: tuple[str, ...], widths: list[int]) -> Iterator[Part]:
-    """The rows of one fused projection, by the projections that it is made of."""
-    for name, rows in zip(names, torch.split(linear.weight, widths), strict=True):
-        yield Part(f"{name}.weight", rows)
-    if linear.bias is not None:
-        for name, entries in zip(names, torch.split(linear.bias, widths), strict=True):
-            yield Part(f"{name}.bias", entries)
+def _norm_parts(
+    name: str, norm: Tensor, reader: AnyLinear, held: Collection[str]
+) -> Iterator[Part]:
+    if isinstance(reader, QuantizedLinear):
+        yield from norm_parts(name, norm, reader, held)
+    else:
+        yield Part.copy(f"{name}.weight", norm)

@@ -16,7 +16,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,19 @@ from tandem_engine.api.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MODELSLIM_FILES = "quant_model_weight*.safetensors"
+MODELSLIM_INDEX = "quant_model_weight*.safetensors.index.json"
 LENGTH_BYTES = 8
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+FLOATS = ("BF16", "F16", "F32")
+"""The types that weights usually have."""
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 LFS_MARK = b"version "  # a Git LFS pointer: a few lines of text in place of the file
 
 
@@ -57,12 +68,16 @@ class Entry:
     @property
     def dtype(self) -> torch.dtype:
         """Raise CheckpointError for a dtype that is not among DTYPES."""
-        if self.dtype_name not in DTYPES:
-            raise CheckpointError(
-                f"{self.path}: the tensor {self.name} is of dtype {self.dtype_name}, "
-                f"not one of {', '.join(DTYPES)}"
-            )
+        self.check_dtype(tuple(DTYPES))
         return DTYPES[self.dtype_name]
+
+    def check_dtype(self, allowed: Sequence[str]) -> None:
+        """Raise CheckpointError for a dtype that is not among `allowed`."""
+        if self.dtype_name not in allowed:
+            among = f"not one of {', '.join(allowed)}" if allowed[1:] else f"not {allowed[0]}"
+            raise CheckpointError(
+                f"{self.path}: the tensor {self.name} is of dtype {self.dtype_name}, {among}"
+            )
 
 
 class Checkpoint:
@@ -87,6 +102,10 @@ class Checkpoint:
             return cls(folder, _read_header(single))
         if index.exists():
             return cls(folder, _read_shards(index))
+        if other := _only(folder, MODELSLIM_INDEX):
+            return cls(folder, _read_shards(other))
+        if other := _only(folder, MODELSLIM_FILES):
+            return cls(folder, _read_header(other))
         raise CheckpointError(
             f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; "
             "weights are read from safetensors files only"
@@ -129,27 +148,44 @@ class Checkpoint:
         entry = self.entry(name)
         return str(entry.path), entry.start
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Make sure that `copy` can fill a tensor of `shape`.
+    def check(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtypes: Sequence[str] = FLOATS,
+        is_column: bool = False,
+    ) -> None:
+        """Make sure that a tensor is what its taker expects.
+
+        Args:
+            name: The tensor.
+            shape: Its shape.
+            dtypes: Names of the types that it may have.
+            is_column: Whether a last dimension of 1 may follow `shape`.
 
         Raises:
-            CheckpointError: The tensor is missing, of another shape, or of an unknown dtype.
+            CheckpointError: The tensor is missing, of another shape, or of another dtype.
         """
         entry = self.entry(name)
-        if entry.shape != shape:
+        if entry.shape != shape and not (is_column and entry.shape == (*shape, 1)):
             raise CheckpointError(
                 f"{entry.path}: the tensor {name} has the shape {list(entry.shape)}, "
                 f"but config.json asks for {list(shape)}"
             )
-        _ = entry.dtype
+        entry.check_dtype(dtypes)
 
     def copy(self, name: str, destination: Tensor) -> None:
         """Copy a tensor into `destination`, to its dtype and device."""
+        self.hand_over(name, destination.copy_)
+
+    def hand_over(self, name: str, take: Callable[[Tensor], object]) -> None:
+        """Call `take` with a tensor as it lies in the file; it must not keep it."""
         entry = self.entry(name)
         data = self._map(entry.path)
         # The view must not live on: it reads from the map, which `__exit__` closes.
         view = torch.frombuffer(data, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
-        destination.copy_(_typed(view, entry).view(entry.shape))
+        take(_typed(view, entry).view(entry.shape))
         _give_back(data, entry)
 
     def _map(self, path: Path) -> mmap.mmap:
@@ -172,6 +208,18 @@ def _give_back(data: mmap.mmap, entry: Entry) -> None:
     start = entry.start - entry.start % mmap.PAGESIZE
     with suppress(OSError):  # advice
         data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+
+def _only(folder: Path, pattern: str) -> Path | None:
+    """The file of that name in `folder`, if there is one."""
+    paths = sorted(folder.glob(pattern))
+    if paths[1:]:
+        names = ", ".join(path.name for path in paths)
+        raise CheckpointError(
+            f"{folder} holds {names}, and no {INDEX_FILE} or the like that says which tensor is "
+            "where; leave the files of one checkpoint, with their index"
+        )
+    return paths[0] if paths else None
 
 
 def check_readable(folder: Path) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.weights.checkpoint import Checkpoint
+from tandem_engine.weights.checkpoint import FLOATS, Checkpoint
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the checkpoint that are loaded, and those that there are to load."""
@@ -14,11 +15,22 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor of the checkpoint and the memory that it fills."""
+    """A tensor of the checkpoint and what becomes of it."""
 
     name: str
-    destination: Tensor
-    """A parameter, or some rows of one; has the shape that the tensor must have."""
+    shape: tuple[int, ...]
+    """The shape that it must have."""
+    take: Callable[[Tensor], object]
+    """Called with it once, when all parts are checked; must not keep it."""
+    dtypes: tuple[str, ...] = FLOATS
+    """Names of the types that it may have."""
+    is_column: bool = False
+    """Whether a last dimension of 1 may follow its shape."""
+
+    @classmethod
+    def copy(cls, name: str, destination: Tensor, dtypes: tuple[str, ...] = FLOATS) -> Self:
+        """One that fills `destination`: a parameter, or some rows of one."""
+        return cls(name, tuple(destination.shape), destination.copy_, dtypes)
 
 
 def fill(
@@ -28,11 +40,11 @@ def fill(
     is_harmless: Callable[[str], bool],
     progress: Progress | None = None,
 ) -> None:
-    """Copy each part's tensor into its destination, converted to the destination's dtype.
+    """Hand each part its tensor; most copy it, converted to the type of a parameter.
 
     Args:
         checkpoint: The source.
-        parts: What to copy; the order does not matter.
+        parts: What to read; the order does not matter.
         is_harmless: Whether a tensor of the checkpoint that no part names may be left out.
         progress: Called after each tensor, and once before the first.
 
@@ -40,9 +52,7 @@ def fill(
         CheckpointError: A tensor is missing, of another shape or of a dtype that is not
             understood, or the checkpoint holds one that the model has no place for.
     """
-    for part in parts:
-        checkpoint.check(part.name, tuple(part.destination.shape))
-    _refuse_strangers(checkpoint, {part.name for part in parts}, is_harmless)
+    check(checkpoint, parts, is_harmless=is_harmless)
     # In the order of the files, so that a disk reads them from front to back.
     ordered = sorted(parts, key=lambda part: checkpoint.place(part.name))
     total = sum(checkpoint.entry(part.name).num_bytes for part in parts)
@@ -50,9 +60,22 @@ def fill(
     report = progress or (lambda _done, _total: None)
     report(done, total)
     for part in ordered:
-        checkpoint.copy(part.name, part.destination)
+        checkpoint.hand_over(part.name, part.take)
         done += checkpoint.entry(part.name).num_bytes
         report(done, total)
+
+
+def check(
+    checkpoint: Checkpoint, parts: Sequence[Part], *, is_harmless: Callable[[str], bool]
+) -> None:
+    """Make sure that the checkpoint holds all parts, as they must be, and nothing else.
+
+    Raises:
+        CheckpointError: As `fill`.
+    """
+    for part in parts:
+        checkpoint.check(part.name, part.shape, dtypes=part.dtypes, is_column=part.is_column)
+    _refuse_strangers(checkpoint, {part.name for part in parts}, is_harmless)
 
 
 def _refuse_strangers(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field
 
-from tandem_engine.api.config import DType, EngineConfig, ScheduleConfig
+from tandem_engine.api.config import DType, EngineConfig, Quantization, ScheduleConfig
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule
 from tandem_engine.api.slo import Slo
@@ -42,6 +42,9 @@ class EngineArgs(Model):
 
     dtype: DType
     """Type of weights, activations and KV cache."""
+
+    quantization: Quantization = "auto"
+    """Linear layers in 8 bits: auto, none or w8a8."""
 
     max_seq_len: int | None
     """Tokens of prompt and output together; None takes the model's own limit."""
@@ -96,6 +99,7 @@ class AppArgs(Model):
                 model_path=model.path,
                 device=engine.device,
                 dtype=engine.dtype,
+                quantization=model.quantization,
                 max_seq_len=model.max_seq_len,
                 max_input_token_len=model.max_input_token_len,
                 npu_mem_size=engine.npu_mem_size,

@@ -16,6 +16,7 @@ from tandem_engine.api.config import (
     MaxInputTokenLen,
     MaxSeqLen,
     NpuMemSize,
+    Quantization,
     ScheduleConfig,
     swap_without_memory,
 )
@@ -76,6 +77,10 @@ class ModelSpec(Model):
     """The checkpoint's folder: file:///absolute/path (on Kubernetes: on the node), pvc://claim/path
     in a volume claim, or, without Kubernetes, a path relative to the manifest that starts with ./
     or ../."""
+
+    quantization: Quantization = "auto"
+    """Linear layers in 8 bits (W8A8). auto: as the checkpoint is; w8a8: a float checkpoint is
+    quantised as it is read; none: a checkpoint in 8 bits is refused."""
 
     max_seq_len: MaxSeqLen | None = None
     """Tokens of prompt and output of one request together; absent means the model's own limit."""

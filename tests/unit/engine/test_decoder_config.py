@@ -208,11 +208,6 @@ def test_rope_scaling_is_read(
             {"hidden_act": "gelu"}, 'hidden_act is "gelu"; only silu is computed', id="activation"
         ),
         pytest.param(
-            {"quantization_config": {"quant_method": "awq"}},
-            "the weights are quantized (awq); take a checkpoint in bfloat16, float16, float32",
-            id="quantized",
-        ),
-        pytest.param(
             {"torch_dtype": "float64"},
             'dtype is "float64", not one of bfloat16, float16, float32',
             id="dtype",
@@ -234,7 +229,7 @@ def test_what_cannot_be_is_refused_with_file_and_reason(
 
 
 @pytest.mark.parametrize("junk", [None, [], {}, "x", "", -1, 0, 1.5, True, [[]], float("nan")])
-@pytest.mark.parametrize("key", [*LLAMA31, "head_dim", "rope_parameters", "quantization_config"])
+@pytest.mark.parametrize("key", [*LLAMA31, "head_dim", "rope_parameters"])
 def test_junk_is_refused_or_means_nothing(tmp_path: Path, key: str, junk: Any) -> None:
     try:
         config = read(tmp_path, LLAMA31, **{key: junk})

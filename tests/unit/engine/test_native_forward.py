@@ -17,8 +17,9 @@ from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.pack import pack_network
-from tandem_engine.model.parameters import Parameters, allocate_parameters
+from tandem_engine.model.parameters import Parameters, allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
+from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme
 from tests.unit.engine.native import native_kernels
 
 BLOCK_SIZE = 4
@@ -69,28 +70,24 @@ def _num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def parameters_of(config: DecoderConfig, dtype: torch.dtype) -> Parameters:
-    """Random ones, always the same."""
-    parameters = allocate_parameters(config, dtype=dtype, device="cpu")
+def parameters_of(config: DecoderConfig, dtype: torch.dtype, scheme: Scheme) -> Parameters:
+    """Random ones, always the same; quantised where `scheme` says so."""
+    parameters = allocate_parameters(config, dtype=dtype, device="cpu", scheme=scheme)
     generator = torch.Generator().manual_seed(0)
-    tensors = [parameters.embedding, parameters.head, parameters.norm]
-    for layer in parameters.layers:
-        tensors += [layer.attention_norm, layer.mlp_norm]
-        tensors += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            tensors += [linear.weight] + ([] if linear.bias is None else [linear.bias])
-    for tensor in tensors:
-        spread = 1.0 if tensor.dim() == 1 else tensor.shape[1] ** -0.5
-        tensor.normal_(0, spread, generator=generator)
+    for part in checkpoint_parts(parameters):
+        spread = 1.0 if len(part.shape) == 1 else part.shape[1] ** -0.5
+        part.take(torch.randn(part.shape, generator=generator).mul_(spread).to(dtype))
     return parameters
 
 
-def decoder_of(kernels: Kernels, dtype: torch.dtype, **overrides: Any) -> Decoder:
+def decoder_of(
+    kernels: Kernels, dtype: torch.dtype, scheme: Scheme = FLOAT_SCHEME, **overrides: Any
+) -> Decoder:
     config = DecoderConfig(**{**SHAPE, **overrides})
     rope = RopeTable(
         config.rope, head_dim=config.head_dim, num_positions=512, dtype=dtype, device="cpu"
     )
-    network = pack_network(config, parameters_of(config, dtype), rope, kernels)
+    network = pack_network(config, parameters_of(config, dtype, scheme), rope, kernels)
     return Decoder(config, network, kernels)
 
 
@@ -118,14 +115,18 @@ def cache_of(decoder: Decoder, metadata: AttentionMetadata) -> KVCache:
 
 
 def compare(
-    kernels: NativeKernels, dtype: torch.dtype, rows: list[tuple[int, int]], **shape: Any
+    kernels: NativeKernels,
+    dtype: torch.dtype,
+    rows: list[tuple[int, int]],
+    scheme: Scheme = FLOAT_SCHEME,
+    **shape: Any,
 ) -> list[tuple[Tensor, Tensor]]:
     metadata = layout(rows)
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, VOCAB, (metadata.num_tokens,), generator=generator)
     wanted = torch.randperm(metadata.num_tokens, generator=generator)[: 1 + len(rows)]
-    native = decoder_of(kernels, dtype, **shape)
-    reference = decoder_of(ReferenceKernels(), dtype, **shape)
+    native = decoder_of(kernels, dtype, scheme, **shape)
+    reference = decoder_of(ReferenceKernels(), dtype, scheme, **shape)
     results: list[tuple[Tensor, Tensor]] = []
     with torch.inference_mode():
         for run, decoder in (
@@ -162,6 +163,28 @@ def test_one_call_gives_what_the_kernels_give_one_by_one(
     for got in (whole, by_kernels):
         assert distance(got[0], expected[0]) < most
         assert distance(got[1], expected[1]) < most
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.01), (torch.bfloat16, 0.1)])
+@pytest.mark.usefixtures("_num_threads")
+def test_one_call_in_8_bits_gives_what_the_kernels_give_one_by_one(
+    kernels: NativeKernels, dtype: torch.dtype, most: float, shape: dict[str, Any]
+) -> None:
+    """As near as rounding allows: the seventh digit decides which integer an activation becomes."""
+    rows = [(1, 5), (1, 300), (20, 0), (9, 17)]
+
+    whole, by_kernels, expected = compare(kernels, dtype, rows, AT_LOAD_SCHEME, **shape)
+
+    for got in (whole, by_kernels):
+        assert distance(got[0], expected[0]) < most
+        assert distance(got[1], expected[1]) < most
+
+
+def test_layers_in_8_bits_are_computed_in_one_call(kernels: NativeKernels) -> None:
+    network = decoder_of(kernels, torch.bfloat16, AT_LOAD_SCHEME).network
+
+    assert kernels.forward_pass(network) is not None
 
 
 @settings(

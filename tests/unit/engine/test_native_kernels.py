@@ -11,8 +11,10 @@ from torch import Tensor
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.native.linear import Int8PanelLinear
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.quantization.int8 import Int8Weight
 from tests.unit.engine.attention_cases import Batch, attend, batches, random
 from tests.unit.engine.native import native_kernels
 
@@ -319,7 +321,9 @@ def test_w8a8_products_are_exact_up_to_their_scales(
     bias = random(outputs, seed=seed, dtype=dtype) if has_bias else None
     x, x_scales = kernels.quantize(random(rows, inputs, seed=seed, dtype=dtype))
 
-    got = kernels.linear_int8(x, x_scales, kernels.pack_int8(weight, scales, bias), dtype)
+    packed = kernels.pack_int8(Int8Weight(weight, scales, bias))
+    assert isinstance(packed, Int8PanelLinear)
+    got = kernels.linear_int8(x, x_scales, packed, dtype)
 
     integers = (x.double() - 128) @ weight.double().T
     expected = integers * x_scales.double()[:, None] * scales.double()
@@ -329,9 +333,9 @@ def test_w8a8_products_are_exact_up_to_their_scales(
 def test_w8a8_products_of_the_largest_values_do_not_saturate(kernels: NativeKernels) -> None:
     weight, x = torch.full((40, 64), -128, dtype=torch.int8), torch.full((3, 64), 255).byte()
 
-    got = kernels.linear_int8(
-        x, torch.ones(3), kernels.pack_int8(weight, torch.ones(40), None), torch.float32
-    )
+    packed = kernels.pack_int8(Int8Weight(weight, torch.ones(40), None))
+    assert isinstance(packed, Int8PanelLinear)
+    got = kernels.linear_int8(x, torch.ones(3), packed, torch.float32)
 
     assert torch.equal(got, torch.full((3, 40), -128.0 * 127 * 64))
 

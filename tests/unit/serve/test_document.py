@@ -23,7 +23,12 @@ apiVersion: serving.tandem.dev/v1alpha1
 kind: InferenceService
 metadata: {name: tiny}
 spec:
-  model: {name: tandem-tiny, source: file:///models/tiny, maxSeqLen: 1024, maxInputTokenLen: 1000}
+  model:
+    name: tandem-tiny
+    source: file:///models/tiny
+    quantization: w8a8
+    maxSeqLen: 1024
+    maxInputTokenLen: 1000
   engine:
     dtype: bfloat16
     npuMemSize: 1
@@ -183,6 +188,7 @@ def test_a_replica_reads_back_what_was_asked_for() -> None:
     assert config == EngineConfig(
         model_path="/models/tiny",
         dtype="bfloat16",
+        quantization="w8a8",
         max_seq_len=1024,
         max_input_token_len=1000,
         npu_mem_size=1,

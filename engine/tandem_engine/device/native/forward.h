@@ -5,25 +5,30 @@
 
 #pragma once
 
+#include <memory>
+
 #include "attention.h"
+#include "linear_int8.h"
+#include "quantize.h"
 
 namespace tandem {
 
 // These structures are filled by `forward.py`, field by field; every field has 8 bytes.
 
-template <class T>
+// W is the weights of linear layers: Weight<T>, or Int8Weight. The head is always the former.
+template <class T, class W>
 struct Layer {
   const T* attention_norm;
-  Weight<T> qkv;
+  W qkv;
   const T* q_norm;  // or null
   const T* k_norm;  // or null
-  Weight<T> output;
+  W output;
   const T* mlp_norm;
-  Weight<T> gate_up;
-  Weight<T> down;
+  W gate_up;
+  W down;
 };
 
-template <class T>
+template <class T, class W>
 struct Model {
   int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim;
   double eps, scale;
@@ -31,7 +36,7 @@ struct Model {
   const T* embedding;       // [vocabulary, hidden], or null: the rows of `head`
   const T* norm;
   Weight<T> head;
-  const Layer<T>* layers;
+  const Layer<T, W>* layers;
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   int64_t mixed_width() const { return heads * head_dim; }
@@ -56,15 +61,18 @@ template <class T>
 struct Activations {
   T *residual, *x, *qkv, *mixed, *gate_up, *gated;
 
-  static int64_t widest(const Model<T>& model) {
+  template <class W>
+  static int64_t widest(const Model<T, W>& model) {
     return std::max(model.qkv_width() + model.mixed_width(), 3 * model.intermediate);
   }
 
-  static int64_t count(const Model<T>& model, int64_t tokens) {
+  template <class W>
+  static int64_t count(const Model<T, W>& model, int64_t tokens) {
     return tokens * (2 * model.hidden + widest(model));
   }
 
-  Activations(const Model<T>& model, int64_t tokens, T* memory)
+  template <class W>
+  Activations(const Model<T, W>& model, int64_t tokens, T* memory)
       : residual(memory),
         x(residual + tokens * model.hidden),
         qkv(x + tokens * model.hidden),
@@ -73,13 +81,30 @@ struct Activations {
         gated(gate_up + tokens * 2 * model.intermediate) {}
 };
 
-template <class T>
+// What a linear layer in 8 bits reads: bytes, and a scale a row. A layer in float has none.
+struct Quantized {
+  std::unique_ptr<uint8_t[]> bytes;
+  std::unique_ptr<float[]> scales;
+
+  template <class Model>
+  Quantized(const Model& model, int64_t tokens)
+      : bytes(new uint8_t[tokens * std::max({model.hidden, model.mixed_width(),
+                                             model.intermediate})]),
+        scales(new float[tokens]) {}
+};
+struct Nothing {
+  template <class Model>
+  Nothing(const Model&, int64_t) {}
+};
+
+template <class T, class W>
 class Forward {
  public:
-  Forward(const Model<T>& model, const Step<T>& step, int threads)
+  Forward(const Model<T, W>& model, const Step<T>& step, int threads)
       : model_(model),
         step_(step),
         memory_(model, step.places.tokens, step.activations),
+        quantized_(model, step.places.tokens),
         plan_(step.rows, model.kv_heads, model.heads / model.kv_heads, threads),
         partials_(plan_.num_partials * model.heads / model.kv_heads * (model.head_dim + 2)),
         tickets_(model.num_layers * kTicketsPerLayer + 1) {
@@ -90,9 +115,9 @@ class Forward {
   void operator()(Team team) {
     embed(team);
     int64_t rows = places_.tokens;
-    norm(team, model_.layers[0].attention_norm, rows);
+    norm_for_layer(team, model_.layers[0].attention_norm, rows);
     for (int64_t number = 0; number < model_.num_layers; ++number) {
-      const Layer<T>& layer = model_.layers[number];
+      const Layer<T, W>& layer = model_.layers[number];
       Tickets* tickets = &tickets_[number * kTicketsPerLayer];
       const bool is_last = number + 1 == model_.num_layers;
       attention(team, tickets, layer, number);
@@ -102,22 +127,30 @@ class Forward {
         if (rows == 0) return;
         keep_wanted(team);
       }
+      if constexpr (kInt8) {
+        quantize(team, memory_.mixed, rows, model_.mixed_width(), quantized_.bytes.get(),
+                 quantized_.scales.get());
+        team.meet();
+      }
       product(team, tickets[2], memory_.mixed, rows, layer.output, memory_.residual);
-      norm(team, layer.mlp_norm, rows);
+      norm_for_layer(team, layer.mlp_norm, rows);
       feed_forward(team, tickets, layer, rows);
-      norm(team, is_last ? model_.norm : model_.layers[number + 1].attention_norm, rows);
+      if (!is_last) norm_for_layer(team, model_.layers[number + 1].attention_norm, rows);
     }
+    norm(team, model_.norm, rows);
     multiply(team, tickets_.back(), memory_.x, rows, model_.head,
              Product<float, T>(step_.logits, nullptr, model_.head));
   }
 
  private:
   static constexpr int64_t kTicketsPerLayer = 5;
+  static constexpr bool kInt8 = std::is_same_v<W, Int8Weight>;
 
-  const Model<T>& model_;
+  const Model<T, W>& model_;
   const Step<T>& step_;
   Places<T> places_;
   Activations<T> memory_;
+  std::conditional_t<kInt8, Quantized, Nothing> quantized_;
   Plan plan_;
   std::vector<float> partials_;
   std::vector<Tickets> tickets_;
@@ -142,15 +175,32 @@ class Forward {
     team.meet();
   }
 
-  // Adds x @ weight.T to the residual, or puts it elsewhere.
-  void product(Team team, Tickets& tickets, const T* x, int64_t rows, const Weight<T>& weight,
+  // Norms what a linear layer reads.
+  void norm_for_layer(Team team, const T* weight, int64_t rows) const {
+    if constexpr (kInt8) {
+      quantize_norm(team, memory_.residual, weight, rows, model_.hidden,
+                    static_cast<float>(model_.eps), quantized_.bytes.get(),
+                    quantized_.scales.get());
+      team.meet();
+    } else {
+      norm(team, weight, rows);
+    }
+  }
+
+  // Adds x @ weight.T to the residual, or puts it elsewhere. In 8 bits, x is what was quantised.
+  void product(Team team, Tickets& tickets, const T* x, int64_t rows, const W& weight,
                T* out) const {
     const T* residual = out == memory_.residual ? out : nullptr;
-    multiply(team, tickets, x, rows, weight, Product<T, T>(out, residual, weight));
+    if constexpr (kInt8) {
+      multiply(team, tickets, quantized_.bytes.get(), rows, weight,
+               Rescaled<T>(out, residual, quantized_.scales.get(), weight));
+    } else {
+      multiply(team, tickets, x, rows, weight, Product<T, T>(out, residual, weight));
+    }
     team.meet();
   }
 
-  void attention(Team team, Tickets* tickets, const Layer<T>& layer, int64_t number) {
+  void attention(Team team, Tickets* tickets, const Layer<T, W>& layer, int64_t number) {
     const int64_t stride = model_.qkv_width();
     const int64_t size =
         step_.num_blocks * model_.kv_heads * step_.block_size * model_.head_dim;
@@ -167,9 +217,14 @@ class Forward {
     team.meet();
   }
 
-  void feed_forward(Team team, Tickets* tickets, const Layer<T>& layer, int64_t rows) const {
+  void feed_forward(Team team, Tickets* tickets, const Layer<T, W>& layer, int64_t rows) const {
     product(team, tickets[3], memory_.x, rows, layer.gate_up, memory_.gate_up);
-    silu_mul(team, memory_.gate_up, rows, model_.intermediate, memory_.gated);
+    if constexpr (kInt8) {
+      quantize_gated(team, memory_.gate_up, rows, model_.intermediate, quantized_.bytes.get(),
+                     quantized_.scales.get());
+    } else {
+      silu_mul(team, memory_.gate_up, rows, model_.intermediate, memory_.gated);
+    }
     team.meet();
     product(team, tickets[4], memory_.gated, rows, layer.down, memory_.residual);
   }

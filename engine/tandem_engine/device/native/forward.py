@@ -11,22 +11,25 @@ from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.native.arguments import places_args, rows_args
 from tandem_engine.device.native.library import (
     KINDS,
+    Int8LayerArgs,
     LayerArgs,
     Library,
     ModelArgs,
     StepArgs,
-    WeightArgs,
     adopt_num_threads,
 )
-from tandem_engine.device.native.linear import PanelLinear
+from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
 from tandem_engine.device.network import Network, NetworkLayer, PackedLinear
 
 
 def is_native(network: Network) -> bool:
-    """Whether the library computes all of it."""
-    dtype = network.norm.dtype
-    linears = [network.head, *(part for layer in network.layers for part in _linears(layer))]
-    return dtype in KINDS and all(isinstance(linear, PanelLinear) for linear in linears)
+    """Whether the library computes all of it: layers in float or all in 8 bits, head in float."""
+    kinds = {type(part) for layer in network.layers for part in _linears(layer)}
+    return (
+        network.norm.dtype in KINDS
+        and isinstance(network.head, PanelLinear)
+        and kinds in ({PanelLinear}, {Int8PanelLinear})
+    )
 
 
 class NativeForward:
@@ -42,10 +45,13 @@ class NativeForward:
     def __init__(self, library: Library, network: Network) -> None:
         self._network = network
         self._dtype = network.norm.dtype
-        self._layers = (LayerArgs * len(network.layers))(*map(_layer_args, network.layers))
+        is_int8 = isinstance(network.layers[0].qkv, Int8PanelLinear)
+        args, kind = (Int8LayerArgs, "_int8") if is_int8 else (LayerArgs, "")
+        layers = (_layer_args(args, layer) for layer in network.layers)
+        self._layers = (args * len(network.layers))(*layers)
         self._model = _model_args(network, addressof(self._layers))
-        self._forward = library("forward", self._dtype)
-        self._count_activations = library("activations", self._dtype)
+        self._forward = library(f"forward{kind}", self._dtype)
+        self._count_activations = library(f"activations{kind}", self._dtype)
         self._activations = torch.empty(0, dtype=self._dtype)
 
     def __call__(
@@ -84,17 +90,16 @@ def _linears(layer: NetworkLayer) -> Iterator[PackedLinear]:
     yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
 
 
-def _weight_args(linear: Any) -> WeightArgs:
-    args: WeightArgs = linear.args
-    return args
+def _weight_args(linear: Any) -> Any:
+    return linear.args
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _layer_args(layer: NetworkLayer) -> LayerArgs:
-    return LayerArgs(
+def _layer_args(args: Any, layer: NetworkLayer) -> Any:
+    return args(
         attention_norm=_pointer(layer.attention_norm),
         qkv=_weight_args(layer.qkv),
         q_norm=_pointer(layer.q_norm),

@@ -4,8 +4,6 @@
 // unless a stride, in elements, is given.
 
 #include "forward.h"
-#include "linear_int8.h"
-#include "quantize.h"
 
 using namespace tandem;
 
@@ -104,10 +102,10 @@ float run_read(const float* data, int64_t count) {
   return total;
 }
 
-template <class T>
-void run_forward(const Model<T>& model, const Step<T>& step) {
+template <class T, class W>
+void run_forward(const Model<T, W>& model, const Step<T>& step) {
   const int64_t per_layer = model.hidden * (model.qkv_width() + 3 * model.intermediate);
-  Forward<T> forward(model, step, omp_get_max_threads());
+  Forward<T, W> forward(model, step, omp_get_max_threads());
   in_team(step.places.tokens * model.num_layers * per_layer / kLanes,
           [&](Team team) { forward(team); });
 }
@@ -150,10 +148,16 @@ void run_forward(const Model<T>& model, const Step<T>& step) {
                             const LayerCache<T>* cache, const Rows* rows, float scale, T* out) {  \
     run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
   }                                                                                               \
-  int64_t tandem_activations_##kind(const Model<T>* model, int64_t tokens) {                      \
+  int64_t tandem_activations_##kind(const Model<T, Weight<T>>* model, int64_t tokens) {           \
     return Activations<T>::count(*model, tokens);                                                 \
   }                                                                                               \
-  void tandem_forward_##kind(const Model<T>* model, const Step<T>* step) {                        \
+  void tandem_forward_##kind(const Model<T, Weight<T>>* model, const Step<T>* step) {             \
+    run_forward(*model, *step);                                                                   \
+  }                                                                                               \
+  int64_t tandem_activations_int8_##kind(const Model<T, Int8Weight>* model, int64_t tokens) {     \
+    return Activations<T>::count(*model, tokens);                                                 \
+  }                                                                                               \
+  void tandem_forward_int8_##kind(const Model<T, Int8Weight>* model, const Step<T>* step) {       \
     run_forward(*model, *step);                                                                   \
   }                                                                                               \
   void tandem_quantize_##kind(const T* x, int64_t rows, int64_t width, uint8_t* out,              \

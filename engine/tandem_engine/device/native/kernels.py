@@ -18,6 +18,7 @@ from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.quantization.int8 import Int8Weight
 
 
 class NativeKernels:
@@ -38,8 +39,20 @@ class NativeKernels:
             return self._reference.pack(weight, bias)
         return PanelLinear(self.library, self._pages, weight, bias)
 
+    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
+        """Cut the weight into panels, in huge pages.
+
+        Those that the kernels do not multiply, with inputs that have a scale and a zero point of
+        their own or do not come in fours, go to the reference.
+        """
+        if weight.static is not None or weight.values.shape[1] % 4:
+            return self._reference.pack_int8(weight)
+        return Int8PanelLinear(self.library, self._pages, weight.values, weight.scales, weight.bias)
+
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]."""
+        if isinstance(packed, Int8PanelLinear):
+            return self._linear_int8(x, packed)
         if not isinstance(packed, PanelLinear):
             return self._reference.linear(x, packed)
         x = x.contiguous()
@@ -48,6 +61,11 @@ class NativeKernels:
             x.data_ptr(), len(x), byref(packed.args), None, out.data_ptr()
         )
         return out
+
+    def _linear_int8(self, x: Tensor, packed: Int8PanelLinear) -> Tensor:
+        if x.dtype not in KINDS:
+            return self._linear_int8(x.float(), packed).to(x.dtype)
+        return self.linear_int8(*self.quantize(x), packed, x.dtype)
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """[tokens] → [tokens, hidden]."""
@@ -168,22 +186,10 @@ class NativeKernels:
         """One call a step, where the network is of a dtype that the kernels compute in."""
         return NativeForward(self.library, network) if is_native(network) else None
 
-    def pack_int8(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Int8PanelLinear:
-        """Cut a weight [out, in] int8, `in` a multiple of 4, into panels, in huge pages.
-
-        `scales` [out] is what each row of the weight is multiplied by.
-        """
-        if weight.shape[1] % 4:
-            raise ValueError(
-                f"a W8A8 weight has {weight.shape[1]} inputs, which are no multiple of 4; "
-                "leave this layer unquantised"
-            )
-        return Int8PanelLinear(self.library, self._pages, weight, scales, bias)
-
     def linear_int8(
         self, x: Tensor, x_scales: Tensor, packed: Int8PanelLinear, dtype: torch.dtype
     ) -> Tensor:
-        """Rows as `quantize` gives them by a weight of `pack_int8` → [tokens, out] of `dtype`."""
+        """Rows as `quantize` gives them → [tokens, out] of `dtype`."""
         out = torch.empty(len(x), packed.outputs, dtype=dtype)
         linear = self.library("linear_int8", dtype)
         linear(

@@ -51,6 +51,8 @@ _PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
     "attend": ([_P, _I, _I, _P, _P, _F, _P], None),
     "activations": ([_P, _I], _I),
     "forward": ([_P, _P], None),
+    "activations_int8": ([_P, _I], _I),
+    "forward_int8": ([_P, _P], None),
     "quantize": ([_P, _I, _I, _P, _P], None),
     "quantize_norm": ([_P, _P, _I, _I, _F, _P, _P], None),
     "quantize_gated": ([_P, _I, _I, _P, _P], None),
@@ -125,6 +127,14 @@ class LayerArgs(ctypes.Structure):
         ("mlp_norm", _P),
         ("gate_up", WeightArgs),
         ("down", WeightArgs),
+    )
+
+
+class Int8LayerArgs(ctypes.Structure):
+    """`Layer` of forward.h in 8 bits."""
+
+    _fields_: ClassVar[Any] = tuple(
+        (name, Int8WeightArgs if kind is WeightArgs else kind) for name, kind in LayerArgs._fields_
     )
 
 

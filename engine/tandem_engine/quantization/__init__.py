@@ -1,0 +1,1 @@
+"""W8A8: its arithmetic, and how checkpoints on disk say that they are quantised."""

@@ -1,0 +1,75 @@
+"""Find out how a checkpoint is quantised, and whether that is what was asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tandem_engine.api.config import Quantization
+from tandem_engine.api.errors import CheckpointError, ConfigError
+from tandem_engine.quantization.compressed_tensors import METHOD, read_compressed_tensors
+from tandem_engine.quantization.modelslim import PATTERN, read_modelslim
+from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme
+
+CONFIG_FILE = "config.json"
+
+
+def read_scheme(folder: Path | str) -> Scheme:
+    """How the checkpoint in `folder` is quantised.
+
+    Raises:
+        CheckpointError: It is quantised in a way that is not computed; the text names the file,
+            the field and what is supported.
+    """
+    folder = Path(folder)
+    path = folder / CONFIG_FILE
+    config = _read_object(path).get("quantization_config")
+    descriptions = sorted(folder.glob(PATTERN))
+    if config is not None and descriptions:
+        raise CheckpointError(
+            f"{path} has a quantization_config, and {descriptions[0].name} lies beside it; "
+            "the weights can be of one of the two formats only: remove what does not belong to them"
+        )
+    if descriptions:
+        if descriptions[1:]:
+            names = ", ".join(one.name for one in descriptions)
+            raise CheckpointError(f"{folder} holds several descriptions, {names}; leave one")
+        return read_modelslim(descriptions[0], _read_object(descriptions[0]))
+    if config is None:
+        return FLOAT_SCHEME
+    method = config.get("quant_method") if isinstance(config, dict) else None
+    if method != METHOD:
+        raise CheckpointError(
+            f"{path}: quantization_config.quant_method is {json.dumps(method)}; supported are "
+            f"{METHOD} (W8A8) and msModelSlim's {PATTERN}"
+        )
+    return read_compressed_tensors(path, config)
+
+
+def resolve_scheme(asked: Quantization, folder: Path | str) -> Scheme:
+    """What is done with the checkpoint in `folder` where `asked` is asked for.
+
+    Raises:
+        CheckpointError: As `read_scheme`.
+        ConfigError: It is quantised, and shall not be.
+    """
+    found = read_scheme(folder)
+    if asked == "none" and found.is_quantized:
+        raise ConfigError(
+            f"quantization is none, but {folder} is {found.format}, whose weights are in 8 bits; "
+            "give auto or w8a8, leave quantization out, or name a checkpoint in float."
+        )
+    if asked == "w8a8" and not found.is_quantized:
+        return AT_LOAD_SCHEME
+    return found
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return document
