@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tandem_serve.api import draining
 from tandem_serve.api.spec import GROUP
 
 FIELD_MANAGER: Final = "tandem-operator"
@@ -25,7 +26,7 @@ COMPONENT: Final = "app.kubernetes.io/component"
 HEAD: Final = "head"
 WORKER: Final = "worker"
 
-SERVE_PORT: Final = 8000
+SERVE_PORT: Final = draining.SERVE_PORT
 """Port of the endpoint, in the pods and in the Service."""
 
 DASHBOARD_PORT: Final = 8265

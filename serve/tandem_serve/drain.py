@@ -11,6 +11,9 @@ A worker
    out of service; they finish their requests.
 3. waits for Ray's node process, which ends itself when nothing runs on it any more.
 
+Each wait ends, too, when no connection has been open for a while over which a request could run:
+Serve tries to stop a HAProxy only once, and one whose actor has died is nobody's.
+
 The head holds Serve's controller, which the workers need for this, so it waits for them.
 
 HAProxy is not signalled from here: Serve takes one whose admin socket has closed for dead, and
@@ -30,13 +33,19 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path, PurePath
 from typing import Final
 
-from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S, HEAD_TIMEOUT_S
+from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S, HEAD_TIMEOUT_S, SERVE_PORT
 from tandem_serve.processes import Process, all_processes, command_line, is_alive
 
 DASHBOARD: Final = "http://127.0.0.1:8265"
 
 # Longer than HAProxy keeps an idle connection (90 s, Serve's default).
 _IDLE_CONNECTIONS_S: Final = 100
+# Seconds without a connection after which nothing is waited for. Longer than Serve takes to stop a
+# HAProxy and a node on which nothing runs (10 to 18 s), and than a replica's address takes to
+# leave a Service.
+_QUIET_S: Final = 20
+# Ports of the replicas behind HAProxy (Ray's defaults).
+_REPLICA_PORTS: Final = range(30_000, 31_001)
 # State of a TCP connection, as /proc/net/tcp has it.
 _ESTABLISHED: Final = "01"
 _IPV6: Final = 6
@@ -67,6 +76,15 @@ class Raylet:
     gcs_address: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """An open TCP connection."""
+
+    local_port: int
+    peer: IPv4Address | IPv6Address
+    peer_port: int
+
+
 def drain_worker() -> None:
     """Take this node out of service, and wait until nothing runs on it."""
     for raylet in find_raylets():  # a pod has one
@@ -81,11 +99,11 @@ def drain_node(raylet: Raylet, haproxies: Sequence[Process]) -> None:
     if haproxies:
         _say(f"waiting up to {_IDLE_CONNECTIONS_S} s for the connections of HAProxy")
         tell_ray(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S + _IDLE_CONNECTIONS_S)
-        wait_for_end(haproxies, timeout_s=_IDLE_CONNECTIONS_S)
+        wait_for_end(haproxies, timeout_s=_IDLE_CONNECTIONS_S, is_busy=has_connections)
     left_s = deadline - time.monotonic()
     _say(f"waiting up to {left_s:.0f} s for running requests")
     tell_ray(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S)
-    wait_for_end([raylet.process], timeout_s=left_s)
+    wait_for_end([raylet.process], timeout_s=left_s, is_busy=has_connections)
 
 
 def drain_head(dashboard: str = DASHBOARD, timeout_s: float = HEAD_TIMEOUT_S) -> None:
@@ -120,24 +138,37 @@ def reachable_address(raylet: Process, gcs_address: str) -> str:
     cluster, minutes before the pods: nothing new could be said to it by name.
     """
     _, _, port = gcs_address.rpartition(":")
-    for table in ("tcp", "tcp6"):
-        try:
-            text = Path(f"/proc/{raylet.pid}/net/{table}").read_text(encoding="ascii")
-        except OSError:
-            continue
-        for address, peer_port in established_peers(text):
-            if str(peer_port) == port:
-                return f"[{address}]:{port}" if address.version == _IPV6 else f"{address}:{port}"
+    for connection in connections_seen_by(raylet.pid):
+        if str(connection.peer_port) == port:
+            address = connection.peer
+            return f"[{address}]:{port}" if address.version == _IPV6 else f"{address}:{port}"
     return gcs_address
 
 
-def established_peers(table: str) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
-    """The other ends of the connections in the text of /proc/net/tcp or /proc/net/tcp6."""
+def has_connections() -> bool:
+    """Whether a connection is open over which this pod may have a request."""
+    ports = {connection.local_port for connection in connections_seen_by(os.getpid())}
+    return SERVE_PORT in ports or not ports.isdisjoint(_REPLICA_PORTS)
+
+
+def connections_seen_by(pid: int) -> Iterator[Connection]:
+    """The connections in the network namespace of a process."""
+    for table in ("tcp", "tcp6"):
+        try:
+            text = Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii")
+        except OSError:
+            continue
+        yield from established_connections(text)
+
+
+def established_connections(table: str) -> Iterator[Connection]:
+    """The connections in the text of /proc/net/tcp or /proc/net/tcp6."""
     for line in table.splitlines()[1:]:
-        _, _, remote, state, *_ = line.split()
+        _, local, remote, state, *_ = line.split()
         if state == _ESTABLISHED:
             address, _, port = remote.partition(":")
-            yield _address(address), int(port, 16)
+            local_port = int(local.rpartition(":")[2], 16)
+            yield Connection(local_port=local_port, peer=_address(address), peer_port=int(port, 16))
 
 
 def _address(hexadecimal: str) -> IPv4Address | IPv6Address:
@@ -213,11 +244,29 @@ def _command(process: Process) -> tuple[str, dict[str, str]]:
     return PurePath(program).name, {name: value for name, equals, value in pairs if equals}
 
 
-def wait_for_end(processes: Sequence[Process], *, timeout_s: float) -> None:
-    """Wait until all of `processes` have ended, or the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+def wait_for_end(
+    processes: Sequence[Process],
+    *,
+    timeout_s: float,
+    is_busy: Callable[[], bool],
+    quiet_s: float = _QUIET_S,
+) -> None:
+    """Wait until all of `processes` have ended, the time is up, or long enough nothing was busy.
+
+    Args:
+        processes: What is to end.
+        timeout_s: The longest wait.
+        is_busy: Whether there is something to wait for.
+        quiet_s: How long it must say no.
+    """
+    started = busy_at = time.monotonic()
+    while (now := time.monotonic()) < started + timeout_s:
         if not any(is_alive(process.pid, process.started) for process in processes):
+            return
+        if is_busy():
+            busy_at = now
+        if now - busy_at > quiet_s:
+            _say(f"no connection for {quiet_s:.0f} s; going on")
             return
         time.sleep(_POLL_S)
 

@@ -5,6 +5,9 @@
 
 from typing import Final
 
+SERVE_PORT: Final = 8000
+"""Port of the endpoint in a pod."""
+
 GRACEFUL_SHUTDOWN_TIMEOUT_S: Final = 600
 """MindIE's e2eTimeout: the longest that a replica told to stop goes on with its requests."""
 

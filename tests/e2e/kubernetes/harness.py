@@ -14,7 +14,7 @@ import yaml
 from tests.e2e.harness import wait_for
 from tests.tiny import TINY
 from tools.cluster import Cluster
-from tools.kubernetes import Kubernetes
+from tools.kubernetes import CommandFailed, Kubernetes
 from tools.up import NAMESPACE as OPERATOR_NAMESPACE
 
 NAMESPACE = "default"
@@ -24,6 +24,8 @@ KINDS = (
     "all", "secrets", "configmaps", "networkpolicies", "poddisruptionbudgets", "rayservices",
     "rayclusters", "roles", "rolebindings", "serviceaccounts",
 )  # fmt: skip
+# Prints the start of each command line, the whole pod's where its containers share processes.
+PROCESSES = "for one in /proc/[0-9]*/cmdline; do head -c 90 $one | tr '\\0' ' '; echo; done"
 
 
 @dataclass
@@ -119,8 +121,19 @@ class DeployedService:
             lambda: not self.leftovers(),
             f"nothing is left of {self.name}",
             timeout_s=timeout_s,
-            instead=lambda: self.kubernetes.kubectl("describe", *self.leftovers()),
+            instead=self._what_lingers,
         )
+
+    def _what_lingers(self) -> str:
+        """The objects that are left, and last what their pods still run."""
+        left = self.leftovers()
+        told = [self.kubernetes.kubectl("describe", *left)] if left else []
+        for pod in (one for one in left if one.startswith("pod/")):
+            try:
+                told += [pod, self.kubernetes.kubectl("exec", pod, "--", "sh", "-c", PROCESSES)]
+            except CommandFailed as error:
+                told.append(str(error))
+        return "\n".join([*told, *left])
 
     def answers(self) -> bool:
         """Whether the endpoint answers at all."""

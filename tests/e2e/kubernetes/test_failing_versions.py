@@ -32,8 +32,9 @@ def broken(checkpoint: Checkpoint) -> Checkpoint:
 
 
 @pytest.fixture
-def service(tandem: Kubernetes) -> Iterator[DeployedService]:
-    """A service of its own name; the test applies it."""
+def service(tandem: Kubernetes, checkpoint: Checkpoint) -> Iterator[DeployedService]:
+    """A service of its own name; the test applies it. Its checkpoint outlives it."""
+    del checkpoint
     service = DeployedService(tandem, "failing")
     yield service
     service.delete()

@@ -147,13 +147,44 @@ def test_waiting_ends_with_the_process() -> None:
     with process("raylet") as started:
         running = read_process(started.pid)
         assert running is not None
-        drain.wait_for_end([running], timeout_s=0.0)
+        drain.wait_for_end([running], timeout_s=0.0, is_busy=lambda: True)
         assert started.poll() is None
         ended = threading.Timer(0.1, started.kill)
         ended.start()
-        drain.wait_for_end([running], timeout_s=60.0)
+        drain.wait_for_end([running], timeout_s=60.0, is_busy=lambda: True)
 
     assert started.returncode is not None
+
+
+def test_nothing_is_waited_for_where_no_request_can_run(capsys: pytest.CaptureFixture[str]) -> None:
+    busy = iter([True, False, True])
+    with process("raylet") as started:
+        running = read_process(started.pid)
+        assert running is not None
+        drain.wait_for_end(
+            [running], timeout_s=3600.0, is_busy=lambda: next(busy, False), quiet_s=0.6
+        )
+        assert started.poll() is None
+
+    assert next(busy, None) is None
+    assert capsys.readouterr().err == "tandem drain: no connection for 1 s; going on\n"
+
+
+def test_a_connection_to_the_endpoint_or_a_replica_is_one_with_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(drain, "SERVE_PORT", port)
+        # Ray's default ports are free, or another program's: only this one is looked at.
+        monkeypatch.setattr(drain, "_REPLICA_PORTS", range(0))
+        assert not drain.has_connections()
+        with socket.create_connection(("127.0.0.1", port)):
+            assert drain.has_connections()
+            monkeypatch.setattr(drain, "SERVE_PORT", 0)
+            assert not drain.has_connections()
+            monkeypatch.setattr(drain, "_REPLICA_PORTS", range(port, port + 1))
+            assert drain.has_connections()
 
 
 @pytest.mark.parametrize("role", ["worker", "head"])
@@ -191,6 +222,10 @@ TCP6 = """\
 """
 
 
+def to_gcs(local_port: int, address: str) -> drain.Connection:
+    return drain.Connection(local_port=local_port, peer=ip_address(address), peer_port=6379)
+
+
 def myself() -> Process:
     me = read_process(os.getpid())
     assert me is not None
@@ -199,10 +234,10 @@ def myself() -> Process:
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the tables are a little-endian kernel's")
 def test_the_other_ends_of_connections_are_read_as_the_kernel_prints_them() -> None:
-    assert list(drain.established_peers(TCP)) == [(ip_address("10.0.0.4"), 6379)]
-    assert list(drain.established_peers(TCP6)) == [
-        (ip_address("10.0.0.4"), 6379),
-        (ip_address("2001:db8::2"), 6379),
+    assert list(drain.established_connections(TCP)) == [to_gcs(50000, "10.0.0.4")]
+    assert list(drain.established_connections(TCP6)) == [
+        to_gcs(50002, "10.0.0.4"),
+        to_gcs(50003, "2001:db8::2"),
     ]
 
 
