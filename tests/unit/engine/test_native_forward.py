@@ -217,6 +217,27 @@ def test_layers_in_8_bits_are_computed_in_one_call(kernels: NativeKernels) -> No
     assert kernels.forward_pass(network) is not None
 
 
+@pytest.mark.parametrize("scheme", [FLOAT_SCHEME, AT_LOAD_SCHEME], ids=["float", "w8a8"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_inside_a_layer_comes_out_in_its_own_row_alone(
+    kernels: NativeKernels, dtype: torch.dtype, bad: float, scheme: Scheme
+) -> None:
+    decoder, metadata = decoder_of(kernels, dtype, scheme), layout([(1, 9), (1, 9), (9, 3)])
+    tokens, wanted = torch.arange(11), torch.tensor([0, 1, 10])
+    sound, spoiled = (cache_of(decoder, metadata) for _ in range(2))
+    begin, end = metadata.first_block[1:3]
+    spoiled.blocks[0, 1, metadata.blocks[begin:end].tolist()] = bad  # V of the second row
+
+    with torch.inference_mode():
+        expected = decoder.forward(tokens, sound, metadata, logits_rows=wanted)
+        logits = decoder.forward(tokens, spoiled, metadata, logits_rows=wanted)
+
+    assert not logits[1].isfinite().any()
+    assert expected.isfinite().all()
+    assert torch.equal(logits[[0, 2]], expected[[0, 2]])
+
+
 @settings(
     deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
