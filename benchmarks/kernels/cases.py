@@ -7,8 +7,10 @@ import torch
 
 from benchmarks.kernels.measure import Work
 from benchmarks.kernels.shapes import Batch, make_cache, make_rope, random_tensor
+from tandem_engine.device import kv_int8
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
+from tandem_engine.quantization.int8 import Int8Weight
 
 EPS = 1e-6
 
@@ -31,8 +33,9 @@ def cases_of(config: DecoderConfig, batches: list[Batch]) -> Iterator[Case]:
     """All kernels at each batch."""
     for batch in batches:
         yield _norm(config, batch)
-        yield _prepare(config, batch)
-        yield _attention(config, batch)
+        for kind in (torch.bfloat16, torch.int8):
+            yield _prepare(config, batch, kind)
+            yield _attention(config, batch, kind)
         yield _silu(config, batch)
         yield from _linears(config, batch)
 
@@ -47,8 +50,13 @@ def _norm(config: DecoderConfig, batch: Batch) -> Case:
     return Case(kernel="add, norm", shape=batch.name, make=make, num_bytes=4 * x.nbytes)
 
 
-def _prepare(config: DecoderConfig, batch: Batch) -> Case:
-    metadata, rope, cache = batch.layout(), make_rope(config).table, make_cache(config, batch)
+def _of_cache(kernel: str, kv_dtype: torch.dtype) -> str:
+    return f"{kernel}, int8" if kv_dtype == torch.int8 else kernel
+
+
+def _prepare(config: DecoderConfig, batch: Batch, kv_dtype: torch.dtype) -> Case:
+    metadata, rope = batch.layout(), make_rope(config).table
+    cache = make_cache(config, batch, kv_dtype)
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     qkv = random_tensor(batch.num_tokens, width)
     norms = HeadNorms(random_tensor(config.head_dim), random_tensor(config.head_dim), EPS)
@@ -56,22 +64,36 @@ def _prepare(config: DecoderConfig, batch: Batch) -> Case:
     def make(kernels: Kernels) -> Work:
         return lambda: kernels.prepare_attention(qkv, rope, *cache[0], metadata, norms=norms)
 
+    q_bytes = batch.num_tokens * config.num_heads * config.head_dim * qkv.itemsize
     return Case(
-        kernel="q/k norm, rotary, cache", shape=batch.name, make=make, num_bytes=2 * qkv.nbytes
+        kernel=_of_cache("q/k norm, rotary, cache", kv_dtype),
+        shape=batch.name,
+        make=make,
+        num_bytes=qkv.nbytes + q_bytes + batch.num_tokens * _kv_bytes(config, kv_dtype),
     )
 
 
-def _attention(config: DecoderConfig, batch: Batch) -> Case:
-    metadata, cache = batch.layout(), make_cache(config, batch)
+def _kv_bytes(config: DecoderConfig, kv_dtype: torch.dtype) -> int:
+    """Of one token in one layer's cache."""
+    return (
+        2
+        * config.num_kv_heads
+        * kv_int8.row_elements(config.head_dim, kv_dtype)
+        * kv_dtype.itemsize
+    )
+
+
+def _attention(config: DecoderConfig, batch: Batch, kv_dtype: torch.dtype) -> Case:
+    metadata, cache = batch.layout(), make_cache(config, batch, kv_dtype)
     q = random_tensor(batch.num_tokens, config.num_heads, config.head_dim) * 50
 
     def make(kernels: Kernels) -> Work:
         scale = config.head_dim**-0.5
         return lambda: kernels.paged_attention(q, *cache[0], metadata, scale)
 
-    kv_bytes = 2 * batch.num_keys * config.num_kv_heads * config.head_dim * q.itemsize
+    kv_bytes = batch.num_keys * _kv_bytes(config, kv_dtype)
     return Case(
-        kernel="attention",
+        kernel=_of_cache("attention", kv_dtype),
         shape=batch.name,
         make=make,
         num_bytes=kv_bytes + 2 * q.nbytes,
@@ -92,6 +114,7 @@ def _linears(config: DecoderConfig, batch: Batch) -> Iterator[Case]:
     hidden, mlp = config.hidden_size, config.intermediate_size
     for inputs, outputs in ((hidden, 2 * mlp), (mlp, hidden)):
         yield _linear(batch, inputs, outputs)
+        yield _linear_int8(batch, inputs, outputs)
 
 
 def _linear(batch: Batch, inputs: int, outputs: int) -> Case:
@@ -112,6 +135,29 @@ def _linear(batch: Batch, inputs: int, outputs: int) -> Case:
     )
 
 
-def _copies(parameters: int) -> int:
+def _linear_int8(batch: Batch, inputs: int, outputs: int) -> Case:
+    """W8A8, with the quantising of what comes in."""
+    x = random_tensor(batch.num_tokens, inputs)
+    values = [
+        torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+        for _ in range(_copies(inputs * outputs, torch.int8))
+    ]
+    scales = torch.full((outputs,), 1e-4)
+
+    def make(kernels: Kernels) -> Work:
+        packed = [kernels.pack_int8(Int8Weight(one.clone(), scales, None)) for one in values]
+        turn = iter(range(1 << 62))
+        return lambda: kernels.linear(x, packed[next(turn) % len(packed)])
+
+    return Case(
+        kernel=f"linear {inputs} to {outputs}, W8A8",
+        shape=f"{batch.num_tokens} rows",
+        make=make,
+        num_bytes=inputs * outputs + x.itemsize * batch.num_tokens * (inputs + outputs),
+        operations=2 * batch.num_tokens * inputs * outputs,
+    )
+
+
+def _copies(parameters: int, dtype: torch.dtype = torch.bfloat16) -> int:
     """Weights in turn, so that each comes from memory, as in a model, and not from a cache."""
-    return max(2, (160 << 20) // (parameters * torch.bfloat16.itemsize))
+    return max(2, (160 << 20) // (parameters * dtype.itemsize))

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.measure import Limits
 from benchmarks.kernels.shapes import MODELS
-from benchmarks.kernels.steps import StepTimes, floor_seconds
+from benchmarks.kernels.steps import StepTimes, floor_seconds, read_bytes
 from benchmarks.serving.machine import git_commit, machine_facts
 
 
@@ -55,7 +56,8 @@ def step_table(steps: list[StepTimes], limits: Limits) -> Table:
     table = Table(title="Forward steps on random weights, ms")
     for name in ("model", "batch"):
         table.add_column(name)
-    for name in ("native", "of it GEMM", "rest", "torch", "times", "limit", "% of limit"):
+    names = ("native", "of it GEMM", "rest", "torch", "times", "limit", "% of limit")
+    for name in (*names, "W8A8", "times", "% of read"):
         table.add_column(name, justify="right")
     for step in steps:
         floor = _floor(step, limits)
@@ -71,6 +73,9 @@ def step_table(steps: list[StepTimes], limits: Limits) -> Table:
             times,
             f"{floor * 1e3:,.2f}",
             f"{100 * floor / step.native:.0f}",
+            f"{step.native_int8 * 1e3:,.2f}",
+            f"{step.native / step.native_int8:.2f}",
+            f"{100 * _int8_read_s(step, limits) / step.native_int8:.0f}",
         )
     return table
 
@@ -115,6 +120,8 @@ def write_json(
                 "batch": step.batch.name,
                 "native_s": step.native,
                 "native_gemm_s": step.native_gemm,
+                "native_int8_s": step.native_int8,
+                "int8_read_s": _int8_read_s(step, limits),
                 "reference_s": step.reference,
                 "limit_s": _floor(step, limits),
             }
@@ -123,6 +130,11 @@ def write_json(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _int8_read_s(step: StepTimes, limits: Limits) -> float:
+    """Reading what a step in W8A8 reads; products are no limit where rows are few."""
+    return read_bytes(step, MODELS[step.model], torch.int8) / limits.read_bytes_per_s
 
 
 def _floor(step: StepTimes, limits: Limits) -> float:

@@ -6,13 +6,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.pack import pack_network
-from tandem_engine.model.parameters import Linear, Parameters, allocate_parameters
+from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
+from tandem_engine.quantization.scheme import FLOAT_SCHEME, Scheme
 
 BLOCK_SIZE: Final = 64
 MAX_POSITIONS: Final = 8192
@@ -101,11 +103,13 @@ def random_tensor(*shape: int) -> Tensor:
     return torch.randn(shape).mul_(_SPREAD).bfloat16()
 
 
-def make_decoder(config: DecoderConfig, kernels: Kernels) -> Decoder:
-    """Random weights, the same ones for the same shape."""
+def make_decoder(config: DecoderConfig, kernels: Kernels, scheme: Scheme = FLOAT_SCHEME) -> Decoder:
+    """Random weights, the same ones for the same shape; norms of 1."""
     torch.manual_seed(0)
-    parameters = allocate_parameters(config, dtype=torch.bfloat16, device="cpu")
-    _fill(parameters)
+    parameters = allocate_parameters(config, dtype=torch.bfloat16, device="cpu", scheme=scheme)
+    for part in checkpoint_parts(parameters):
+        is_norm = len(part.shape) == 1
+        part.take(torch.ones(part.shape).bfloat16() if is_norm else random_tensor(*part.shape))
     rope = make_rope(config)
     return Decoder(config, pack_network(config, parameters, rope, kernels), kernels)
 
@@ -121,24 +125,16 @@ def make_rope(config: DecoderConfig) -> RopeTable:
     )
 
 
-def make_cache(config: DecoderConfig, batch: Batch) -> KVCache:
-    """Blocks for the batch, filled."""
+def make_cache(config: DecoderConfig, batch: Batch, dtype: torch.dtype = torch.bfloat16) -> KVCache:
+    """Blocks for the batch, in bfloat16 or int8, filled."""
     num_blocks = len(batch.layout().blocks)
     cache = allocate_kv_cache(
-        config, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device="cpu"
+        config, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype, device="cpu"
     )
-    cache.blocks.normal_()
+    if dtype == torch.int8:
+        for part in cache.blocks.flatten(0, 1):
+            kv_int8.values_of(part).random_(-127, 128)
+            kv_int8.scales_of(part).fill_(1 / 32)
+    else:
+        cache.blocks.normal_()
     return cache
-
-
-def _fill(parameters: Parameters) -> None:
-    parameters.embedding.normal_(0, _SPREAD)
-    norms = [parameters.norm]
-    for layer in parameters.layers:
-        norms += [layer.attention_norm, layer.mlp_norm]
-        norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
-    for linear in parameters.linears():
-        assert isinstance(linear, Linear), "nothing is quantised here"  # noqa: S101
-        linear.weight.normal_(0, _SPREAD)
-    for norm in norms:
-        norm.fill_(1)

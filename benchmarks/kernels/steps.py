@@ -9,6 +9,7 @@ from benchmarks.kernels.shapes import Batch, make_cache, make_decoder, random_te
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder
+from tandem_engine.quantization.scheme import AT_LOAD_SCHEME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class StepTimes:
     native: float
     native_gemm: float
     """The products of the step alone."""
+    native_int8: float
+    """The same step in W8A8."""
     reference: float | None
     """None: left out."""
 
@@ -34,7 +37,10 @@ def measure_steps(
     reference: Kernels | None,
 ) -> list[StepTimes]:
     """The batches on a model with random weights."""
-    decoders = {"native": make_decoder(config, native)}
+    decoders = {
+        "native": make_decoder(config, native),
+        "w8a8": make_decoder(config, native, AT_LOAD_SCHEME),
+    }
     if reference is not None:
         decoders["reference"] = make_decoder(config, reference)
     return [_measure(name, batch, decoders, watch, native) for batch in batches]
@@ -52,6 +58,7 @@ def _measure(
         batch=batch,
         native=taken["native"],
         native_gemm=taken["gemm"],
+        native_int8=taken["w8a8"],
         reference=taken.get("reference"),
     )
 
@@ -84,9 +91,11 @@ def _products(decoder: Decoder, batch: Batch, kernels: Kernels) -> Work:
     return work
 
 
-def weight_bytes(config: DecoderConfig) -> int:
-    """What a step must read of the model at least."""
-    return torch.bfloat16.itemsize * num_multiplied(config)
+def weight_bytes(config: DecoderConfig, layers: torch.dtype = torch.bfloat16) -> int:
+    """What a step must read of the model at least; its head is in bfloat16 also in W8A8."""
+    head = config.vocab_size * config.hidden_size
+    of_layers = num_multiplied(config) - head
+    return layers.itemsize * of_layers + torch.bfloat16.itemsize * head
 
 
 def num_multiplied(config: DecoderConfig) -> int:
@@ -98,10 +107,15 @@ def num_multiplied(config: DecoderConfig) -> int:
     return config.num_layers * of_layer + config.vocab_size * config.hidden_size
 
 
+def read_bytes(step: StepTimes, config: DecoderConfig, layers: torch.dtype = torch.bfloat16) -> int:
+    """Weights and K and V that the step reads."""
+    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.bfloat16.itemsize
+    return weight_bytes(config, layers) + kv * step.batch.num_keys
+
+
 def floor_seconds(step: StepTimes, config: DecoderConfig, *, read: float, gemm: float) -> float:
     """The least that the machine's memory and products allow, in seconds."""
-    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.bfloat16.itemsize
-    num_bytes = weight_bytes(config) + kv * step.batch.num_keys
+    num_bytes = read_bytes(step, config)
     head = config.vocab_size * config.hidden_size
     products = step.batch.num_tokens * (num_multiplied(config) - head) + len(step.batch.rows) * head
     scores = 2 * step.batch.num_scores * config.num_layers * config.num_heads * config.head_dim

@@ -5,10 +5,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from tandem_engine.api.config import EngineConfig
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.front import EngineLimits
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.device.kv_int8 import SCALE_BYTES
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
@@ -69,7 +72,7 @@ def build_engine(
     decoder = _load(config, runtime, max_seq_len, report)
     capacity = _capacity(config, decoder, runtime, max_seq_len)
     num_host_blocks = _num_host_blocks(config, decoder, runtime, capacity)
-    report(capacity.in_words(_shape(decoder), num_host_blocks=num_host_blocks))
+    report(capacity.in_words(_shape(config, decoder), num_host_blocks=num_host_blocks))
     limits = _limits(config, decoder, capacity)
     config = config.model_copy(update={"schedule": in_force(config.schedule, limits)})
     engine = _engine(config, decoder, capacity, runtime, num_host_blocks=num_host_blocks)
@@ -140,7 +143,7 @@ def _capacity(
     config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, max_seq_len: int
 ) -> Capacity:
     block_size = config.schedule.cache_block_size
-    shape = _shape(decoder)
+    shape = _shape(config, decoder)
     if config.num_kv_blocks is not None:
         return Capacity(
             num_blocks=config.num_kv_blocks, block_size=block_size, max_seq_len=max_seq_len
@@ -174,19 +177,25 @@ def _largest_step(config: EngineConfig, shape: ModelShape, max_seq_len: int) -> 
     return activation_bytes(shape, step_tokens=step_tokens, rows=schedule.max_batch_size)
 
 
-def _shape(decoder: Decoder) -> ModelShape:
-    config = decoder.config
+def _kv_dtype(config: EngineConfig, decoder: Decoder) -> torch.dtype:
+    return torch.int8 if config.kv_cache_dtype == "int8" else decoder.dtype
+
+
+def _shape(config: EngineConfig, decoder: Decoder) -> ModelShape:
+    model, kv_dtype = decoder.config, _kv_dtype(config, decoder)
     return ModelShape(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_size,
         kv_bytes_per_token=kv_bytes_per_token(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_size=config.head_dim,
-            dtype_bytes=decoder.dtype.itemsize,
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_size=model.head_dim,
+            dtype_bytes=kv_dtype.itemsize,
+            scale_bytes=SCALE_BYTES if kv_dtype == torch.int8 else 0,
         ),
         dtype_bytes=decoder.dtype.itemsize,
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
     )
 
 
@@ -196,7 +205,7 @@ def _num_host_blocks(
     """Blocks for sequences that are swapped out: cpuMemSize."""
     if config.num_host_blocks is not None:
         return config.num_host_blocks
-    shape = _shape(decoder)
+    shape = _shape(config, decoder)
     memory = runtime.memory()
     taken = capacity.num_tokens * shape.kv_bytes_per_token
     return size_host(
@@ -219,7 +228,7 @@ def _engine(
         decoder.config,
         num_blocks=capacity.num_blocks,
         block_size=capacity.block_size,
-        dtype=decoder.dtype,
+        dtype=_kv_dtype(config, decoder),
         device=decoder.device,
     )
     host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)

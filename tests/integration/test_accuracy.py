@@ -71,6 +71,16 @@ def test_in_8_bits_as_many_are_right_but_for_half_a_point() -> None:
     assert accuracy(held_out(), said) >= least, misses(held_out(), said)
 
 
+@pytest.mark.parametrize("settings", [{}, {"quantization": "w8a8"}], ids=["float", "w8a8"])
+def test_with_a_kv_cache_in_8_bits_as_many_are_right_but_for_half_a_point(
+    settings: dict[str, Any],
+) -> None:
+    said = asyncio.run(answers(schedule=MIX, kv_cache_dtype="int8", **settings))
+
+    least = accuracy(held_out(), in_bfloat16()) - MOST_LOST_IN_8_BITS
+    assert accuracy(held_out(), said) >= least, misses(held_out(), said)
+
+
 @pytest.mark.parametrize("chunk", [16, 48])
 def test_in_8_bits_answers_do_not_depend_on_how_prompts_are_cut(chunk: int) -> None:
     settings: dict[str, Any] = {"count": 60, "quantization": "w8a8", "dtype": "float32"}

@@ -1,4 +1,4 @@
-"""W8A8 beside float: nearly the same probabilities, and any cut gives the same tokens.
+"""8 bits beside float: nearly the same probabilities, and any cut gives the same tokens.
 
 M is the model that other engines are compared with (hidden 1024, 16 heads, MLP 3072, vocabulary
 32000), with 4 of its 28 layers so that the test takes seconds. With all of them the divergence is
@@ -29,6 +29,7 @@ HIDDEN: Final = 1024
 VOCABULARY: Final = 32000
 NUM_TOKENS: Final = 48
 MOST_KL: Final = 0.02
+MOST_KL_OF_KV: Final = 0.002
 BLOCK_SIZE: Final = 16
 CONFIG: Final = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -86,14 +87,16 @@ def decoder_of(folder: Path, **settings: Any) -> Decoder:
     return load_decoder(folder, runtime=open_device("cpu"), max_positions=512, **settings)
 
 
-def logits(decoder: Decoder, tokens: Sequence[int], chunk: int) -> Tensor:
+def logits(
+    decoder: Decoder, tokens: Sequence[int], chunk: int, kv_dtype: torch.dtype | None = None
+) -> Tensor:
     """[tokens, vocab], from prompt chunks of one size."""
     blocks = range(-(-len(tokens) // BLOCK_SIZE))
     cache = allocate_kv_cache(
         decoder.config,
         num_blocks=len(blocks),
         block_size=BLOCK_SIZE,
-        dtype=decoder.dtype,
+        dtype=kv_dtype or decoder.dtype,
         device=decoder.device,
     )
     found = []
@@ -132,6 +135,21 @@ def test_probabilities_stay_near_those_of_float(model_m: Path) -> None:
     assert 0 < mean_kl(half, in_8_bits) < MOST_KL
 
 
+def test_probabilities_stay_near_with_the_kv_cache_in_8_bits(model_m: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, VOCABULARY, (NUM_TOKENS,), generator=generator).tolist()
+
+    single = logits(decoder_of(model_m, dtype="float32"), tokens, NUM_TOKENS)
+    decoder = decoder_of(model_m)
+    half = logits(decoder, tokens, NUM_TOKENS)
+
+    # Most read as decode rows read it, and as chunks do.
+    for chunk in (1, NUM_TOKENS // 2):
+        in_8_bits = logits(decoder, tokens, chunk, torch.int8)
+        assert 0 < mean_kl(single, in_8_bits) < MOST_KL_OF_KV
+        assert 0 < mean_kl(half, in_8_bits) < MOST_KL_OF_KV
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
 def test_any_chunk_size_gives_the_same_tokens(chunk: int) -> None:
     decoder = decoder_of(TINY, dtype="float32", quantization="w8a8")
@@ -143,6 +161,24 @@ def test_any_chunk_size_gives_the_same_tokens(chunk: int) -> None:
     assert torch.equal(cut.argmax(dim=-1), whole.argmax(dim=-1))
     # Float32 differs in the seventh digit, by which an activation may fall to the next integer.
     torch.testing.assert_close(cut, whole, atol=0.05, rtol=0)
+
+
+async def test_the_cache_in_8_bits_has_more_blocks_of_the_same_memory() -> None:
+    lines: dict[str, str] = {}
+    for kind in ("auto", "int8"):
+        said: list[str] = []
+        config = EngineConfig(
+            model_path=str(TINY), dtype="bfloat16", kv_cache_dtype=kind, npu_mem_size=1
+        )
+        front = build_engine(config, report=said.append)
+        await front.stop()
+        (lines[kind],) = (line for line in said if line.startswith("KV cache: "))
+
+    # 4 layers, 2 KV heads of 32: 1024 bytes a token, and 2 · 4 · 2 · (32 + 4) = 576.
+    assert "KV cache: 8192 blocks of 128 tokens" in lines["auto"]
+    assert "1024 bytes a token in bfloat16" in lines["auto"]
+    assert "KV cache: 14563 blocks of 128 tokens" in lines["int8"]
+    assert "576 bytes a token in int8" in lines["int8"]
 
 
 async def test_the_log_says_what_is_in_8_bits_and_the_cache_takes_what_the_weights_leave() -> None:

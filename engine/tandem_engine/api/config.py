@@ -13,6 +13,7 @@ TILE = 16
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "w8a8"]
+KVCacheDType = Literal["auto", "int8"]
 TemplateType = Literal["Standard", "Mix"]
 Strategy = Literal["static", "dynamic", "continuous", "chunked", "splitfuse"]
 
@@ -344,6 +345,9 @@ class EngineConfig(Model):
 
     dtype: DType = "auto"
     """Type of weights, activations and KV cache; auto takes the checkpoint's."""
+
+    kv_cache_dtype: KVCacheDType = "auto"
+    """Type of the KV cache; auto: `dtype`; int8: with a scale for each token and KV head."""
 
     quantization: Quantization = "auto"
     """Linear layers in 8 bits. auto: as the checkpoint is; w8a8: a float checkpoint is quantised as

@@ -3,7 +3,8 @@
 On the device all layers lie in one tensor, [layers, 2, num_blocks, kv_heads, block_size,
 head_dim], so that a block of every layer moves in one operation. On the host a block is one
 contiguous piece, [num_blocks, layers, 2, kv_heads, block_size, head_dim]: one transfer moves it,
-straight from or to pinned memory.
+straight from or to pinned memory. In 8 bits, head_dim is that and the bytes of a scale
+(`kv_int8`), which so go wherever their block goes.
 
 Copies are made in the order given. One strided copy a block beats gathering all blocks and
 scattering them (index_select and index_copy_): measured on one CPU core with 28 layers of two KV

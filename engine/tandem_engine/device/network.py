@@ -80,7 +80,8 @@ class ForwardPass(Protocol):
 
         Args:
             token_ids: [tokens] int64.
-            cache_blocks: [layers, 2, num_blocks, kv_heads, block_size, head_dim].
+            cache_blocks: [layers, 2, num_blocks, kv_heads, block_size, head_dim], or as in
+                `kv_int8`.
             metadata: Rows, contexts and blocks of the step.
             logits_rows: [n] int64, tokens of the flat batch whose successor is wanted.
 

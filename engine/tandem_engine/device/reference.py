@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
 from tandem_engine.device.int8 import Int8Linear, pack_int8
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
@@ -85,7 +86,7 @@ class ReferenceKernels:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Norm, turn, scatter into the slots."""
-        kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+        kv_heads, head_dim = k_cache.shape[1], kv_int8.head_dim_of(k_cache)
         by_head = qkv.view(len(qkv), -1, head_dim)
         heads = by_head.shape[1] - 2 * kv_heads
         q, k, v = torch.split(by_head, [heads, kv_heads, kv_heads], dim=1)  # each [tokens, …]
@@ -143,8 +144,18 @@ def _write_kv(
     for cache in (k_cache, v_cache):
         cache.index_fill_(0, metadata.fresh_blocks, 0.0)
     blocks, offsets = metadata.slot_blocks, metadata.slot_offsets
-    k_cache[blocks, :, offsets] = k
-    v_cache[blocks, :, offsets] = v
+    for rows, cache in ((k, k_cache), (v, v_cache)):
+        if kv_int8.is_int8(cache):
+            kv_int8.write(rows, cache, blocks, offsets)
+        else:
+            cache[blocks, :, offsets] = rows
+
+
+def _read(cache: Tensor, blocks: Tensor) -> Tensor:
+    """[blocks, kv_heads, block_size, head_dim], in float32 of a cache in 8 bits."""
+    if kv_int8.is_int8(cache):
+        return kv_int8.read_blocks(cache, blocks)
+    return cache.index_select(0, blocks)
 
 
 def _attend_decodes(
@@ -190,17 +201,17 @@ def _attend_units(
     out: Tensor,
 ) -> Tensor:
     """Attention within each unit of `slab`, into `out`; returns log_sum, [units, heads]."""
-    kv_heads, block_size, head_dim = k_cache.shape[1:]
-    heads = queries.shape[1]
+    kv_heads, block_size = k_cache.shape[1:3]
+    heads, head_dim = queries.shape[1:]
     group = heads // kv_heads  # query heads that share a KV head
     # Blocks are [kv_heads, block_size, head_dim] so that one unit and KV head is one matrix: with
     # tokens before heads, bmm would copy what was gathered (measured: 3 to 4 times slower).
-    keys = k_cache.index_select(0, units.blocks[slab]).float().view(-1, block_size, head_dim)
+    keys = _read(k_cache, units.blocks[slab]).float().view(-1, block_size, head_dim)
     scores = torch.bmm(queries[slab].view(-1, group, head_dim), keys.mT)
     scores = scores.view(-1, heads, block_size)  # [units, heads, block_size]
     scores += units.tail_bias[slab]
     weights = scores.softmax(-1)
-    values = v_cache.index_select(0, units.blocks[slab]).float().view(-1, block_size, head_dim)
+    values = _read(v_cache, units.blocks[slab]).float().view(-1, block_size, head_dim)
     torch.bmm(weights.view(-1, group, block_size), values, out=out[slab].view(-1, group, head_dim))
     # The largest weight is exp(peak - log_sum): that spares a second pass of exp.
     return scores.amax(-1) - weights.amax(-1).log_()
@@ -217,8 +228,8 @@ def _attend_chunk(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, chunk: Chunk, scale: float, *, out: Tensor
 ) -> None:
     """Attention of one row's chunk over the row's context, into the chunk's place in `out`."""
-    keys = _context(k_cache, chunk.blocks)
-    values = _context(v_cache, chunk.blocks)
+    keys = _context(k_cache, chunk.blocks).to(q.dtype)
+    values = _context(v_cache, chunk.blocks).to(q.dtype)
     for tile in chunk.tiles:
         mixed = F.scaled_dot_product_attention(
             q[tile.tokens].transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
@@ -236,7 +247,5 @@ def _context(cache: Tensor, blocks: Tensor) -> Tensor:
     """What `blocks` hold, as [1, kv_heads, tokens, head_dim]."""
     # Gathering whole blocks and turning them afterwards is far faster than gathering from a
     # transposed view, although it copies twice.
-    gathered = cache.index_select(0, blocks).transpose(
-        0, 1
-    )  # [kv_heads, blocks, block_size, head_dim]
+    gathered = _read(cache, blocks).transpose(0, 1)  # [kv_heads, blocks, block_size, head_dim]
     return gathered.flatten(1, 2).unsqueeze(0)

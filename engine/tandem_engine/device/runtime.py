@@ -114,7 +114,7 @@ class Kernels(Protocol):
             qkv: [tokens, (heads + 2 * kv_heads) * head_dim]: all heads of Q, then of K, then of V.
                 The kernel may write into it.
             rope: [positions, head_dim]: cosines of one half of a head, then sines.
-            k_cache: [num_blocks, kv_heads, block_size, head_dim].
+            k_cache: [num_blocks, kv_heads, block_size, head_dim], or in 8 bits: see `kv_int8`.
             v_cache: Like `k_cache`.
             metadata: Rows, contexts and blocks of the step.
             norms: None: the model has none.
@@ -139,7 +139,7 @@ class Kernels(Protocol):
 
         Args:
             q: [tokens, heads, head_dim]; heads side by side, tokens any distance apart.
-            k_cache: [num_blocks, kv_heads, block_size, head_dim].
+            k_cache: [num_blocks, kv_heads, block_size, head_dim], or in 8 bits: see `kv_int8`.
             v_cache: Like `k_cache`.
             metadata: Rows, contexts and blocks of the step.
             scale: Usually head_dim ** -0.5.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.network import Network, NetworkLayer
@@ -17,7 +18,7 @@ from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
 
 LayerCache = tuple[Tensor, Tensor]
-"""K and V of one layer, each [num_blocks, kv_heads, block_size, head_dim].
+"""K and V of one layer, each [num_blocks, kv_heads, block_size, head_dim], or as in `kv_int8`.
 
 A block is contiguous, so it can be moved as one piece, and within it each KV head is one matrix
 [block_size, head_dim]: what a batched matrix product reads without copying.
@@ -29,7 +30,8 @@ class KVCache:
     """K and V of all layers. All of it is one tensor, so that a block moves in one operation."""
 
     blocks: Tensor
-    """[layers, 2, num_blocks, kv_heads, block_size, head_dim]; of the 2, K is first."""
+    """[layers, 2, num_blocks, kv_heads, block_size, head_dim]; of the 2, K is first. In 8 bits the
+    last two are a page of `kv_int8`."""
     layers: tuple[LayerCache, ...]
     """The same memory, layer by layer."""
 
@@ -67,7 +69,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the parameters, and so of activations and KV cache."""
+        """Type of the parameters, and so of activations, and of the KV cache unless it is int8."""
         return self.network.norm.dtype
 
     @property
@@ -156,8 +158,19 @@ def allocate_kv_cache(
 
     Zeros, because attention multiplies what stands behind the last token of a block by a weight
     of 0, and 0 times what happened to be in memory may not be a number.
+
+    Args:
+        config: The model.
+        num_blocks: How many.
+        block_size: Tokens of one.
+        dtype: The decoder's, or int8: see `kv_int8`.
+        device: Where they go.
+
+    Raises:
+        ConfigError: The model's heads cannot be in 8 bits.
     """
-    shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+    row = kv_int8.row_elements(config.head_dim, dtype)
+    shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, row)
     if torch.device(device).type == "cpu":
         blocks = zeros_in_huge_pages(shape, dtype)
     else:

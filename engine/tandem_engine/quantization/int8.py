@@ -64,7 +64,7 @@ def quantize_rows(weight: Tensor, *, values: Tensor, scales: Tensor) -> None:
     for low in range(0, len(weight), step):
         rows = slice(low, low + step)
         part = weight[rows].float()
-        part_scales = _scales(part)
+        part_scales = scales_of_rows(part)
         scales[rows] = part_scales
         values[rows] = (part / part_scales.unsqueeze(1)).round_().to(torch.int8)
 
@@ -92,8 +92,8 @@ def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
         [tokens, in] uint8 and [tokens] float32.
     """
     x = x.float()
-    scales = _scales(x)
-    # By the reciprocal and not by a division, as in quantize.h.
+    scales = scales_of_rows(x)
+    # By the reciprocal and not by a division, as in quantize_row.h.
     shifted = (x * scales.reciprocal().unsqueeze(1)).round_().add_(SHIFT)
     return shifted.to(torch.uint8), scales
 
@@ -112,10 +112,11 @@ def quantize_static(x: Tensor, static: StaticInput) -> Tensor:
     return shifted.clamp_(0, 255).to(torch.uint8)
 
 
-def _scales(rows: Tensor) -> Tensor:
-    if not rows.shape[1]:
-        return rows.new_ones(len(rows))
-    largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=1)
+def scales_of_rows(rows: Tensor) -> Tensor:
+    """The largest magnitude over 127 along the last dimension; 1 where all is 0."""
+    if not rows.shape[-1]:
+        return rows.new_ones(rows.shape[:-1])
+    largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=-1)
     # A row of zeros has any scale; 0 would divide 0 by 0. What is no number must stay one that is
     # none: the sampler looks for it.
     return torch.where(largest == 0, 1.0, largest / LARGEST)

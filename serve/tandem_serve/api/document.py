@@ -9,7 +9,13 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field
 
-from tandem_engine.api.config import DType, EngineConfig, Quantization, ScheduleConfig
+from tandem_engine.api.config import (
+    DType,
+    EngineConfig,
+    KVCacheDType,
+    Quantization,
+    ScheduleConfig,
+)
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule
 from tandem_engine.api.slo import Slo
@@ -42,6 +48,9 @@ class EngineArgs(Model):
 
     dtype: DType
     """Type of weights, activations and KV cache."""
+
+    kv_cache_dtype: KVCacheDType = "auto"
+    """Type of the KV cache: auto or int8."""
 
     quantization: Quantization = "auto"
     """Linear layers in 8 bits: auto, none or w8a8."""
@@ -99,6 +108,7 @@ class AppArgs(Model):
                 model_path=model.path,
                 device=engine.device,
                 dtype=engine.dtype,
+                kv_cache_dtype=engine.kv_cache_dtype,
                 quantization=model.quantization,
                 max_seq_len=model.max_seq_len,
                 max_input_token_len=model.max_input_token_len,

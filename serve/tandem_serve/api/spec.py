@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from tandem_engine.api.config import (
     CpuMemSize,
     DType,
+    KVCacheDType,
     MaxInputTokenLen,
     MaxSeqLen,
     NpuMemSize,
@@ -141,6 +142,10 @@ class EngineSpec(Model):
 
     dtype: DType = "auto"
     """Type of weights, activations and KV cache; auto takes the checkpoint's."""
+
+    kv_cache_dtype: KVCacheDType = "auto"
+    """Type of the KV cache. auto: dtype; int8: 8 bits with a scale for each token and KV head
+    (MindIE's C8), about half the memory of bfloat16."""
 
     npu_mem_size: NpuMemSize = -1
     """KV cache memory of a replica in GiB; -1 takes what weights and the largest step leave."""

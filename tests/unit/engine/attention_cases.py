@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.runtime import Kernels
 
@@ -39,6 +40,11 @@ class Batch:
     kv_heads: int = 2
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    is_cache_int8: bool = False
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return torch.int8 if self.is_cache_int8 else self.dtype
 
 
 def attend(kernels: Kernels, batch: Batch, *, elsewhere: float = 50.0) -> tuple[Tensor, Tensor]:
@@ -48,18 +54,16 @@ def attend(kernels: Kernels, batch: Batch, *, elsewhere: float = 50.0) -> tuple[
     need = [-(-(new + before) // size) for new, before in batch.rows]
     ids = torch.randperm(sum(need) + 3, generator=generator).tolist()
     tables = [[ids.pop() for _ in range(count)] for count in need]
-    shape = (sum(need) + 3, batch.kv_heads, size, head_dim)
     # What is not of these rows is there, and large: whoever reads it does not go unnoticed.
-    k_cache = torch.full(shape, elsewhere, dtype=batch.dtype)
-    v_cache = torch.full(shape, elsewhere, dtype=batch.dtype)
+    k_cache, v_cache = (cache_full_of(elsewhere, batch, sum(need) + 3) for _ in range(2))
     queries, expected = [], []
     for (new, before), table in zip(batch.rows, tables, strict=True):
         length = new + before
         q = torch.randn(new, batch.heads, head_dim, generator=generator).to(batch.dtype)
         k, v = torch.randn(2, length, batch.kv_heads, head_dim, generator=generator).to(batch.dtype)
-        for position in range(length):
-            k_cache[table[position // size], :, position % size] = k[position]
-            v_cache[table[position // size], :, position % size] = v[position]
+        places = torch.arange(length)
+        blocks, offsets = torch.tensor(table)[places // size], places % size
+        k, v = (put(rows, cache, blocks, offsets) for rows, cache in ((k, k_cache), (v, v_cache)))
         queries.append(q)
         expected.append(plain_attention(q, k, v))
     metadata = build_attention_metadata(
@@ -77,6 +81,26 @@ def attend(kernels: Kernels, batch: Batch, *, elsewhere: float = 50.0) -> tuple[
     return out, torch.cat(expected)
 
 
+def cache_full_of(value: float, batch: Batch, num_blocks: int) -> Tensor:
+    row = kv_int8.row_elements(batch.head_dim, batch.cache_dtype)
+    shape = (num_blocks, batch.kv_heads, batch.block_size, row)
+    if not batch.is_cache_int8:
+        return torch.full(shape, value, dtype=batch.dtype)
+    cache = torch.full(shape, 77, dtype=torch.int8)
+    kv_int8.scales_of(cache).fill_(value)
+    return cache
+
+
+def put(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> Tensor:
+    """Write K or V into their slots; returns what then stands there."""
+    if not kv_int8.is_int8(cache):
+        cache[blocks, :, offsets] = rows
+        return rows
+    kv_int8.write(rows, cache, blocks, offsets)
+    values, scales = kv_int8.values_of(cache), kv_int8.scales_of(cache)
+    return values[blocks, :, offsets] * scales[blocks, :, offsets].unsqueeze(-1)
+
+
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Softmax of all scores of one row, in double precision; [new, heads * head_dim]."""
     group = q.shape[1] // k.shape[1]
@@ -91,7 +115,11 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @st.composite
 def batches(
-    draw: st.DrawFn, *, dtypes: Sequence[torch.dtype], head_dims: Sequence[int] = (8,)
+    draw: st.DrawFn,
+    *,
+    dtypes: Sequence[torch.dtype],
+    head_dims: Sequence[int] = (8,),
+    is_cache_int8: bool = False,
 ) -> Batch:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     # Mostly lengths around the edge of a block, where an index is wrong first.
@@ -111,4 +139,5 @@ def batches(
         dtype=draw(st.sampled_from(dtypes)),
         head_dim=draw(st.sampled_from(head_dims)),
         seed=draw(st.integers(0, 100)),
+        is_cache_int8=is_cache_int8,
     )

@@ -66,12 +66,18 @@ class Watched(ModelRunner):
 class Bench:
     """A runner with a cache of its own."""
 
-    def __init__(self, decoder: Decoder, *, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        drafter: Drafter | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.cache = allocate_kv_cache(
             decoder.config,
             num_blocks=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
-            dtype=decoder.dtype,
+            dtype=kv_dtype or decoder.dtype,
             device=decoder.device,
         )
         self.runner = Watched(

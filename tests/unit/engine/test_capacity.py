@@ -23,6 +23,7 @@ MHA = ModelShape(
     vocab_size=32000,
     kv_bytes_per_token=524288,
     dtype_bytes=2,
+    kv_dtype="bfloat16",
 )
 
 
@@ -97,6 +98,7 @@ def shape_with(kv_bytes: int) -> ModelShape:
         vocab_size=128_256,
         kv_bytes_per_token=kv_bytes,
         dtype_bytes=2,
+        kv_dtype="bfloat16",
     )
 
 
@@ -119,6 +121,23 @@ def test_fewer_kv_heads_leave_room_for_more_sequences(
     )
 
     assert (capacity.num_blocks, capacity.max_sequences) == (num_blocks, num_sequences)
+
+
+def test_a_cache_in_8_bits_holds_nearly_twice_the_blocks_and_its_scales_count() -> None:
+    model = {"num_layers": 28, "num_kv_heads": 8, "head_size": 128}
+    half = kv_bytes_per_token(**model, dtype_bytes=2)
+    in_8_bits = kv_bytes_per_token(**model, dtype_bytes=1, scale_bytes=4)
+
+    # 2 · 28 · 8 · 128 · 2 and 2 · 28 · 8 · (128 + 4)
+    assert (half, in_8_bits) == (114_688, 59_136)
+    # 8 GiB / (114,688 · 128) and 8 GiB / (59,136 · 128)
+    counts = [
+        size_by_memory(
+            shape_with(size), block_size=128, max_seq_len=4096, available=8 * GIB, activations=0
+        ).num_blocks
+        for size in (half, in_8_bits)
+    ]
+    assert counts == [585, 1134]
 
 
 def test_activations_of_the_largest_step_are_worked_out_by_hand() -> None:
@@ -200,7 +219,7 @@ def test_the_line_of_the_start_says_blocks_and_sequences_before_what_status_leav
 
     assert line == (
         "KV cache: 512 blocks of 128 tokens, room for 16 sequences of 4096 tokens, "
-        "128 host blocks to swap to (8.00 GiB, 131072 bytes a token)"
+        "128 host blocks to swap to (8.00 GiB, 131072 bytes a token in bfloat16)"
     )
 
 
@@ -216,5 +235,5 @@ def test_a_small_cache_is_told_in_mebibytes() -> None:
 
     assert line == (
         "KV cache: 64 blocks of 16 tokens, room for 2 sequences of 512 tokens "
-        "(2.00 MiB, 2048 bytes a token)"
+        "(2.00 MiB, 2048 bytes a token in bfloat16)"
     )

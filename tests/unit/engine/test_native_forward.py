@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import runnable_variants
@@ -102,15 +103,23 @@ def layout(rows: list[tuple[int, int]]) -> AttentionMetadata:
     )
 
 
-def cache_of(decoder: Decoder, metadata: AttentionMetadata) -> KVCache:
+def cache_of(
+    decoder: Decoder, metadata: AttentionMetadata, kv_dtype: torch.dtype | None = None
+) -> KVCache:
     cache = allocate_kv_cache(
         decoder.config,
         num_blocks=len(metadata.blocks),
         block_size=BLOCK_SIZE,
-        dtype=decoder.dtype,
+        dtype=kv_dtype or decoder.dtype,
         device="cpu",
     )
-    cache.blocks.normal_(generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    if kv_dtype is None:
+        cache.blocks.normal_(generator=generator)
+        return cache
+    for part in cache.blocks.flatten(0, 1):
+        kv_int8.values_of(part).random_(-127, 128, generator=generator)
+        kv_int8.scales_of(part).uniform_(0.01, 0.02, generator=generator)
     return cache
 
 
@@ -119,6 +128,7 @@ def compare(
     dtype: torch.dtype,
     rows: list[tuple[int, int]],
     scheme: Scheme = FLOAT_SCHEME,
+    kv_dtype: torch.dtype | None = None,
     **shape: Any,
 ) -> list[tuple[Tensor, Tensor]]:
     metadata = layout(rows)
@@ -134,7 +144,7 @@ def compare(
             (native.forward_by_kernels, native),
             (reference.forward, reference),
         ):
-            cache = cache_of(decoder, metadata)
+            cache = cache_of(decoder, metadata, kv_dtype)
             logits = run(tokens, cache, metadata, logits_rows=wanted)
             assert logits.dtype == torch.float32
             results.append((logits, written(cache, metadata)))
@@ -143,6 +153,11 @@ def compare(
 
 def written(cache: KVCache, metadata: AttentionMetadata) -> Tensor:
     """K and V of the step's tokens."""
+    if kv_int8.is_int8(cache.blocks):
+        parts = cache.blocks.flatten(0, 1)
+        everywhere = torch.arange(parts.shape[1])
+        plain = torch.stack([kv_int8.read_blocks(part, everywhere) for part in parts])
+        return plain[:, metadata.slot_blocks, :, metadata.slot_offsets]
     return cache.blocks[:, :, metadata.slot_blocks, :, metadata.slot_offsets]
 
 
@@ -181,10 +196,46 @@ def test_one_call_in_8_bits_gives_what_the_kernels_give_one_by_one(
         assert distance(got[1], expected[1]) < most
 
 
+@pytest.mark.parametrize("scheme", [FLOAT_SCHEME, AT_LOAD_SCHEME], ids=["float", "w8a8"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.01), (torch.bfloat16, 0.1)])
+@pytest.mark.usefixtures("_num_threads")
+def test_one_call_with_a_cache_in_8_bits_gives_what_the_kernels_give_one_by_one(
+    kernels: NativeKernels, dtype: torch.dtype, most: float, scheme: Scheme
+) -> None:
+    rows = [(1, 5), (1, 300), (20, 0), (9, 17)]
+
+    whole, by_kernels, expected = compare(kernels, dtype, rows, scheme, torch.int8)
+
+    for got in (whole, by_kernels):
+        assert distance(got[0], expected[0]) < most
+        assert distance(got[1], expected[1]) < most
+
+
 def test_layers_in_8_bits_are_computed_in_one_call(kernels: NativeKernels) -> None:
     network = decoder_of(kernels, torch.bfloat16, AT_LOAD_SCHEME).network
 
     assert kernels.forward_pass(network) is not None
+
+
+@pytest.mark.parametrize("scheme", [FLOAT_SCHEME, AT_LOAD_SCHEME], ids=["float", "w8a8"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_inside_a_layer_comes_out_in_its_own_row_alone(
+    kernels: NativeKernels, dtype: torch.dtype, bad: float, scheme: Scheme
+) -> None:
+    decoder, metadata = decoder_of(kernels, dtype, scheme), layout([(1, 9), (1, 9), (9, 3)])
+    tokens, wanted = torch.arange(11), torch.tensor([0, 1, 10])
+    sound, spoiled = (cache_of(decoder, metadata) for _ in range(2))
+    begin, end = metadata.first_block[1:3]
+    spoiled.blocks[0, 1, metadata.blocks[begin:end].tolist()] = bad  # V of the second row
+
+    with torch.inference_mode():
+        expected = decoder.forward(tokens, sound, metadata, logits_rows=wanted)
+        logits = decoder.forward(tokens, spoiled, metadata, logits_rows=wanted)
+
+    assert not logits[1].isfinite().any()
+    assert expected.isfinite().all()
+    assert torch.equal(logits[[0, 2]], expected[[0, 2]])
 
 
 @settings(

@@ -344,6 +344,33 @@ def test_a_row_of_zeros_is_quantised_to_zeros(kernels: NativeKernels) -> None:
     assert not dequantized(kernels.quantize(torch.zeros(2, 40))).any()
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("at", [0, 37, 99])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_that_is_not_finite_is_not_hidden_by_quantising_it(
+    kernels: NativeKernels, dtype: torch.dtype, at: int, bad: float
+) -> None:
+    x, gate_up = random(2, 100, dtype=dtype), random(2, 200, dtype=dtype).abs()
+    x[0, at] = gate_up[0, 100 + at] = bad
+    weight = torch.ones(100, dtype=dtype)
+
+    for values, scales in (
+        kernels.quantize(x),
+        kernels.quantize_norm(x, weight, 1e-6),
+        kernels.quantize_gated(gate_up),
+    ):
+        product = kernels.linear_int8(values, scales, packed_ones(kernels), dtype)
+        assert not product[0].isfinite().any()
+        assert product[1].isfinite().all()
+
+
+def packed_ones(kernels: NativeKernels) -> Int8PanelLinear:
+    weight = Int8Weight(torch.ones(5, 100, dtype=torch.int8), torch.ones(5), None)
+    packed = kernels.pack_int8(weight)
+    assert isinstance(packed, Int8PanelLinear)
+    return packed
+
+
 def test_other_dtypes_go_to_the_reference(kernels: NativeKernels) -> None:
     x, weight = random(3, 32, dtype=torch.float16), random(8, 32, seed=1, dtype=torch.float16)
 

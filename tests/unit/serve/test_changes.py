@@ -78,6 +78,7 @@ specs = st.fixed_dictionaries(
     optional={
         "engine": optional(
             dtype=st.sampled_from(["auto", "bfloat16", "float32"]),
+            kvCacheDtype=st.sampled_from(["auto", "int8"]),
             npuMemSize=st.sampled_from([-1, 1]),
             schedule=schedules,
         ).flatmap(with_host_memory),

@@ -18,6 +18,7 @@ SHAPE = ModelShape(
     vocab_size=128_256,
     kv_bytes_per_token=131_072,
     dtype_bytes=2,
+    kv_dtype="bfloat16",
 )
 
 runner = CliRunner()

@@ -31,6 +31,7 @@ spec:
     maxInputTokenLen: 1000
   engine:
     dtype: bfloat16
+    kvCacheDtype: int8
     npuMemSize: 1
     cpuMemSize: 1
     schedule:
@@ -188,6 +189,7 @@ def test_a_replica_reads_back_what_was_asked_for() -> None:
     assert config == EngineConfig(
         model_path="/models/tiny",
         dtype="bfloat16",
+        kv_cache_dtype="int8",
         quantization="w8a8",
         max_seq_len=1024,
         max_input_token_len=1000,
@@ -211,6 +213,7 @@ def test_writing_a_default_down_changes_nothing() -> None:
         engine={
             "device": "cpu",
             "dtype": "auto",
+            "kvCacheDtype": "auto",
             "npuMemSize": -1,
             "cpuMemSize": 0,
             "schedule": {

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, Int32s, Ints
 from tandem_engine.device.native.library import CacheArgs, PlacesArgs, RowsArgs
 
@@ -16,8 +17,19 @@ def address(array: Ints | Int32s) -> int:
 
 
 def cache_args(k_cache: Tensor, v_cache: Tensor) -> CacheArgs:
-    """One layer's caches, [num_blocks, kv_heads, block_size, head_dim]."""
-    return CacheArgs(k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:])
+    """One layer's caches, in float or as in `kv_int8`."""
+    return CacheArgs(
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        k_cache.shape[1],
+        k_cache.shape[2],
+        kv_int8.head_dim_of(k_cache),
+    )
+
+
+def of_cache(name: str, cache: Tensor) -> str:
+    """The kernel `name` for a cache of this kind."""
+    return f"{name}_kv8" if kv_int8.is_int8(cache) else name
 
 
 def places_args(metadata: AttentionMetadata, rope: Tensor | None = None) -> PlacesArgs:

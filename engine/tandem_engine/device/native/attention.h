@@ -112,12 +112,13 @@ struct Plan {
   }
 };
 
-template <class T>
+// C is the type of the cache: T, or int8_t with scales.
+template <class T, class C>
 struct Attention {
   const T* q;        // [tokens, heads * head_dim], `stride` from token to token
   int64_t stride;
   int64_t heads;
-  LayerCache<T> cache;
+  LayerCache<C> cache;
   Rows rows;
   float scale;       // of the scores, times log2 e
   T* out;            // [tokens, heads * head_dim], contiguous
@@ -133,28 +134,64 @@ struct Attention {
   }
 };
 
+// The scales of some keys, by which scores and weights are multiplied instead of the many numbers of
+// K and V. A cache in float has none.
+template <class C, int kMost>
+struct Scales {
+  void take(const LayerCache<C>&, int, int64_t, int64_t, int64_t) {}
+  void finish(int) {}
+  void scale(float*, int64_t) const {}
+  Floats weigh(int64_t, Floats weights) const { return weights; }
+};
+
+template <int kMost>
+struct Scales<int8_t, kMost> {
+  float k[kMost];
+  float v[kMost];
+
+  void take(const LayerCache<int8_t>& cache, int key, int64_t block, int64_t head, int64_t place) {
+    const int64_t at = cache.scale_offset(block, head, place);
+    std::memcpy(k + key, cache.keys + at, sizeof(float));
+    std::memcpy(v + key, cache.values + at, sizeof(float));
+  }
+  // Behind the last key they meet scores of -inf, which must stay so.
+  void finish(int count) {
+    for (int key = count; key < kMost; ++key) k[key] = v[key] = 1.0f;
+  }
+  void scale(float* scores, int64_t padded) const {
+    for (int64_t at = 0; at < padded; at += kLanes) {
+      store(scores + at, load(scores + at) * load(k + at));
+    }
+  }
+  Floats weigh(int64_t at, Floats weights) const { return weights * load(v + at); }
+};
+
 // Where the K and V of some keys stand.
-template <class T, int kMost>
+template <class C, int kMost>
 struct Keys {
-  const T* k[kMost];
-  const T* v[kMost];
+  const C* k[kMost];
+  const C* v[kMost];
+  Scales<C, kMost> scales;
   int count = 0;
 
   Keys() = default;
 
-  Keys(const Attention<T>& attention, const Task& task, int64_t first) {
-    const LayerCache<T>& cache = attention.cache;
+  template <class T>
+  Keys(const Attention<T, C>& attention, const Task& task, int64_t first) {
+    const LayerCache<C>& cache = attention.cache;
     const int32_t* table = attention.rows.blocks + attention.rows.first_block[task.row];
     int64_t block = first / cache.block_size, place = first % cache.block_size;
     for (int64_t key = first; key < task.last_key && count < kMost; ++key, ++count) {
       const int64_t slot = cache.offset(table[block], task.kv_head, place);
       k[count] = cache.keys + slot;
       v[count] = cache.values + slot;
+      scales.take(cache, count, table[block], task.kv_head, place);
       if (++place == cache.block_size) {
         place = 0;
         ++block;
       }
     }
+    scales.finish(count);
   }
 };
 
@@ -164,10 +201,11 @@ struct Softmax {
   float largest = -__builtin_inff();
   float sum = 0;
 
-  // Turns `count` scores, padded with -inf to whole vectors, into weights; returns what the
-  // earlier weights are to be multiplied by. Weights are padded with 0.
-  template <class P>
-  float update(const float* scores, int64_t padded, float scale, P* weights) {
+  // Turns scores, padded with -inf to whole vectors, into weights of values as they are stored;
+  // returns what the earlier weights are to be multiplied by. Weights are padded with 0.
+  template <class P, class AnyScales>
+  float update(const float* scores, int64_t padded, float scale, const AnyScales& scales,
+               P* weights) {
     constexpr int kDegree = sizeof(P) == 2 ? 4 : 6;
     Floats most = splat(-__builtin_inff());
     for (int64_t at = 0; at < padded; at += kLanes) most = larger(load(scores + at), most);
@@ -176,7 +214,7 @@ struct Softmax {
     for (int64_t at = 0; at < padded; at += kLanes) {
       const Floats weight = exp2_of<kDegree>(load(scores + at) * scale - now);
       sums += weight;
-      store(weights + at, weight);
+      store(weights + at, scales.weigh(at, weight));
     }
     // After the first keys the largest score seldom changes.
     const float factor = largest == now ? 1.0f : exp2_of<6>(splat(largest - now))[0];
@@ -203,8 +241,9 @@ inline float* scratch_of_thread(int64_t floats) {
 namespace tandem {
 
 // All members must have seen what is in the cache; others may read `out` after the next meeting.
-template <class T>
-inline void attend(Team team, Tickets& tickets, const Plan& plan, const Attention<T>& attention) {
+template <class T, class C>
+inline void attend(Team team, Tickets& tickets, const Plan& plan,
+                   const Attention<T, C>& attention) {
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size());
   for (int64_t number; (number = tickets.take()) < tasks;) {
     const Task& task = plan.tasks[number];

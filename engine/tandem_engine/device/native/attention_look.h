@@ -3,14 +3,15 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_query.h"
 
 namespace tandem {
 
 constexpr int kHeadsTogether = 4;  // query heads that share a load of K or V
 constexpr int kSlice = kLanes == 16 ? 4 : 2;  // vectors of an output that stay in registers
 
-template <class T>
-using LookKeys = Keys<T, kLookKeys>;
+template <class C>
+using LookKeys = Keys<C, kLookKeys>;
 
 // Sends for a row, as far as the second-level cache: in the first it would drive out what is in use.
 template <class T>
@@ -21,7 +22,9 @@ inline void fetch(const T* row, int64_t dim) {
 
 // scores[head][key] = q[head] . k[key]; the values are needed next, so they are sent for.
 template <int kHeads, class T>
-inline void score(const T* q, const LookKeys<T>& keys, int64_t dim, float* scores) {
+inline void score(const PlainQueries<T>& queries, const LookKeys<T>& keys, int64_t dim,
+                  float* scores) {
+  const T* q = queries.q;
   constexpr int64_t kWide = kLanes * kUnit<T>;
   for (int key = 0; key < keys.count; ++key) {
     fetch(keys.v[key], dim);
@@ -44,11 +47,58 @@ inline void score(const T* q, const LookKeys<T>& keys, int64_t dim, float* score
   }
 }
 
+// The same with K in 8 bits, not yet multiplied by its scales.
+template <int kHeads, class T>
+inline void score(const PlainQueries<T>& queries, const LookKeys<int8_t>& keys, int64_t dim,
+                  float* scores) {
+  for (int key = 0; key < keys.count; ++key) {
+    fetch(keys.v[key], dim);
+    Floats sums[kHeads] = {};
+    each(
+        dim,
+        [&](int64_t at) {
+          const Floats k = load(keys.k[key] + at);
+          for (int head = 0; head < kHeads; ++head) {
+            sums[head] += load(queries.q + head * dim + at) * k;
+          }
+        },
+        [&](int64_t at, int64_t left) {
+          const Floats k = load_some(keys.k[key] + at, left);
+          for (int head = 0; head < kHeads; ++head) {
+            sums[head] += load_some(queries.q + head * dim + at, left) * k;
+          }
+        });
+    for (int head = 0; head < kHeads; ++head) scores[head * kLookKeys + key] = sum_of(sums[head]);
+  }
+}
+
+#if defined(__AVX512VNNI__)
+// The same in integers; see SplitQueries.
+template <int kHeads>
+inline void score(const SplitQueries& queries, const LookKeys<int8_t>& keys, int64_t dim,
+                  float* scores) {
+  for (int key = 0; key < keys.count; ++key) {
+    fetch(keys.v[key], dim);
+    Ints high[kHeads] = {}, low[kHeads] = {};
+    for (int64_t at = 0; at < dim; at += kQuad) {
+      const Words k = queries.shifted(keys.k[key] + at, dim - at);
+      for (int head = 0; head < kHeads; ++head) {
+        high[head] = multiply_add(high[head], k, load_units(queries.high(head) + at));
+        low[head] = multiply_add(low[head], k, load_units(queries.low(head) + at));
+      }
+    }
+    for (int head = 0; head < kHeads; ++head) {
+      scores[head * kLookKeys + key] = queries.score(head, (high[head] << 8) + low[head]);
+    }
+  }
+}
+#endif
+
 // mixed[head] = mixed[head] * factor[head] + sum of weight * v, for kVectors vectors of the head.
 // What the next keys hold there is sent for.
-template <int kHeads, int kVectors, class T>
-inline void mix_slice(const float* weights, const float* factors, const LookKeys<T>& keys,
-                      const LookKeys<T>& next, int64_t at, float* mixed, int64_t stride) {
+template <int kHeads, int kVectors, class C>
+inline void mix_slice(const float* weights, const float* factors, const LookKeys<C>& keys,
+                      const LookKeys<C>& next, int64_t at, float* mixed, int64_t stride) {
   Floats sums[kHeads][kVectors];
   for (int head = 0; head < kHeads; ++head) {
     for (int part = 0; part < kVectors; ++part) {
@@ -69,9 +119,9 @@ inline void mix_slice(const float* weights, const float* factors, const LookKeys
   }
 }
 
-template <class T>
+template <class C>
 inline void mix_rest(int64_t heads, const float* weights, const float* factors,
-                     const LookKeys<T>& keys, int64_t at, int64_t left, float* mixed,
+                     const LookKeys<C>& keys, int64_t at, int64_t left, float* mixed,
                      int64_t stride) {
   for (int64_t head = 0; head < heads; ++head) {
     Floats sums = load(mixed + head * stride + at) * factors[head];
@@ -82,9 +132,9 @@ inline void mix_rest(int64_t heads, const float* weights, const float* factors,
   }
 }
 
-template <int kHeads, class T>
-inline void mix(const float* weights, const float* factors, const LookKeys<T>& keys,
-                const LookKeys<T>& next, int64_t dim, float* mixed, int64_t stride) {
+template <int kHeads, class C>
+inline void mix(const float* weights, const float* factors, const LookKeys<C>& keys,
+                const LookKeys<C>& next, int64_t dim, float* mixed, int64_t stride) {
   int64_t at = 0;
   for (; at + kSlice * kLanes <= dim; at += kSlice * kLanes) {
     mix_slice<kHeads, kSlice>(weights, factors, keys, next, at, mixed, stride);
@@ -96,18 +146,20 @@ inline void mix(const float* weights, const float* factors, const LookKeys<T>& k
 }
 
 // Some heads over some keys; `mixed` and `state` are those of the first of the heads.
-template <int kHeads, class T>
-inline void look_at(const T* q, const LookKeys<T>& keys, const LookKeys<T>& next, int64_t dim,
-                    float scale, Softmax* state, float* mixed, int64_t stride) {
+template <int kHeads, class Queries, class C>
+inline void look_at(const Queries& queries, const LookKeys<C>& keys, const LookKeys<C>& next,
+                    int64_t dim, float scale, Softmax* state, float* mixed, int64_t stride) {
   alignas(64) float scores[kHeads * kLookKeys];
   alignas(64) float weights[kHeads * kLookKeys];
   float factors[kHeads];
-  score<kHeads>(q, keys, dim, scores);
+  score<kHeads>(queries, keys, dim, scores);
   const int64_t padded = round_up(keys.count, kLanes);
   for (int head = 0; head < kHeads; ++head) {
     float* of_head = scores + head * kLookKeys;
+    keys.scales.scale(of_head, padded);
     for (int64_t key = keys.count; key < padded; ++key) of_head[key] = -__builtin_inff();
-    factors[head] = state[head].update(of_head, padded, scale, weights + head * kLookKeys);
+    factors[head] =
+        state[head].update(of_head, padded, scale, keys.scales, weights + head * kLookKeys);
   }
   mix<kHeads>(weights, factors, keys, next, dim, mixed, stride);
 }
@@ -121,25 +173,27 @@ inline void store_head(const float* mixed, float factor, int64_t dim, T* out) {
       });
 }
 
-template <class T>
-inline void attend_look(const Attention<T>& attention, const Task& task) {
+template <class T, class C>
+inline void attend_look(const Attention<T, C>& attention, const Task& task) {
+  using Queries = QueriesFor<T, C>;
   const int64_t dim = attention.cache.head_dim, group = attention.group();
   const int64_t stride = round_up(dim, kLanes);
-  float* mixed = scratch_of_thread(group * (stride + 2));
+  const int64_t room = group * (stride + 2);
+  float* mixed = scratch_of_thread(room + Queries::floats(group, dim));
   std::fill_n(mixed, group * stride, 0.0f);
   Softmax* state = reinterpret_cast<Softmax*>(mixed + group * stride);
   std::fill_n(state, group, Softmax{});
-  const T* q = attention.query(task.token, task.kv_head);
-  LookKeys<T> both[2] = {LookKeys<T>(attention, task, task.first_key), LookKeys<T>()};
+  const Queries queries(attention.query(task.token, task.kv_head), group, dim, mixed + room);
+  LookKeys<C> both[2] = {LookKeys<C>(attention, task, task.first_key), LookKeys<C>()};
   for (int64_t first = task.first_key; first < task.last_key; first += kLookKeys) {
     const int now = (first - task.first_key) / kLookKeys % 2;
-    const LookKeys<T>& keys = both[now];
-    both[1 - now] = LookKeys<T>(attention, task, first + kLookKeys);
+    const LookKeys<C>& keys = both[now];
+    both[1 - now] = LookKeys<C>(attention, task, first + kLookKeys);
     for (int64_t head = 0; head < group; head += kHeadsTogether) {
       const int64_t heads = std::min<int64_t>(kHeadsTogether, group - head);
       with_constant<kHeadsTogether>(static_cast<int>(heads), [&](auto together) {
-        look_at<together.value>(q + head * dim, keys, both[1 - now], dim, attention.scale, state + head,
-                                mixed + head * stride, stride);
+        look_at<together.value>(queries.from(head), keys, both[1 - now], dim, attention.scale,
+                                state + head, mixed + head * stride, stride);
       });
     }
   }
@@ -157,8 +211,8 @@ inline void attend_look(const Attention<T>& attention, const Task& task) {
 }
 
 // Joins looks over parts of one context, each by its share of the softmax.
-template <class T>
-inline void merge_looks(const Attention<T>& attention, const Merge& merge) {
+template <class T, class C>
+inline void merge_looks(const Attention<T, C>& attention, const Merge& merge) {
   const int64_t dim = attention.cache.head_dim, group = attention.group();
   float* mixed = scratch_of_thread(round_up(dim, kLanes));
   for (int64_t head = 0; head < group; ++head) {

@@ -14,12 +14,26 @@ namespace tandem {
 template <class T>
 using Operand = std::conditional_t<kHasPairs && std::is_same_v<T, Bf16>, Bf16, float>;
 
-template <class T>
-using TileKeys = Keys<T, kTileKeys>;
+template <class C>
+using TileKeys = Keys<C, kTileKeys>;
 
-template <class P, class T>
-inline Words unit_words(const T* p, int64_t units) {
-  if constexpr (std::is_same_v<P, T>) {
+// Numbers of 8 bits are bfloat16 to the bit: two of them side by side, as pairs.
+inline Words pairs_of(const int8_t* p, int64_t pairs) {
+  uint16_t bytes[kLanes] = {};
+  std::memcpy(bytes, p, pairs * sizeof(uint16_t));
+  Halves halves;
+  std::memcpy(&halves, bytes, sizeof(halves));
+  const Ints both = same_bits<Ints>(widened(halves));
+  const Floats even = __builtin_convertvector(both << 24 >> 24, Floats);
+  const Floats odd = __builtin_convertvector(both << 16 >> 24, Floats);
+  return same_bits<Words>(even) >> 16 | same_bits<Words>(odd);
+}
+
+template <class P, class C>
+inline Words unit_words(const C* p, int64_t units) {
+  if constexpr (std::is_same_v<C, int8_t> && kUnit<P> == 2) {
+    return pairs_of(p, units);
+  } else if constexpr (std::is_same_v<P, C>) {
     Words words = {};
     if (units == kLanes) {
       std::memcpy(&words, p, sizeof(words));
@@ -56,8 +70,8 @@ inline void transpose(Words* rows) {
 }
 
 // [kTileKeys / kPanel][units][kPanel] words; keys that are not there are 0.
-template <class P, class T>
-inline void pack_keys(const TileKeys<T>& keys, int64_t dim, P* packed) {
+template <class P, class C>
+inline void pack_keys(const TileKeys<C>& keys, int64_t dim, P* packed) {
   const int64_t units = dim / kUnit<P>;
   uint32_t* to = reinterpret_cast<uint32_t*>(packed);
   for (int first = 0; first < round_up(keys.count, kPanel); first += kLanes) {
@@ -77,18 +91,18 @@ inline void pack_keys(const TileKeys<T>& keys, int64_t dim, P* packed) {
 }
 
 // A vector of words: of one key's values, or of two keys' side by side.
-template <class P, class T>
-inline Words value_words(const TileKeys<T>& keys, int key, int64_t at, int64_t count) {
+template <class P, class C>
+inline Words value_words(const TileKeys<C>& keys, int key, int64_t at, int64_t count) {
   const Words first = same_bits<Words>(load_up_to(keys.v[key] + at, count));
   if constexpr (kUnit<P> == 1) return first;
-  // A bfloat16 is the upper half of its float.
+  // A bfloat16 is the upper half of its float, and so is a number of 8 bits.
   if (key + 1 >= keys.count) return first >> 16;
   return first >> 16 | same_bits<Words>(load_up_to(keys.v[key + 1] + at, count));
 }
 
 // [dim / kPanel][kTileKeys / kUnit][kPanel] words; what is behind the keys or behind dim is 0.
-template <class P, class T>
-inline void pack_values(const TileKeys<T>& keys, int64_t dim, P* packed) {
+template <class P, class C>
+inline void pack_values(const TileKeys<C>& keys, int64_t dim, P* packed) {
   constexpr int64_t kUnits = kTileKeys / kUnit<P>;
   uint32_t* to = reinterpret_cast<uint32_t*>(packed);
   for (int64_t at = 0; at < round_up(dim, kPanel); at += kLanes) {
@@ -141,8 +155,8 @@ struct TileMemory {
   }
 };
 
-template <class P, class T>
-inline void copy_queries(const Attention<T>& attention, const Task& task, P* queries) {
+template <class P, class T, class C>
+inline void copy_queries(const Attention<T, C>& attention, const Task& task, P* queries) {
   const int64_t width = attention.group() * attention.cache.head_dim;
   for (int64_t query = 0; query < task.queries; ++query) {
     const T* from = attention.query(task.token + query, task.kv_head);
@@ -170,9 +184,10 @@ inline void score_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_ke
 }
 
 // Scores of keys that a row does not see become -inf; then all become weights.
-template <class P>
-inline void weigh_tile(const TileMemory<P>& memory, const Task& task, int64_t first,
-                       int64_t num_keys, int64_t group, float scale) {
+template <class P, class C>
+inline void weigh_tile(const TileMemory<P>& memory, const TileKeys<C>& keys, const Task& task,
+                       int64_t first, int64_t group, float scale) {
+  const int64_t num_keys = round_up(keys.count, kPanel);
   const int64_t before = task.last_key - task.queries;  // keys before the first query
   for (int64_t row = 0; row < task.queries * group; ++row) {
     const int64_t sees = std::clamp<int64_t>(before + row / group + 1 - first, 0, num_keys);
@@ -183,8 +198,9 @@ inline void weigh_tile(const TileMemory<P>& memory, const Task& task, int64_t fi
       memory.factors[row] = 1.0f;
       continue;
     }
+    keys.scales.scale(scores, num_keys);
     for (int64_t key = sees; key < num_keys; ++key) scores[key] = -__builtin_inff();
-    memory.factors[row] = memory.state[row].update(scores, num_keys, scale, weights);
+    memory.factors[row] = memory.state[row].update(scores, num_keys, scale, keys.scales, weights);
   }
 }
 
@@ -204,19 +220,18 @@ inline void mix_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys
   }
 }
 
-template <class T>
-inline void attend_tile(const Attention<T>& attention, const Task& task) {
+template <class T, class C>
+inline void attend_tile(const Attention<T, C>& attention, const Task& task) {
   using P = Operand<T>;
   const int64_t dim = attention.cache.head_dim, group = attention.group();
   const int64_t rows = task.queries * group;
   const TileMemory<P> memory(dim, rows);
   copy_queries(attention, task, memory.queries);
   for (int64_t first = 0; first < task.last_key; first += kTileKeys) {
-    const TileKeys<T> keys(attention, task, first);
-    const int64_t num_keys = round_up(keys.count, kPanel);  // those behind the last are 0
+    const TileKeys<C> keys(attention, task, first);
     pack_keys(keys, dim, memory.keys);
-    score_tile(memory, rows, num_keys);
-    weigh_tile(memory, task, first, num_keys, group, attention.scale);
+    score_tile(memory, rows, round_up(keys.count, kPanel));  // those behind the last are 0
+    weigh_tile(memory, keys, task, first, group, attention.scale);
     pack_values(keys, dim, memory.values);
     mix_tile(memory, rows, round_up(keys.count, kUnit<P>));
   }

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "quantize_row.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -111,15 +112,24 @@ struct HeadTurn {
   }
 };
 
-// One layer's K and V: [num_blocks, kv_heads, block_size, head_dim] each, contiguous.
-template <class T>
+// One layer's K and V: [num_blocks, kv_heads, page] each, contiguous. A page is what one block holds
+// of one head, [block_size, head_dim] of type C; where that is int8, a scale a token follows,
+// float [block_size], so that whoever moves a block moves its scales.
+template <class C>
 struct LayerCache {
-  T* keys;
-  T* values;
+  static constexpr int64_t kScaleBytes = std::is_same_v<C, int8_t> ? sizeof(float) : 0;
+
+  C* keys;
+  C* values;
   int64_t kv_heads, block_size, head_dim;
 
+  int64_t page() const { return block_size * (head_dim + kScaleBytes); }
   int64_t offset(int64_t block, int64_t head, int64_t place) const {
-    return ((block * kv_heads + head) * block_size + place) * head_dim;
+    return (block * kv_heads + head) * page() + place * head_dim;
+  }
+  // Of a cache in int8, counted in its elements as well.
+  int64_t scale_offset(int64_t block, int64_t head, int64_t place) const {
+    return (block * kv_heads + head) * page() + block_size * head_dim + place * kScaleBytes;
   }
 };
 
@@ -133,12 +143,26 @@ struct Places {
   int64_t tokens;
 };
 
+// Puts one head of one token into its place among `pages`, which are the keys or the values.
+template <class T, class C>
+inline void put_row(const T* x, const LayerCache<C>& cache, C* pages, int64_t block, int64_t head,
+                    int64_t place) {
+  C* to = pages + cache.offset(block, head, place);
+  if constexpr (std::is_same_v<T, C>) {
+    std::memcpy(to, x, cache.head_dim * sizeof(T));
+  } else {
+    const auto values = [&](int64_t at, int64_t count) { return load_up_to(x + at, count); };
+    const float scale = quantize_row(values, cache.head_dim, to);
+    std::memcpy(pages + cache.scale_offset(block, head, place), &scale, sizeof(scale));
+  }
+}
+
 // From [tokens, (heads + 2 * kv_heads) * head_dim] of Q, K and V: norms and turns the heads of Q in
 // place, and those of K into the cache; copies V there.
-template <class T>
+template <class T, class C>
 inline void prepare_attention(Team team, T* qkv, int64_t stride, int64_t heads, const T* q_norm,
                               const T* k_norm, float eps, const Places<T>& places,
-                              const LayerCache<T>& cache) {
+                              const LayerCache<C>& cache) {
   const int64_t dim = cache.head_dim, half = dim / 2, all = heads + 2 * cache.kv_heads;
   const Share share(team, places.tokens * all);
   for (int64_t item = share.begin; item < share.end; ++item) {
@@ -150,12 +174,10 @@ inline void prepare_attention(Team team, T* qkv, int64_t stride, int64_t heads, 
       continue;
     }
     const int64_t kv_head = (head - heads) % cache.kv_heads;
-    const int64_t slot = cache.offset(places.blocks[token], kv_head, places.offsets[token]);
-    if (head < heads + cache.kv_heads) {
-      HeadTurn<T>{k_norm, angles, angles + half, half, eps}(x, cache.keys + slot);
-    } else {
-      std::memcpy(cache.values + slot, x, dim * sizeof(T));
-    }
+    const bool is_key = head < heads + cache.kv_heads;
+    if (is_key) HeadTurn<T>{k_norm, angles, angles + half, half, eps}(x, x);
+    put_row(x, cache, is_key ? cache.keys : cache.values, places.blocks[token], kv_head,
+            places.offsets[token]);
   }
 }
 

@@ -49,8 +49,9 @@ struct Step {
   const int64_t* token_ids;
   const int64_t* wanted;  // [num_wanted] tokens of which the logits are asked for
   int64_t num_wanted;
-  T* cache;  // [layers, 2, num_blocks, kv_heads, block_size, head_dim]
+  void* cache;  // [layers, 2, num_blocks, kv_heads, page]: see LayerCache
   int64_t num_blocks, block_size;
+  int64_t is_cache_int8;  // or else of type T
   T* activations;  // as many as `Activations::count` says
   float* logits;   // [num_wanted, vocabulary]
 };
@@ -120,7 +121,11 @@ class Forward {
       const Layer<T, W>& layer = model_.layers[number];
       Tickets* tickets = &tickets_[number * kTicketsPerLayer];
       const bool is_last = number + 1 == model_.num_layers;
-      attention(team, tickets, layer, number);
+      if (step_.is_cache_int8) {
+        attention<int8_t>(team, tickets, layer, number);
+      } else {
+        attention<T>(team, tickets, layer, number);
+      }
       if (is_last) {
         // K and V are written; what follows matters for the wanted rows alone.
         rows = step_.num_wanted;
@@ -200,19 +205,27 @@ class Forward {
     team.meet();
   }
 
+  // K and V of a layer.
+  template <class C>
+  LayerCache<C> cache_of(int64_t number) const {
+    LayerCache<C> cache{static_cast<C*>(step_.cache), nullptr, model_.kv_heads, step_.block_size,
+                        model_.head_dim};
+    const int64_t size = step_.num_blocks * model_.kv_heads * cache.page();
+    cache.keys += 2 * number * size;
+    cache.values = cache.keys + size;
+    return cache;
+  }
+
+  template <class C>
   void attention(Team team, Tickets* tickets, const Layer<T, W>& layer, int64_t number) {
     const int64_t stride = model_.qkv_width();
-    const int64_t size =
-        step_.num_blocks * model_.kv_heads * step_.block_size * model_.head_dim;
-    T* keys = step_.cache + 2 * number * size;
-    const LayerCache<T> cache{keys, keys + size, model_.kv_heads, step_.block_size,
-                              model_.head_dim};
+    const LayerCache<C> cache = cache_of<C>(number);
     product(team, tickets[0], memory_.x, places_.tokens, layer.qkv, memory_.qkv);
     prepare_attention(team, memory_.qkv, stride, model_.heads, layer.q_norm, layer.k_norm,
                       static_cast<float>(model_.eps), places_, cache);
     team.meet();
     attend(team, tickets[1], plan_,
-           Attention<T>{memory_.qkv, stride, model_.heads, cache, step_.rows,
+           Attention<T, C>{memory_.qkv, stride, model_.heads, cache, step_.rows,
                         static_cast<float>(model_.scale) * kLog2E, memory_.mixed, partials_.data()});
     team.meet();
   }

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.native.arguments import places_args, rows_args
 from tandem_engine.device.native.library import (
@@ -72,6 +73,7 @@ class NativeForward:
             cache=cache_blocks.data_ptr(),
             num_blocks=cache_blocks.shape[2],
             block_size=metadata.block_size,
+            is_cache_int8=kv_int8.is_int8(cache_blocks),
             activations=self._room(metadata.num_tokens).data_ptr(),
             logits=logits.data_ptr(),
         )

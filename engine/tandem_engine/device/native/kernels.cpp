@@ -61,23 +61,23 @@ void run_silu_mul(const T* gate_up, int64_t rows, int64_t width, T* out) {
   in_team(4 * rows * width, [&](Team team) { silu_mul(team, gate_up, rows, width, out); });
 }
 
-template <class T>
+template <class T, class C>
 void run_prepare(T* qkv, int64_t stride, int64_t heads, const T* q_norm, const T* k_norm,
-                 float eps, const Places<T>& places, const LayerCache<T>& cache) {
+                 float eps, const Places<T>& places, const LayerCache<C>& cache) {
   const int64_t width = (heads + 2 * cache.kv_heads) * cache.head_dim;
   in_team(places.tokens * width, [&](Team team) {
     prepare_attention(team, qkv, stride, heads, q_norm, k_norm, eps, places, cache);
   });
 }
 
-template <class T>
-void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<T>& cache,
+template <class T, class C>
+void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<C>& cache,
                 const Rows& rows, float scale, T* out) {
   const int64_t group = heads / cache.kv_heads;
   const Plan plan(rows, cache.kv_heads, group, omp_get_max_threads());
   std::vector<float> partials(plan.num_partials * group * (cache.head_dim + 2));
-  const Attention<T> attention{q, stride, heads, cache,           rows,
-                               scale * kLog2E, out, partials.data()};
+  const Attention<T, C> attention{q, stride, heads, cache,           rows,
+                                  scale * kLog2E, out, partials.data()};
   int64_t operations = 0;
   for (const Task& task : plan.tasks) operations += Plan::cost(task) * group * cache.head_dim;
   Tickets tickets;
@@ -146,6 +146,17 @@ void run_forward(const Model<T, W>& model, const Step<T>& step) {
   }                                                                                               \
   void tandem_attend_##kind(const T* q, int64_t stride, int64_t heads,                            \
                             const LayerCache<T>* cache, const Rows* rows, float scale, T* out) {  \
+    run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
+  }                                                                                               \
+  void tandem_prepare_attention_kv8_##kind(T* qkv, int64_t stride, int64_t heads,                 \
+                                           const T* q_norm, const T* k_norm, float eps,           \
+                                           const Places<T>* places,                               \
+                                           const LayerCache<int8_t>* cache) {                     \
+    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                        \
+  }                                                                                               \
+  void tandem_attend_kv8_##kind(const T* q, int64_t stride, int64_t heads,                        \
+                                const LayerCache<int8_t>* cache, const Rows* rows, float scale,   \
+                                T* out) {                                                         \
     run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
   }                                                                                               \
   int64_t tandem_activations_##kind(const Model<T, Weight<T>>* model, int64_t tokens) {           \

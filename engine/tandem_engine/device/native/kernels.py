@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import HugePages
-from tandem_engine.device.native.arguments import cache_args, places_args, rows_args
+from tandem_engine.device.native.arguments import cache_args, of_cache, places_args, rows_args
 from tandem_engine.device.native.forward import NativeForward, is_native
 from tandem_engine.device.native.library import KINDS, Library
 from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
@@ -144,7 +144,7 @@ class NativeKernels:
             )
         cache = cache_args(k_cache, v_cache)
         heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
-        self.library("prepare_attention", qkv.dtype)(
+        self.library(of_cache("prepare_attention", k_cache), qkv.dtype)(
             qkv.data_ptr(),
             qkv.stride(0),
             heads,
@@ -171,7 +171,7 @@ class NativeKernels:
         if q.stride()[1:] != (head_dim, 1):
             q = q.contiguous()
         out = q.new_empty(tokens, heads * head_dim)
-        self.library("attend", q.dtype)(
+        self.library(of_cache("attend", k_cache), q.dtype)(
             q.data_ptr(),
             q.stride(0),
             heads,

@@ -48,7 +48,9 @@ _PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
     "add_rms_norm": ([_P, _P, _P, _I, _I, _F, _P, _P], None),
     "silu_mul": ([_P, _I, _I, _P], None),
     "prepare_attention": ([_P, _I, _I, _P, _P, _F, _P, _P], None),
+    "prepare_attention_kv8": ([_P, _I, _I, _P, _P, _F, _P, _P], None),
     "attend": ([_P, _I, _I, _P, _P, _F, _P], None),
+    "attend_kv8": ([_P, _I, _I, _P, _P, _F, _P], None),
     "activations": ([_P, _I], _I),
     "forward": ([_P, _P], None),
     "activations_int8": ([_P, _I], _I),
@@ -170,6 +172,7 @@ class StepArgs(ctypes.Structure):
         ("cache", _P),
         ("num_blocks", _I),
         ("block_size", _I),
+        ("is_cache_int8", _I),
         ("activations", _P),
         ("logits", _P),
     )

@@ -9,44 +9,9 @@
 #include <vector>
 
 #include "elementwise.h"
+#include "quantize_row.h"
 
 namespace tandem {
-
-inline Floats magnitude(Floats x) { return x < 0.0f ? -x : x; }
-
-// Rounds to the nearest integer, ties to even; |x| is far below 2^22.
-inline Floats rounded(Floats x) {
-  constexpr float kRounds = 12582912.0f;
-  return (x + kRounds) - kRounds;
-}
-
-// `row` gives the floats at a place, and some of them at the end.
-template <class Row>
-inline float quantize_row(const Row& row, int64_t width, uint8_t* out) {
-  Floats most = {};
-  each(
-      width, [&](int64_t at) { most = larger(magnitude(row(at, kLanes)), most); },
-      [&](int64_t at, int64_t left) { most = larger(magnitude(row(at, left)), most); });
-  const float largest = largest_of(most);
-  const float scale = largest > 0 ? largest / 127 : 1.0f;
-  const float factor = 1.0f / scale;
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-  const auto bytes = [&](int64_t at, int64_t count) {
-    const Floats shifted = rounded(row(at, count) * factor) + 128.0f;
-    return __builtin_convertvector(__builtin_convertvector(shifted, Ints), Bytes);
-  };
-  each(
-      width,
-      [&](int64_t at) {
-        const Bytes some = bytes(at, kLanes);
-        std::memcpy(out + at, &some, kLanes);
-      },
-      [&](int64_t at, int64_t left) {
-        const Bytes some = bytes(at, left);
-        std::memcpy(out + at, &some, left);
-      });
-  return scale;
-}
 
 // [rows, width] → out like it, and scales [rows].
 template <class T>

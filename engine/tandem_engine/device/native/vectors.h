@@ -55,6 +55,19 @@ inline Floats load(const float* p) {
   return x;
 }
 
+inline Floats load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof(bytes));
+  return __builtin_convertvector(bytes, Floats);
+#endif
+}
+
 inline void store(float* p, Floats x) { std::memcpy(p, &x, sizeof(x)); }
 
 // gcc widens a vector half by half if it is not told the instruction.

@@ -171,6 +171,7 @@ BAD: Final = (
     ),
     wrong_value("spec.model.quantization", "W8A8", '"w8a8"', "did you mean 'w8a8'?"),
     wrong_value("spec.engine.device", "npu", 'supported values: "cpu"', "allowed: cpu"),
+    wrong_value("spec.engine.kvCacheDtype", "fp8", '"int8"', "allowed: auto, int8"),
     wrong_value("spec.engine.dtype", "Float16", '"float16"', "did you mean 'float16'?"),
     wrong_value(
         "spec.engine.npuMemSize", 0, "0 is neither -1 (all that is left) nor a size in GiB"
