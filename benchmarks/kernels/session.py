@@ -14,6 +14,8 @@ from benchmarks.kernels.shapes import MODELS, Batch
 from benchmarks.kernels.steps import StepTimes, measure_steps
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.cores import ThreadPlan
+from tandem_engine.device.host_cores import read_host_cores
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import load_library
 from tandem_engine.device.reference import ReferenceKernels
@@ -58,10 +60,11 @@ class Session:
     def run(self, out: Path | None) -> None:
         """Carry it out; exit with 1 where there are no kernels to measure."""
         settings = self._settings
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
         native = self._native()
-        watch = Stopwatch(torch.get_num_threads(), settings.seconds)
+        num_threads = settings.threads or read_host_cores().most_threads
+        native.library.use_threads(ThreadPlan(num_threads=num_threads))
+        torch.set_num_threads(num_threads)
+        watch = Stopwatch(num_threads, settings.seconds)
         limits = measure_limits(watch, native)
         self._say(limits, native, watch)
         kernels = self._kernels(native, watch) if settings.kernels else []

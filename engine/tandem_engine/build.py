@@ -67,9 +67,9 @@ def build_engine(
     codec = load_codec(folder)
     max_seq_len = _max_seq_len(config, read_decoder_config(folder))
     runtime = open_device(config.device, memory_bytes=config.memory_bytes)
-    if config.num_threads is not None:
-        runtime.set_num_threads(config.num_threads)
+    report(runtime.set_num_threads(config.num_threads))
     decoder = _load(config, runtime, max_seq_len, report)
+    runtime.begin_steps()
     capacity = _capacity(config, decoder, runtime, max_seq_len)
     num_host_blocks = _num_host_blocks(config, decoder, runtime, capacity)
     report(capacity.in_words(_shape(config, decoder), num_host_blocks=num_host_blocks))

@@ -5,16 +5,22 @@ stream and event objects are not used: recording an event on the CPU raises.
 """
 
 import os
+from dataclasses import replace
+from functools import cache
 from types import TracebackType
 from typing import Self
 
 import torch
 
+from tandem_engine.device.claims import Claims
+from tandem_engine.device.cores import Pin, ThreadPlan
+from tandem_engine.device.host_cores import read_host_cores
 from tandem_engine.device.host_memory import available_memory, resident_memory
 from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import AUTO, load_library
+from tandem_engine.device.native.library import AUTO, Library, load_library
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import Event, Kernels, Memory, Stream
+from tandem_engine.device.threads import ComputeThreads, read_thread_settings
 
 KERNELS_VARIABLE = "TANDEM_KERNELS"
 """Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best."""
@@ -62,15 +68,19 @@ class CpuRuntime:
         kernels: Variant of the kernels; None: as TANDEM_KERNELS says, or the best there is.
 
     Raises:
-        ConfigError: There is no such variant, or this CPU cannot run it.
+        ConfigError: There is no such variant, or this CPU cannot run it; TANDEM_THREADS or
+            TANDEM_PIN is wrong.
     """
 
     name = "cpu"
 
     def __init__(self, *, memory_bytes: int | None = None, kernels: str | None = None) -> None:
         self.device = torch.device("cpu")
-        library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
-        self.kernels: Kernels = NativeKernels(library) if library else ReferenceKernels()
+        self._library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
+        self.kernels: Kernels = (
+            NativeKernels(self._library) if self._library else ReferenceKernels()
+        )
+        self._threads = _compute_threads(self._library)
         # Found out once: what is available shrinks as this very process fills it.
         self._memory_bytes = memory_bytes or int(
             SHARE_OF_AVAILABLE * (available_memory() + resident_memory())
@@ -88,6 +98,36 @@ class CpuRuntime:
         """The given limit, or 0.8 of what was available at the start; and what is resident now."""
         return Memory(total=self._memory_bytes, used=resident_memory())
 
-    def set_num_threads(self, num_threads: int) -> None:
-        """Use so many threads in torch's operators, for the whole process."""
-        torch.set_num_threads(num_threads)
+    def set_num_threads(self, num_threads: int | None) -> str:
+        """Use so many threads, at most one a core, for the whole process; None: one a core."""
+        plan = self._threads.choose(num_threads)
+        torch.set_num_threads(plan.num_threads)
+        return plan.in_words()
+
+    def begin_steps(self) -> None:
+        """Leave the cores to the kernels' threads.
+
+        After an operator, torch's threads spin for milliseconds, in which the kernels' threads want
+        the cores. What is left to torch in a step is small, and one thread does it as fast.
+        """
+        if self._library:
+            torch.set_num_threads(1)
+
+
+def _compute_threads(library: Library | None) -> ComputeThreads:
+    host = read_host_cores()
+    settings = read_thread_settings(host)
+    if library is None:
+        settings = replace(settings, pin=Pin.OFF)  # torch's threads are torch's to place
+    return ComputeThreads(
+        host, settings, _claims_of_process(), library.use_threads if library else _ignore
+    )
+
+
+def _ignore(plan: ThreadPlan) -> None:
+    """For torch alone, whose number of threads is set by whoever asks for them."""
+
+
+@cache
+def _claims_of_process() -> Claims:
+    return Claims()

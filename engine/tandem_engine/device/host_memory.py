@@ -3,8 +3,14 @@
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+from tandem_engine.device.cgroups import groups_of
 
 ROOT = Path("/")
+V1_FILES: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+"""Limit and usage of a group."""
+V2_FILES: Final = ("memory.max", "memory.current")
 
 
 def available_memory(root: Path = ROOT) -> int:
@@ -31,33 +37,12 @@ def _machine_available(root: Path) -> int:
 
 
 def _cgroups_available(root: Path) -> Iterator[int]:
-    """What is left in each cgroup that limits this process; a limit may stand on any level."""
-    for top, path, limit, usage in _memory_cgroups(root):
-        group = top / path
-        # In a container the path may be that of the host, and lie outside of what is mounted.
-        levels = [group, *group.parents] if group.is_dir() else [top]
-        for level in levels:
-            if not level.is_relative_to(top):
-                break
-            left = _left(level, limit, usage)
-            if left is not None:
-                yield left
-
-
-def _memory_cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Mount point, path within it, and the names of the files with limit and usage."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except FileNotFoundError:
-        return
-    mount = root / "sys/fs/cgroup"
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield mount, path.lstrip("/"), "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            yield mount / "memory", path.lstrip("/"), *names
+    """What is left in each cgroup that limits this process."""
+    for group in groups_of(root, "memory"):
+        names = V2_FILES if group.is_v2 else V1_FILES
+        left = _left(group.folder, *names)
+        if left is not None:
+            yield left
 
 
 def _left(group: Path, limit: str, usage: str) -> int | None:

@@ -176,5 +176,12 @@ class DeviceRuntime(Protocol):
     def memory(self) -> Memory:
         """How much this process may hold, and holds."""
 
-    def set_num_threads(self, num_threads: int) -> None:
-        """Use so many compute threads on the host; at least 1."""
+    def set_num_threads(self, num_threads: int | None) -> str:
+        """Use so many compute threads on the host, at least 1; None leaves it to the device.
+
+        Returns:
+            One line for a person: how many there are, and where.
+        """
+
+    def begin_steps(self) -> None:
+        """Called once when the model is loaded, before its first step."""

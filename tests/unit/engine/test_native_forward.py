@@ -21,7 +21,7 @@ from tandem_engine.model.pack import pack_network
 from tandem_engine.model.parameters import Parameters, allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme
-from tests.unit.engine.native import native_kernels
+from tests.unit.engine.native import native_kernels, threads_of
 
 BLOCK_SIZE = 4
 VOCAB = 50
@@ -64,11 +64,9 @@ def kernels(request: pytest.FixtureRequest) -> NativeKernels:
 
 
 @pytest.fixture(params=[1, 3])
-def _num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+def _num_threads(request: pytest.FixtureRequest, kernels: NativeKernels) -> Iterator[None]:
+    with threads_of(kernels, request.param):
+        yield
 
 
 def parameters_of(config: DecoderConfig, dtype: torch.dtype, scheme: Scheme) -> Parameters:

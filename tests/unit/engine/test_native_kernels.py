@@ -16,7 +16,7 @@ from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.quantization.int8 import Int8Weight
 from tests.unit.engine.attention_cases import Batch, attend, batches, random
-from tests.unit.engine.native import native_kernels
+from tests.unit.engine.native import native_kernels, threads_of
 
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -38,11 +38,9 @@ def kernels(request: pytest.FixtureRequest) -> NativeKernels:
 
 
 @pytest.fixture(params=[1, 2, 5])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+def num_threads(request: pytest.FixtureRequest, kernels: NativeKernels) -> Iterator[int]:
+    with threads_of(kernels, request.param):
+        yield request.param
 
 
 def assert_near(got: Tensor, expected: Tensor, *, scale: float = 1.0) -> None:
@@ -228,7 +226,7 @@ def test_any_number_of_threads_gives_the_same(
     x, weight = random(70, 256, dtype=dtype), random(500, 256, seed=1).div(16).to(dtype)
     got = kernels.linear(x, kernels.pack(weight, None))
     assert_near(got, x.double() @ weight.double().T)
-    assert num_threads == torch.get_num_threads()
+    assert num_threads == kernels.library.num_threads
 
 
 def test_large_scores_do_not_overflow(kernels: NativeKernels) -> None:

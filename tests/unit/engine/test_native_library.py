@@ -259,29 +259,6 @@ def test_there_is_one_openmp_in_the_process() -> None:
     assert done.stdout.strip() == "1"
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_threads_of_the_program_compute_with_as_many_threads_as_torch(num_threads: int) -> None:
-    native_kernels()
-    code = (
-        "import os, threading, torch\n"
-        "from tandem_engine.device.cpu import CpuRuntime\n"
-        "kernels = CpuRuntime().kernels\n"
-        "packed = kernels.pack(torch.ones(512, 512), None)\n"
-        "def work():\n"
-        "    before = len(os.listdir('/proc/self/task'))\n"
-        "    kernels.linear(torch.ones(64, 512), packed)\n"
-        "    print(len(os.listdir('/proc/self/task')) - before)\n"
-        f"torch.set_num_threads({num_threads})\n"
-        "thread = threading.Thread(target=work)\n"
-        "thread.start()\n"
-        "thread.join()\n"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert int(done.stdout) == num_threads - 1
-
-
 def test_tensors_in_huge_pages_lie_side_by_side_and_apart() -> None:
     pages = HugePages()
 

@@ -242,10 +242,9 @@ namespace tandem {
 
 // All members must have seen what is in the cache; others may read `out` after the next meeting.
 template <class T, class C>
-inline void attend(Team team, Tickets& tickets, const Plan& plan,
-                   const Attention<T, C>& attention) {
+inline void attend(Team& team, const Plan& plan, const Attention<T, C>& attention) {
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size());
-  for (int64_t number; (number = tickets.take()) < tasks;) {
+  for (const int64_t number : team.each(tasks)) {
     const Task& task = plan.tasks[number];
     if (task.queries > 1) {
       attend_tile(attention, task);
@@ -254,9 +253,7 @@ inline void attend(Team team, Tickets& tickets, const Plan& plan,
     }
   }
   if (plan.merges.empty()) return;
-  team.meet();
-  const Share share(team, static_cast<int64_t>(plan.merges.size()));
-  for (int64_t number = share.begin; number < share.end; ++number) {
+  for (const int64_t number : team.share(static_cast<int64_t>(plan.merges.size()))) {
     merge_looks(attention, plan.merges[number]);
   }
 }

@@ -4,8 +4,8 @@
 `python -m tandem_engine.device.native.build`. It stands on the standard library alone, because a
 build has nothing else.
 
-OpenMP is not linked. torch has a libgomp of its own and loads it for everyone; a second one would
-bring a second crowd of threads, that fight with torch's for the cores.
+The threads are the library's own (crew.h), and not OpenMP's: those of torch's libgomp spin for
+milliseconds while they wait, also where others want the core.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ COMMON_FLAGS: Final = (
     "-O3",
     "-std=c++17",
     "-fPIC",
-    "-fopenmp",
+    "-pthread",
     "-fvisibility=hidden",
     "-fno-exceptions",
     "-fno-math-errno",
@@ -43,7 +43,13 @@ X86_FLAGS: Final = {
     ),
     "avx2": ("-march=x86-64-v3",),
 }
-LINK_FLAGS: Final = ("-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
+LINK_FLAGS: Final = (
+    "-shared",
+    "-pthread",
+    "-static-libstdc++",
+    "-static-libgcc",
+    "-Wl,--exclude-libs,ALL",
+)
 
 
 class BuildFailed(Exception):
@@ -115,7 +121,9 @@ def _version(compiler: str) -> str:
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)  # noqa: S603 - a compiler that the user has named
     version = done.stdout.partition("\n")[0]
     if done.returncode or "clang" in done.stdout:
-        raise BuildFailed(f"{compiler} is not g++, whose OpenMP is torch's; set CXX to a g++")
+        raise BuildFailed(
+            f"{compiler} is not g++, for which the kernels are written; set CXX to one"
+        )
     return version
 
 
@@ -141,7 +149,6 @@ def _compile_all(compiler: str, folder: Path) -> list[Path]:
     for said in [_end(process) for process in running]:
         _check(said)
     for path in libraries.values():
-        # Without -fopenmp, with which the linker would add a libgomp.
         _check(_end(_start([compiler, *LINK_FLAGS, f"{path}.o", "-o", str(path)])))
     return list(libraries.values())
 

@@ -35,10 +35,9 @@ inline void scale_row(const T* x, const T* weight, int64_t width, float factor, 
 
 // out = rms_norm(x): rows of `width`, `stride` apart; out is contiguous.
 template <class T>
-inline void rms_norm(Team team, const T* x, int64_t stride, const T* weight, int64_t rows,
+inline void rms_norm(Team& team, const T* x, int64_t stride, const T* weight, int64_t rows,
                      int64_t width, float eps, T* out) {
-  const Share share(team, rows);
-  for (int64_t row = share.begin; row < share.end; ++row) {
+  for (const int64_t row : team.share(rows)) {
     const T* from = x + row * stride;
     scale_row(from, weight, width, norm_factor(from, width, eps), out + row * width);
   }
@@ -46,10 +45,9 @@ inline void rms_norm(Team team, const T* x, int64_t stride, const T* weight, int
 
 // sum = x + residual, out = rms_norm(sum); all contiguous. `sum` may be x or residual itself.
 template <class T>
-inline void add_rms_norm(Team team, const T* x, const T* residual, const T* weight, int64_t rows,
+inline void add_rms_norm(Team& team, const T* x, const T* residual, const T* weight, int64_t rows,
                          int64_t width, float eps, T* sum, T* out) {
-  const Share share(team, rows);
-  for (int64_t row = share.begin; row < share.end; ++row) {
+  for (const int64_t row : team.share(rows)) {
     const T *a = x + row * width, *b = residual + row * width;
     T* to = sum + row * width;
     each(
@@ -65,12 +63,11 @@ inline Floats gated(Floats gate, Floats up) { return gate / (1.0f + exp_of(-gate
 
 // out = silu(gate) * up for rows of `width` gates and then `width` ups.
 template <class T>
-inline void silu_mul(Team team, const T* gate_up, int64_t rows, int64_t width, T* out) {
+inline void silu_mul(Team& team, const T* gate_up, int64_t rows, int64_t width, T* out) {
   // Pieces of a row, so that one row alone can be shared out too.
   constexpr int64_t kPiece = 16 * kLanes;
   const int64_t pieces = (width + kPiece - 1) / kPiece;
-  const Share share(team, rows * pieces);
-  for (int64_t piece = share.begin; piece < share.end; ++piece) {
+  for (const int64_t piece : team.share(rows * pieces)) {
     const int64_t row = piece / pieces, begin = piece % pieces * kPiece;
     const T *gate = gate_up + row * 2 * width + begin, *up = gate + width;
     T* to = out + row * width + begin;
@@ -160,12 +157,11 @@ inline void put_row(const T* x, const LayerCache<C>& cache, C* pages, int64_t bl
 // From [tokens, (heads + 2 * kv_heads) * head_dim] of Q, K and V: norms and turns the heads of Q in
 // place, and those of K into the cache; copies V there.
 template <class T, class C>
-inline void prepare_attention(Team team, T* qkv, int64_t stride, int64_t heads, const T* q_norm,
+inline void prepare_attention(Team& team, T* qkv, int64_t stride, int64_t heads, const T* q_norm,
                               const T* k_norm, float eps, const Places<T>& places,
                               const LayerCache<C>& cache) {
   const int64_t dim = cache.head_dim, half = dim / 2, all = heads + 2 * cache.kv_heads;
-  const Share share(team, places.tokens * all);
-  for (int64_t item = share.begin; item < share.end; ++item) {
+  for (const int64_t item : team.share(places.tokens * all)) {
     const int64_t token = item / all, head = item % all;
     const T* angles = places.rope + places.positions[token] * dim;
     T* x = qkv + token * stride + head * dim;

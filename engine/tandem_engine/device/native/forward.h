@@ -107,24 +107,22 @@ class Forward {
         memory_(model, step.places.tokens, step.activations),
         quantized_(model, step.places.tokens),
         plan_(step.rows, model.kv_heads, model.heads / model.kv_heads, threads),
-        partials_(plan_.num_partials * model.heads / model.kv_heads * (model.head_dim + 2)),
-        tickets_(model.num_layers * kTicketsPerLayer + 1) {
+        partials_(plan_.num_partials * model.heads / model.kv_heads * (model.head_dim + 2)) {
     places_ = step.places;
     places_.rope = model.rope;
   }
 
-  void operator()(Team team) {
+  void operator()(Team& team) {
     embed(team);
     int64_t rows = places_.tokens;
     norm_for_layer(team, model_.layers[0].attention_norm, rows);
     for (int64_t number = 0; number < model_.num_layers; ++number) {
       const Layer<T, W>& layer = model_.layers[number];
-      Tickets* tickets = &tickets_[number * kTicketsPerLayer];
       const bool is_last = number + 1 == model_.num_layers;
       if (step_.is_cache_int8) {
-        attention<int8_t>(team, tickets, layer, number);
+        attention<int8_t>(team, layer, number);
       } else {
-        attention<T>(team, tickets, layer, number);
+        attention<T>(team, layer, number);
       }
       if (is_last) {
         // K and V are written; what follows matters for the wanted rows alone.
@@ -135,20 +133,18 @@ class Forward {
       if constexpr (kInt8) {
         quantize(team, memory_.mixed, rows, model_.mixed_width(), quantized_.bytes.get(),
                  quantized_.scales.get());
-        team.meet();
       }
-      product(team, tickets[2], memory_.mixed, rows, layer.output, memory_.residual);
+      product(team, memory_.mixed, rows, layer.output, memory_.residual);
       norm_for_layer(team, layer.mlp_norm, rows);
-      feed_forward(team, tickets, layer, rows);
+      feed_forward(team, layer, rows);
       if (!is_last) norm_for_layer(team, model_.layers[number + 1].attention_norm, rows);
     }
     norm(team, model_.norm, rows);
-    multiply(team, tickets_.back(), memory_.x, rows, model_.head,
+    multiply(team, memory_.x, rows, model_.head,
              Product<float, T>(step_.logits, nullptr, model_.head));
   }
 
  private:
-  static constexpr int64_t kTicketsPerLayer = 5;
   static constexpr bool kInt8 = std::is_same_v<W, Int8Weight>;
 
   const Model<T, W>& model_;
@@ -158,11 +154,9 @@ class Forward {
   std::conditional_t<kInt8, Quantized, Nothing> quantized_;
   Plan plan_;
   std::vector<float> partials_;
-  std::vector<Tickets> tickets_;
 
-  void embed(Team team) const {
-    const Share share(team, places_.tokens);
-    for (int64_t token = share.begin; token < share.end; ++token) {
+  void embed(Team& team) const {
+    for (const int64_t token : team.share(places_.tokens)) {
       T* to = memory_.residual + token * model_.hidden;
       const int64_t id = step_.token_ids[token];
       if (model_.embedding) {
@@ -171,38 +165,34 @@ class Forward {
         unpack_row(model_.head, id, to);
       }
     }
-    team.meet();
   }
 
-  void norm(Team team, const T* weight, int64_t rows) const {
+  void norm(Team& team, const T* weight, int64_t rows) const {
     rms_norm(team, memory_.residual, model_.hidden, weight, rows, model_.hidden,
              static_cast<float>(model_.eps), memory_.x);
-    team.meet();
   }
 
   // Norms what a linear layer reads.
-  void norm_for_layer(Team team, const T* weight, int64_t rows) const {
+  void norm_for_layer(Team& team, const T* weight, int64_t rows) const {
     if constexpr (kInt8) {
       quantize_norm(team, memory_.residual, weight, rows, model_.hidden,
                     static_cast<float>(model_.eps), quantized_.bytes.get(),
                     quantized_.scales.get());
-      team.meet();
     } else {
       norm(team, weight, rows);
     }
   }
 
   // Adds x @ weight.T to the residual, or puts it elsewhere. In 8 bits, x is what was quantised.
-  void product(Team team, Tickets& tickets, const T* x, int64_t rows, const W& weight,
+  void product(Team& team, const T* x, int64_t rows, const W& weight,
                T* out) const {
     const T* residual = out == memory_.residual ? out : nullptr;
     if constexpr (kInt8) {
-      multiply(team, tickets, quantized_.bytes.get(), rows, weight,
+      multiply(team, quantized_.bytes.get(), rows, weight,
                Rescaled<T>(out, residual, quantized_.scales.get(), weight));
     } else {
-      multiply(team, tickets, x, rows, weight, Product<T, T>(out, residual, weight));
+      multiply(team, x, rows, weight, Product<T, T>(out, residual, weight));
     }
-    team.meet();
   }
 
   // K and V of a layer.
@@ -217,48 +207,42 @@ class Forward {
   }
 
   template <class C>
-  void attention(Team team, Tickets* tickets, const Layer<T, W>& layer, int64_t number) {
+  void attention(Team& team, const Layer<T, W>& layer, int64_t number) {
     const int64_t stride = model_.qkv_width();
     const LayerCache<C> cache = cache_of<C>(number);
-    product(team, tickets[0], memory_.x, places_.tokens, layer.qkv, memory_.qkv);
+    product(team, memory_.x, places_.tokens, layer.qkv, memory_.qkv);
     prepare_attention(team, memory_.qkv, stride, model_.heads, layer.q_norm, layer.k_norm,
                       static_cast<float>(model_.eps), places_, cache);
-    team.meet();
-    attend(team, tickets[1], plan_,
+    attend(team, plan_,
            Attention<T, C>{memory_.qkv, stride, model_.heads, cache, step_.rows,
                         static_cast<float>(model_.scale) * kLog2E, memory_.mixed, partials_.data()});
-    team.meet();
   }
 
-  void feed_forward(Team team, Tickets* tickets, const Layer<T, W>& layer, int64_t rows) const {
-    product(team, tickets[3], memory_.x, rows, layer.gate_up, memory_.gate_up);
+  void feed_forward(Team& team, const Layer<T, W>& layer, int64_t rows) const {
+    product(team, memory_.x, rows, layer.gate_up, memory_.gate_up);
     if constexpr (kInt8) {
       quantize_gated(team, memory_.gate_up, rows, model_.intermediate, quantized_.bytes.get(),
                      quantized_.scales.get());
     } else {
       silu_mul(team, memory_.gate_up, rows, model_.intermediate, memory_.gated);
     }
-    team.meet();
-    product(team, tickets[4], memory_.gated, rows, layer.down, memory_.residual);
+    product(team, memory_.gated, rows, layer.down, memory_.residual);
   }
 
   // Moves the wanted rows to the front, by way of memory that is free: they may come in any order.
-  void keep_wanted(Team team) {
+  void keep_wanted(Team& team) {
     T* residual = memory_.x;
     T* mixed = memory_.qkv;
     const int64_t hidden = model_.hidden, width = model_.mixed_width();
-    const Share share(team, step_.num_wanted);
-    for (int64_t row = share.begin; row < share.end; ++row) {
+    for (const int64_t row : team.share(step_.num_wanted)) {
       const int64_t token = step_.wanted[row];
       std::memcpy(residual + row * hidden, memory_.residual + token * hidden, hidden * sizeof(T));
       std::memcpy(mixed + row * width, memory_.mixed + token * width, width * sizeof(T));
     }
-    team.meet();
-    std::memcpy(memory_.residual + share.begin * hidden, residual + share.begin * hidden,
-                (share.end - share.begin) * hidden * sizeof(T));
-    std::memcpy(memory_.mixed + share.begin * width, mixed + share.begin * width,
-                (share.end - share.begin) * width * sizeof(T));
-    team.meet();
+    for (const int64_t row : team.share(step_.num_wanted)) {
+      std::memcpy(memory_.residual + row * hidden, residual + row * hidden, hidden * sizeof(T));
+      std::memcpy(memory_.mixed + row * width, mixed + row * width, width * sizeof(T));
+    }
   }
 };
 

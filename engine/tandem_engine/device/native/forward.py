@@ -17,7 +17,6 @@ from tandem_engine.device.native.library import (
     Library,
     ModelArgs,
     StepArgs,
-    adopt_num_threads,
 )
 from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
 from tandem_engine.device.network import Network, NetworkLayer, PackedLinear
@@ -77,7 +76,6 @@ class NativeForward:
             activations=self._room(metadata.num_tokens).data_ptr(),
             logits=logits.data_ptr(),
         )
-        adopt_num_threads()
         self._forward(byref(self._model), byref(step))
         return logits
 

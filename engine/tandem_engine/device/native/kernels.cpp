@@ -3,6 +3,7 @@
 // Each function exists for float (_f32) and bfloat16 (_bf16). Pointers are to contiguous memory
 // unless a stride, in elements, is given.
 
+#include "crew.h"
 #include "forward.h"
 
 using namespace tandem;
@@ -11,31 +12,28 @@ namespace {
 
 template <class T>
 void run_linear(const T* x, int64_t rows, const Weight<T>& weight, const T* residual, T* out) {
-  Tickets tickets;
-  in_team(rows * weight.inputs * weight.outputs / kLanes, [&](Team team) {
-    multiply(team, tickets, x, rows, weight, Product<T, T>(out, residual, weight));
+  in_team(rows * weight.inputs * weight.outputs / kLanes, [&](Team& team) {
+    multiply(team, x, rows, weight, Product<T, T>(out, residual, weight));
   });
 }
 
 template <class T>
 void run_linear_int8(const uint8_t* x, const float* x_scales, int64_t rows,
                      const Int8Weight& weight, const T* residual, T* out) {
-  Tickets tickets;
-  in_team(rows * weight.inputs * weight.outputs / (4 * kLanes), [&](Team team) {
-    multiply(team, tickets, x, rows, weight, Rescaled<T>(out, residual, x_scales, weight));
+  in_team(rows * weight.inputs * weight.outputs / (4 * kLanes), [&](Team& team) {
+    multiply(team, x, rows, weight, Rescaled<T>(out, residual, x_scales, weight));
   });
 }
 
 template <class T>
 void run_pack(const T* weight, int64_t outputs, int64_t inputs, T* panels) {
-  in_team(outputs * inputs, [&](Team team) { pack(team, weight, outputs, inputs, panels); });
+  in_team(outputs * inputs, [&](Team& team) { pack(team, weight, outputs, inputs, panels); });
 }
 
 template <class T>
 void run_unpack_rows(const Weight<T>& weight, const int64_t* ids, int64_t count, T* out) {
-  in_team(count * weight.inputs, [&](Team team) {
-    const Share share(team, count);
-    for (int64_t row = share.begin; row < share.end; ++row) {
+  in_team(count * weight.inputs, [&](Team& team) {
+    for (const int64_t row : team.share(count)) {
       unpack_row(weight, ids[row], out + row * weight.inputs);
     }
   });
@@ -45,27 +43,27 @@ template <class T>
 void run_rms_norm(const T* x, int64_t stride, const T* weight, int64_t rows, int64_t width,
                   float eps, T* out) {
   in_team(rows * width,
-          [&](Team team) { rms_norm(team, x, stride, weight, rows, width, eps, out); });
+          [&](Team& team) { rms_norm(team, x, stride, weight, rows, width, eps, out); });
 }
 
 template <class T>
 void run_add_rms_norm(const T* x, const T* residual, const T* weight, int64_t rows, int64_t width,
                       float eps, T* sum, T* out) {
-  in_team(rows * width, [&](Team team) {
+  in_team(rows * width, [&](Team& team) {
     add_rms_norm(team, x, residual, weight, rows, width, eps, sum, out);
   });
 }
 
 template <class T>
 void run_silu_mul(const T* gate_up, int64_t rows, int64_t width, T* out) {
-  in_team(4 * rows * width, [&](Team team) { silu_mul(team, gate_up, rows, width, out); });
+  in_team(4 * rows * width, [&](Team& team) { silu_mul(team, gate_up, rows, width, out); });
 }
 
 template <class T, class C>
 void run_prepare(T* qkv, int64_t stride, int64_t heads, const T* q_norm, const T* k_norm,
                  float eps, const Places<T>& places, const LayerCache<C>& cache) {
   const int64_t width = (heads + 2 * cache.kv_heads) * cache.head_dim;
-  in_team(places.tokens * width, [&](Team team) {
+  in_team(places.tokens * width, [&](Team& team) {
     prepare_attention(team, qkv, stride, heads, q_norm, k_norm, eps, places, cache);
   });
 }
@@ -74,40 +72,41 @@ template <class T, class C>
 void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<C>& cache,
                 const Rows& rows, float scale, T* out) {
   const int64_t group = heads / cache.kv_heads;
-  const Plan plan(rows, cache.kv_heads, group, omp_get_max_threads());
+  const Plan plan(rows, cache.kv_heads, group, Hall::members());
   std::vector<float> partials(plan.num_partials * group * (cache.head_dim + 2));
   const Attention<T, C> attention{q, stride, heads, cache,           rows,
                                   scale * kLog2E, out, partials.data()};
   int64_t operations = 0;
   for (const Task& task : plan.tasks) operations += Plan::cost(task) * group * cache.head_dim;
-  Tickets tickets;
-  in_team(operations / kLanes, [&](Team team) { attend(team, tickets, plan, attention); });
+  in_team(operations / kLanes, [&](Team& team) { attend(team, plan, attention); });
 }
 
 // Sums floats; reading them is what takes the time. Benchmarks measure the memory with it.
 float run_read(const float* data, int64_t count) {
-  constexpr int64_t kAtOnce = 8 * kLanes;
-  float total = 0;
-#pragma omp parallel reduction(+ : total)
-  {
-    const Share share(Team{omp_get_thread_num(), omp_get_num_threads()}, count / kAtOnce);
-    Floats sums[8] = {};
-    for (int64_t block = share.begin; block < share.end; ++block) {
-      for (int part = 0; part < 8; ++part) {
-        sums[part] += load(data + block * kAtOnce + part * kLanes);
+  constexpr int64_t kAtOnce = 8 * kLanes, kPiece = 1 << 18;
+  const int64_t pieces = (count + kPiece - 1) / kPiece;
+  std::vector<float> totals(pieces);
+  in_team(count, [&](Team& team) {
+    for (const int64_t piece : team.each(pieces)) {
+      const float* end = data + std::min(count, (piece + 1) * kPiece) / kAtOnce * kAtOnce;
+      Floats sums[8] = {};
+      for (const float* at = data + piece * kPiece; at < end; at += kAtOnce) {
+        for (int part = 0; part < 8; ++part) sums[part] += load(at + part * kLanes);
       }
+      for (const Floats& sum : sums) totals[piece] += sum_of(sum);
     }
-    for (const Floats& sum : sums) total += sum_of(sum);
-  }
+  });
+  float total = 0;
+  for (const float one : totals) total += one;
   return total;
 }
 
 template <class T, class W>
 void run_forward(const Model<T, W>& model, const Step<T>& step) {
   const int64_t per_layer = model.hidden * (model.qkv_width() + 3 * model.intermediate);
-  Forward<T, W> forward(model, step, omp_get_max_threads());
+  Forward<T, W> forward(model, step, Hall::members());
   in_team(step.places.tokens * model.num_layers * per_layer / kLanes,
-          [&](Team team) { forward(team); });
+          [&](Team& team) { forward(team); });
 }
 
 }  // namespace
@@ -174,18 +173,18 @@ void run_forward(const Model<T, W>& model, const Step<T>& step) {
   void tandem_quantize_##kind(const T* x, int64_t rows, int64_t width, uint8_t* out,              \
                               float* scales) {                                                    \
     in_team(2 * rows * width,                                                                     \
-            [&](Team team) { quantize(team, x, rows, width, out, scales); });                     \
+            [&](Team& team) { quantize(team, x, rows, width, out, scales); });                     \
   }                                                                                               \
   void tandem_quantize_norm_##kind(const T* x, const T* weight, int64_t rows, int64_t width,      \
                                    float eps, uint8_t* out, float* scales) {                      \
-    in_team(3 * rows * width, [&](Team team) {                                                    \
+    in_team(3 * rows * width, [&](Team& team) {                                                    \
       quantize_norm(team, x, weight, rows, width, eps, out, scales);                              \
     });                                                                                           \
   }                                                                                               \
   void tandem_quantize_gated_##kind(const T* gate_up, int64_t rows, int64_t width, uint8_t* out,  \
                                     float* scales) {                                              \
     in_team(4 * rows * width,                                                                     \
-            [&](Team team) { quantize_gated(team, gate_up, rows, width, out, scales); });         \
+            [&](Team& team) { quantize_gated(team, gate_up, rows, width, out, scales); });         \
   }
 
 #pragma GCC visibility push(default)
@@ -194,9 +193,21 @@ extern "C" {
 // Outputs of a packed weight come in panels of so many; its memory is rounded up to them.
 int64_t tandem_panel() { return kPanel; }
 
+// Compute with so many threads from now on, on these CPUs, or anywhere if there are none.
+void tandem_set_threads(int64_t members, const int64_t* cpus, int64_t num_cpus, int64_t own) {
+  std::vector<CpuSet> places(num_cpus ? members : 0);
+  for (int64_t member = 0; num_cpus && member < members; ++member) {
+    if (own) places[member].push_back(int(cpus[member % num_cpus]));
+    else places[member].assign(cpus, cpus + num_cpus);
+  }
+  Hall::of_process().set(int(members), std::move(places));
+}
+
+int64_t tandem_num_threads() { return Hall::members(); }
+
 void tandem_pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int8_t* panels,
                       int32_t* sums) {
-  in_team(outputs * inputs, [&](Team team) {
+  in_team(outputs * inputs, [&](Team& team) {
     pack(team, weight, outputs, inputs, panels);
     sum_rows(team, weight, outputs, inputs, sums);
   });

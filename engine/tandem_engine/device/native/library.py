@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.cores import ThreadPlan
 from tandem_engine.device.native.build import LIBRARIES, library_name, sources_hash, variants
 
 _LOG = logging.getLogger(__name__)
@@ -188,6 +189,8 @@ class Library:
         self.pack_int8 = _declared(library, "tandem_pack_int8", [_P, _I, _I, _P, _P], None)
         self.read = _declared(library, "tandem_read", [_P, _I], _F)
         """Sums floats: as fast as memory is read. For benchmarks."""
+        self._num_threads = _declared(library, "tandem_num_threads", [], _I)
+        self._set_threads = _declared(library, "tandem_set_threads", [_I, _P, _I, _I], None)
         self._functions = {
             (name, dtype): _declared(library, f"tandem_{name}_{kind}", *prototype)
             for name, prototype in _PROTOTYPES.items()
@@ -195,18 +198,18 @@ class Library:
         }
 
     def __call__(self, name: str, dtype: torch.dtype) -> Any:
-        """The kernel `name` for tensors of `dtype`, one of KINDS; to be called soon."""
-        adopt_num_threads()
+        """The kernel `name` for tensors of `dtype`, one of KINDS."""
         return self._functions[name, dtype]
 
+    @property
+    def num_threads(self) -> int:
+        """Threads that compute each call, the caller's among them; 1 until `use_threads`."""
+        return int(self._num_threads())
 
-def adopt_num_threads() -> None:
-    """Let this thread's parallel regions have as many threads as torch's.
-
-    OpenMP keeps that number for each thread of the program, and torch sets it in a thread when it
-    is first asked for it there.
-    """
-    torch.get_num_threads()
+    def use_threads(self, plan: ThreadPlan) -> None:
+        """Compute so from the next call on, in the whole process; its children are not pinned."""
+        cpus = (c_int64 * len(plan.cpus))(*plan.cpus)
+        self._set_threads(plan.num_threads, cpus, len(plan.cpus), plan.own)
 
 
 def _declared(library: ctypes.CDLL, name: str, arguments: list[Any], result: Any) -> Any:
@@ -265,7 +268,7 @@ def load_library(choice: str = AUTO, folder: Path = LIBRARIES) -> Library | None
 
 def _opened(variant: str, path: Path) -> Library | None:
     try:
-        return Library(variant, _open(path))
+        return Library(variant, ctypes.CDLL(str(path)))
     except (OSError, AttributeError) as error:
         _LOG.warning(
             "The native kernels do not load (%s), so the engine computes in plain torch, several "
@@ -274,23 +277,3 @@ def _opened(variant: str, path: Path) -> Library | None:
             error,
         )
         return None
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    try:
-        # OpenMP's functions are those of the libgomp that torch has loaded for everyone.
-        return ctypes.CDLL(str(path))
-    except OSError:
-        _share_openmp()
-        return ctypes.CDLL(str(path))
-
-
-def _share_openmp() -> None:
-    """Let libraries that are loaded from now on see the OpenMP that this process has already.
-
-    That of torch is visible to all where torch loads it so; a torch built otherwise may keep it to
-    itself. Only if there is none at all does the system's come in.
-    """
-    maps = Path("/proc/self/maps").read_text()
-    loaded = re.search(r"\s(/\S*/lib(?:gomp|iomp5|omp)[-\w]*\.so\S*)", maps)
-    ctypes.CDLL(loaded[1] if loaded else "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)

@@ -158,11 +158,11 @@ struct Cut {
 
 // x [rows, inputs] by a packed weight; `finish` puts the sums where they belong.
 template <class X, class AnyWeight, class Finish>
-inline void multiply(Team team, Tickets& tickets, const X* x, int64_t rows,
+inline void multiply(Team& team, const X* x, int64_t rows,
                      const AnyWeight& weight, const Finish& finish) {
   const Cut cut(rows, weight, team.size);
   const int64_t panels = weight.num_panels();
-  for (int64_t piece; (piece = tickets.take()) < cut.blocks * cut.pieces_per_block;) {
+  for (const int64_t piece : team.each(cut.blocks * cut.pieces_per_block)) {
     const int64_t block = piece / cut.pieces_per_block;
     const int64_t begin = piece % cut.pieces_per_block * cut.panels_per_piece;
     const int64_t end = begin + cut.panels_per_piece;
@@ -175,9 +175,8 @@ inline void multiply(Team team, Tickets& tickets, const X* x, int64_t rows,
 
 // Packs rows of a [outputs, inputs] matrix; outputs that are no multiple of the panel end in zeros.
 template <class T>
-inline void pack(Team team, const T* weight, int64_t outputs, int64_t inputs, T* panels) {
-  const Share share(team, (outputs + kPanel - 1) / kPanel);
-  for (int64_t panel = share.begin; panel < share.end; ++panel) {
+inline void pack(Team& team, const T* weight, int64_t outputs, int64_t inputs, T* panels) {
+  for (const int64_t panel : team.share((outputs + kPanel - 1) / kPanel)) {
     T* to = panels + panel * kPanel * inputs;
     for (int64_t lane = 0; lane < kPanel; ++lane) {
       const int64_t output = panel * kPanel + lane;

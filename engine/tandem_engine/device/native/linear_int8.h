@@ -49,10 +49,9 @@ struct Rescaled {
   }
 };
 
-inline void sum_rows(Team team, const int8_t* weight, int64_t outputs, int64_t inputs,
+inline void sum_rows(Team& team, const int8_t* weight, int64_t outputs, int64_t inputs,
                      int32_t* sums) {
-  const Share share(team, outputs);
-  for (int64_t output = share.begin; output < share.end; ++output) {
+  for (const int64_t output : team.share(outputs)) {
     sums[output] = 0;
     for (int64_t input = 0; input < inputs; ++input) sums[output] += weight[output * inputs + input];
   }

@@ -15,10 +15,9 @@ namespace tandem {
 
 // [rows, width] → out like it, and scales [rows].
 template <class T>
-inline void quantize(Team team, const T* x, int64_t rows, int64_t width, uint8_t* out,
+inline void quantize(Team& team, const T* x, int64_t rows, int64_t width, uint8_t* out,
                      float* scales) {
-  const Share share(team, rows);
-  for (int64_t row = share.begin; row < share.end; ++row) {
+  for (const int64_t row : team.share(rows)) {
     const T* from = x + row * width;
     const auto values = [&](int64_t at, int64_t count) { return load_up_to(from + at, count); };
     scales[row] = quantize_row(values, width, out + row * width);
@@ -27,10 +26,9 @@ inline void quantize(Team team, const T* x, int64_t rows, int64_t width, uint8_t
 
 // The same of rms_norm(x).
 template <class T>
-inline void quantize_norm(Team team, const T* x, const T* weight, int64_t rows, int64_t width,
+inline void quantize_norm(Team& team, const T* x, const T* weight, int64_t rows, int64_t width,
                           float eps, uint8_t* out, float* scales) {
-  const Share share(team, rows);
-  for (int64_t row = share.begin; row < share.end; ++row) {
+  for (const int64_t row : team.share(rows)) {
     const T* from = x + row * width;
     const float factor = norm_factor(from, width, eps);
     const auto values = [&](int64_t at, int64_t count) {
@@ -42,11 +40,10 @@ inline void quantize_norm(Team team, const T* x, const T* weight, int64_t rows, 
 
 // The same of silu(gate) * up. The values are needed twice, so they are kept in between.
 template <class T>
-inline void quantize_gated(Team team, const T* gate_up, int64_t rows, int64_t width, uint8_t* out,
+inline void quantize_gated(Team& team, const T* gate_up, int64_t rows, int64_t width, uint8_t* out,
                            float* scales) {
-  const Share share(team, rows);
   std::vector<float> kept(round_up(width, kLanes));
-  for (int64_t row = share.begin; row < share.end; ++row) {
+  for (const int64_t row : team.share(rows)) {
     const T *gate = gate_up + row * 2 * width, *up = gate + width;
     for (int64_t at = 0; at < width; at += kLanes) {
       const int64_t count = width - at < kLanes ? width - at : kLanes;

@@ -1,0 +1,143 @@
+"""Cores that replicas on one machine have claimed, so that each computes on its own.
+
+A claim is a lock (flock) on a file named after the core. It goes with the process, however that
+ends, so there is nothing to tidy up. The folder is the same for all users, and nothing is ever
+written into a file, so anyone may lock a file that somebody else has made. Replicas that do not see
+the same folder, as in containers, do not see each other's claims: see `cores.why_not_pinned`.
+"""
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path("/tmp/tandem-cores")  # noqa: S108 - all users must find it; see above
+_MOST_REPLICAS: Final = 1024
+
+
+class Claims:
+    """What this process has claimed; from any of its threads.
+
+    Args:
+        folder: Where the files are; made if it is not there.
+    """
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.folder = folder
+        self._held: dict[str, int] = {}
+        self._turn = threading.Lock()
+        # A child has the parent's open files, and with them its locks for as long as it lives.
+        os.register_at_fork(after_in_child=self._start_anew)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether this process may claim anything in the folder."""
+        try:
+            self._make_folder()
+        except OSError:
+            return False
+        return os.access(self.folder, os.R_OK | os.W_OK | os.X_OK)
+
+    @property
+    def cores(self) -> list[int]:
+        """Cores that this process holds."""
+        names = [name.removeprefix("core-") for name in self._held if name.startswith("core-")]
+        return sorted(map(int, names))
+
+    def take(self, cores: Iterable[int], most: int) -> list[int]:
+        """Claim free ones of `cores`, in their order, until this process holds `most`.
+
+        Returns:
+            All that it holds.
+        """
+        with self._turn:
+            for core in cores:
+                if len(self.cores) >= most:
+                    break
+                self._take(f"core-{core}")
+            return self.cores
+
+    def num_replicas(self) -> int:
+        """Processes that compute on this machine, as far as they see this folder; at least 1."""
+        with self._turn:
+            if not any(name.startswith("replica-") for name in self._held):
+                places = (f"replica-{number}" for number in range(_MOST_REPLICAS))
+                next((place for place in places if self._take(place)), None)
+            return max(1, sum(map(self._is_taken, self.folder.glob("replica-*"))))
+
+    def release_cores(self) -> None:
+        """Give the cores back, and still count as a replica."""
+        with self._turn:
+            for core in self.cores:
+                os.close(self._held.pop(f"core-{core}"))
+
+    def release(self) -> None:
+        """Give all back."""
+        with self._turn:
+            self._forget()
+
+    def _take(self, name: str) -> bool:
+        if name in self._held:
+            return False
+        file = self._opened(self.folder / name)
+        if file is None:
+            return False
+        if not _lock(file):
+            os.close(file)
+            return False
+        self._held[name] = file
+        return True
+
+    def _is_taken(self, path: Path) -> bool:
+        if path.name in self._held:
+            return True
+        file = self._opened(path)
+        if file is None:
+            return False
+        is_free = _lock(file)
+        os.close(file)
+        return not is_free
+
+    def _opened(self, path: Path) -> int | None:
+        """A file that can be locked, whoever made it."""
+        try:
+            self._make_folder()
+            # Nobody may plant a link that would make us create a file somewhere else.
+            return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except PermissionError:
+            # The kernel may refuse to "create" a file that is there and somebody else's.
+            return _opened_as_it_is(path)
+        except OSError:
+            return None
+
+    def _make_folder(self) -> None:
+        if self.folder.is_dir():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o1777)  # not subject to the umask, as in mkdir
+
+    def _start_anew(self) -> None:
+        self._turn = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        for file in self._held.values():
+            os.close(file)
+        self._held.clear()
+
+
+def _opened_as_it_is(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,121 @@
+"""Which cores a replica computes on, and with how many threads: decisions alone.
+
+One thread a physical core: the kernels keep a core's arithmetic units busy, so a second thread on
+its other logical CPU brings nothing, and shares its caches.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Pin(StrEnum):
+    """Where threads may run: the values of TANDEM_PIN."""
+
+    AUTO = "auto"
+    """The team on cores of its own, if this machine lets it have some; within them it may move."""
+    ON = "on"
+    """Each thread on one core, whatever else runs there; for a machine that nobody shares."""
+    OFF = "off"
+    """Wherever the kernel's scheduler puts them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCores:
+    """What this process can know of its processor."""
+
+    allowed: frozenset[int]
+    """Logical CPUs that this process may run on; at least one."""
+    num_online: int
+    """Logical CPUs of the machine."""
+    siblings: Mapping[int, frozenset[int]]
+    """Logical CPU → all of its physical core; one that is missing is alone."""
+    quota: float | None = None
+    """CPU time that the cgroup grants, in CPUs; None: no limit."""
+    is_container: bool = False
+    """Whether other containers may run beside this one, unseen."""
+
+    @property
+    def cores(self) -> list[int]:
+        """One allowed logical CPU of each physical core, in order."""
+        firsts = {min(self.siblings.get(cpu, {cpu}) & self.allowed | {cpu}) for cpu in self.allowed}
+        return sorted(firsts)
+
+    @property
+    def most_threads(self) -> int:
+        """Threads that can compute at the same time; at least 1.
+
+        A part of a CPU counts for nothing: a thread more would use up the quota before its period
+        ends, and all threads would then stand still.
+        """
+        cores = len(self.cores)
+        return cores if self.quota is None else max(1, min(cores, int(self.quota)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadPlan:
+    """How many threads compute, and where."""
+
+    num_threads: int
+    cpus: tuple[int, ...] = ()
+    """Logical CPUs, one a thread; empty: anywhere."""
+    own: bool = False
+    """Whether each thread stays on a CPU of its own, not only the team on its CPUs."""
+    reason: str = ""
+    """Why they are not pinned."""
+
+    def in_words(self) -> str:
+        """One line for a person."""
+        count = f"Compute threads: {self.num_threads}"
+        if not self.cpus:
+            return f"{count}, not pinned: {self.reason}"
+        each = ", one each" if self.own and self.num_threads > 1 else ""
+        plural = "s" if len(self.cpus) > 1 else ""
+        return f"{count}, pinned to CPU{plural} {format_cpus(self.cpus)}{each}"
+
+
+def why_not_pinned(host: HostCores, pin: Pin, num_threads: int) -> str:
+    """The reason why threads must not have cores of their own; empty: they may."""
+    if pin is Pin.OFF:
+        return "TANDEM_PIN is 'off'"
+    if num_threads > len(host.cores):
+        return f"this process may use only {len(host.cores)} cores"
+    if pin is Pin.ON:
+        return ""
+    if host.quota is not None and host.quota < len(host.allowed):
+        return (
+            f"the cgroup grants the time of {host.quota:g} CPUs on any of {len(host.allowed)}, "
+            f"which others use too"
+        )
+    if host.is_container and len(host.allowed) == host.num_online:
+        return "in a container that may use all CPUs, nobody knows who else does"
+    return ""
+
+
+def fair_threads(wanted: int, *, num_cores: int, num_replicas: int) -> int:
+    """Threads of a replica that got no core of its own, since others have them all."""
+    return max(1, min(wanted, num_cores // max(1, num_replicas)))
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """The CPUs of a kernel's list, such as "0-1,4".
+
+    Raises:
+        ValueError: It is none.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def format_cpus(cpus: Sequence[int]) -> str:
+    """The opposite of `parse_cpus`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

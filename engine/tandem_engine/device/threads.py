@@ -1,0 +1,178 @@
+"""The compute threads of this process: how many, on which cores, and what TANDEM_… says of them."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.claims import Claims
+from tandem_engine.device.cores import (
+    HostCores,
+    Pin,
+    ThreadPlan,
+    fair_threads,
+    why_not_pinned,
+)
+
+_LOG = logging.getLogger(__name__)
+
+THREADS_VARIABLE: Final = "TANDEM_THREADS"
+"""Exactly so many compute threads, whatever the manifest says."""
+PIN_VARIABLE: Final = "TANDEM_PIN"
+"""Where they may run: see `Pin`."""
+RETRY_S: Final = 5.0
+"""How often a replica that has fewer cores than it wants looks for free ones."""
+
+Apply = Callable[[ThreadPlan], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadSettings:
+    """What the environment says."""
+
+    num_threads: int | None = None
+    """Exactly so many; None: as the manifest says, or one a core."""
+    pin: Pin = Pin.AUTO
+
+
+def read_thread_settings(
+    host: HostCores, environment: Mapping[str, str] = os.environ
+) -> ThreadSettings:
+    """The settings in TANDEM_THREADS and TANDEM_PIN.
+
+    Raises:
+        ConfigError: One of them is nothing of the kind.
+    """
+    return ThreadSettings(
+        num_threads=_num_threads(host, environment.get(THREADS_VARIABLE)),
+        pin=_pin(environment.get(PIN_VARIABLE)),
+    )
+
+
+def _num_threads(host: HostCores, text: str | None) -> int | None:
+    if not text:
+        return None
+    most = len(host.allowed)
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= most:
+        return int(text)
+    raise ConfigError(
+        f"{THREADS_VARIABLE} is '{text}'; it can be 1 to {most}, the CPUs that this process may "
+        f"use; unset it for the number that the manifest asks for."
+    )
+
+
+def _pin(text: str | None) -> Pin:
+    if not text:
+        return Pin.AUTO
+    if text in set(Pin):
+        return Pin(text)
+    raise ConfigError(f"{PIN_VARIABLE} is '{text}'; it can be {', '.join(Pin)}, or unset for auto.")
+
+
+class ComputeThreads:
+    """Chooses the threads of this process, and goes on looking for cores where some are missing.
+
+    Replicas on one machine share its cores by claims. Each takes what is free, at most what it
+    wants, and computes on that. One that finds nothing free computes unpinned, with the cores that
+    would be its fair share. Both take more when others end.
+
+    Args:
+        host: The processor.
+        settings: What the environment says.
+        claims: Those of this process.
+        apply: Puts a plan into force.
+    """
+
+    def __init__(
+        self, host: HostCores, settings: ThreadSettings, claims: Claims, apply: Apply
+    ) -> None:
+        self._host = host
+        self._settings = settings
+        self._claims = claims
+        self._apply = apply
+        self._changing = threading.Lock()
+        self._stop = threading.Event()
+        self._wanted = 1
+        self.plan = ThreadPlan(num_threads=1, reason="nothing was asked for")
+
+    def choose(self, asked: int | None) -> ThreadPlan:
+        """Compute with `asked` threads, or as many as there are cores for; None: one a core."""
+        self.stop()
+        with self._changing:
+            most = self._host.most_threads
+            self._wanted = self._settings.num_threads or min(asked or most, most)
+            self._put_in_force(self._first_plan())
+        if not self.is_content:
+            self._look_for_more()
+        return self.plan
+
+    def stop(self) -> None:
+        """Give the cores back, and look for no others."""
+        self._stop.set()
+        with self._changing:
+            self._claims.release()
+
+    @property
+    def is_content(self) -> bool:
+        """Whether more cores would change nothing."""
+        return bool(self._why_not_pinned()) or len(self.plan.cpus) == self._wanted
+
+    def look_again(self) -> None:
+        """Take cores that have become free."""
+        held = self._claims.take(self._host.cores, self._wanted)
+        if len(held) > len(self.plan.cpus) and len(held) >= self._fewest:
+            self._put_in_force(self._pinned(held))
+            _LOG.info("%s", self.plan.in_words())
+        elif not self.plan.cpus:
+            self._claims.release_cores()
+
+    @property
+    def _fewest(self) -> int:
+        """Cores of its own with which it is better off than without."""
+        return self._settings.num_threads or self.plan.num_threads
+
+    def _why_not_pinned(self) -> str:
+        reason = why_not_pinned(self._host, self._settings.pin, self._wanted)
+        if not reason and not self._claims.is_possible:
+            reason = f"it cannot claim cores, since {self._claims.folder} cannot be written"
+        return reason
+
+    def _first_plan(self) -> ThreadPlan:
+        if reason := self._why_not_pinned():
+            return ThreadPlan(num_threads=self._wanted, reason=reason)
+        held = self._claims.take(self._host.cores, self._wanted)
+        if len(held) >= (self._settings.num_threads or 1):
+            self._claims.num_replicas()  # so that others count this one
+            return self._pinned(held)
+        return self._unpinned()
+
+    def _pinned(self, cpus: list[int]) -> ThreadPlan:
+        own = self._settings.pin is Pin.ON
+        return ThreadPlan(num_threads=len(cpus), cpus=tuple(cpus), own=own)
+
+    def _unpinned(self) -> ThreadPlan:
+        self._claims.release_cores()
+        count = self._claims.num_replicas()
+        fair = fair_threads(self._wanted, num_cores=len(self._host.cores), num_replicas=count)
+        return ThreadPlan(
+            num_threads=self._settings.num_threads or fair,
+            reason="other replicas on this machine have the cores",
+        )
+
+    def _put_in_force(self, plan: ThreadPlan) -> None:
+        self.plan = plan
+        self._apply(plan)
+
+    def _look_for_more(self) -> None:
+        self._stop = stop = threading.Event()
+
+        def look() -> None:
+            while not self.is_content and not stop.wait(RETRY_S):
+                with self._changing:
+                    if not stop.is_set():
+                        self.look_again()
+
+        threading.Thread(target=look, name="tandem-cores", daemon=True).start()
