@@ -44,7 +44,6 @@ KINDS: Final[Mapping[str, EngineKind]] = {
             title="Tandem",
             runner="benchmarks.peers.runners.tandem",
             types={"bf16": "bf16", "w8a8": "w8a8"},
-            binds_by_openmp=True,
         ),
         EngineKind(
             name="openvino",

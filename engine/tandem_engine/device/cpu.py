@@ -23,7 +23,8 @@ from tandem_engine.device.runtime import Event, Kernels, Memory, Stream
 from tandem_engine.device.threads import ComputeThreads, read_thread_settings
 
 KERNELS_VARIABLE = "TANDEM_KERNELS"
-"""Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best."""
+"""Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best. Those of
+the threads are in `threads`."""
 
 SHARE_OF_AVAILABLE = 0.8
 """The rest is left to other processes and to what grows later, such as the page cache."""

@@ -240,7 +240,7 @@ inline float* scratch_of_thread(int64_t floats) {
 
 namespace tandem {
 
-// All members must have seen what is in the cache; others may read `out` after the next meeting.
+// All members must have seen what is in the cache; others may read `out` afterwards.
 template <class T, class C>
 inline void attend(Team& team, const Plan& plan, const Attention<T, C>& attention) {
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size());

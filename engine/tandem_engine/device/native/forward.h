@@ -1,7 +1,7 @@
-// The whole forward pass of a decoder in one parallel region.
+// The whole forward pass of a decoder in one call.
 //
-// Between kernels members meet where one reads what another wrote; that costs well under a
-// microsecond, where a call from Python and a parallel region of its own cost several.
+// Between kernels members wait where one reads what another wrote; that costs well under a
+// microsecond, where a call from Python and waking the others cost several.
 
 #pragma once
 
