@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.sampling.tally import Tally
 
 _UNSIGNED_64 = 0xFFFFFFFFFFFFFFFF
 
@@ -28,6 +29,15 @@ class Row:
     """Whether it is the only sequence of its request, and no beam."""
     output: list[int] = field(default_factory=list)
     """Tokens so far, beside the prompt."""
+    _tally: Tally | None = None
+
+    @property
+    def tally(self) -> Tally:
+        """Its tokens, counted; only rows with penalties ask."""
+        if self._tally is None:
+            self._tally = Tally(self.prompt)
+        self._tally.follow(self.output)
+        return self._tally
 
     @property
     def num_output(self) -> int:
