@@ -5,7 +5,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -115,7 +115,7 @@ class _Bench:
         folder = ensure_model(SHAPES[model], settings.folder or cache_folder() / "models")
         longest = settings.num_prompt + settings.num_steps + 1
         most = max(settings.rows)
-        extra: dict[str, Any] = {} if ahead is None else {"async_scheduling": ahead}
+        extra: dict[str, Any] = {} if ahead is None else {"async_scheduling_enable": ahead}
         config = EngineConfig(
             model_path=str(folder),
             dtype="bfloat16",
@@ -143,6 +143,7 @@ class _Bench:
         scheduler, runner = engine._scheduler, engine._runner
         watch.stand_around(loop, "_step")
         watch.stand_at(scheduler, "schedule", "schedule")
+        watch.stand_at(scheduler, "schedule_ahead", "schedule")
         watch.stand_at(scheduler, "complete", "complete")
         watch.stand_at(runner, "prepare", "batch")
         watch.stand_at(runner, "sample", "sample")
@@ -188,9 +189,19 @@ def _figures(case: Case, watch: Watch) -> Figures:
         num_rows=case.num_rows,
         sampling=case.sampling,
         ahead=case.ahead,
-        parts_s={part: median(watch.taken[part]) for part in PARTS},
+        parts_s={part: _a_step(watch.taken[part], len(watch.began)) for part in PARTS},
         forward_wall_s=median(watch.lasted),
         period_s=median(periods),
+    )
+
+
+def _a_step(times: list[float], num_steps: int) -> float:
+    """Seconds of a part in a step in the middle; it may be called more than once in each."""
+    calls = max(1, round(len(times) / num_steps))
+    return (
+        median(sum(islice(times, at, at + calls)) for at in range(0, len(times), calls))
+        if times
+        else 0.0
     )
 
 

@@ -166,7 +166,7 @@ class EngineLoop:
         self._engine.reconfigure(schedule, slo)
 
     def _observe(self, progress: Progress) -> None:
-        record = self._engine.records.last
+        record = progress.record
         self._metrics.step(record, num_sampled=sum(len(one.tokens) for one in progress.advances))
         if record is None:
             return
@@ -247,6 +247,7 @@ class EngineLoop:
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
             self.stopped = reason
+        self._engine.close()
         try:
             self._drop_commands()
         except Exception:  # noqa: BLE001 - the engine is gone; the streams must learn of it

@@ -10,6 +10,8 @@ from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.sampling.sampler import name_tokens
 
+Sample = Callable[[Tensor, FlatBatch], StepResult]
+
 NOT_FINITE: Final = "the model's logits are not finite numbers"
 
 
@@ -23,9 +25,16 @@ class Flight:
         step: What is computed.
         batch: Its tensors; None: it has no rows.
         before: The step that was handed in before it, if its tokens are fed into this one.
+        sample: Finds the tokens of rows that yield anything but one token each.
     """
 
-    def __init__(self, step: Step, batch: FlatBatch | None, before: "Flight | None") -> None:
+    def __init__(
+        self,
+        step: Step,
+        batch: FlatBatch | None,
+        before: "Flight | None",
+        sample: Sample,
+    ) -> None:
         self.step = step
         self.batch = batch
         self.before = before
@@ -33,6 +42,7 @@ class Flight:
         """int64: a token for each row that yields; None: it failed, or is not done."""
         self.is_collected = False
         """Whether whoever handed it in has its result."""
+        self._sample = sample
         self._logits: Tensor | None = None
         self._result: StepResult | None = None
         self._error: Exception | None = None
@@ -40,7 +50,7 @@ class Flight:
         self._done = threading.Event()
 
     def compute(self, work: Callable[["Flight"], None]) -> None:
-        """Carry out `work`, which ends with `choose` or `finish`; an exception is kept."""
+        """Carry out `work`, which may end with `choose` or `keep`; an exception is kept."""
         try:
             work(self)
         except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
@@ -53,9 +63,12 @@ class Flight:
         """Take the tokens, and the logits if somebody asks for log-probabilities."""
         self.chosen, self._logits = chosen, logits
 
-    def finish(self, result: StepResult) -> None:
-        """Take a whole result, of rows that already know what they got."""
-        self._result = result
+    def keep(self, logits: Tensor) -> None:
+        """Take the logits of rows that are sampled where the result is asked for.
+
+        They fork, move and end, which the thread that computes must not do to them.
+        """
+        self._logits = logits
 
     def settle(self) -> None:
         """Let the rows know their tokens, once."""
@@ -71,13 +84,18 @@ class Flight:
         """Wait for the end; raise what the computation raised."""
         self._done.wait()
         self.is_collected = True
-        if self._error is None:
-            self.settle()
         if self._error is not None:
             raise self._error
+        self.settle()
         if self._result is None:
-            raise RuntimeError("The step ended without a result; this is a bug.")
+            self._result = self._finish()
         return self._result
+
+    def _finish(self) -> StepResult:
+        logits, self._logits = self._logits, None
+        if self.batch is None or logits is None:
+            return StepResult()
+        return self._sample(logits, self.batch)
 
 
 def _note(batch: FlatBatch, tokens: list[SampledToken | None]) -> StepResult:

@@ -99,9 +99,10 @@ class ModelRunner:
             self._rows.move(step.beam_moves)
             self._decodes.forget()
         if not step.sequence_ids:
-            return Flight(step, None, None)
+            return Flight(step, None, None, self.sample_any)
         batch = self.prepare(step)
-        flight = Flight(step, batch, self._last if batch.fed is not None else None)
+        before = self._last if batch.fed is not None else None
+        flight = Flight(step, batch, before, self.sample_any)
         self._last = flight
         return flight
 
@@ -110,16 +111,13 @@ class ModelRunner:
         self._copy(flight.step)
         batch, before = flight.batch, flight.before
         if batch is None:
-            flight.finish(StepResult())
             return
         if batch.fed is not None and before is not None:
             batch.token_ids = batch.fed.fill(batch.token_ids, before.chosen)
         logits = self.forward(batch)
-        if not batch.yielding:
-            flight.finish(StepResult())
-        elif not batch.is_simple:
-            flight.finish(self.sample_any(logits, batch))
-        else:
+        if not batch.is_simple:
+            flight.keep(logits)
+        elif batch.yielding:
             if before is not None:
                 before.settle()
             self.sample(logits, flight)
