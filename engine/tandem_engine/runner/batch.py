@@ -42,7 +42,8 @@ class FlatBatch:
     fed: "Feed | None" = None
     """Tokens that the step before this one yields; None: all are known."""
     is_simple: bool = False
-    """Whether every row that yields is alone in its request, without drafts: one token each."""
+    """Whether every row that yields does so for itself alone, and one token: there are no drafts,
+    no beams, and no choices to bring about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ def flatten(
         ends.append(end)
         if end - num_drafts == num_known:
             yielding.append(row)
-            is_simple = is_simple and row.is_single
+            # The first token of a request is also that of its other choices, which it brings about.
+            is_simple = is_simple and (row.is_single or row.is_choice_with(num_known))
             yield_at.append(len(token_ids) - 1)
         if num_drafts:
             of_row = drafts.get(sequence_id, ())

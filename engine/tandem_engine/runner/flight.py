@@ -70,6 +70,16 @@ class Flight:
         """
         self._logits = logits
 
+    def fed(self) -> Tensor | None:
+        """The tokens for the step after this one; None: it has failed, with all of its rows.
+
+        Raises:
+            RuntimeError: they are not known yet, which is a bug of whoever went ahead.
+        """
+        if self.chosen is None and self._error is None:
+            raise RuntimeError("The step before yields more than a token a row; this is a bug.")
+        return self.chosen
+
     def settle(self) -> None:
         """Let the rows know their tokens, once."""
         with self._settling:

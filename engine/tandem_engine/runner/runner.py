@@ -113,7 +113,7 @@ class ModelRunner:
         if batch is None:
             return
         if batch.fed is not None and before is not None:
-            batch.token_ids = batch.fed.fill(batch.token_ids, before.chosen)
+            batch.token_ids = batch.fed.fill(batch.token_ids, before.fed())
         logits = self.forward(batch)
         if not batch.is_simple:
             flight.keep(logits)

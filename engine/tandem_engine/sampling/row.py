@@ -54,6 +54,10 @@ class Row:
         """Prompt and output as one new list."""
         return [*self.prompt, *self.output]
 
+    def is_choice_with(self, num_known: int) -> bool:
+        """Whether it goes its own way, with so many tokens known: it is no beam, and has begun."""
+        return num_known > len(self.prompt) and not self.sampling.use_beam_search
+
     def tokens_between(self, start: int, end: int) -> Sequence[int]:
         """The known tokens `start` … `end`−1; fewer when fewer are known."""
         num_prompt = len(self.prompt)

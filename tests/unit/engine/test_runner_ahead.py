@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem_engine.api.step import Step
+from tandem_engine.api.step import BlockCopy, Step
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.flight import NOT_FINITE
@@ -159,6 +159,29 @@ def test_choices_are_brought_about_by_a_step_that_was_handed_in(bench: Bench) ->
     whole = Step(sequence_ids=["a.0"], num_tokens=[N], starts=[0], block_tables=[range(8)])
 
     assert bench.runner.submit(whole).result().tokens.keys() == {"a.0", "a.1"}
+
+
+def test_choices_that_are_there_go_ahead_like_any_other_row(
+    decoder: Decoder,  # noqa: F811
+    bench: Bench,
+) -> None:
+    def of(start: int) -> Step:
+        return Step(
+            sequence_ids=["a.0", "a.1"],
+            num_tokens=[1, 1],
+            starts=[start, start],
+            block_tables=[range(8), [0, 1, *range(8, 14)]],
+            num_decodes=2,
+            copied=[BlockCopy(2, 8)] if start == N else [],
+        )
+
+    whole = Step(sequence_ids=["a.0"], num_tokens=[N], starts=[0], block_tables=[range(8)])
+    for each in (bench, other := Bench(decoder)):
+        each.add(request("a", seeds=(1, 2), temperature=1.0))
+        each.runner.run(whole)
+    steps = [of(N + at) for at in range(4)]
+
+    assert one_ahead(bench, steps) == in_turn(other, steps)
 
 
 def test_one_thread_computes_and_ends_when_the_runner_is_closed(bench: Bench) -> None:
