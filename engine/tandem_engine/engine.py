@@ -1,14 +1,19 @@
-"""The step loop's body: schedule → run → complete. Pure but for the runner it is given."""
+"""The step loop's body: schedule → run → complete. Pure but for the runner it is given.
+
+Where nothing speaks against it (`Scheduler.may_go_ahead`) it is one step ahead: the next step is
+made and handed in while one is computed, so that the device has no gap between the two.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
-from tandem_engine.api.step import Advance, Runner, Step, StepResult
-from tandem_engine.scheduler.records import Records
+from tandem_engine.api.step import Advance, Flight, Runner, Step, StepResult
+from tandem_engine.scheduler.records import Records, StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]
@@ -23,6 +28,17 @@ class Progress:
     """Sequences that got tokens."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Sequences that died in this step → why; their blocks are free again."""
+    record: StepRecord | None = None
+    """What it was made of, and how long it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step that is computed, or will be when its result is asked for."""
+
+    step: Step
+    record: StepRecord | None
+    result: Callable[[], StepResult]
 
 
 class Engine:
@@ -31,11 +47,12 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._ahead: _Launched | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether anybody runs or waits."""
-        return self._scheduler.has_work
+        """Whether anybody runs or waits, or a step is computed that nobody needs any more."""
+        return self._ahead is not None or self._scheduler.has_work
 
     @property
     def wake_at(self) -> float:
@@ -69,16 +86,23 @@ class Engine:
         Args:
             clock: Tells the time, in seconds; that of `Request.arrived`.
         """
-        step = self._scheduler.schedule(clock())
+        now = clock()
+        current = self._ahead or self._launch(self._scheduler.schedule(now))
+        self._ahead = self._go_ahead(now)
         try:
-            result = self._runner.run(step)
+            result = current.result()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
             cause = f"{type(error).__name__}: {error}"
-            result = StepResult(failed=dict.fromkeys(step.sequence_ids, cause))
+            result = StepResult(failed=dict.fromkeys(current.step.sequence_ids, cause))
         failed = self._scheduler.all_of(result.failed)
-        advances = self._scheduler.complete(step, result, clock())
+        advances = self._scheduler.complete(current.step, result, clock())
         self._forget()
-        return Progress(step=step, advances=advances, failed=failed)
+        return Progress(step=current.step, advances=advances, failed=failed, record=current.record)
+
+    def close(self) -> None:
+        """Compute nothing any more; what was handed in ahead of time is dropped."""
+        self._ahead = None
+        self._runner.close()
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
         """Take over live settings from the next step on."""
@@ -92,6 +116,31 @@ class Engine:
         """Raise AssertionError when a block is lost or held by another number than holds it."""
         self._scheduler.check_integrity()
 
+    def _launch(self, step: Step) -> _Launched:
+        """Begin to compute a step, if it need not be waited for; else it begins when it is."""
+        record = self._scheduler.records.last
+        if not self._scheduler.may_go_ahead:
+            return _Launched(step, record, lambda: self._runner.run(step))
+        return _Launched(step, record, self._submit(step))
+
+    def _go_ahead(self, now: float) -> _Launched | None:
+        """Hand in the next step while the newest one is computed; None: it has to wait."""
+        step = self._scheduler.schedule_ahead(now)
+        if step is None:
+            return None
+        return _Launched(step, self._scheduler.records.last, self._submit(step))
+
+    def _submit(self, step: Step) -> Callable[[], StepResult]:
+        try:
+            flight: Flight = self._runner.submit(step)
+        except Exception as error:  # noqa: BLE001 - it is the step's, and told when its turn comes
+            return partial(_raise, error)
+        return flight.result
+
     def _forget(self) -> None:
         for sequence_id in self._scheduler.take_ended():
             self._runner.remove(sequence_id)
+
+
+def _raise(error: Exception) -> StepResult:
+    raise error

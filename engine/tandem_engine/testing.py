@@ -46,6 +46,7 @@ class CountingRunner:
         self._sequences: dict[str, _Sequence] = {}
         self._unborn: set[str] = set()
         self._dropped: dict[str, _Sequence] = {}
+        self._lost: set[str] = set()
         self._ledger = _Ledger(block_size) if checks else None
 
     def add(self, request: Request) -> None:
@@ -68,6 +69,9 @@ class CountingRunner:
         candidates: dict[str, Sequence[Candidate]] = {}
         for at, sequence_id in enumerate(step.sequence_ids):
             row = self._sequences[sequence_id]
+            if sequence_id in self._lost:
+                tokens[sequence_id] = [SampledToken(0)]
+                continue
             drafts = self._drafts(row, step.num_drafts.get(sequence_id, 0))
             if not self._compute(row, step, at, drafts):
                 continue
@@ -77,9 +81,22 @@ class CountingRunner:
                 tokens.update(self._yield(row, drafts))
         return StepResult(tokens=tokens, candidates=candidates)
 
+    def submit(self, step: Step) -> "_Counted":
+        """Compute `step` now, and tell what came of it when asked."""
+        try:
+            return _Counted(self.run(step), None)
+        except Exception as error:  # noqa: BLE001 - the promise of `Runner.submit`
+            # They may be in one more step before anybody learns of it.
+            self._lost.update(step.sequence_ids)
+            return _Counted(None, error)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored. One that does not exist yet never will."""
         self._unborn.discard(sequence_id)
+        self._lost.discard(sequence_id)
         row = self._sequences.pop(sequence_id, None)
         if row is None:
             return
@@ -152,6 +169,20 @@ class CountingRunner:
             self._unborn.discard(other.sequence_id)
             self._sequences[other.sequence_id] = other
         return born
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What came of a step."""
+
+    counted: StepResult | None
+    error: Exception | None
+
+    def result(self) -> StepResult:
+        """Tell it, or raise what the step raised."""
+        if self.counted is None:
+            raise self.error or RuntimeError("The step ended without a result; this is a bug.")
+        return self.counted
 
 
 @dataclass(slots=True, eq=False)

@@ -85,6 +85,10 @@ SCHEDULES: Final = {
 PLAIN: Final = ("static", "continuous", "chunked, 48 tokens", "splitfuse, 48 tokens")
 
 
+def one_ahead(schedule: ScheduleConfig) -> ScheduleConfig:
+    return schedule.model_copy(update={"async_scheduling_enable": True})
+
+
 def without_cache(schedule: ScheduleConfig) -> ScheduleConfig:
     return schedule.model_copy(update={"enable_prefix_cache": False})
 
@@ -153,6 +157,13 @@ class VirtualClock:
             return result
 
         runner.run = run
+        begin = runner.submit
+
+        def submit(step: Step) -> Any:
+            self.now += 1e-3 + 50e-6 * step.total_tokens
+            return begin(step)
+
+        runner.submit = submit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +227,7 @@ class Bench:
             if not progress.step.sequence_ids:
                 self._clock.now = max(self._clock.now + 1e-3, self._next_look(is_last))
             assert num_steps < 20_000, "nobody moves on"
+        self.engine.close()
         return Outcome(
             tokens=tokens,
             logprobs=logprobs,

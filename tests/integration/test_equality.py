@@ -29,6 +29,7 @@ from tests.integration.bench import (
     crowd,
     lost_blocks,
     mixed,
+    one_ahead,
     request,
     run,
     truth,
@@ -218,3 +219,41 @@ def test_tenants_with_different_salts_share_nothing() -> None:
     again = bench.run([replace(tenants[0], request_id="again")])
     assert again.tokens["again"] == expected.tokens["of one"]
     assert again.stats.num_hit_tokens == len(prompt) // BLOCK_SIZE * BLOCK_SIZE
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_one_step_ahead_every_strategy_gives_the_same_tokens(name: str) -> None:
+    outcome = run(one_ahead(SCHEDULES[name]), crowd())
+
+    assert_same(outcome, truth())
+    assert all_free(outcome.stats)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_one_step_ahead_with_few_blocks_and_arrivals_one_by_one(name: str) -> None:
+    bench = Bench(one_ahead(SCHEDULES[name]), num_blocks=SCARCE)
+    outcome = bench.run(crowd(), apart=2)
+
+    assert_same(outcome, truth())
+    assert all_free(outcome.stats)
+
+
+def test_one_step_ahead_answers_end_where_they_would() -> None:
+    """They end by a token that the next step does not know of yet."""
+    asked = [
+        replace(one, sampling=replace(one.sampling, logit_bias={}), stop_token_ids=frozenset({END}))
+        for one in crowd()
+    ]
+    expected = run(SCHEDULES["continuous"], asked)
+    outcome = run(one_ahead(SCHEDULES["continuous"]), asked)
+
+    assert_same(outcome, expected)
+    assert any(len(tokens) < NUM_OUTPUT for tokens in outcome.tokens.values())
+    assert outcome.num_computed > expected.num_computed
+    assert all_free(outcome.stats)
+
+
+def test_one_step_ahead_choices_are_the_same() -> None:
+    outcome = run(one_ahead(SCHEDULES["splitfuse, 48 tokens"]), choices_of(41))
+
+    assert_same(outcome, choices_said())

@@ -13,6 +13,7 @@ import torch
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.slo import Slo
 from tandem_engine.build import build_engine
 from tandem_engine.front.front import ThreadedFront
 from tests.integration.bench import (
@@ -29,6 +30,7 @@ from tests.integration.bench import (
     crowd,
     lost_blocks,
     mixed,
+    one_ahead,
     truth,
 )
 from tests.integration.test_beams import END_OF_TEXT, reference, up_to_end
@@ -227,3 +229,34 @@ async def test_outputs_that_are_held_back_have_the_same_tokens(expected_ms: int)
         )
         # Nothing is due before the last token, which takes all others with it.
         assert num_outputs == 1 or expected_ms == 1
+
+
+async def test_one_step_ahead_through_the_front_the_tokens_are_the_same_and_all_is_given_back() -> (
+    None
+):
+    schedule = SCHEDULES["splitfuse, 48 tokens"]
+    asked = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
+    async with front_of(one_ahead(schedule)) as front:
+        whole = [one async for one in front.submit("whole", conversation(14), asked)]
+        text = "".join(one.text for one in whole)
+        stops = replace(asked, stop=(text[3:5],))
+
+        said, cut = await asyncio.gather(others(front), _text(front, stops))
+        stream = front.submit("left", conversation(3), asked)
+        await anext(aiter(stream))
+        stream.abort()
+        front.reconfigure(schedule, Slo())
+        again = await _text(front, stops)
+        while front.stats().num_running:
+            await asyncio.sleep(0.01)
+        stats = front.stats()
+
+    assert said == truth().tokens
+    assert cut == again == text[: text.index(text[3:5])]
+    assert stats.num_free_kv_blocks == stats.num_kv_blocks
+
+
+async def _text(front: ThreadedFront, sampling: SamplingParams) -> str:
+    outputs = [one async for one in front.submit("stops", conversation(14), sampling)]
+    assert outputs[-1].finish_reason == "stop"
+    return "".join(one.text for one in outputs)

@@ -203,6 +203,12 @@ class ScheduleConfig(Model):
     """Admit a request only when prompt and longest output have their blocks for sure: nothing is
     ever preempted, and fewer requests run at once."""
 
+    async_scheduling_enable: bool = False
+    """Prepare the next step while one is computed; its tokens are put in on the device. MindIE has
+    the variable MINDIE_ASYNC_SCHEDULING_ENABLE for it. A request that ends by an end token or a
+    stop string is computed once more in vain. Steps with beams, with drafts, or in which somebody
+    loses blocks are waited for."""
+
     split_fuse: SplitFuseConfig = SplitFuseConfig()
     """SplitFuse, the way templateType Mix shares steps."""
 

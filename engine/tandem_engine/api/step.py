@@ -105,6 +105,13 @@ class Advance(NamedTuple):
     finish_reason: FinishReason | None = None
 
 
+class Flight(Protocol):
+    """A step that was handed in and may still be computed."""
+
+    def result(self) -> StepResult:
+        """Wait for what came of it. An exception means that all of its rows are lost."""
+
+
 class Runner(Protocol):
     """Turns a step into tokens; the only thing that the step loop knows of tensors."""
 
@@ -114,5 +121,15 @@ class Runner(Protocol):
     def run(self, step: Step) -> StepResult:
         """Compute `step`. An exception means that all of its rows are lost."""
 
+    def submit(self, step: Step) -> Flight:
+        """Begin to compute `step`, behind all that was handed in before; do not wait for it.
+
+        One step may be handed in while the one before it is computed, if the rows of that one yield
+        one token each. Its rows then count on those tokens: the device puts them in.
+        """
+
     def remove(self, sequence_id: str) -> None:
-        """Forget a sequence; unknown ids are ignored."""
+        """Forget a sequence; unknown ids are ignored. It may be in steps that are computed."""
+
+    def close(self) -> None:
+        """Give back what `submit` needs; nothing is computed any more."""

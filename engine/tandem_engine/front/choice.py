@@ -33,6 +33,8 @@ class Choice:
     ) -> None:
         sampling = request.sampling
         self.request = request
+        self.sequence_id = request.sequences[index]
+        """The sequence that it shows."""
         self.index = index
         self.stream = stream
         self.timeline = Timeline(arrived)
@@ -40,14 +42,13 @@ class Choice:
         self._stops = StopStrings(sampling.stop)
         # Beams are compared by log-probabilities, which nobody may have asked for.
         self._shows_logprobs = sampling.logprobs is not None
-
-    @property
-    def sequence_id(self) -> str:
-        """The sequence that it shows."""
-        return self.request.sequences[self.index]
+        self._is_simple = not sampling.stop and not self._shows_logprobs
 
     def output(self, advance: Advance) -> Output:
         """What more tokens mean to the reader; a stop string may end the choice at any of them."""
+        if advance.finish_reason is None and self._is_simple and len(advance.tokens) == 1:
+            token_id = advance.tokens[0].token_id
+            return Output(index=self.index, text=self._text.push(token_id), token_ids=(token_id,))
         text, shown, met = "", list[SampledToken](), False
         for number, token in enumerate(advance.tokens, 1):
             is_last = number == len(advance.tokens)

@@ -166,11 +166,11 @@ class EngineLoop:
         self._engine.reconfigure(schedule, slo)
 
     def _observe(self, progress: Progress) -> None:
-        record = self._engine.records.last
+        record = progress.record
         self._metrics.step(record, num_sampled=sum(len(one.tokens) for one in progress.advances))
         if record is None:
             return
-        for sequence_id in progress.step.sequence_ids:
+        for sequence_id in record.hits:
             choice = self._choices.get(sequence_id)
             if choice is not None and choice.timeline.scheduled is None:
                 self._schedule_all(choice.request, record.started)
@@ -184,32 +184,40 @@ class EngineLoop:
                 self._metrics.scheduled(choice.timeline)
 
     def _outputs(self, progress: Progress, now: float) -> list[Delivery]:
-        return [one for advance in progress.advances for one in self._output(advance, now)]
+        deliveries: list[Delivery] = []
+        gaps: list[float] = []
+        for advance in progress.advances:
+            choice = self._choices.get(advance.sequence_id)
+            if choice is not None:
+                deliveries += self._output(choice, advance, now, gaps)
+        if gaps:
+            self._metrics.next_tokens(gaps)
+        return deliveries
 
-    def _output(self, advance: Advance, now: float) -> list[Delivery]:
-        choice = self._choices.get(advance.sequence_id)
-        if choice is None:
-            return []
+    def _output(
+        self, choice: Choice, advance: Advance, now: float, gaps: list[float]
+    ) -> Sequence[Delivery]:
+        """What goes out of one sequence's tokens; the gaps before them are added to `gaps`."""
         try:
             output = choice.output(advance)
         except Exception as error:  # noqa: BLE001 - one text that cannot be decoded, one request
             return self._fail(advance.sequence_id, f"{type(error).__name__}: {error}", now)
         for _ in output.token_ids:
-            self._note_token(choice, now)
+            since_last = choice.timeline.token(now)
+            if since_last is None:
+                self._note_first_token(choice)
+            else:
+                gaps.append(since_last)
         if output.finish_reason is not None:
             self._finish(choice, now)
         delivery = (choice.stream, output)
         arrived = choice.timeline.arrived
         return self._pacer.push(advance.sequence_id, delivery, output, arrived=arrived, now=now)
 
-    def _note_token(self, choice: Choice, now: float) -> None:
-        since_last = choice.timeline.token(now)
-        if since_last is None:
-            if choice.index == 0:
-                self._metrics.prompt_done(len(choice.request.prompt_token_ids))
-            self._metrics.first_token(choice.timeline)
-        else:
-            self._metrics.next_token(since_last)
+    def _note_first_token(self, choice: Choice) -> None:
+        if choice.index == 0:
+            self._metrics.prompt_done(len(choice.request.prompt_token_ids))
+        self._metrics.first_token(choice.timeline)
 
     def _finish(self, choice: Choice, now: float) -> None:
         del self._choices[choice.sequence_id]
@@ -239,6 +247,7 @@ class EngineLoop:
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
             self.stopped = reason
+        self._engine.close()
         try:
             self._drop_commands()
         except Exception:  # noqa: BLE001 - the engine is gone; the streams must learn of it

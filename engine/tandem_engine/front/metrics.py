@@ -6,7 +6,7 @@ request, so they hold no network time.
 The engine's thread only counts; series are made of the counts when somebody asks for them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -149,9 +149,9 @@ class EngineMetrics(Collector):
         if timeline.ttft is not None:
             self._ttft.observe(timeline.ttft)
 
-    def next_token(self, since_last: float) -> None:
-        """Note the gap before a token that is not the first."""
-        self._itl.observe(since_last)
+    def next_tokens(self, since_last: Sequence[float]) -> None:
+        """Note the gaps before tokens that are not the first, those of one step."""
+        self._itl.observe_all(since_last)
 
     def finished(self, timeline: Timeline, now: float) -> None:
         """Note that a request ended well."""

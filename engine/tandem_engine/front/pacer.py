@@ -39,6 +39,8 @@ class Pacer(Generic[T]):
         self.schedule = schedule
         """The settings in force; off, it hands everything out at once."""
         self._choices: dict[str, _Paced[T]] = {}
+        # False: nothing is held for sure, and nobody has to look.
+        self._may_hold = False
 
     def push(
         self, sequence_id: str, item: T, output: Output | None, *, arrived: float, now: float
@@ -52,20 +54,30 @@ class Pacer(Generic[T]):
             arrived: Seconds; when the request came.
             now: Seconds.
         """
-        paced = self._choices.setdefault(sequence_id, _Paced(arrived))
-        paced.held.append(item)
+        paced = self._choices.get(sequence_id)
+        if paced is None:
+            paced = self._choices[sequence_id] = _Paced(arrived)
         is_over = output is None or output.finish_reason is not None
+        if not (is_over or paced.held or self.schedule.buffer_response_enabled):
+            paced.last, paced.has_begun = now, True
+            return [item]
+        paced.held.append(item)
         if is_over:
             del self._choices[sequence_id]
         if is_over or not self.schedule.buffer_response_enabled:
             paced.last, paced.has_begun = now, True
             released, paced.held = paced.held, []
             return released
+        self._may_hold = True
         return self._due_of(paced, now)
 
     def due(self, now: float) -> list[T]:
         """All that is due."""
-        return [item for paced in self._choices.values() for item in self._due_of(paced, now)]
+        if not self._may_hold:
+            return []
+        due = [item for paced in self._choices.values() for item in self._due_of(paced, now)]
+        self._may_hold = any(paced.held for paced in self._choices.values())
+        return due
 
     def flush(self) -> list[T]:
         """All that is held: nothing more will come."""
@@ -75,6 +87,8 @@ class Pacer(Generic[T]):
 
     def next_due(self) -> float:
         """Seconds; when the next output is due; inf: nothing is held."""
+        if not self._may_hold:
+            return inf
         moments = (self._moment(paced) for paced in self._choices.values() if paced.held)
         return min(moments, default=inf)
 

@@ -6,6 +6,7 @@ they need no lock; the Prometheus objects are made when somebody asks.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -39,6 +40,12 @@ class Histogram:
         """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count values, of which many are equal: the tokens of a step come at one moment."""
+        for value, times in Counter(values).items():
+            self._counts[bisect_left(self._bounds, value)] += times
+            self._sum += value * times
 
     def family(self, model_name: str) -> HistogramMetricFamily:
         """What it holds now, as Prometheus wants it: cumulative."""

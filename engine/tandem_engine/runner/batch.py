@@ -15,9 +15,10 @@ from tandem_engine.sampling.row import Row
 PADDING: Final = 0
 """Stands where a draft was asked for and none came; computed, but never sampled from."""
 NO_DRAFTS: Final[Mapping[str, Sequence[int]]] = {}
+NOBODY: Final[Mapping[Row, int]] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FlatBatch:
     """The tensors of one step.
 
@@ -38,6 +39,36 @@ class FlatBatch:
     """The rows that yield, in the order of `yield_at`."""
     drafts: Mapping[str, Sequence[int]]
     """Sequence id → its drafts; a row without one has one yielding position."""
+    fed: "Feed | None" = None
+    """Tokens that the step before this one yields; None: all are known."""
+    is_simple: bool = False
+    """Whether every row that yields does so for itself alone, and one token: there are no drafts,
+    no beams, and no choices to bring about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Where tokens go that were not known when the batch was laid out."""
+
+    places: Tensor | None
+    """int64: in `token_ids`; None: all of them, in order."""
+    sources: Tensor | None
+    """int64: among the tokens that the step before has chosen; None: all of them, in order."""
+
+    def fill(self, token_ids: Tensor, chosen: Tensor | None) -> Tensor:
+        """The tokens with those that are known at last.
+
+        Args:
+            token_ids: The batch's.
+            chosen: By the step before; None: it has failed, and with it the rows that wait for it.
+        """
+        if chosen is None:
+            return token_ids
+        # A row whose logits were no numbers has failed too; it needs some token until it is gone.
+        if self.places is None or self.sources is None:
+            return chosen.clamp(min=PADDING)
+        token_ids[self.places] = chosen[self.sources].clamp_(min=PADDING)
+        return token_ids
 
 
 def flatten(
@@ -47,6 +78,7 @@ def flatten(
     block_size: int,
     device: torch.device,
     drafts: Mapping[str, Sequence[int]] = NO_DRAFTS,
+    awaited: Mapping[Row, int] = NOBODY,
 ) -> FlatBatch:
     """Lay out the tokens of `step`.
 
@@ -56,12 +88,17 @@ def flatten(
         block_size: Tokens of a KV block.
         device: Where the tensors go.
         drafts: Sequence id → drafts, at most as many as the step asks for.
+        awaited: Rows that get a token of the step before this one, which is still computed → its
+            place among the tokens of that step.
     """
     step = _short_rows_first(step)
     token_ids: list[int] = []
     ends: list[int] = []
     yield_at: list[int] = []
     yielding: list[Row] = []
+    places: list[int] = []
+    sources: list[int] = []
+    is_simple = not step.num_drafts
     # Once a row, in every step: what most rows do not need costs them no more than a test.
     for sequence_id, length, start in zip(
         step.sequence_ids, step.num_tokens, step.starts, strict=True
@@ -71,13 +108,20 @@ def flatten(
         end = start + length
         num_drafts = step.num_drafts.get(sequence_id, 0) if step.num_drafts else 0
         num_known = len(row.prompt) + len(output)
-        if length == 1 and end == num_known and output:
+        if row in awaited:
+            num_known += 1
+            places.append(len(token_ids))
+            sources.append(awaited[row])
+            token_ids.append(PADDING)
+        elif length == 1 and end == num_known and output:
             token_ids.append(output[-1])
         else:
             token_ids += row.tokens_between(start, end)
         ends.append(end)
         if end - num_drafts == num_known:
             yielding.append(row)
+            # The first token of a request is also that of its other choices, which it brings about.
+            is_simple = is_simple and (row.is_single or row.is_choice_with(num_known))
             yield_at.append(len(token_ids) - 1)
         if num_drafts:
             of_row = drafts.get(sequence_id, ())
@@ -96,7 +140,13 @@ def flatten(
         yield_at=torch.tensor(yield_at, dtype=torch.int64, device=device),
         yielding=yielding,
         drafts=drafts,
+        fed=Feed(_index(places, device), _index(sources, device)) if places else None,
+        is_simple=is_simple,
     )
+
+
+def _index(places: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(places, dtype=torch.int64, device=device)
 
 
 def _tensor(token_ids: list[int], step: Step, device: torch.device) -> Tensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -12,15 +11,16 @@ from tandem_engine.api.step import Candidate, SampledToken, Step, StepResult
 from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.model.decoder import Decoder, KVCache
-from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch, flatten
+from tandem_engine.runner.batch import NO_DRAFTS, NOBODY, FlatBatch, flatten
+from tandem_engine.runner.compute import ComputeThread
+from tandem_engine.runner.decodes import Decodes
 from tandem_engine.runner.drafts import Drafter, accepted, usable
+from tandem_engine.runner.flight import NOT_FINITE, Flight
 from tandem_engine.runner.places import Places, split
 from tandem_engine.runner.rows import Rows
 from tandem_engine.sampling.candidates import candidates_of
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.sampler import Sampler
-
-NOT_FINITE: Final = "the model's logits are not finite numbers"
 
 
 class ModelRunner:
@@ -54,6 +54,10 @@ class ModelRunner:
         self._drafter = drafter
         self._sampler = Sampler()
         self._rows = Rows()
+        self._decodes = Decodes(block_size)
+        self._thread = ComputeThread()
+        # The last step that had rows.
+        self._last: Flight | None = None
 
     def add(self, request: Request) -> None:
         """Learn the prompt and the sampling of a request before its first step."""
@@ -62,23 +66,90 @@ class ModelRunner:
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored. One that does not exist yet never will."""
         self._rows.remove(sequence_id)
+        self._decodes.forget()
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
         """Compute `step`: move beams → copy blocks → flatten → forward → sample."""
-        self._rows.move(step.beam_moves)
-        self._copy(step)
+        if self._thread.is_running:
+            # Another thread would bring a crowd of compute threads of its own.
+            return self.submit(step).result()
+        flight = self._launch(step)
+        flight.compute(self._compute)
+        return flight.result()
+
+    @torch.inference_mode()
+    def submit(self, step: Step) -> Flight:
+        """Begin to compute `step` on a thread of its own, after all that was handed in before.
+
+        Rows of the step before this one may wait for its tokens: they are put into the batch as
+        they come out, without a way round over Python. It must be a step whose rows yield one token
+        each, without drafts, beams and choices to bring about.
+        """
+        flight = self._launch(step)
+        self._thread.put(lambda: flight.compute(self._compute))
+        return flight
+
+    def close(self) -> None:
+        """End the thread that computes, if there is one."""
+        self._thread.close()
+
+    def _launch(self, step: Step) -> Flight:
+        if step.beam_moves:
+            self._rows.move(step.beam_moves)
+            self._decodes.forget()
         if not step.sequence_ids:
-            return StepResult()
-        batch = flatten(
-            step,
-            self._rows.by_id,
-            block_size=self._block_size,
-            device=self._runtime.device,
-            drafts=self._propose(step.num_drafts) if step.num_drafts else NO_DRAFTS,
-        )
+            return Flight(step, None, None, self.sample_any)
+        batch = self.prepare(step)
+        before = self._last if batch.fed is not None else None
+        flight = Flight(step, batch, before, self.sample_any)
+        self._last = flight
+        return flight
+
+    def _compute(self, flight: Flight) -> None:
+        """All of a step that the device does."""
+        self._copy(flight.step)
+        batch, before = flight.batch, flight.before
+        if batch is None:
+            return
+        if batch.fed is not None and before is not None:
+            batch.token_ids = batch.fed.fill(batch.token_ids, before.fed())
         logits = self.forward(batch)
-        return self._sample(logits, batch)
+        if not batch.is_simple:
+            flight.keep(logits)
+        elif batch.yielding:
+            if before is not None:
+                before.settle()
+            self.sample(logits, flight)
+
+    def sample(self, logits: Tensor, flight: Flight) -> None:
+        """One token a row, as in most steps: without drafts, beams and choices to bring about."""
+        batch = flight.batch
+        if batch is not None:
+            chosen = self._sampler.choose(logits, batch.yielding)
+            flight.choose(chosen, logits if self._sampler.shows_logprobs else None)
+
+    def prepare(self, step: Step) -> FlatBatch:
+        """The batch of a step that has rows."""
+        batch = self._decodes.go_on(step)
+        if batch is None:
+            batch = flatten(
+                step,
+                self._rows.by_id,
+                block_size=self._block_size,
+                device=self._runtime.device,
+                drafts=self._propose(step.num_drafts) if step.num_drafts else NO_DRAFTS,
+                awaited=self._awaited(),
+            )
+        self._decodes.note(step, batch)
+        return batch
+
+    def _awaited(self) -> Mapping[Row, int]:
+        """The rows that get a token of the step that is still computed → its place in there."""
+        last = self._last
+        if last is None or last.is_collected or last.batch is None:
+            return NOBODY
+        return {row: at for at, row in enumerate(last.batch.yielding)}
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
@@ -116,28 +187,13 @@ class ModelRunner:
             for sequence_id, count in num_drafts.items()
         }
 
-    def _sample(self, logits: Tensor, batch: FlatBatch) -> StepResult:
-        if not batch.yielding:
-            return StepResult()
-        if not batch.drafts and all(row.is_single for row in batch.yielding):
-            return self._sample_singles(logits, batch.yielding)
+    def sample_any(self, logits: Tensor, batch: FlatBatch) -> StepResult:
+        """What the rows yield, whatever they are, given the logits of their yielding positions."""
         beams, drawn = split(batch, self._rows)
         failed: dict[str, str] = {}
         tokens = self._tokens_of(logits, drawn, batch.drafts, failed)
         candidates = _candidates_of(logits, beams, failed)
         return StepResult(tokens=tokens, candidates=candidates, failed=failed)
-
-    def _sample_singles(self, logits: Tensor, rows: Sequence[Row]) -> StepResult:
-        """As most steps are: one token a row, without drafts, beams and choices to bring about."""
-        tokens: dict[str, Sequence[SampledToken]] = {}
-        failed: dict[str, str] = {}
-        for row, token in zip(rows, self._sampler.sample(logits, rows), strict=True):
-            if token is None:
-                failed[row.sequence_id] = NOT_FINITE
-            else:
-                row.output.append(token.token_id)
-                tokens[row.sequence_id] = (token,)
-        return StepResult(tokens=tokens, failed=failed)
 
     def _tokens_of(
         self,

@@ -6,6 +6,7 @@ place on a copy that `adjust` makes when at least one row does.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,27 +52,29 @@ def _forbid_end(logits: Tensor, row: Row) -> None:
 
 
 def _penalise(logits: Tensor, rows: Sequence[Row], which: Sequence[int]) -> None:
-    """Repetition as in CTRL (Keskar et al., 2019), presence and frequency as OpenAI has them."""
-    chosen = logits[list(which)]
-    output = _counts([rows[at].output for at in which], like=chosen)
-    seen = output + _counts([rows[at].prompt for at in which], like=chosen)
-    repetition = _column([rows[at].sampling.repetition_penalty for at in which], like=chosen)
-    scaled = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-    chosen = torch.where(seen > 0, scaled, chosen)
-    chosen -= _column([rows[at].sampling.frequency_penalty for at in which], like=chosen) * output
-    presence = _column([rows[at].sampling.presence_penalty for at in which], like=chosen)
-    chosen -= presence * (output > 0)
-    logits[list(which)] = chosen
+    """Repetition as in CTRL (Keskar et al., 2019), presence and frequency as OpenAI has them.
 
+    Only tokens that were seen are looked at, those of all rows in one flat list.
+    """
+    tallies = [rows[at].tally for at in which]
+    lengths = np.array([len(tally.ids) for tally in tallies])
+    if not lengths.sum():
+        return
+    first = np.repeat(np.array(which) * logits.shape[1], lengths)
+    places = torch.from_numpy(first + np.concatenate([tally.ids for tally in tallies]))
+    params = [rows[at].sampling for at in which]
 
-def _counts(tokens: Sequence[Sequence[int]], *, like: Tensor) -> Tensor:
-    """How often each id of the vocabulary stands in each list: [rows, vocabulary]."""
-    num_rows, vocab_size = like.shape
-    flat = [at * vocab_size + token for at, ids in enumerate(tokens) for token in ids]
-    index = torch.tensor(flat, dtype=torch.int64, device=like.device)
-    counts = torch.bincount(index, minlength=num_rows * vocab_size)
-    return counts.view(num_rows, vocab_size).to(like.dtype)
+    def spread(values: list[float]) -> Tensor:
+        each = np.repeat(np.array(values, dtype=np.float32), lengths)
+        return torch.from_numpy(each).to(logits.device)
 
-
-def _column(values: Sequence[float], *, like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+    places = places.to(logits.device)
+    counts = torch.from_numpy(np.concatenate([tally.counts for tally in tallies]))
+    counts = counts.to(logits.device)
+    repetition = spread([p.repetition_penalty for p in params])
+    flat = logits.view(-1)
+    chosen = flat[places]
+    chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+    chosen -= spread([p.frequency_penalty for p in params]) * counts
+    chosen -= spread([p.presence_penalty for p in params]) * (counts > 0)
+    flat[places] = chosen

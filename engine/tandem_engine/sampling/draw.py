@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
+from typing import Final
 
 import numpy as np
 import torch
@@ -10,17 +12,26 @@ from torch import Tensor
 from tandem_engine.sampling.chance import uniform
 from tandem_engine.sampling.row import Row
 
+_FEW: Final = 256
+"""Tokens that are looked at first where top_p alone decides how many there are to draw from."""
+_WIDEN: Final = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Filters:
     """The filters of the rows that are drawn, as columns; built once while the rows stay."""
 
     temperature: Tensor
+    min_p: Tensor | None
+    """None: no row has one."""
     top_k: Tensor
     top_p: Tensor
-    min_p: Tensor
-    sorts: bool
-    """Whether any row needs its tokens in order of probability."""
+    """2, which no sum reaches, where a row has none."""
+    largest_k: int
+    """Of the rows that have a top_k."""
+    by_mass: Tensor | None
+    """[rows, 1] bool: only top_p says how many tokens are left; None: of no row."""
+    seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, vocab_size: int, device: torch.device) -> "Filters":
@@ -31,13 +42,40 @@ class Filters:
             return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
 
         top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+        by_mass = [k == vocab_size and p.top_p < 1.0 for k, p in zip(top_k, params, strict=True)]
         return cls(
             temperature=column([p.temperature for p in params]),
+            min_p=column([p.min_p for p in params]) if any(p.min_p for p in params) else None,
             top_k=torch.tensor(top_k, device=device).unsqueeze(1),
-            top_p=column([p.top_p for p in params]),
-            min_p=column([p.min_p for p in params]),
-            sorts=any(k < vocab_size for k in top_k) or any(p.top_p < 1.0 for p in params),
+            top_p=column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]),
+            largest_k=max((k for k in top_k if k < vocab_size), default=0),
+            by_mass=torch.tensor(by_mass, device=device).unsqueeze(1) if any(by_mass) else None,
+            seeds=np.array([row.seed for row in rows], dtype=np.uint64),
         )
+
+
+def is_cut(row: Row, vocab_size: int) -> bool:
+    """Whether top_k or top_p leaves a row only its likeliest tokens."""
+    return 0 < row.sampling.top_k < vocab_size or row.sampling.top_p < 1.0
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The first of each row's largest logits; NaN counts as the largest.
+
+    Returns:
+        int64 [rows], and bool [rows], whether its logit is no finite number; None: all are.
+    """
+    if logits.device.type != "cpu":
+        best, chosen = logits.max(dim=-1)
+        return chosen, ~torch.isfinite(best)
+    # torch looks at one number at a time here. And after a forward pass, which has read all of the
+    # weights, every function that was not called for a while costs 50 µs: so few of them.
+    array = logits.numpy()
+    chosen = torch.from_numpy(array.argmax(axis=-1))
+    values = array.max(axis=-1)
+    if isfinite(values.sum()):
+        return chosen, None
+    return chosen, torch.from_numpy(~np.isfinite(values))
 
 
 def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
@@ -49,37 +87,78 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
 
     Args:
         logits: float32 [rows, vocabulary].
-        rows: One a row of logits, all with a temperature above 0.
+        rows: One a row of logits, all with a temperature above 0, and of all of them or of none
+            `is_cut` holds.
         filters: Their filters.
 
     Returns:
         int64 [rows]; the probabilities of a row with NaN yield an index out of the vocabulary.
     """
-    kept = keep_likely(logits / filters.temperature, filters)
-    cumulated = torch.softmax(kept, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    weights = _weights(logits, filters)
+    numbers = torch.from_numpy(_numbers(rows, filters)).to(logits.device).unsqueeze(1)
+    if not filters.largest_k and filters.by_mass is None:
+        return _look_up(weights, numbers).squeeze(1)
+    kept, ids = _keep_likely(weights, filters)
+    at = _look_up(kept, numbers)
+    chosen = ids.gather(1, at.clamp(max=ids.shape[1] - 1))
+    return torch.where(at < ids.shape[1], chosen, logits.shape[1]).squeeze(1)
+
+
+def _weights(logits: Tensor, filters: Filters) -> Tensor:
+    """Probabilities but for one factor a row: the likeliest token has 1. Less than min_p is 0."""
+    best = logits.amax(dim=-1, keepdim=True)
+    weights = logits.sub(best).div_(filters.temperature).exp_()
+    if filters.min_p is not None:
+        weights *= weights >= filters.min_p
+    return weights
+
+
+def _keep_likely(weights: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """What top_k and top_p leave, in the order of the vocabulary; the likeliest token always stays.
+
+    Returns:
+        Weights, 0 for what they leave out, and the ids of their tokens; both [rows, some].
+    """
+    vocab_size = weights.shape[1]
+    total = weights.sum(dim=-1, keepdim=True) if filters.by_mass is not None else None
+    few = _FEW if filters.by_mass is not None else 0
+    count = min(vocab_size, max(filters.largest_k, few))
+    while True:
+        kept, ids = weights.topk(count, dim=-1)
+        rank = torch.arange(count, device=weights.device)
+        if filters.largest_k:
+            kept *= rank < filters.top_k
+        before = kept.cumsum(dim=-1)
+        of_kept = before[:, -1:]
+        mass = of_kept if total is None else torch.where(_column(filters.by_mass), total, of_kept)
+        enough = filters.top_p * mass
+        # A row that is cut by nothing but top_p may need more tokens than were looked at.
+        if total is None or count == vocab_size or _is_reached(of_kept, enough, filters):
+            break
+        count = min(vocab_size, count * _WIDEN)
+    kept *= ((before - kept) < enough) | (rank == 0)
+    ids, order = ids.sort(dim=-1)
+    return kept.gather(1, order), ids
+
+
+def _is_reached(of_kept: Tensor, enough: Tensor, filters: Filters) -> bool:
+    return bool(((of_kept >= enough) | ~_column(filters.by_mass) | of_kept.isnan()).all())
+
+
+def _column(values: Tensor | None) -> Tensor:
+    if values is None:
+        raise ValueError("no row is cut by top_p alone; this is a bug")
+    return values
+
+
+def _look_up(weights: Tensor, numbers: Tensor) -> Tensor:
+    """[rows, 1]: where each number falls among a row's cumulated weights."""
+    cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulated[:, -1:]
-    numbers = torch.from_numpy(_numbers(rows)).to(logits.device).unsqueeze(1) * total
     below_total = torch.nextafter(total, torch.zeros_like(total))
-    chosen = torch.searchsorted(cumulated, torch.minimum(numbers, below_total), right=True)
-    return chosen.squeeze(1)
+    return torch.searchsorted(cumulated, torch.minimum(numbers * total, below_total), right=True)
 
 
-def keep_likely(logits: Tensor, filters: Filters) -> Tensor:
-    """Set to −inf what top_k, top_p and min_p leave out; the likeliest token always stays."""
-    best = logits.max(dim=-1, keepdim=True).values
-    logits = logits.masked_fill(logits < best + filters.min_p.log(), -torch.inf)
-    if not filters.sorts:
-        return logits
-    ordered, order = logits.sort(dim=-1, descending=True)
-    rank = torch.arange(logits.shape[1], device=logits.device)
-    ordered = ordered.masked_fill(rank >= filters.top_k, -torch.inf)
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    ordered = ordered.masked_fill((before >= filters.top_p) & (rank > 0), -torch.inf)
-    return torch.full_like(logits, -torch.inf).scatter(1, order, ordered)
-
-
-def _numbers(rows: Sequence[Row]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    seeds = np.array([row.seed for row in rows], dtype=np.uint64)
+def _numbers(rows: Sequence[Row], filters: Filters) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     positions = np.array([row.num_output for row in rows], dtype=np.uint64)
-    return uniform(seeds, positions)
+    return uniform(filters.seeds, positions)

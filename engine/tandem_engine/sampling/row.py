@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.sampling.tally import Tally
 
 _UNSIGNED_64 = 0xFFFFFFFFFFFFFFFF
 
@@ -28,6 +29,15 @@ class Row:
     """Whether it is the only sequence of its request, and no beam."""
     output: list[int] = field(default_factory=list)
     """Tokens so far, beside the prompt."""
+    _tally: Tally | None = None
+
+    @property
+    def tally(self) -> Tally:
+        """Its tokens, counted; only rows with penalties ask."""
+        if self._tally is None:
+            self._tally = Tally(self.prompt)
+        self._tally.follow(self.output)
+        return self._tally
 
     @property
     def num_output(self) -> int:
@@ -43,6 +53,10 @@ class Row:
     def tokens(self) -> list[int]:
         """Prompt and output as one new list."""
         return [*self.prompt, *self.output]
+
+    def is_choice_with(self, num_known: int) -> bool:
+        """Whether it goes its own way, with so many tokens known: it is no beam, and has begun."""
+        return num_known > len(self.prompt) and not self.sampling.use_beam_search
 
     def tokens_between(self, start: int, end: int) -> Sequence[int]:
         """The known tokens `start` … `end`−1; fewer when fewer are known."""

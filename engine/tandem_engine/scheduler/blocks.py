@@ -101,6 +101,11 @@ class Blocks:
         }
         return list(self._short)
 
+    def suffice(self) -> bool:
+        """Whether all that run can compute their known tokens, and nobody loses blocks for it."""
+        needed = sum(self.missing(one, one.num_tokens) for one in self.short())
+        return needed <= self.pool.num_free
+
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Give it slots for `num_tokens` tokens, and a block of its own to write into."""
         if sequence.writes_shared:

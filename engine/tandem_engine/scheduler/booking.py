@@ -57,6 +57,68 @@ class Booking:
             advances += self._computed(row, num_tokens, result, now)
         return advances
 
+    def foresee(self, step: Step, rows: List[Sequence]) -> None:
+        """Book all of a step but its tokens, while it is computed: each row that yields gets one.
+
+        Blocks are not shown to others before they are computed. Who ends by length is known; who
+        ends otherwise is in the next step in vain.
+        """
+        for row in rows[: step.num_decodes]:
+            if row.state is not RUNNING:
+                continue
+            row.num_computed = known = row.num_tokens
+            row.num_tokens = known + 1
+            if not row.num_quiet:
+                self._await(row)
+        for row, num_tokens in zip(
+            rows[step.num_decodes :], step.num_tokens[step.num_decodes :], strict=True
+        ):
+            if row.state is RUNNING:
+                self._foresee_chunk(row, num_tokens)
+
+    def settle(self, rows: List[Sequence], result: StepResult, now: float) -> list[Advance]:
+        """Book the tokens of a step that was foreseen; return who got some."""
+        advances: list[Advance] = []
+        for row in rows:
+            if row.state is not RUNNING:
+                continue
+            tokens = result.tokens.get(row.sequence_id)
+            if tokens is None:
+                if row.num_computed >= row.next_seal:
+                    self._blocks.seal(row)
+                continue
+            token_id = tokens[0].token_id
+            if row.tail is not None:
+                row.tail.append(token_id)
+            reason: FinishReason | None = None
+            if not row.num_quiet or token_id in row.stop_token_ids:
+                reason = self._look_closer(row, token_id)
+            else:
+                row.num_quiet -= 1
+            advances.append(_NEW(Advance, (row.sequence_id, tokens, reason)))
+            if self.pace is not None:
+                _note(self.pace, row, now, has_ended=reason is not None)
+        return advances
+
+    def _foresee_chunk(self, row: Sequence, num_tokens: int) -> None:
+        attained = row.num_attained + num_tokens
+        row.num_computed = min(row.num_computed + num_tokens, row.num_tokens)
+        row.num_attained = attained
+        yields = row.num_computed == row.num_tokens
+        if yields:
+            row.num_tokens += 1
+            row.num_quiet = 0
+        if row.is_prefilling and row.is_decoding:
+            self._queues.decode(row)
+        if yields:
+            self._await(row)
+
+    def _await(self, row: Sequence) -> None:
+        """Note what a row needs for the token that it will get, or that it is its last."""
+        self._blocks.note_short(row)
+        if row.num_tokens >= row.max_total:
+            self._queues.retire(row)
+
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is, and free what it holds."""
         self._queues.end(sequence)

@@ -21,6 +21,7 @@ class Queues:
         self.waiting = Waiting(order)
         self._places: dict[str, Sequence] = {}
         self._ended: list[str] = []
+        self._retiring: set[str] = set()
         self.num_beams = 0
         """Requests whose sequences move together."""
         self.longest_tokens = 0
@@ -41,6 +42,11 @@ class Queues:
     def has_any(self) -> bool:
         """Whether anybody is here."""
         return bool(self._places)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether anybody may be in a further step: those that retire are not."""
+        return bool(self.decoding or self.prefilling or len(self.waiting))
 
     def running(self) -> Iterator[Sequence]:
         """All that hold blocks."""
@@ -94,11 +100,19 @@ class Queues:
 
     def leave(self, sequence: Sequence) -> None:
         """Take a running sequence out, to wait, to be swapped out, or for ever."""
+        if sequence.sequence_id in self._retiring:
+            self._retiring.remove(sequence.sequence_id)
+            return
         self.num_rows -= sequence.rows
         self.longest_tokens -= sequence.max_total
         place = self.prefilling if sequence.is_prefilling else self.decoding
         del place[sequence.sequence_id]
         sequence.is_prefilling = False
+
+    def retire(self, sequence: Sequence) -> None:
+        """Take a running sequence out that ends with the step under way; it keeps its blocks."""
+        self.leave(sequence)
+        self._retiring.add(sequence.sequence_id)
 
     def swap(self, sequence: Sequence) -> None:
         """Keep a sequence that has left as one that is swapped out."""

@@ -4,6 +4,7 @@ A record keeps what the step was made of; words for people are made of it when s
 """
 
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -64,6 +65,16 @@ class StepRecord:
         return self.ended - self.started
 
 
+@dataclass(slots=True, eq=False)
+class OpenStep:
+    """A step whose results are not there yet."""
+
+    record: StepRecord
+    rows: list[Sequence]
+    is_foreseen: bool = False
+    """Whether its rows are booked, but for their tokens."""
+
+
 class Records:
     """The last steps, and what they add up to.
 
@@ -73,7 +84,8 @@ class Records:
 
     def __init__(self) -> None:
         self._ring: list[StepRecord | None] = [None] * MAX_KEPT_STEPS
-        self._rows: list[Sequence] = []
+        # Steps that are computed, or wait for it: with their rows, and whether those are booked.
+        self._open: deque[OpenStep] = deque()
         self._number = 0
         self._noted_at: float | None = None
         self.num_recomputed = 0
@@ -104,10 +116,9 @@ class Records:
         """Note a step that is about to be computed, and return it as data."""
         self._note_waiting(made)
         step = made.build()
-        self._rows = [*made.decodes, *made.prefills]
         self.num_recomputed += len(made.recomputed)
         self.num_swapped += len(made.swapped)
-        self._ring[self._number % MAX_KEPT_STEPS] = StepRecord(
+        record = self._ring[self._number % MAX_KEPT_STEPS] = StepRecord(
             number=self._number,
             started=made.now,
             step=step,
@@ -127,22 +138,31 @@ class Records:
             swapped=tuple(made.swapped),
             wake_at=made.wake_at,
         )
+        self._open.append(OpenStep(record, [*made.decodes, *made.prefills]))
         self._number += 1
         return step
 
-    def close(self, now: float) -> tuple[StepRecord, list[Sequence]]:
-        """Note that the step is computed; return it with its rows."""
-        record, rows = self.last, self._rows
-        if record is None:
+    @property
+    def under_way(self) -> "OpenStep | None":
+        """The newest step that is not closed."""
+        return self._open[-1] if self._open else None
+
+    def close(self, now: float) -> "OpenStep":
+        """Note that the oldest open step is computed; return it."""
+        if not self._open:
             raise RuntimeError("No step was opened before this one was closed; this is a bug.")
+        closed = self._open.popleft()
+        record = closed.record
         record.ended = now
+        if self._open:
+            # What was handed in ahead of time has waited for this one.
+            self._open[0].record.started = now
         # Nobody asks for the tables any more, and they would keep what ended sequences held. The
         # counts of hundreds of steps are kept: as numbers, not as an object for each.
         record.step = replace(
             record.step, block_tables=(), starts=array(_COUNT, record.step.starts)
         )
-        self._rows = []
-        return record, rows
+        return closed
 
     def _note_waiting(self, made: Round) -> None:
         """Book the time since the last step on what held the waiting ones up in it."""

@@ -38,6 +38,8 @@ class Round:
     """Who loses its blocks: the last one in this order."""
     most_drafts: int = 0
     """Draft tokens of one row."""
+    is_ahead: bool = False
+    """Whether the step before it is still computed: nobody may lose blocks then."""
     decodes: dict[Sequence, int] = field(default_factory=dict)
     """Rows that go on with their output → their tokens."""
     prefills: dict[Sequence, int] = field(default_factory=dict)
@@ -376,6 +378,8 @@ class Round:
 
     def _preempt(self, victim: Sequence) -> None:
         """Take a sequence's blocks, and those of all beams of its request with them."""
+        if self.is_ahead:
+            raise RuntimeError("A step that is made ahead of time takes blocks; this is a bug.")
         together = self._together(victim)
         attained = max(one.num_attained for one in together)
         for sequence in together:

@@ -105,21 +105,62 @@ class Scheduler:
         Args:
             now: Seconds, on the clock of `Request.arrived`.
         """
-        policies, queues = self._policies, self._queues
-        step = Round(
-            schedule=policies.schedule,
-            queues=queues,
-            blocks=self._blocks,
-            now=now,
-            limits=policies.limits(queues, self._blocks, now),
-            victims=policies.victims,
-            most_drafts=self._most_drafts,
-        )
-        self._claim(step)
-        policies.strategy.fill(step)
-        step.unlock(policies.prompt_order)
-        load = step.load()
-        return self.records.open(step, load, predicted_s=policies.predict(load))
+        step = self._round(now)
+        claimant = self._claimant(now)
+        if claimant is not None:
+            step.claim(claimant)
+        self._policies.strategy.fill(step)
+        step.unlock(self._policies.prompt_order)
+        return self._open(step)
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether the next step may be made while the newest one is computed.
+
+        It may with asyncSchedulingEnable, if all is known of the newest step but its tokens: each
+        row gets one, and nobody's next step depends on which. Beams go on with the tokens of one
+        another, drafts are refused, choices come into being, and who is swapped out comes back when
+        others have gone.
+        """
+        under_way = self.records.under_way
+        if (
+            under_way is None
+            or not under_way.rows
+            or not self._policies.schedule.async_scheduling_enable
+        ):
+            return False
+        if self._most_drafts or self._queues.num_beams or self._queues.swapped:
+            return False
+        return all(row.is_plain for row in under_way.rows)
+
+    def schedule_ahead(self, now: float) -> Step | None:
+        """Decide on the next step while the newest one is computed.
+
+        Rows of both count on the tokens of the first. Those that end with it otherwise than by
+        length are in the second in vain: nothing is booked for them. Steps are computed one after
+        another, so what ended sequences held can be given on at once.
+
+        Args:
+            now: Seconds.
+
+        Returns:
+            None: it has to wait for the newest one (`may_go_ahead`), because somebody would lose
+            blocks, or nobody would be in it.
+        """
+        under_way = self.records.under_way
+        if under_way is None or not self.may_go_ahead:
+            return None
+        record = under_way.record
+        begins = max(now, record.started + (record.predicted_s or 0.0))
+        if self._claimant(begins) is not None:
+            return None
+        self._booking.foresee(record.step, under_way.rows)
+        under_way.is_foreseen = True
+        if not self._blocks.suffice() or not self._queues.has_next:
+            return None
+        step = self._round(begins, is_ahead=True)
+        self._policies.strategy.fill(step)
+        return None if step.is_empty else self._open(step)
 
     def complete(self, step: Step, result: StepResult, now: float) -> list[Advance]:
         """Book what a step computed; return the sequences that got tokens.
@@ -128,24 +169,30 @@ class Scheduler:
         forgotten.
 
         Args:
-            step: What `schedule` returned last.
+            step: The oldest that is not completed.
             result: What the runner made of it.
             now: Seconds.
         """
-        record, rows = self.records.close(now)
+        closed = self.records.close(now)
         for sequence_id in self.all_of(result.failed):
             self.abort(sequence_id)
-        advances = self._booking.book(step, rows, result, now)
-        self._policies.learn(record)
+        if closed.is_foreseen:
+            advances = self._booking.settle(closed.rows, result, now)
+        else:
+            advances = self._booking.book(step, closed.rows, result, now)
+        self._policies.learn(closed.record)
         return advances
 
     def all_of(self, failed: Mapping[str, str]) -> dict[str, str]:
-        """`failed`, and the sequences that fail with them: other beams, choices not born yet."""
+        """`failed`, and the sequences that fail with them: other beams, choices not born yet.
+
+        Those that have ended before are left out.
+        """
         every: dict[str, str] = {}
         for sequence_id, cause in failed.items():
-            every[sequence_id] = cause
             sequence = self._queues.find(sequence_id)
             if sequence is not None:
+                every[sequence_id] = cause
                 group = sequence.group
                 together = group.request.sequences if group.search else group.unborn
                 every |= dict.fromkeys(together, cause)
@@ -197,15 +244,30 @@ class Scheduler:
         self._booking.pace = self._policies.pace if self._policies.slo.tpot else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
-    def _claim(self, step: Round) -> None:
+    def _round(self, now: float, *, is_ahead: bool = False) -> Round:
+        policies, queues = self._policies, self._queues
+        return Round(
+            schedule=policies.schedule,
+            queues=queues,
+            blocks=self._blocks,
+            now=now,
+            limits=policies.limits(queues, self._blocks, now),
+            victims=policies.victims,
+            most_drafts=self._most_drafts,
+            is_ahead=is_ahead,
+        )
+
+    def _open(self, made: Round) -> Step:
+        load = made.load()
+        return self.records.open(made, load, predicted_s=self._policies.predict(load))
+
+    def _claimant(self, now: float) -> Sequence | None:
         """maxFirstTokenWaitTime: a request that found no blocks for so long takes another's."""
-        oldest = self._queues.waiting.oldest
+        oldest, schedule = self._queues.waiting.oldest, self._policies.schedule
         if oldest is None or not oldest.is_fresh or not self.records.lacked_blocks:
-            return
-        if step.schedule.no_evict:
-            return
-        if step.now - oldest.arrived > step.schedule.max_first_token_wait_time / 1e3:
-            step.claim(oldest)
+            return None
+        late = now - oldest.arrived > schedule.max_first_token_wait_time / 1e3
+        return oldest if late and not schedule.no_evict else None
 
     def _drop_unborn(self, first: Sequence, sequence_id: str) -> None:
         first.group.unborn = tuple(one for one in first.group.unborn if one != sequence_id)

@@ -55,6 +55,7 @@ SWITCHES = {
     "supportSelectBatch": False,
     "dynamicBatchSizeEnable": False,
     "bufferResponseEnabled": False,
+    "asyncSchedulingEnable": False,
     "enablePrefixCache": True,
     "noEvict": False,
     "splitFuse.splitType": False,

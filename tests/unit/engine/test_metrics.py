@@ -204,7 +204,7 @@ def test_requests_are_counted_and_their_latencies_are_in_buckets() -> None:
     metrics.scheduled(timeline)
     metrics.prompt_done(300)
     metrics.first_token(timeline)
-    metrics.next_token(0.25)
+    metrics.next_tokens([0.25])
     metrics.finished(timeline, 11.25)
     metrics.aborted()
     metrics.failed()

@@ -142,6 +142,7 @@ def test_live_settings_are_the_schedule_without_its_block_size() -> None:
         "prefillExpectedTime": 1500,
         "decodeExpectedTime": 50,
         "bufferResponseEnabled": False,
+        "asyncSchedulingEnable": False,
         "enablePrefixCache": True,
         "noEvict": False,
         "splitFuse": {

@@ -39,6 +39,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         f"{SCHEDULE}.stageSelectPolicy": 2,
         f"{SCHEDULE}.dynamicBatchSizeEnable": True,
         f"{SCHEDULE}.bufferResponseEnabled": True,
+        f"{SCHEDULE}.asyncSchedulingEnable": True,
     },
     "throughput first by its older name": {f"{SCHEDULE}.supportSelectBatch": True},
     "throughput first by both names": {

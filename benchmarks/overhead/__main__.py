@@ -1,0 +1,5 @@
+"""`python -m benchmarks.overhead`."""
+
+from benchmarks.overhead.cli import main
+
+main()

@@ -1,0 +1,90 @@
+"""The figures as a table, and as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.serving.machine import git_commit, machine_facts
+
+_MS: Final = 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Medians of the decode steps of one load, in seconds."""
+
+    model: str
+    num_rows: int
+    sampling: str
+    ahead: bool | None
+    parts_s: Mapping[str, float]
+    """By part, see `watch.PARTS`."""
+    forward_wall_s: float
+    """A forward pass on the wall."""
+    period_s: float
+    """From one forward pass to the next, on the wall."""
+
+    @property
+    def beside_s(self) -> float:
+        """All parts but the forward pass."""
+        return sum(self.parts_s.values()) - self.parts_s["forward"]
+
+    @property
+    def share(self) -> float:
+        """Of the work of a step, what is not its forward pass; part of it may be hidden by one."""
+        return self.beside_s / (self.beside_s + self.parts_s["forward"])
+
+    @property
+    def idle_share(self) -> float:
+        """Of the time of a step on the wall, when no forward pass runs."""
+        return max(0.0, 1.0 - self.forward_wall_s / self.period_s)
+
+
+def show(console: Console, figures: Sequence[Figures], *, num_threads: int) -> None:
+    """Print the table in full, also where the terminal is narrow."""
+    parts = list(figures[0].parts_s) if figures else []
+    clock = "CPU time" if num_threads == 1 else "CPU time, forward passes by the wall"
+    title = f"A decode step in ms, medians, {num_threads} threads, {clock}"
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("model", "sampling", "ahead"):
+        table.add_column(column)
+    for column in ("rows", *parts, "beside %", "period", "idle %"):
+        table.add_column(column, justify="right")
+    for one in figures:
+        ahead = "default" if one.ahead is None else "yes" if one.ahead else "no"
+        table.add_row(
+            one.model,
+            one.sampling,
+            ahead,
+            str(one.num_rows),
+            *(f"{one.parts_s[part] * _MS:.3f}" for part in parts),
+            f"{100 * one.share:.1f}",
+            f"{one.period_s * _MS:.3f}",
+            f"{100 * one.idle_share:.1f}",
+        )
+    console.print(table, soft_wrap=True)
+
+
+def write_json(path: Path, figures: Sequence[Figures], *, settings: dict[str, Any]) -> None:
+    """All figures, with the machine and the commit."""
+    document = {
+        "machine": machine_facts(),
+        "commit": git_commit(),
+        "settings": settings,
+        "figures": [
+            {
+                **asdict(one),
+                "beside_s": one.beside_s,
+                "beside_share": one.share,
+                "idle_share": one.idle_share,
+            }
+            for one in figures
+        ],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")

@@ -1,0 +1,47 @@
+"""The thread that computes steps in the order in which they are handed in."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+
+Work = Callable[[], None]
+
+
+class ComputeThread:
+    """Carries out work one after another; started by the first of it.
+
+    A native kernel holds no lock of Python's while it computes, so whoever hands in work can
+    prepare the next meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a thread."""
+        return self._thread is not None
+
+    def put(self, work: Work) -> None:
+        """Let work be done after all that was put here before; it must not raise."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tandem-compute", daemon=True)
+            self._thread.start()
+        self._queue.put(work)
+
+    def close(self) -> None:
+        """End the thread when all work is done; it starts again with the next."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+            # Nothing of a step that is over is held until the next one comes.
+            del work

@@ -1,0 +1,121 @@
+"""A step on its way through the device: handed in, computed, and its tokens taken."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from torch import Tensor
+
+from tandem_engine.api.step import SampledToken, Step, StepResult
+from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.sampling.sampler import name_tokens
+
+Sample = Callable[[Tensor, FlatBatch], StepResult]
+
+NOT_FINITE: Final = "the model's logits are not finite numbers"
+
+
+class Flight:
+    """One step whose rows yield one token each; implements `tandem_engine.api.step.Flight`.
+
+    The thread that computes and the one that handed the step in both come here: the first needs
+    the tokens of the step before, where it draws or penalises, and the other delivers them.
+
+    Args:
+        step: What is computed.
+        batch: Its tensors; None: it has no rows.
+        before: The step that was handed in before it, if its tokens are fed into this one.
+        sample: Finds the tokens of rows that yield anything but one token each.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        batch: FlatBatch | None,
+        before: "Flight | None",
+        sample: Sample,
+    ) -> None:
+        self.step = step
+        self.batch = batch
+        self.before = before
+        self.chosen: Tensor | None = None
+        """int64: a token for each row that yields; None: it failed, or is not done."""
+        self.is_collected = False
+        """Whether whoever handed it in has its result."""
+        self._sample = sample
+        self._logits: Tensor | None = None
+        self._result: StepResult | None = None
+        self._error: Exception | None = None
+        self._settling = threading.Lock()
+        self._done = threading.Event()
+
+    def compute(self, work: Callable[["Flight"], None]) -> None:
+        """Carry out `work`, which may end with `choose` or `keep`; an exception is kept."""
+        try:
+            work(self)
+        except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
+            self._error = error
+        finally:
+            self.before = None
+            self._done.set()
+
+    def choose(self, chosen: Tensor, logits: Tensor | None) -> None:
+        """Take the tokens, and the logits if somebody asks for log-probabilities."""
+        self.chosen, self._logits = chosen, logits
+
+    def keep(self, logits: Tensor) -> None:
+        """Take the logits of rows that are sampled where the result is asked for.
+
+        They fork, move and end, which the thread that computes must not do to them.
+        """
+        self._logits = logits
+
+    def fed(self) -> Tensor | None:
+        """The tokens for the step after this one; None: it has failed, with all of its rows.
+
+        Raises:
+            RuntimeError: they are not known yet, which is a bug of whoever went ahead.
+        """
+        if self.chosen is None and self._error is None:
+            raise RuntimeError("The step before yields more than a token a row; this is a bug.")
+        return self.chosen
+
+    def settle(self) -> None:
+        """Let the rows know their tokens, once."""
+        with self._settling:
+            if self._result is not None or self.chosen is None or self.batch is None:
+                return
+            rows = self.batch.yielding
+            tokens = name_tokens(self.chosen, self._logits, rows)
+            self._logits = None
+            self._result = _note(self.batch, tokens)
+
+    def result(self) -> StepResult:
+        """Wait for the end; raise what the computation raised."""
+        self._done.wait()
+        self.is_collected = True
+        if self._error is not None:
+            raise self._error
+        self.settle()
+        if self._result is None:
+            self._result = self._finish()
+        return self._result
+
+    def _finish(self) -> StepResult:
+        logits, self._logits = self._logits, None
+        if self.batch is None or logits is None:
+            return StepResult()
+        return self._sample(logits, self.batch)
+
+
+def _note(batch: FlatBatch, tokens: list[SampledToken | None]) -> StepResult:
+    """Append a token to each row that yields."""
+    failed: dict[str, str] = {}
+    got: dict[str, Sequence[SampledToken]] = {}
+    for row, token in zip(batch.yielding, tokens, strict=True):
+        if token is None:
+            failed[row.sequence_id] = NOT_FINITE
+        else:
+            row.output.append(token[0])
+            got[row.sequence_id] = (token,)
+    return StepResult(tokens=got, failed=failed)

@@ -1,0 +1,61 @@
+"""How often each token stands in a sequence: counted once, and then kept as the sequence grows."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+_ROOM: Final = 64
+
+
+class Tally:
+    """The different tokens of a prompt and its output, and how often each stands in the output.
+
+    Penalties look at these and at no other token of the vocabulary, and a step adds one token to
+    each sequence: to count all of them anew would cost more with each.
+
+    Args:
+        prompt: Tokens of the prompt.
+    """
+
+    __slots__ = ("_counts", "_ids", "_noted", "_places", "_size")
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        ids = list(dict.fromkeys(prompt))
+        self._places = {token_id: at for at, token_id in enumerate(ids)}
+        self._size = len(ids)
+        self._ids = np.zeros(self._size + _ROOM, dtype=np.int64)
+        self._ids[: self._size] = ids
+        self._counts = np.zeros(self._size + _ROOM, dtype=np.float32)
+        self._noted = 0
+
+    def follow(self, output: Sequence[int]) -> None:
+        """Count what has come to the output since the last call; nothing of it ever goes."""
+        for token_id in islice(output, self._noted, None):
+            at = self._places.get(token_id)
+            if at is None:
+                at = self._place_of_new(token_id)
+            self._counts[at] += 1.0
+        self._noted = len(output)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The different tokens."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        """How often each of `ids` stands in the output; 0: in the prompt alone."""
+        return self._counts[: self._size]
+
+    def _place_of_new(self, token_id: int) -> int:
+        at = self._size
+        if at == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros(at, dtype=np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(at, dtype=np.float32)))
+        self._ids[at] = token_id
+        self._places[token_id] = at
+        self._size = at + 1
+        return at
