@@ -8,6 +8,7 @@ the same folder, as in containers, do not see each other's claims: see `cores.wh
 
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -96,7 +97,8 @@ class Claims:
         file = self._opened(path)
         if file is None:
             return False
-        is_free = _lock(file)
+        # Shared: two that count at the same time must not take each other for a holder.
+        is_free = _lock(file, fcntl.LOCK_SH)
         os.close(file)
         return not is_free
 
@@ -104,11 +106,11 @@ class Claims:
         """A file that can be locked, whoever made it."""
         try:
             self._make_folder()
-            # Nobody may plant a link that would make us create a file somewhere else.
-            return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        except PermissionError:
-            # The kernel may refuse to "create" a file that is there and somebody else's.
-            return _opened_as_it_is(path)
+            try:
+                return _open(path, os.O_CREAT)
+            except PermissionError:
+                # The kernel may refuse to "create" a file that is there and somebody else's.
+                return _open(path)
         except OSError:
             return None
 
@@ -128,16 +130,23 @@ class Claims:
         self._held.clear()
 
 
-def _opened_as_it_is(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
+def _open(path: Path, create: int = 0) -> int:
+    # Anybody may have put anything there: a link to a file that we would then make, a pipe whose
+    # other end nobody opens.
+    safely = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    file = os.open(path, os.O_RDONLY | create | safely, 0o644)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(file)
+        raise PermissionError(f"{path} is no file")
+    if found.st_uid == os.geteuid():
+        os.fchmod(file, 0o644)  # not subject to the umask, as in open
+    return file
 
 
-def _lock(file: int) -> bool:
+def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

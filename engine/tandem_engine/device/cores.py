@@ -87,13 +87,20 @@ def why_not_pinned(host: HostCores, pin: Pin, num_threads: int) -> str:
             f"the cgroup grants the time of {host.quota:g} CPUs on any of {len(host.allowed)}, "
             f"which others use too"
         )
-    if host.is_container and len(host.allowed) == host.num_online:
+    return _who_else_is_unknown(host, num_threads) if host.is_container else ""
+
+
+def _who_else_is_unknown(host: HostCores, num_threads: int) -> str:
+    """The same in a container, which sees no claims of others."""
+    if len(host.allowed) == host.num_online:
         return "in a container that may use all CPUs, nobody knows who else does"
+    if num_threads < len(host.cores):
+        return "in a container, nobody knows which of its CPUs another one has chosen"
     return ""
 
 
 def fair_threads(wanted: int, *, num_cores: int, num_replicas: int) -> int:
-    """Threads of a replica that got no core of its own, since others have them all."""
+    """Threads of each of several replicas, none of which has cores of its own."""
     return max(1, min(wanted, num_cores // max(1, num_replicas)))
 
 

@@ -76,8 +76,9 @@ class ComputeThreads:
     """Chooses the threads of this process, and goes on looking for cores where some are missing.
 
     Replicas on one machine share its cores by claims. Each takes what is free, at most what it
-    wants, and computes on that. One that finds nothing free computes unpinned, with the cores that
-    would be its fair share. Both take more when others end.
+    wants, and computes on that. One that finds less free than its fair share computes unpinned,
+    with that many threads, and so do all where cores cannot be claimed. They look for more now and
+    then, since others end.
 
     Args:
         host: The processor.
@@ -117,11 +118,19 @@ class ComputeThreads:
 
     @property
     def is_content(self) -> bool:
-        """Whether more cores would change nothing."""
-        return bool(self._why_not_pinned()) or len(self.plan.cpus) == self._wanted
+        """Whether what others do changes nothing."""
+        if self._why_not_pinned():
+            return not self._counts_replicas
+        return len(self.plan.cpus) == self._wanted
 
     def look_again(self) -> None:
-        """Take cores that have become free."""
+        """Take cores that have become free; without cores of its own, the share that is fair."""
+        if reason := self._why_not_pinned():
+            plan = self._scattered(reason)
+            if plan != self.plan:
+                self._put_in_force(plan)
+                _LOG.info("%s", plan.in_words())
+            return
         held = self._claims.take(self._host.cores, self._wanted)
         if len(held) > len(self.plan.cpus) and len(held) >= self._fewest:
             self._put_in_force(self._pinned(held))
@@ -140,12 +149,16 @@ class ComputeThreads:
             reason = f"it cannot claim cores, since {self._claims.folder} cannot be written"
         return reason
 
+    @property
+    def _counts_replicas(self) -> bool:
+        """Whether replicas that are not pinned share the threads out."""
+        return self._settings.pin is not Pin.OFF and self._claims.is_possible
+
     def _first_plan(self) -> ThreadPlan:
         if reason := self._why_not_pinned():
-            return ThreadPlan(num_threads=self._wanted, reason=reason)
+            return self._scattered(reason)
         held = self._claims.take(self._host.cores, self._wanted)
-        if len(held) >= (self._settings.num_threads or 1):
-            self._claims.num_replicas()  # so that others count this one
+        if len(held) >= self._fair_share(len(self._host.cores)):
             return self._pinned(held)
         return self._unpinned()
 
@@ -155,12 +168,23 @@ class ComputeThreads:
 
     def _unpinned(self) -> ThreadPlan:
         self._claims.release_cores()
-        count = self._claims.num_replicas()
-        fair = fair_threads(self._wanted, num_cores=len(self._host.cores), num_replicas=count)
         return ThreadPlan(
-            num_threads=self._settings.num_threads or fair,
+            num_threads=self._fair_share(len(self._host.cores)),
             reason="other replicas on this machine have the cores",
         )
+
+    def _scattered(self, reason: str) -> ThreadPlan:
+        """Threads where no cores can be claimed."""
+        count = self._fair_share(self._host.most_threads) if self._counts_replicas else self._wanted
+        return ThreadPlan(num_threads=count, reason=reason)
+
+    def _fair_share(self, num_cores: int) -> int:
+        """Threads of each replica, were all alike; from here on others count this one."""
+        if self._settings.num_threads:
+            self._claims.num_replicas()
+            return self._settings.num_threads
+        count = self._claims.num_replicas()
+        return fair_threads(self._wanted, num_cores=num_cores, num_replicas=count)
 
     def _put_in_force(self, plan: ThreadPlan) -> None:
         self.plan = plan

@@ -54,12 +54,17 @@ class Chooser:
     """The threads of a replica, and the plans that were put into force."""
 
     def __init__(
-        self, folder: Path, *, num_threads: int | None = None, pin: Pin = Pin.AUTO
+        self,
+        folder: Path,
+        *,
+        num_threads: int | None = None,
+        pin: Pin = Pin.AUTO,
+        host: HostCores = FOUR,
     ) -> None:
         self.plans: list[ThreadPlan] = []
         self.claims = Claims(folder)
         settings = ThreadSettings(num_threads=num_threads, pin=pin)
-        self.threads = ComputeThreads(FOUR, settings, self.claims, self.plans.append)
+        self.threads = ComputeThreads(host, settings, self.claims, self.plans.append)
 
     def __enter__(self) -> Self:
         return self
@@ -122,10 +127,25 @@ def test_a_link_that_somebody_planted_is_not_followed(folder: Path, tmp_path: Pa
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_the_folder_is_for_all_users(folder: Path) -> None:
-    Claims(folder).take([0], 1)
+def test_a_pipe_that_somebody_planted_holds_nobody_up(folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "core-0")
+    os.mkfifo(folder / "replica-0")
+    claims = Claims(folder)
+
+    assert claims.take([0, 1], 2) == [1]
+    assert claims.num_replicas() == 1
+
+
+def test_folder_and_files_are_for_all_users(folder: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        Claims(folder).take([0], 1)
+    finally:
+        os.umask(mask)
 
     assert folder.stat().st_mode & 0o7777 == 0o1777
+    assert (folder / "core-0").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize(("asked", "cpus"), [(1, (0,)), (3, (0, 1, 2)), (9, (0, 1, 2, 3))])
@@ -147,8 +167,16 @@ def test_without_a_number_there_is_a_thread_a_core(folder: Path) -> None:
 
 
 def test_a_replica_takes_the_cores_that_others_leave(folder: Path) -> None:
+    with other_replica(folder, "0,1"), Chooser(folder) as chooser:
+        assert chooser.threads.choose(4) == ThreadPlan(num_threads=2, cpus=(2, 3))
+
+
+def test_a_core_that_is_less_than_the_fair_share_is_left_alone(folder: Path) -> None:
     with other_replica(folder, "0,1,2"), Chooser(folder) as chooser:
-        assert chooser.threads.choose(4) == ThreadPlan(num_threads=1, cpus=(3,))
+        plan = chooser.threads.choose(4)
+
+        assert (plan.num_threads, plan.cpus) == (2, ())
+        assert Claims(folder).take([3], 1) == [3]
 
 
 def test_a_replica_without_a_core_computes_with_its_fair_share_anywhere(folder: Path) -> None:
@@ -198,6 +226,28 @@ def test_a_replica_takes_the_cores_of_one_that_ends(
             time.sleep(0.001)
 
         assert chooser.plans[-1] == ThreadPlan(num_threads=4, cpus=(0, 1, 2, 3))
+
+
+def test_replicas_in_a_container_share_its_quota(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "RETRY_S", 0.001)
+    host = HostCores(allowed=frozenset(range(8)), num_online=8, siblings={}, quota=4.0)
+    with Chooser(folder, host=host) as chooser:
+        assert chooser.threads.choose(None).num_threads == 4
+
+        with other_replica(folder, "0"):
+            wait_for_threads(chooser, 2)
+        wait_for_threads(chooser, 4)
+
+    assert all("the cgroup grants" in plan.reason and not plan.cpus for plan in chooser.plans)
+
+
+def wait_for_threads(chooser: Chooser, count: int) -> None:
+    end = time.monotonic() + WAIT_S
+    while chooser.threads.plan.num_threads != count:
+        assert time.monotonic() < end, chooser.threads.plan
+        time.sleep(0.001)
 
 
 def test_a_replica_does_not_take_fewer_cores_than_it_has_threads(folder: Path) -> None:

@@ -96,6 +96,9 @@ def test_cores_are_allowed_and_no_two_share_arithmetic_units(
         pytest.param(
             host(is_container=True), Pin.AUTO, 4, "", id="a container with CPUs of its own"
         ),
+        pytest.param(
+            host(is_container=True), Pin.AUTO, 3, "another one", id="some CPUs of a container's"
+        ),
     ],
 )
 def test_threads_are_pinned_only_to_what_is_the_process_s_own(
