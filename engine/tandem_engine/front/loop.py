@@ -247,7 +247,6 @@ class EngineLoop:
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
             self.stopped = reason
-        self._engine.close()
         try:
             self._drop_commands()
         except Exception:  # noqa: BLE001 - the engine is gone; the streams must learn of it
@@ -256,6 +255,7 @@ class EngineLoop:
             ended = [(choice.stream, reason) for choice in self._choices.values()]
             self._deliver([*self._pacer.flush(), *ended])
             self._choices.clear()
+        self._engine.close()
 
     def _drop_commands(self) -> None:
         """Carry out what came in before the end, so that its streams learn of the end too."""

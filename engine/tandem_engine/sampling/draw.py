@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Final
 
 import numpy as np
@@ -72,10 +71,8 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor | None]:
     # weights, every function that was not called for a while costs 50 µs: so few of them.
     array = logits.numpy()
     chosen = torch.from_numpy(array.argmax(axis=-1))
-    values = array.max(axis=-1)
-    if isfinite(values.sum()):
-        return chosen, None
-    return chosen, torch.from_numpy(~np.isfinite(values))
+    are_finite = np.isfinite(array.max(axis=-1))
+    return chosen, None if are_finite.all() else torch.from_numpy(~are_finite)
 
 
 def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
@@ -116,18 +113,22 @@ def _weights(logits: Tensor, filters: Filters) -> Tensor:
 def _keep_likely(weights: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
     """What top_k and top_p leave, in the order of the vocabulary; the likeliest token always stays.
 
+    Of tokens that are equally likely the first ones of the vocabulary stay, so it does not depend
+    on how many tokens are looked at for the sake of other rows.
+
     Returns:
         Weights, 0 for what they leave out, and the ids of their tokens; both [rows, some].
     """
     vocab_size = weights.shape[1]
     total = weights.sum(dim=-1, keepdim=True) if filters.by_mass is not None else None
     few = _FEW if filters.by_mass is not None else 0
-    count = min(vocab_size, max(filters.largest_k, few))
+    # One more than stay: whether the last one that does is as likely as the next.
+    count = min(vocab_size, max(filters.largest_k + 1, few))
     while True:
-        kept, ids = weights.topk(count, dim=-1)
+        values, ids = weights.topk(count, dim=-1)
         rank = torch.arange(count, device=weights.device)
-        if filters.largest_k:
-            kept *= rank < filters.top_k
+        is_kept = rank < filters.top_k
+        kept = values * is_kept
         before = kept.cumsum(dim=-1)
         of_kept = before[:, -1:]
         mass = of_kept if total is None else torch.where(_column(filters.by_mass), total, of_kept)
@@ -136,9 +137,29 @@ def _keep_likely(weights: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
         if total is None or count == vocab_size or _is_reached(of_kept, enough, filters):
             break
         count = min(vocab_size, count * _WIDEN)
-    kept *= ((before - kept) < enough) | (rank == 0)
+    is_kept &= ((before - kept) < enough) | (rank == 0)
+    _settle_ties(weights, values, ids, is_kept.sum(dim=-1, keepdim=True))
     ids, order = ids.sort(dim=-1)
-    return kept.gather(1, order), ids
+    return (kept * is_kept).gather(1, order), ids
+
+
+def _settle_ties(weights: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) -> None:
+    """Put the first ones of the vocabulary where the last ones that stay are equal to others.
+
+    Args:
+        weights: [rows, vocabulary].
+        values: [rows, some], the largest of them, from the largest on.
+        ids: Their tokens; those of equals are changed.
+        num_kept: [rows, 1], how many of them stay.
+    """
+    last = values.gather(1, num_kept - 1)
+    # Where all that were looked at stay, nobody knows the next one: taken for equal.
+    following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
+    for row in ((following == last) & (last > 0)).squeeze(1).nonzero().flatten().tolist():
+        end = int(num_kept[row])
+        begin = int((values[row] > last[row]).sum())
+        equals = (weights[row] == last[row]).nonzero().flatten()
+        ids[row, begin:end] = equals[: end - begin]
 
 
 def _is_reached(of_kept: Tensor, enough: Tensor, filters: Filters) -> bool:

@@ -169,4 +169,5 @@ class Records:
         last, now = self.last, made.now
         if last is not None and last.held_up is not None and self._noted_at is not None:
             self.waited_s[last.held_up] += last.num_waiting * max(0.0, now - self._noted_at)
-        self._noted_at = now
+        # A step that was made ahead was made for later.
+        self._noted_at = now if self._noted_at is None else max(now, self._noted_at)

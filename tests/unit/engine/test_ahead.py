@@ -7,7 +7,16 @@ import pytest
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.testing import CountingRunner
-from tests.unit.engine.scheduling import BLOCK_SIZE, STEP_S, Bench, counting, mix, request, standard
+from tests.unit.engine.scheduling import (
+    BLOCK_SIZE,
+    STEP_S,
+    Bench,
+    counting,
+    mix,
+    request,
+    standard,
+    tokens,
+)
 
 AHEAD = {"async_scheduling_enable": True}
 
@@ -53,6 +62,40 @@ def test_every_strategy_gives_the_same_tokens_one_step_ahead(strategy: Any) -> N
     assert bench.said == {f"r{at}": list(range(3 + at)) for at in range(5)}
     assert bench.is_empty
     assert any(went)
+
+
+@pytest.mark.parametrize("strategy", ["static", "dynamic", "continuous", "chunked"])
+def test_who_joins_a_batch_ahead_takes_no_block_that_those_under_way_are_about_to_need(
+    strategy: Any,
+) -> None:
+    settings = {"max_batch_size": 8, "max_prefill_batch_size": 5, "max_prefill_tokens": 4096}
+    schedule = ahead(strategy, **settings, enable_prefix_cache=True)
+    shared = tokens("c", 2 * BLOCK_SIZE)
+    bench = Bench(schedule, request("first", 0, 1, prompt=shared, arrived=-9.0), num_blocks=11)
+    finish(bench)
+    # Each of these needs another block for its first token; the others have theirs in the cache.
+    for name in "vwxyz":
+        prompt = tokens(name, BLOCK_SIZE)
+        bench.add(request(name, 0, 4, prompt=prompt, arrived=bench.now - 5.0))
+    for number in range(3):
+        bench.add(request(f"c{number}", 0, 4, prompt=shared, arrived=bench.now - 4.0))
+    finish(bench)
+
+    assert {name: len(said) for name, said in bench.said.items()} == {
+        "first": 1, **dict.fromkeys("vwxyz", 4), **{f"c{number}": 4 for number in range(3)}
+    }  # fmt: skip
+    assert bench.is_empty
+
+
+def finish(bench: Bench) -> None:
+    """Step until everybody has ended."""
+    for _ in range(200):
+        bench.step()
+        if not bench.engine.has_work:
+            return
+        if not bench.record.step.sequence_ids:
+            bench.now = max(bench.now, bench.engine.wake_at)
+    raise AssertionError("somebody never ends")
 
 
 def test_the_next_step_is_handed_in_before_the_last_one_is_told() -> None:

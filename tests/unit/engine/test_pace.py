@@ -90,6 +90,13 @@ def test_a_row_that_has_no_token_yet_is_in_no_hurry() -> None:
     assert pace().slack(rows([(inf, 0), (10.0, 1)]), 10.0) == pytest.approx(0.045)
 
 
+def test_a_first_token_that_is_still_computed_is_there_when_the_next_step_begins() -> None:
+    foreseen = pace().slack([Row(inf, 101)], 10.0)
+
+    assert foreseen == pace().slack([Row(10.0, 101)], 10.0)
+    assert foreseen < LARGEST_GAP * TPOT_S
+
+
 def test_a_prompt_that_came_too_late_makes_the_pace_slower() -> None:
     seen = Pace(SLO)
     seen.note_first_token(2.0)

@@ -110,6 +110,24 @@ def test_a_seed_gives_the_same_token_whatever_else_is_in_the_batch(
     assert sample(logits.flip(0), [*crowd, mine])[-1] == alone
 
 
+@pytest.mark.parametrize("own", [{"top_k": 20}, {"top_p": 0.9}, {"top_k": 30, "top_p": 0.5}])
+@pytest.mark.parametrize("mate", [{"top_k": 500}, {"top_p": 0.999}, {"top_k": 1}])
+def test_among_equally_likely_tokens_the_first_ones_stay_whatever_else_is_in_the_batch(
+    own: dict[str, object], mate: dict[str, object]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(60):
+        # A few values only: there are many equals, wherever a filter cuts.
+        logits = torch.randint(0, 9, (2, 2000), generator=generator).float() / 2
+        mine = {"seed": seed, "temperature": 1.0, **own}
+        alone = sample(logits[:1], [row(**mine)])  # type: ignore[arg-type]
+        beside = sample(logits, [row(**mine), row(seed=seed + 1, temperature=1.0, **mate)])  # type: ignore[arg-type]
+
+        assert beside[0] == alone[0]
+        params = SamplingParams(max_tokens=64, temperature=1.0, **own)  # type: ignore[arg-type]
+        assert alone[0] in allowed_by_hand(logits[0].tolist(), params)
+
+
 def test_greedy_and_drawn_rows_stand_side_by_side() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[:, 5] = 3.0

@@ -108,10 +108,13 @@ class Pace:
         if not rows or self._tpot_s == inf:
             return inf
         pace_s = self.share * self._tpot_s
-        # Once a row and step: no call for each.
-        dues = [
-            row.first_token_at + pace_s * (row.num_tokens - row.num_prompt) for row in sample(rows)
-        ]
+        dues = []
+        for row in sample(rows):
+            first, count = row.first_token_at, row.num_tokens - row.num_prompt
+            # In a step that is made ahead: the first token is still computed, and there by `now`.
+            if first == inf and count:
+                first = now
+            dues.append(first + pace_s * count)
         dues.sort()
         due = dues[int(LATE_SHARE * self.leniency * len(dues))]
         return min(max(due - now, SMALLEST_GAP * self._tpot_s), LARGEST_GAP * self._tpot_s)

@@ -45,6 +45,9 @@ class Batch:
 
     def fill(self, step: Round, longest_wait_s: float) -> None:
         """Let a batch form, `longest_wait_s` after its first request at the latest, or go on."""
+        if step.is_ahead and self._is_open:
+            # Who joins may need the blocks that those under way are about to need: one at a time.
+            return
         queues = step.queues
         finish_prompts(step, self._helpers.order)
         is_over = not queues.num_running and not queues.swapped
