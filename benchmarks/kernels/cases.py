@@ -1,13 +1,16 @@
 """Each kernel at the shapes of a model: what it computes, reads and writes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
+from torch import Tensor
 
 from benchmarks.kernels.measure import Work
 from benchmarks.kernels.shapes import Batch, make_cache, make_rope, random_tensor
 from tandem_engine.device import kv_int8
+from tandem_engine.device.network import PackedLinear
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.quantization.int8 import Int8Weight
@@ -117,14 +120,18 @@ def _linears(config: DecoderConfig, batch: Batch) -> Iterator[Case]:
         yield _linear_int8(batch, inputs, outputs)
 
 
+def _in_turns(kernels: Kernels, x: Tensor, weights: Sequence[PackedLinear]) -> Work:
+    """Multiply by another weight each time: none of them is in a cache."""
+    turns = cycle(weights)
+    return lambda: kernels.linear(x, next(turns))
+
+
 def _linear(batch: Batch, inputs: int, outputs: int) -> Case:
     x = random_tensor(batch.num_tokens, inputs)
     weights = [random_tensor(outputs, inputs) for _ in range(_copies(inputs * outputs))]
 
     def make(kernels: Kernels) -> Work:
-        packed = [kernels.pack(weight.clone(), None) for weight in weights]
-        turn = iter(range(1 << 62))
-        return lambda: kernels.linear(x, packed[next(turn) % len(packed)])
+        return _in_turns(kernels, x, [kernels.pack(weight.clone(), None) for weight in weights])
 
     return Case(
         kernel=f"linear {inputs} to {outputs}",
@@ -145,9 +152,8 @@ def _linear_int8(batch: Batch, inputs: int, outputs: int) -> Case:
     scales = torch.full((outputs,), 1e-4)
 
     def make(kernels: Kernels) -> Work:
-        packed = [kernels.pack_int8(Int8Weight(one.clone(), scales, None)) for one in values]
-        turn = iter(range(1 << 62))
-        return lambda: kernels.linear(x, packed[next(turn) % len(packed)])
+        weights = [Int8Weight(one.clone(), scales, None) for one in values]
+        return _in_turns(kernels, x, [kernels.pack_int8(weight) for weight in weights])
 
     return Case(
         kernel=f"linear {inputs} to {outputs}, W8A8",
