@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.model.config import CONFIG_FILE, DecoderConfig, read_decoder_config
+from tandem_engine.documents import CONFIG_FILE, read_object
+from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
 from tandem_engine.model.quantized import QuantizedLinear
 from tandem_engine.quantization.compressed_tensors import compressed_tensors_config
@@ -244,7 +245,7 @@ def _copy_others(source: Path, folder: Path) -> None:
 def _write_descriptions(
     source: Path, folder: Path, job: _Job, output_format: OutputFormat, *, head: bool
 ) -> None:
-    document = json.loads((source / CONFIG_FILE).read_bytes())
+    document = read_object(source / CONFIG_FILE)
     if job.unties:
         document["tie_word_embeddings"] = False
     if output_format == "compressed-tensors":

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem_engine.api.errors import CheckpointError
+from tandem_engine.documents import CONFIG_FILE, read_object
 from tandem_engine.model.rope import Rope, RopeDefault, RopeLinear, RopeLlama3, RopeYarn
 
-CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -155,19 +155,8 @@ class _Fields:
 
 
 def _read_fields(path: Path) -> _Fields:
-    try:
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} does not exist; a checkpoint is a folder with {CONFIG_FILE} in it"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return _Fields(path, values)
+    if_missing = f"a checkpoint is a folder with {CONFIG_FILE} in it"
+    return _Fields(path, read_object(path, if_missing=if_missing))
 
 
 def _architecture(fields: _Fields) -> str:

@@ -2,15 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tandem_engine.api.config import Quantization
 from tandem_engine.api.errors import CheckpointError, ConfigError
+from tandem_engine.documents import CONFIG_FILE, read_object
 from tandem_engine.quantization.compressed_tensors import METHOD, read_compressed_tensors
 from tandem_engine.quantization.modelslim import PATTERN, read_modelslim
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme
-
-CONFIG_FILE = "config.json"
 
 
 def read_scheme(folder: Path | str) -> Scheme:
@@ -22,7 +20,7 @@ def read_scheme(folder: Path | str) -> Scheme:
     """
     folder = Path(folder)
     path = folder / CONFIG_FILE
-    config = _read_object(path).get("quantization_config")
+    config = read_object(path).get("quantization_config")
     descriptions = sorted(folder.glob(PATTERN))
     if config is not None and descriptions:
         raise CheckpointError(
@@ -33,7 +31,7 @@ def read_scheme(folder: Path | str) -> Scheme:
         if descriptions[1:]:
             names = ", ".join(one.name for one in descriptions)
             raise CheckpointError(f"{folder} holds several descriptions, {names}; leave one")
-        return read_modelslim(descriptions[0], _read_object(descriptions[0]))
+        return read_modelslim(descriptions[0], read_object(descriptions[0]))
     if config is None:
         return FLOAT_SCHEME
     method = config.get("quant_method") if isinstance(config, dict) else None
@@ -61,15 +59,3 @@ def resolve_scheme(asked: Quantization, folder: Path | str) -> Scheme:
     if asked == "w8a8" and not found.is_quantized:
         return AT_LOAD_SCHEME
     return found
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return document

@@ -1,7 +1,4 @@
-"""The KV cache in 8 bits: what stands in it, who reads it, and that scales go where blocks go."""
-
-from collections.abc import Callable
-from pathlib import Path
+"""The KV cache in 8 bits: what stands in it, and who reads it; `test_runner` moves its blocks."""
 
 import pytest
 import torch
@@ -10,17 +7,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.api.step import BlockCopy
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.native.library import runnable_variants
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms, Kernels
-from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.load import load_decoder
 from tests.unit.engine.attention_cases import Batch, attend, batches, cache_full_of, random
 from tests.unit.engine.native import native_kernels
-from tests.unit.engine.runner_bench import PROMPT, RUNTIME, Bench, assert_same, request
 
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -36,11 +29,6 @@ SHARED = settings(
 @pytest.fixture(params=[*runnable_variants(), "reference"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     return REFERENCE if request.param == "reference" else native_kernels(request.param)
-
-
-@pytest.fixture(scope="module")
-def decoder(make_checkpoint: Callable[..., Path]) -> Decoder:
-    return load_decoder(make_checkpoint("Qwen3ForCausalLM"), runtime=RUNTIME)
 
 
 def empty_cache(batch: Batch, num_blocks: int = 3) -> Tensor:
@@ -202,36 +190,3 @@ def test_what_is_no_number_in_a_query_is_not_hidden(variant: str) -> None:
 
     assert out[1].isnan().all()
     torch.testing.assert_close(out[0], torch.full((8,), 0.77).bfloat16())
-
-
-def test_a_copied_block_has_its_scales(decoder: Decoder) -> None:
-    requests = [request("a", (*PROMPT, 40)), request("b", (*PROMPT, 50))]
-    alone, forked = (Bench(decoder, kv_dtype=torch.int8) for _ in range(2))
-    for bench in (alone, forked):
-        bench.add(*requests)
-        bench.step(("a", 0, 10, [0, 1, 2]))
-    alone.step(("b", 0, 10, [4, 5, 6]))
-    copied = [BlockCopy(2, 6)]
-
-    for start in (10, 11, 12):
-        own = [("a", start, 1, [0, 1, 2, 3]), ("b", start, 1, [4, 5, 6, 7])]
-        common = [("a", start, 1, [0, 1, 2, 3]), ("b", start, 1, [0, 1, 6, 7])]
-        assert_same(forked.logits(*common, copied=copied), alone.logits(*own))
-        copied = []
-
-
-def test_a_swapped_block_has_its_scales(decoder: Decoder) -> None:
-    undisturbed, swapped = (Bench(decoder, kv_dtype=torch.int8) for _ in range(2))
-    for bench in (undisturbed, swapped):
-        bench.add(request("a"), request("b", (9, 8, 7, 6, 5, 4, 3, 2)))
-        bench.step(("a", 0, 10, [0, 1, 2]))
-    out = [BlockCopy(0, 5), BlockCopy(1, 2), BlockCopy(2, 7)]
-    swapped.step(("b", 0, 8, [1, 0]), swapped_out=out)  # others take its blocks at once
-    swapped.step(("b", 8, 1, [1, 0, 2]))
-    back = [BlockCopy(5, 30), BlockCopy(2, 0), BlockCopy(7, 31)]
-    swapped.runner.remove("b")
-
-    assert_same(
-        swapped.logits(("a", 10, 1, [30, 0, 31]), swapped_in=back),
-        undisturbed.logits(("a", 10, 1, [0, 1, 2])),
-    )

@@ -31,6 +31,9 @@ from tests.unit.engine.runner_bench import (
 # Fixtures stand here by being imported.
 __all__ = ["_one_thread", "decoder"]
 
+# In 8 bits the scales go where the blocks go.
+KV_DTYPES = pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["float", "int8"])
+
 # Shared blocks and copies
 
 
@@ -64,9 +67,12 @@ def test_a_step_writes_its_own_slots_and_nothing_else(decoder: Decoder) -> None:
     assert slots - {(4, 3)} == {(2, 2), (3, 2), (4, 0), (4, 1), (4, 2)}
 
 
-def test_a_copied_block_can_be_written_without_the_other_one(decoder: Decoder) -> None:
+@KV_DTYPES
+def test_a_copied_block_can_be_written_without_the_other_one(
+    decoder: Decoder, kv_dtype: torch.dtype | None
+) -> None:
     requests = [request("a", (*PROMPT, 40)), request("b", (*PROMPT, 50))]
-    alone, forked = Bench(decoder), Bench(decoder)
+    alone, forked = (Bench(decoder, kv_dtype=kv_dtype) for _ in range(2))
     for bench in (alone, forked):
         bench.add(*requests)
         bench.step(("a", 0, 10, [0, 1, 2]))
@@ -80,8 +86,11 @@ def test_a_copied_block_can_be_written_without_the_other_one(decoder: Decoder) -
         copied = []
 
 
-def test_a_sequence_goes_on_from_other_blocks_after_a_swap(decoder: Decoder) -> None:
-    undisturbed, swapped = Bench(decoder), Bench(decoder)
+@KV_DTYPES
+def test_a_sequence_goes_on_from_other_blocks_after_a_swap(
+    decoder: Decoder, kv_dtype: torch.dtype | None
+) -> None:
+    undisturbed, swapped = (Bench(decoder, kv_dtype=kv_dtype) for _ in range(2))
     for bench in (undisturbed, swapped):
         bench.add(request("a"), request("b", (9, 8, 7, 6, 5, 4, 3, 2)))
         bench.step(("a", 0, 10, [0, 1, 2]))
