@@ -11,6 +11,7 @@ from benchmarks.kernels.measure import Work
 from benchmarks.kernels.shapes import Batch, make_cache, make_rope, random_tensor
 from tandem_engine.device import kv_int8
 from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packing import pack, pack_int8
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.quantization.int8 import Int8Weight
@@ -131,7 +132,7 @@ def _linear(batch: Batch, inputs: int, outputs: int) -> Case:
     weights = [random_tensor(outputs, inputs) for _ in range(_copies(inputs * outputs))]
 
     def make(kernels: Kernels) -> Work:
-        return _in_turns(kernels, x, [kernels.pack(weight.clone(), None) for weight in weights])
+        return _in_turns(kernels, x, [pack(kernels, weight) for weight in weights])
 
     return Case(
         kernel=f"linear {inputs} to {outputs}",
@@ -152,8 +153,8 @@ def _linear_int8(batch: Batch, inputs: int, outputs: int) -> Case:
     scales = torch.full((outputs,), 1e-4)
 
     def make(kernels: Kernels) -> Work:
-        weights = [Int8Weight(one.clone(), scales, None) for one in values]
-        return _in_turns(kernels, x, [kernels.pack_int8(weight) for weight in weights])
+        weights = [Int8Weight(one, scales, None) for one in values]
+        return _in_turns(kernels, x, [pack_int8(kernels, weight) for weight in weights])
 
     return Case(
         kernel=f"linear {inputs} to {outputs}, W8A8",

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from benchmarks.kernels.shapes import random_tensor
 from tandem_engine.device.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.packing import pack
 
 Work = Callable[[], object]
 
@@ -70,7 +71,7 @@ def measure_limits(watch: Stopwatch, native: NativeKernels) -> Limits:
     data.uniform_()
     rows, inputs, outputs = _PEAK_SHAPE
     x, weight = random_tensor(rows, inputs), random_tensor(outputs, inputs)
-    packed = native.pack(weight, None)
+    packed = pack(native, weight)
     taken = watch.alternate(
         {
             "read": lambda: native.library.read(data.data_ptr(), data.numel()),

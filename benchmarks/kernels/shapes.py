@@ -11,7 +11,7 @@ from tandem_engine.device.attention import AttentionMetadata, build_attention_me
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.pack import pack_network
+from tandem_engine.model.network import build_network
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, Scheme
@@ -106,12 +106,14 @@ def random_tensor(*shape: int) -> Tensor:
 def make_decoder(config: DecoderConfig, kernels: Kernels, scheme: Scheme = FLOAT_SCHEME) -> Decoder:
     """Random weights, the same ones for the same shape; norms of 1."""
     torch.manual_seed(0)
-    parameters = allocate_parameters(config, dtype=torch.bfloat16, device="cpu", scheme=scheme)
+    parameters = allocate_parameters(
+        config, dtype=torch.bfloat16, device="cpu", kernels=kernels, scheme=scheme
+    )
     for part in checkpoint_parts(parameters):
         is_norm = len(part.shape) == 1
         part.take(torch.ones(part.shape).bfloat16() if is_norm else random_tensor(*part.shape))
     rope = make_rope(config)
-    return Decoder(config, pack_network(config, parameters, rope, kernels), kernels)
+    return Decoder(config, build_network(config, parameters, rope), kernels)
 
 
 def make_rope(config: DecoderConfig) -> RopeTable:

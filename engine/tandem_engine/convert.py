@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
+from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.documents import CONFIG_FILE, read_object
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
@@ -187,7 +188,13 @@ def _check(checkpoint: Checkpoint, config: DecoderConfig, *, head: bool) -> set[
     every = Scheme(Format.AT_LOAD, lambda _: LinearKind.DYNAMIC)
     scheme = every if head else AT_LOAD_SCHEME
     # On this device tensors have shapes and no memory.
-    parameters = allocate_parameters(config, dtype=torch.float32, device="meta", scheme=scheme)
+    parameters = allocate_parameters(
+        config,
+        dtype=torch.float32,
+        device="meta",
+        kernels=ReferenceKernels(),
+        scheme=scheme,
+    )
     check(
         checkpoint,
         list(checkpoint_parts(parameters)),

@@ -7,6 +7,7 @@ stream and event objects are not used: recording an event on the CPU raises.
 import os
 from dataclasses import replace
 from functools import cache
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +17,7 @@ from tandem_engine.device.claims import Claims
 from tandem_engine.device.cores import Pin, ThreadPlan
 from tandem_engine.device.host_cores import read_host_cores
 from tandem_engine.device.host_memory import available_memory, resident_memory
+from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import AUTO, Library, load_library
 from tandem_engine.device.reference import ReferenceKernels
@@ -78,8 +80,9 @@ class CpuRuntime:
     def __init__(self, *, memory_bytes: int | None = None, kernels: str | None = None) -> None:
         self.device = torch.device("cpu")
         self._library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
+        self._pages = HugePages()
         self.kernels: Kernels = (
-            NativeKernels(self._library) if self._library else ReferenceKernels()
+            NativeKernels(self._library, self._pages) if self._library else ReferenceKernels()
         )
         self._threads = _compute_threads(self._library)
         # Found out once: what is available shrinks as this very process fills it.
@@ -106,13 +109,14 @@ class CpuRuntime:
         return plan.in_words()
 
     def begin_steps(self) -> None:
-        """Leave the cores to the kernels' threads.
+        """Leave the cores to the kernels' threads, and join the pages that the weights lie in.
 
         After an operator, torch's threads spin for milliseconds, in which the kernels' threads want
         the cores. What is left to torch in a step is small, and one thread does it as fast.
         """
         if self._library:
             torch.set_num_threads(1)
+            Thread(target=self._pages.collapse, name="tandem-pages", daemon=True).start()
 
 
 def _compute_threads(library: Library | None) -> ComputeThreads:

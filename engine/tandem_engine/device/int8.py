@@ -17,6 +17,7 @@ from tandem_engine.device.network import PackedLinear
 from tandem_engine.quantization.int8 import (
     SHIFT,
     Int8Weight,
+    StaticInput,
     quantize_static,
     quantize_tokens,
 )
@@ -28,14 +29,11 @@ _CHUNK_OUTPUTS: Final = 1024
 class Product(Protocol):
     """The sums of products of one weight."""
 
-    keeps_weight: bool
-    """See `network.PackedLinear`."""
-
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] uint8 → [tokens, out] float32: scales[o] * Σ (x[i] - zero) * q[o, i]."""
 
 
-class Int8Linear:
+class Int8Linear(PackedLinear):
     """A linear layer in 8 bits, whose result is of its input's type.
 
     Args:
@@ -48,11 +46,6 @@ class Int8Linear:
         """How its inputs are quantised; None: token by token."""
         self._bias = weight.bias
         self._product = product
-
-    @property
-    def keeps_weight(self) -> bool:
-        """Whether the product reads the tensor that it was made of."""
-        return self._product.keeps_weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] → [tokens, out]."""
@@ -79,8 +72,6 @@ class Int8Linear:
 class OneDnnProduct:
     """oneDNN's product of bytes; it keeps a copy of the weight in an order of its own."""
 
-    keeps_weight = False
-
     def __init__(self, weight: Int8Weight) -> None:
         self._zero_point = _zero_point(weight)
         self._packed = torch.ops.onednn.qlinear_prepack(weight.values, None)
@@ -100,8 +91,6 @@ class OneDnnProduct:
 class FloatProduct:
     """The same in float32, for CPUs without the instructions, and for other devices."""
 
-    keeps_weight = True
-
     def __init__(self, weight: Int8Weight) -> None:
         self._zero_point = _zero_point(weight)
         self._values, self._scales = weight.values, weight.scales
@@ -114,10 +103,21 @@ class FloatProduct:
         return torch.cat(parts, dim=1).mul_(self._scales)
 
 
-def pack_int8(weight: Int8Weight) -> PackedLinear:
-    """Put a weight into the form that this machine multiplies fastest."""
-    is_fast = weight.values.device.type == "cpu" and has_vnni()
-    return Int8Linear(weight, OneDnnProduct(weight) if is_fast else FloatProduct(weight))
+class WholeInt8Packing:
+    """See `packing.Int8Packing`: oneDNN wants the weight as a whole."""
+
+    def __init__(self, outputs: int, inputs: int, device: torch.device | str) -> None:
+        self._values = torch.empty(outputs, inputs, dtype=torch.int8, device=device)
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Copy them."""
+        self._values[first : first + len(rows)] = rows
+
+    def finish(self, scales: Tensor, bias: Tensor | None, static: StaticInput | None) -> Int8Linear:
+        """Put the weight into the form that this machine multiplies fastest."""
+        weight = Int8Weight(self._values, scales, bias, static)
+        is_fast = self._values.device.type == "cpu" and has_vnni()
+        return Int8Linear(weight, OneDnnProduct(weight) if is_fast else FloatProduct(weight))
 
 
 def has_vnni() -> bool:

@@ -8,12 +8,11 @@ from torch import Tensor
 from tandem_engine.device.attention import AttentionMetadata
 
 
-class PackedLinear(Protocol):
-    """x @ weight.T + bias, in whatever form the kernels that packed it read fastest."""
+class PackedLinear:
+    """x @ weight.T + bias, in whatever form the kernels that packed it read fastest.
 
-    @property
-    def keeps_weight(self) -> bool:
-        """Whether it refers to the tensor that it was made of, whose memory is then still used."""
+    A base of each such form; what is in it is known only to the kernels whose form it is.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

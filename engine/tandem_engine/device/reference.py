@@ -8,10 +8,9 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
-from tandem_engine.device.int8 import Int8Linear, pack_int8
+from tandem_engine.device.int8 import Int8Linear, WholeInt8Packing
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.runtime import HeadNorms
-from tandem_engine.quantization.int8 import Int8Weight
 
 GATHER_BYTES = 1 << 20
 """Size of the keys (or values) that decoding gathers at a time.
@@ -22,7 +21,7 @@ It bounds the working memory, and what fits a core's cache need not come from me
 
 
 @dataclass(frozen=True, slots=True)
-class PlainLinear:
+class PlainLinear(PackedLinear):
     """A weight as it is."""
 
     weight: Tensor
@@ -30,22 +29,41 @@ class PlainLinear:
     bias: Tensor | None
     """[out]."""
 
-    @property
-    def keeps_weight(self) -> bool:
-        """Always."""
-        return True
+
+class PlainPacking:
+    """See `packing.LinearPacking`: rows are copied into the weight."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Copy them."""
+        self._weight[first : first + len(rows)] = rows
+
+    def finish(self, bias: Tensor | None) -> PlainLinear:
+        """Nothing is moved."""
+        return PlainLinear(self._weight, bias)
 
 
 class ReferenceKernels:
     """See `runtime.Kernels` for what each does."""
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Nothing is moved."""
-        return PlainLinear(weight, bias)
+    def packing(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
+    ) -> PlainPacking:
+        """A weight as it is."""
+        return PlainPacking(torch.empty(outputs, inputs, dtype=dtype, device=device))
 
-    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
-        """As `device.int8` decides."""
-        return pack_int8(weight)
+    def packing_int8(
+        self,
+        outputs: int,
+        inputs: int,
+        device: torch.device | str,
+        *,
+        is_static: bool,  # noqa: ARG002
+    ) -> WholeInt8Packing:
+        """As `device.int8` decides, static or not."""
+        return WholeInt8Packing(outputs, inputs, device)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
-from tandem_engine.quantization.int8 import Int8Weight
+from tandem_engine.device.packing import Packs
 
 
 class Memory(NamedTuple):
@@ -63,17 +63,8 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-class Kernels(Protocol):
+class Kernels(Packs, Protocol):
     """The operations that a decoder is made of. Results are new tensors of the inputs' dtype."""
-
-    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Put weight [out, in] and bias [out] into the form that `linear` reads fastest.
-
-        Done once, when the model is loaded.
-        """
-
-    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
-        """The same for a layer in 8 bits; `linear` then quantises what comes in."""
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]. `packed` is of these kernels."""

@@ -8,7 +8,7 @@ from tandem_engine.api.config import DType, Quantization
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.pack import pack_network
+from tandem_engine.model.network import build_network
 from tandem_engine.model.parameters import (
     Parameters,
     allocate_parameters,
@@ -36,8 +36,9 @@ def load_decoder(
 ) -> Decoder:
     """Read a checkpoint in Hugging Face layout into a decoder on `runtime`'s device.
 
-    The host holds the weights at most once (not at all for another device), and one tensor
-    besides. Weights that are quantised here are held in 8 bits only.
+    They go from the file straight into the form that the device's kernels read: the host holds
+    them at most once (not at all for another device), and one tensor besides. Weights that are
+    quantised here are held in 8 bits only.
 
     Args:
         folder: Holds config.json and the weights in safetensors.
@@ -56,7 +57,11 @@ def load_decoder(
     with Checkpoint.open(folder) as checkpoint:
         torch_dtype = _resolve_dtype(dtype, config, checkpoint)
         parameters = allocate_parameters(
-            config, dtype=torch_dtype, device=runtime.device, scheme=scheme
+            config,
+            dtype=torch_dtype,
+            device=runtime.device,
+            kernels=runtime.kernels,
+            scheme=scheme,
         )
         fill(
             checkpoint,
@@ -71,10 +76,8 @@ def load_decoder(
         dtype=torch_dtype,
         device=runtime.device,
     )
-    kernels = runtime.kernels
-    quantization_line = _in_words(scheme, parameters)
-    network = pack_network(config, parameters, rope, kernels)
-    return Decoder(config, network, kernels, quantization=quantization_line)
+    network = build_network(config, parameters, rope)
+    return Decoder(config, network, runtime.kernels, quantization=_in_words(scheme, parameters))
 
 
 def _in_words(scheme: Scheme, parameters: Parameters) -> str | None:
@@ -84,7 +87,7 @@ def _in_words(scheme: Scheme, parameters: Parameters) -> str | None:
         return None
     count = sum(len(linear.names) for linear in quantized)
     total = sum(len(linear.names) for linear in parameters.linears())
-    size = sum(linear.values.nbytes + linear.scales.nbytes for linear in quantized)
+    size = sum(linear.num_bytes for linear in quantized)
     return (
         f"Quantization: W8A8, {count} of {total} linear layers in 8 bits "
         f"({size / _MIB:.1f} MiB), of {scheme.format}"

@@ -6,10 +6,14 @@ several small ones: Q, K and V, and the gate and up projections of the feed-forw
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packing import LinearPacking, Packs
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.quantized import (
     QuantizedLinear,
@@ -20,6 +24,8 @@ from tandem_engine.model.quantized import (
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, HEAD, LinearKind, Scheme
 from tandem_engine.weights.load import Part
 
+_EMBEDDING: Final = "model.embed_tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -29,19 +35,26 @@ class Linear:
     """Of the projections in the checkpoint, in the order of their rows."""
     widths: tuple[int, ...]
     """Rows of each."""
-    weight: Tensor
-    """[out, in]."""
+    inputs: int
+    packing: LinearPacking
+    """Takes the rows of all."""
     bias: Tensor | None
     """[out]."""
 
     def parts(self) -> Iterator[Part]:
         """Every tensor of the checkpoint that fills it."""
-        for name, rows in zip(self.names, torch.split(self.weight, list(self.widths)), strict=True):
-            yield Part.copy(f"{name}.weight", rows)
+        first = 0
+        for name, width in zip(self.names, self.widths, strict=True):
+            yield Part(f"{name}.weight", (width, self.inputs), partial(self.packing.put, first))
+            first += width
         if self.bias is not None:
             biases = torch.split(self.bias, list(self.widths))
             for name, entries in zip(self.names, biases, strict=True):
                 yield Part.copy(f"{name}.bias", entries)
+
+    def finished(self) -> PackedLinear:
+        """The layer as kernels take it, once all parts are filled."""
+        return self.packing.finish(self.bias)
 
 
 AnyLinear = Linear | QuantizedLinear
@@ -73,19 +86,19 @@ class Layer:
 class Parameters:
     """All of a decoder."""
 
-    embedding: Tensor
-    """[vocab, hidden]."""
+    embedding: Tensor | None
+    """[vocab, hidden]; None: the head, as the two are tied."""
     layers: tuple[Layer, ...]
     norm: Tensor
     """[hidden]."""
-    head: AnyLinear | None
-    """[vocab, hidden]; None: the embedding, as the two are tied."""
+    head: AnyLinear
+    """[vocab, hidden]."""
 
     def linears(self) -> Iterator[AnyLinear]:
         """Every linear layer; not a head that is tied."""
         for layer in self.layers:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
-        if self.head is not None:
+        if self.embedding is not None:
             yield self.head
 
 
@@ -94,9 +107,17 @@ def allocate_parameters(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    kernels: Packs,
     scheme: Scheme = FLOAT_SCHEME,
 ) -> Parameters:
     """Parameters of the right shapes, not yet filled.
+
+    Args:
+        config: The model.
+        dtype: Of all that is not quantised.
+        device: Where they go.
+        kernels: Whatever will compute with them.
+        scheme: Which layers are in 8 bits.
 
     Raises:
         CheckpointError: `scheme` wants something of a layer that is not computed.
@@ -105,14 +126,18 @@ def allocate_parameters(
     def tensor(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def linear(names: tuple[str, ...], widths: list[int], columns: int, *, bias: bool) -> AnyLinear:
+    def linear(names: tuple[str, ...], widths: list[int], inputs: int, *, bias: bool) -> AnyLinear:
         kind = common_kind(scheme, names)
         if kind is not LinearKind.FLOAT:
             return allocate_quantized(
-                scheme, kind, names, widths, columns, bias=bias, device=device
+                scheme, kind, names, widths, inputs, bias=bias, device=device, kernels=kernels
             )
-        rows = sum(widths)
-        return Linear(names, tuple(widths), tensor(rows, columns), tensor(rows) if bias else None)
+        return in_float(names, widths, inputs, bias=bias)
+
+    def in_float(names: tuple[str, ...], widths: list[int], inputs: int, *, bias: bool) -> Linear:
+        outputs = sum(widths)
+        packing = kernels.packing(outputs, inputs, dtype, device)
+        return Linear(names, tuple(widths), inputs, packing, tensor(outputs) if bias else None)
 
     def layer(prefix: str) -> Layer:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -132,13 +157,15 @@ def allocate_parameters(
     hidden, intermediate = config.hidden_size, config.intermediate_size
     query_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
+    is_tied = config.tie_word_embeddings
+    vocab = [config.vocab_size]
     return Parameters(
-        embedding=tensor(config.vocab_size, hidden),
+        embedding=None if is_tied else tensor(config.vocab_size, hidden),
         layers=tuple(layer(f"model.layers.{number}") for number in range(config.num_layers)),
         norm=tensor(hidden),
-        head=None
-        if config.tie_word_embeddings
-        else linear((HEAD,), [config.vocab_size], hidden, bias=False),
+        head=in_float((_EMBEDDING,), vocab, hidden, bias=False)
+        if is_tied
+        else linear((HEAD,), vocab, hidden, bias=False),
     )
 
 
@@ -149,12 +176,12 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
         parameters: What is to be filled.
         held: Names of the tensors that the checkpoint holds; a quantised one has a choice.
     """
-    yield Part.copy("model.embed_tokens.weight", parameters.embedding)
+    if parameters.embedding is not None:
+        yield Part.copy(f"{_EMBEDDING}.weight", parameters.embedding)
     for number, layer in enumerate(parameters.layers):
         yield from _layer_parts(layer, f"model.layers.{number}", held)
     yield Part.copy("model.norm.weight", parameters.norm)
-    if parameters.head is not None:
-        yield from parameters.head.parts()
+    yield from parameters.head.parts()
 
 
 def is_harmless(config: DecoderConfig, parameters: Parameters, name: str) -> bool:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.quantization.int8 import SHIFT, Int8Weight, StaticInput, quantize_rows
+from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packing import Int8Packing, Packs
+from tandem_engine.quantization.int8 import SHIFT, StaticInput, quantize_rows
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
 from tandem_engine.weights.checkpoint import FLOATS
 from tandem_engine.weights.load import Part
@@ -28,6 +30,8 @@ class _StaticTensors:
     """[projections] float32."""
     quant_bias: Tensor
     """[out] int32."""
+    sums: Tensor
+    """[out] int64: of each row of the weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +42,10 @@ class QuantizedLinear:
     """Of the projections in the checkpoint, in the order of their rows."""
     widths: tuple[int, ...]
     """Rows of each."""
+    inputs: int
     format: Format
-    values: Tensor
-    """[out, in] int8."""
+    packing: Int8Packing
+    """Takes the rows of all."""
     scales: Tensor
     """[out] float32."""
     bias: Tensor | None
@@ -50,6 +55,11 @@ class QuantizedLinear:
     """Tensors that the checkpoint may hold, if all of their values are 0."""
     passed_over: set[str] = field(default_factory=set)
     """Tensors that the checkpoint may hold and that say nothing new."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight and its scales."""
+        return sum(self.widths) * self.inputs + self.scales.nbytes
 
     def parts(self) -> Iterator[Part]:
         """Every tensor of the checkpoint that fills it."""
@@ -70,7 +80,7 @@ class QuantizedLinear:
         take = partial(_fill, self.zeros[name])
         return Part(name, (count,), take, (*FLOATS, *_INT8), is_column)
 
-    def finished(self) -> Int8Weight:
+    def finished(self) -> PackedLinear:
         """The layer as kernels take it, once all parts are filled.
 
         Raises:
@@ -85,28 +95,35 @@ class QuantizedLinear:
         if not bool((self.scales.isfinite() & (self.scales != 0)).all()):
             raise CheckpointError(f"the scales of {self.names[0]} are not all numbers other than 0")
         if self.static is None:
-            return Int8Weight(self.values, self.scales, self.bias)
+            return self.packing.finish(self.scales, self.bias, None)
         scale, offset = self._shared_input(self.static)
         # The sum that kernels compute leaves the offset out: it comes back here, exactly.
-        sums = self.values.sum(dim=1, dtype=torch.int64)
-        bias = (self.static.quant_bias + offset * sums).double() * self.scales.double()
-        static = StaticInput(scale, SHIFT + offset)
-        return Int8Weight(self.values, self.scales, bias.float(), static)
+        sums = self.static.quant_bias + offset * self.static.sums
+        bias = sums.double() * self.scales.double()
+        return self.packing.finish(self.scales, bias.float(), StaticInput(scale, SHIFT + offset))
 
     def _weight_parts(self, name: str, rows: slice) -> Iterator[Part]:
-        values, scales = self.values[rows], self.scales[rows]
-        shape = tuple(values.shape)
+        shape = (rows.stop - rows.start, self.inputs)
         if self.format is Format.AT_LOAD:
-            take = partial(quantize_rows, values=values, scales=scales)
-            yield Part(f"{name}.weight", shape, take)
+            yield Part(f"{name}.weight", shape, partial(self._quantize, rows))
             return
-        yield Part.copy(f"{name}.weight", values, _INT8)
+        yield Part(f"{name}.weight", shape, partial(self._put, rows), _INT8)
         if self.static is not None:
             return
-        column = (len(values),)
-        yield Part(f"{name}.weight_scale", column, partial(_fill, scales), is_column=True)
+        take = partial(_fill, self.scales[rows])
+        yield Part(f"{name}.weight_scale", shape[:1], take, is_column=True)
         if self.format is Format.MODELSLIM:
-            yield self.expect_zeros(f"{name}.weight_offset", len(values), is_column=True)
+            yield self.expect_zeros(f"{name}.weight_offset", shape[0], is_column=True)
+
+    def _put(self, rows: slice, values: Tensor) -> None:
+        self.packing.put(rows.start, values)
+        if self.static is not None:
+            self.static.sums[rows] = values.sum(dim=1, dtype=torch.int64)
+
+    def _quantize(self, rows: slice, weight: Tensor) -> None:
+        values = torch.empty(weight.shape, dtype=torch.int8)
+        quantize_rows(weight, values=values, scales=self.scales[rows])
+        self.packing.put(rows.start, values)
 
     def _static_parts(
         self, static: _StaticTensors, name: str, number: int, rows: slice
@@ -159,10 +176,11 @@ def allocate_quantized(
     kind: LinearKind,
     names: tuple[str, ...],
     widths: Sequence[int],
-    columns: int,
+    inputs: int,
     *,
     bias: bool,
     device: torch.device | str,
+    kernels: Packs,
 ) -> QuantizedLinear:
     """One that is not yet filled; `kind` is not FLOAT."""
     rows = sum(widths)
@@ -171,12 +189,14 @@ def allocate_quantized(
         input_scales=torch.empty(len(names)),
         input_offsets=torch.empty(len(names)),
         quant_bias=torch.empty(rows, dtype=torch.int32, device=device),
+        sums=torch.empty(rows, dtype=torch.int64, device=device),
     )
     return QuantizedLinear(
         names=names,
         widths=tuple(widths),
+        inputs=inputs,
         format=scheme.format,
-        values=torch.empty(rows, columns, dtype=torch.int8, device=device),
+        packing=kernels.packing_int8(rows, inputs, device, is_static=is_static),
         scales=torch.empty(rows, device=device),
         bias=torch.empty(rows, device=device) if bias and not is_static else None,
         static=static if is_static else None,

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.int8 import Int8Linear, WholeInt8Packing
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.load import load_decoder
-from tandem_engine.quantization.int8 import Int8Weight
+from tandem_engine.quantization.int8 import Int8Weight, StaticInput
 
 LINEARS = (
     *(f"self_attn.{name}_proj" for name in "qkvo"),
@@ -52,18 +52,27 @@ class Recorder(ReferenceKernels):
     def __init__(self) -> None:
         self.packed: list[Int8Weight] = []
 
-    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
-        self.packed.append(
-            Int8Weight(*map(copied, (weight.values, weight.scales, weight.bias)))
-            if weight.static is None
-            else weight
-        )
-        return super().pack_int8(weight)
+    def packing_int8(
+        self,
+        outputs: int,
+        inputs: int,
+        device: torch.device | str,
+        *,
+        is_static: bool,  # noqa: ARG002
+    ) -> WholeInt8Packing:
+        return RecordedPacking(self.packed, outputs, inputs, device)
 
 
-def copied(tensor: Tensor | None) -> Any:
-    """Of a tensor whose memory is about to be given back."""
-    return None if tensor is None else tensor.clone()
+class RecordedPacking(WholeInt8Packing):
+    """One that notes what it is made of."""
+
+    def __init__(self, packed: list[Int8Weight], *shape: Any) -> None:
+        super().__init__(*shape)
+        self._packed = packed
+
+    def finish(self, scales: Tensor, bias: Tensor | None, static: StaticInput | None) -> Int8Linear:
+        self._packed.append(Int8Weight(self._values, scales, bias, static))
+        return super().finish(scales, bias, static)
 
 
 def load(folder: Path, quantization: Any = "auto") -> tuple[Decoder, list[Int8Weight]]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tandem_engine.device.int8 import FloatProduct, Int8Linear, OneDnnProduct, Product, has_vnni
 from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.packing import pack_int8
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.quantization.int8 import (
     Int8Weight,
@@ -128,7 +129,7 @@ def test_a_layer_in_8_bits_is_near_the_one_in_float(dtype: torch.dtype, *, has_b
     bias = random(64, seed=3) if has_bias else None
     kernels = ReferenceKernels()
 
-    got = kernels.linear(x, kernels.pack_int8(quantized(weight, bias)))
+    got = kernels.linear(x, pack_int8(kernels, quantized(weight, bias)))
 
     expected = torch.nn.functional.linear(x.float(), weight, bias)
     assert got.dtype == dtype
@@ -145,8 +146,8 @@ def test_native_kernels_compute_layers_in_8_bits_as_the_reference(
     static = Int8Weight(weight.values, weight.scales, None, StaticInput(0.03, 130))
 
     for layer in (weight, static):
-        got = native.linear(x, native.pack_int8(layer)).float()
-        expected = reference.linear(x, reference.pack_int8(layer)).float()
+        got = native.linear(x, pack_int8(native, layer)).float()
+        expected = reference.linear(x, pack_int8(reference, layer)).float()
         # Halves, which are frequent in bfloat16, may be rounded to another integer.
         assert float((got - expected).norm() / expected.norm()) < 0.003
 

@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 
 from tandem_engine.device import attention, reference
 from tandem_engine.device.attention import build_attention_metadata
+from tandem_engine.device.packing import pack
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tests.unit.engine.attention_cases import TOLERANCE, Batch, attend, batches, random, turned
@@ -62,7 +63,7 @@ def test_linear_multiplies_by_the_transpose(*, has_bias: bool) -> None:
     x, weight = random(5, 12), random(7, 12, seed=1)
     bias = random(7, seed=2) if has_bias else None
 
-    result = KERNELS.linear(x, KERNELS.pack(weight, bias))
+    result = KERNELS.linear(x, pack(KERNELS, weight, bias))
 
     torch.testing.assert_close(result, x @ weight.T + (bias if bias is not None else 0))
 

@@ -17,7 +17,7 @@ from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.pack import pack_network
+from tandem_engine.model.network import build_network
 from tandem_engine.model.parameters import Parameters, allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme
@@ -69,9 +69,13 @@ def _num_threads(request: pytest.FixtureRequest, kernels: NativeKernels) -> Iter
         yield
 
 
-def parameters_of(config: DecoderConfig, dtype: torch.dtype, scheme: Scheme) -> Parameters:
+def parameters_of(
+    config: DecoderConfig, kernels: Kernels, dtype: torch.dtype, scheme: Scheme
+) -> Parameters:
     """Random ones, always the same; quantised where `scheme` says so."""
-    parameters = allocate_parameters(config, dtype=dtype, device="cpu", scheme=scheme)
+    parameters = allocate_parameters(
+        config, dtype=dtype, device="cpu", kernels=kernels, scheme=scheme
+    )
     generator = torch.Generator().manual_seed(0)
     for part in checkpoint_parts(parameters):
         spread = 1.0 if len(part.shape) == 1 else part.shape[1] ** -0.5
@@ -86,7 +90,7 @@ def decoder_of(
     rope = RopeTable(
         config.rope, head_dim=config.head_dim, num_positions=512, dtype=dtype, device="cpu"
     )
-    network = pack_network(config, parameters_of(config, dtype, scheme), rope, kernels)
+    network = build_network(config, parameters_of(config, kernels, dtype, scheme), rope)
     return Decoder(config, network, kernels)
 
 

@@ -1,6 +1,8 @@
 """The kernels in C++ against plain formulas and the reference: every variant that this CPU runs."""
 
 from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from torch import Tensor
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import runnable_variants
-from tandem_engine.device.native.linear import Int8PanelLinear
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
+from tandem_engine.device.packing import pack, pack_int8
+from tandem_engine.device.reference import PlainLinear, ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.quantization.int8 import Int8Weight
 from tests.unit.engine.attention_cases import Batch, attend, batches, random
@@ -73,7 +76,7 @@ def test_linear_multiplies_by_the_transpose(
     weight = random(outputs, inputs, seed=seed + 1).div(inputs**0.5).to(dtype)
     bias = random(outputs, seed=seed + 2, dtype=dtype) if has_bias else None
 
-    got = kernels.linear(x, kernels.pack(weight, bias))
+    got = kernels.linear(x, pack(kernels, weight, bias))
 
     expected = x.double() @ weight.double().T
     assert_near(got, expected + (0 if bias is None else bias.double()))
@@ -92,14 +95,42 @@ def test_rows_of_a_packed_weight_are_an_embedding(
     table = random(vocab, width, seed=seed, dtype=dtype)
     ids = torch.randint(0, vocab, (9,), generator=torch.Generator().manual_seed(seed))
 
-    assert torch.equal(kernels.embedding(ids, kernels.pack(table, None)), table[ids])
+    assert torch.equal(kernels.embedding(ids, pack(kernels, table)), table[ids])
+
+
+@SHARED
+@given(outputs=st.integers(1, 150), cuts=st.lists(st.integers(0, 150)), seed=seeds, dtype=dtypes)
+def test_rows_come_in_any_pieces_and_order(
+    kernels: NativeKernels, *, outputs: int, cuts: list[int], seed: int, dtype: torch.dtype
+) -> None:
+    weight = random(outputs, 8, seed=seed)
+    bounds = sorted({0, outputs, *(cut for cut in cuts if cut < outputs)})
+    pieces = list(pairwise(bounds))
+    Random(seed).shuffle(pieces)
+    packing = kernels.packing(outputs, 8, dtype, "cpu")
+    packing_int8 = kernels.packing_int8(outputs, 8, "cpu", is_static=False)
+    as_bytes = weight.mul(40).clamp(-128, 127).to(torch.int8)
+
+    for low, high in pieces:
+        packing.put(low, weight[low:high])
+        packing_int8.put(low, as_bytes[low:high])
+
+    got, whole = packing.finish(None), pack(kernels, weight.to(dtype))
+    assert isinstance(got, PanelLinear)
+    assert isinstance(whole, PanelLinear)
+    assert torch.equal(got.panels, whole.panels)
+    got_int8 = packing_int8.finish(torch.ones(outputs), None, None)
+    whole_int8 = pack_int8(kernels, Int8Weight(as_bytes, torch.ones(outputs), None))
+    assert isinstance(got_int8, Int8PanelLinear)
+    assert isinstance(whole_int8, Int8PanelLinear)
+    assert torch.equal(got_int8.panels, whole_int8.panels)
+    assert torch.equal(got_int8.sums, as_bytes.sum(dim=1).int())
 
 
 def test_the_weight_is_not_needed_once_it_is_packed(kernels: NativeKernels) -> None:
     weight, x = random(64, 32), random(3, 32, seed=1)
     expected = x @ weight.T
-    packed = kernels.pack(weight, None)
-    assert not packed.keeps_weight
+    packed = pack(kernels, weight)
 
     weight.untyped_storage().resize_(0)
 
@@ -224,7 +255,7 @@ def test_any_number_of_threads_gives_the_same(
     assert_attends(kernels, Batch(rows=rows, head_dim=64, block_size=16, dtype=dtype))
 
     x, weight = random(70, 256, dtype=dtype), random(500, 256, seed=1).div(16).to(dtype)
-    got = kernels.linear(x, kernels.pack(weight, None))
+    got = kernels.linear(x, pack(kernels, weight))
     assert_near(got, x.double() @ weight.double().T)
     assert num_threads == kernels.library.num_threads
 
@@ -319,7 +350,7 @@ def test_w8a8_products_are_exact_up_to_their_scales(
     bias = random(outputs, seed=seed, dtype=dtype) if has_bias else None
     x, x_scales = kernels.quantize(random(rows, inputs, seed=seed, dtype=dtype))
 
-    packed = kernels.pack_int8(Int8Weight(weight, scales, bias))
+    packed = pack_int8(kernels, Int8Weight(weight, scales, bias))
     assert isinstance(packed, Int8PanelLinear)
     got = kernels.linear_int8(x, x_scales, packed, dtype)
 
@@ -331,7 +362,7 @@ def test_w8a8_products_are_exact_up_to_their_scales(
 def test_w8a8_products_of_the_largest_values_do_not_saturate(kernels: NativeKernels) -> None:
     weight, x = torch.full((40, 64), -128, dtype=torch.int8), torch.full((3, 64), 255).byte()
 
-    packed = kernels.pack_int8(Int8Weight(weight, torch.ones(40), None))
+    packed = pack_int8(kernels, Int8Weight(weight, torch.ones(40), None))
     assert isinstance(packed, Int8PanelLinear)
     got = kernels.linear_int8(x, torch.ones(3), packed, torch.float32)
 
@@ -364,7 +395,7 @@ def test_a_row_that_is_not_finite_is_not_hidden_by_quantising_it(
 
 def packed_ones(kernels: NativeKernels) -> Int8PanelLinear:
     weight = Int8Weight(torch.ones(5, 100, dtype=torch.int8), torch.ones(5), None)
-    packed = kernels.pack_int8(weight)
+    packed = pack_int8(kernels, weight)
     assert isinstance(packed, Int8PanelLinear)
     return packed
 
@@ -372,9 +403,9 @@ def packed_ones(kernels: NativeKernels) -> Int8PanelLinear:
 def test_other_dtypes_go_to_the_reference(kernels: NativeKernels) -> None:
     x, weight = random(3, 32, dtype=torch.float16), random(8, 32, seed=1, dtype=torch.float16)
 
-    packed = kernels.pack(weight, None)
+    packed = pack(kernels, weight)
 
-    assert packed.keeps_weight
+    assert isinstance(packed, PlainLinear)
     assert torch.equal(kernels.linear(x, packed), x @ weight.T)
     norm = torch.ones(32, dtype=torch.float16)
     assert torch.equal(kernels.rms_norm(x, norm, 1e-6), REFERENCE.rms_norm(x, norm, 1e-6))

@@ -15,10 +15,12 @@ import torch
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.host_memory import resident_memory
 from tandem_engine.device.huge_pages import (
     CHUNK_BYTES,
     HUGE_PAGE,
     HugePages,
+    can_collapse,
     zeros_in_huge_pages,
 )
 from tandem_engine.device.native import build
@@ -244,8 +246,9 @@ def test_there_is_one_openmp_in_the_process() -> None:
     code = (
         "import re, torch\n"
         "from tandem_engine.device.cpu import CpuRuntime\n"
+        "from tandem_engine.device.packing import pack\n"
         "kernels = CpuRuntime().kernels\n"
-        "kernels.linear(torch.ones(64, 512), kernels.pack(torch.ones(512, 512), None))\n"
+        "kernels.linear(torch.ones(64, 512), pack(kernels, torch.ones(512, 512)))\n"
         "torch.ones(1000, 1000) @ torch.ones(1000, 1000)\n"
         "maps = open('/proc/self/maps').read()\n"
         r"print(len(set(re.findall(r'/\S*lib(?:gomp|iomp5|omp)[-\w]*\.so\S*', maps))))"
@@ -272,6 +275,36 @@ def test_tensors_in_huge_pages_lie_side_by_side_and_apart() -> None:
         assert not tensor.any()
         tensor.fill_(number + 1)
     assert [float(tensor.float().mean()) for tensor in [*small, large[:1000]]] == [1, 2, 3]
+
+
+def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> None:
+    if not can_collapse():
+        pytest.skip("this kernel does not join pages (Linux 6.1 does)")
+    pages = HugePages()
+    kept, gone = pages.empty(CHUNK_BYTES, torch.uint8), pages.empty(CHUNK_BYTES, torch.uint8)
+    unwritten = pages.empty(CHUNK_BYTES, torch.uint8)
+    torch.arange(CHUNK_BYTES, out=kept.view(torch.uint8))
+    gone.fill_(1)
+    expected, before = kept.clone(), huge_kib()
+    del gone
+
+    pages.collapse()
+
+    assert huge_kib() - before > CHUNK_BYTES / 2**11  # half of it; the kernel need not find all
+    assert torch.equal(kept, expected)
+    assert not unwritten.any()
+
+
+def test_memory_that_is_let_go_is_not_kept_to_join_its_pages() -> None:
+    pages = HugePages()
+    large = pages.empty(2 * CHUNK_BYTES, torch.uint8)
+    large.fill_(1)
+    pages.empty(1, torch.uint8)
+    before = resident_memory()
+
+    del large
+
+    assert before - resident_memory() > CHUNK_BYTES
 
 
 def huge_kib() -> int:

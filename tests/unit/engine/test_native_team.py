@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tandem_engine.device.cores import ThreadPlan
 from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.packing import pack
 from tests.unit.engine.native import native_kernels, threads_of
 
 SIZE = 512
@@ -38,7 +39,7 @@ class Work:
     def __init__(self, kernels: NativeKernels) -> None:
         generator = torch.Generator().manual_seed(0)
         self._kernels = kernels
-        self._weight = kernels.pack(torch.randn(SIZE, SIZE, generator=generator), None)
+        self._weight = pack(kernels, torch.randn(SIZE, SIZE, generator=generator))
         self._norm = torch.rand(SIZE, generator=generator)
         self._x = torch.randn(257, SIZE, generator=generator)
 

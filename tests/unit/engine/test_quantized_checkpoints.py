@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError, ConfigError
-from tandem_engine.device.int8 import FloatProduct, Int8Linear
+from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.model.quantized import allocate_quantized
 from tandem_engine.quantization.int8 import StaticInput
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
@@ -284,7 +284,10 @@ def test_modelslim_says_the_kind_of_every_layer(folder: Path) -> None:
 def test_a_static_layer_is_computed_by_msmodelslims_formulas(*, bits: bool) -> None:
     """x_q = round(x / 0.5 + 10) = [12, 6]; y = (x_q @ W.T + [-20, 30]) * [0.25, 0.5]."""
     scheme = Scheme(Format.MODELSLIM, lambda _: LinearKind.STATIC)
-    layer = allocate_quantized(scheme, LinearKind.STATIC, ("l",), [2], 2, bias=True, device="cpu")
+    kernels = ReferenceKernels()
+    layer = allocate_quantized(
+        scheme, LinearKind.STATIC, ("l",), [2], 2, bias=True, device="cpu", kernels=kernels
+    )
     deq_scale = torch.tensor([0.25, 0.5])
     tensors = {
         "l.weight": torch.tensor([[1, 2], [3, -4]], dtype=torch.int8),
@@ -296,8 +299,7 @@ def test_a_static_layer_is_computed_by_msmodelslims_formulas(*, bits: bool) -> N
     for part in layer.parts():
         part.take(tensors.pop(part.name))
 
-    weight = layer.finished()
-    y = Int8Linear(weight, FloatProduct(weight))(torch.tensor([[1.0, -2.0]]))
+    y = kernels.linear(torch.tensor([[1.0, -2.0]]), layer.finished())
 
     assert not tensors
     assert y.tolist() == [[(12 + 12 - 20) * 0.25, (36 - 24 + 30) * 0.5]]

@@ -26,8 +26,8 @@ void run_linear_int8(const uint8_t* x, const float* x_scales, int64_t rows,
 }
 
 template <class T>
-void run_pack(const T* weight, int64_t outputs, int64_t inputs, T* panels) {
-  in_team(outputs * inputs, [&](Team& team) { pack(team, weight, outputs, inputs, panels); });
+void run_pack(const T* rows, int64_t first, int64_t count, int64_t inputs, T* panels) {
+  in_team(count * inputs, [&](Team& team) { pack(team, rows, first, count, inputs, panels); });
 }
 
 template <class T>
@@ -120,8 +120,9 @@ void run_forward(const Model<T, W>& model, const Step<T>& step) {
                                  const Int8Weight* weight, const T* residual, T* out) {           \
     run_linear_int8(x, x_scales, rows, *weight, residual, out);                                   \
   }                                                                                               \
-  void tandem_pack_##kind(const T* weight, int64_t outputs, int64_t inputs, T* panels) {          \
-    run_pack(weight, outputs, inputs, panels);                                                    \
+  void tandem_pack_##kind(const T* rows, int64_t first, int64_t count, int64_t inputs,            \
+                          T* panels) {                                                            \
+    run_pack(rows, first, count, inputs, panels);                                                 \
   }                                                                                               \
   void tandem_unpack_rows_##kind(const Weight<T>* weight, const int64_t* ids, int64_t count,      \
                                  T* out) {                                                        \
@@ -205,11 +206,11 @@ void tandem_set_threads(int64_t members, const int64_t* cpus, int64_t num_cpus, 
 
 int64_t tandem_num_threads() { return Hall::members(); }
 
-void tandem_pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int8_t* panels,
-                      int32_t* sums) {
-  in_team(outputs * inputs, [&](Team& team) {
-    pack(team, weight, outputs, inputs, panels);
-    sum_rows(team, weight, outputs, inputs, sums);
+void tandem_pack_int8(const int8_t* rows, int64_t first, int64_t count, int64_t inputs,
+                      int8_t* panels, int32_t* sums) {
+  in_team(count * inputs, [&](Team& team) {
+    pack(team, rows, first, count, inputs, panels);
+    sum_rows(team, rows, count, inputs, sums + first);
   });
 }
 

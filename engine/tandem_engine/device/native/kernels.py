@@ -14,11 +14,16 @@ from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.arguments import cache_args, of_cache, places_args, rows_args
 from tandem_engine.device.native.forward import NativeForward, is_native
 from tandem_engine.device.native.library import KINDS, Library
-from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
+from tandem_engine.device.native.linear import (
+    Int8PanelLinear,
+    Int8PanelPacking,
+    PanelLinear,
+    PanelPacking,
+)
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
+from tandem_engine.device.packing import Int8Packing, LinearPacking
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
-from tandem_engine.quantization.int8 import Int8Weight
 
 
 class NativeKernels:
@@ -26,28 +31,33 @@ class NativeKernels:
 
     Args:
         library: The compiled kernels.
+        pages: Where weights go; None: pages of their own.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, pages: HugePages | None = None) -> None:
         self.library = library
         self._reference = ReferenceKernels()
-        self._pages = HugePages()
+        self._pages = pages or HugePages()
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Cut the weight into panels, in huge pages."""
-        if weight.dtype not in KINDS or weight.shape[1] % 2:
-            return self._reference.pack(weight, bias)
-        return PanelLinear(self.library, self._pages, weight, bias)
+    def packing(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
+    ) -> LinearPacking:
+        """Weights are cut into panels, in huge pages."""
+        if dtype not in KINDS or inputs % 2:
+            return self._reference.packing(outputs, inputs, dtype, device)
+        return PanelPacking(self.library, self._pages, outputs, inputs, dtype)
 
-    def pack_int8(self, weight: Int8Weight) -> PackedLinear:
-        """Cut the weight into panels, in huge pages.
+    def packing_int8(
+        self, outputs: int, inputs: int, device: torch.device | str, *, is_static: bool
+    ) -> Int8Packing:
+        """Weights are cut into panels, in huge pages.
 
         Those that the kernels do not multiply, with inputs that have a scale and a zero point of
         their own or do not come in fours, go to the reference.
         """
-        if weight.static is not None or weight.values.shape[1] % 4:
-            return self._reference.pack_int8(weight)
-        return Int8PanelLinear(self.library, self._pages, weight.values, weight.scales, weight.bias)
+        if is_static or inputs % 4:
+            return self._reference.packing_int8(outputs, inputs, device, is_static=is_static)
+        return Int8PanelPacking(self.library, self._pages, outputs, inputs)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """[tokens, in] → [tokens, out]."""

@@ -43,7 +43,7 @@ _P, _I, _F = c_void_p, c_int64, c_float
 _PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
     "linear": ([_P, _I, _P, _P, _P], None),
     "linear_int8": ([_P, _P, _I, _P, _P, _P], None),
-    "pack": ([_P, _I, _I, _P], None),
+    "pack": ([_P, _I, _I, _I, _P], None),
     "unpack_rows": ([_P, _P, _I, _P], None),
     "rms_norm": ([_P, _I, _P, _I, _I, _F, _P], None),
     "add_rms_norm": ([_P, _P, _P, _I, _I, _F, _P, _P], None),
@@ -184,9 +184,8 @@ class Library:
 
     def __init__(self, variant: str, library: ctypes.CDLL) -> None:
         self.variant = variant
-        self.panel = int(library.tandem_panel())
-        """Outputs of a packed weight are rounded up to a multiple of this."""
-        self.pack_int8 = _declared(library, "tandem_pack_int8", [_P, _I, _I, _P, _P], None)
+        self._panel = int(library.tandem_panel())
+        self.pack_int8 = _declared(library, "tandem_pack_int8", [_P, _I, _I, _I, _P, _P], None)
         self.read = _declared(library, "tandem_read", [_P, _I], _F)
         """Sums floats: as fast as memory is read. For benchmarks."""
         self._num_threads = _declared(library, "tandem_num_threads", [], _I)
@@ -200,6 +199,10 @@ class Library:
     def __call__(self, name: str, dtype: torch.dtype) -> Any:
         """The kernel `name` for tensors of `dtype`, one of KINDS."""
         return self._functions[name, dtype]
+
+    def padded(self, outputs: int) -> int:
+        """Outputs that a packed weight has room for: in whole panels."""
+        return -(-outputs // self._panel) * self._panel
 
     @property
     def num_threads(self) -> int:

@@ -173,19 +173,21 @@ inline void multiply(Team& team, const X* x, int64_t rows,
   }
 }
 
-// Packs rows of a [outputs, inputs] matrix; outputs that are no multiple of the panel end in zeros.
+// Packs `count` rows of a [outputs, inputs] matrix, the first of which is output `first`. Lanes
+// without an output are not written: memory for panels comes as zeros.
 template <class T>
-inline void pack(Team& team, const T* weight, int64_t outputs, int64_t inputs, T* panels) {
-  for (const int64_t panel : team.share((outputs + kPanel - 1) / kPanel)) {
-    T* to = panels + panel * kPanel * inputs;
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
-      const int64_t output = panel * kPanel + lane;
-      const T* from = weight + output * inputs;
+inline void pack(Team& team, const T* rows, int64_t first, int64_t count, int64_t inputs,
+                 T* panels) {
+  const int64_t first_panel = first / kPanel, end = first + count;
+  for (const int64_t at : team.share((end + kPanel - 1) / kPanel - first_panel)) {
+    const int64_t panel = first_panel + at;
+    const int64_t last = std::min(end, (panel + 1) * kPanel);
+    for (int64_t output = std::max(first, panel * kPanel); output < last; ++output) {
+      const T* from = rows + (output - first) * inputs;
+      T* unit = panels + panel * kPanel * inputs + output % kPanel * kUnit<T>;
       for (int64_t input = 0; input < inputs; input += kUnit<T>) {
-        T* unit = to + (input * kPanel + lane * kUnit<T>);
-        for (int part = 0; part < kUnit<T>; ++part) {
-          unit[part] = output < outputs ? from[input + part] : T{};
-        }
+        for (int part = 0; part < kUnit<T>; ++part) unit[part] = from[input + part];
+        unit += kPanel * kUnit<T>;
       }
     }
   }

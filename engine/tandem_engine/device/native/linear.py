@@ -5,84 +5,122 @@ from torch import Tensor
 
 from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.library import Int8WeightArgs, Library, WeightArgs
+from tandem_engine.device.network import PackedLinear
+from tandem_engine.quantization.int8 import StaticInput
 
 
-class PanelLinear:
+class PanelLinear(PackedLinear):
     """x @ weight.T + bias for float32 or bfloat16.
 
     Args:
-        library: The kernels, whose variant decides on the layout.
-        pages: Where the panels go.
-        weight: [out, in], `in` even.
-        bias: [out].
+        panels: The packed weight.
+        outputs: How many it has.
+        inputs: How many it has.
+        bias: [out], of the panels' type.
     """
 
-    keeps_weight = False
-
-    def __init__(
-        self, library: Library, pages: HugePages, weight: Tensor, bias: Tensor | None
-    ) -> None:
-        self.outputs, self.inputs = weight.shape
-        self.dtype: torch.dtype = weight.dtype
+    def __init__(self, panels: Tensor, outputs: int, inputs: int, bias: Tensor | None) -> None:
+        self.outputs, self.inputs = outputs, inputs
+        self.dtype: torch.dtype = panels.dtype
         self.bias = bias
         """[out]; the library reads it where it is."""
-        padded = -(-self.outputs // library.panel) * library.panel
-        self.panels = pages.empty(padded * self.inputs, weight.dtype)
-        weight = weight.contiguous()
-        library("pack", weight.dtype)(
-            weight.data_ptr(), self.outputs, self.inputs, self.panels.data_ptr()
-        )
-        self.args = WeightArgs(
-            self.panels.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            self.inputs,
-            self.outputs,
-        )
+        self.panels = panels
+        self.args = WeightArgs(panels.data_ptr(), _address(bias), inputs, outputs)
         """As the library takes it."""
 
 
-class Int8PanelLinear:
-    """x @ weight.T + bias for weights of int8 and rows that are quantised as they come (W8A8).
+class PanelPacking:
+    """See `packing.LinearPacking`.
 
     Args:
         library: The kernels, whose variant decides on the layout.
         pages: Where the panels go.
-        weight: [out, in] int8, `in` a multiple of 4.
+        outputs: How many the layer has.
+        inputs: How many it has; even.
+        dtype: float32 or bfloat16.
+    """
+
+    def __init__(
+        self, library: Library, pages: HugePages, outputs: int, inputs: int, dtype: torch.dtype
+    ) -> None:
+        self._outputs, self._inputs = outputs, inputs
+        self._pack = library("pack", dtype)
+        self._panels = pages.empty(library.padded(outputs) * inputs, dtype)
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Cut them into the panels where they belong."""
+        rows = rows.to(self._panels.dtype).contiguous()
+        self._pack(rows.data_ptr(), first, len(rows), self._inputs, self._panels.data_ptr())
+
+    def finish(self, bias: Tensor | None) -> PanelLinear:
+        """What was put."""
+        return PanelLinear(self._panels, self._outputs, self._inputs, bias)
+
+
+class Int8PanelLinear(PackedLinear):
+    """x @ weight.T + bias for weights of int8 and rows that are quantised as they come (W8A8).
+
+    Args:
+        panels: The packed weight.
+        sums: [out] int32: of each row of the weight, for the zero point of the quantised rows.
+        inputs: How many there are.
         scales: [out] float32: the weight is weight * scales[:, None].
         bias: [out]; kept in float32.
     """
 
-    keeps_weight = False
-
     def __init__(
-        self,
-        library: Library,
-        pages: HugePages,
-        weight: Tensor,
-        scales: Tensor,
-        bias: Tensor | None,
+        self, panels: Tensor, sums: Tensor, inputs: int, scales: Tensor, bias: Tensor | None
     ) -> None:
-        self.outputs, self.inputs = weight.shape
+        self.outputs, self.inputs = len(sums), inputs
+        self.panels, self.sums = panels, sums
         self.scales = scales.float().contiguous()
         self.bias = None if bias is None else bias.float().contiguous()
-        self.sums = torch.empty(self.outputs, dtype=torch.int32)
-        """[out]: of each row of the weight, for the zero point of the quantised rows."""
-        padded = -(-self.outputs // library.panel) * library.panel
-        self.panels = pages.empty(padded * self.inputs, torch.int8)
-        weight = weight.contiguous()
-        library.pack_int8(
-            weight.data_ptr(),
-            self.outputs,
-            self.inputs,
-            self.panels.data_ptr(),
-            self.sums.data_ptr(),
-        )
         self.args = Int8WeightArgs(
-            self.panels.data_ptr(),
+            panels.data_ptr(),
             self.scales.data_ptr(),
-            self.sums.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            self.inputs,
+            sums.data_ptr(),
+            _address(self.bias),
+            inputs,
             self.outputs,
         )
         """As the library takes it."""
+
+
+class Int8PanelPacking:
+    """See `packing.Int8Packing`.
+
+    Args:
+        library: The kernels, whose variant decides on the layout.
+        pages: Where the panels go.
+        outputs: How many the layer has.
+        inputs: How many it has; a multiple of 4.
+    """
+
+    def __init__(self, library: Library, pages: HugePages, outputs: int, inputs: int) -> None:
+        self._inputs = inputs
+        self._pack = library.pack_int8
+        self._panels = pages.empty(library.padded(outputs) * inputs, torch.int8)
+        self._sums = torch.empty(outputs, dtype=torch.int32)
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Cut them into the panels where they belong, and add each of them up."""
+        rows = rows.contiguous()
+        self._pack(
+            rows.data_ptr(),
+            first,
+            len(rows),
+            self._inputs,
+            self._panels.data_ptr(),
+            self._sums.data_ptr(),
+        )
+
+    def finish(
+        self, scales: Tensor, bias: Tensor | None, static: StaticInput | None
+    ) -> Int8PanelLinear:
+        """What was put."""
+        assert static is None, "the reference packs these; this is a bug"  # noqa: S101
+        return Int8PanelLinear(self._panels, self._sums, self._inputs, scales, bias)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -49,11 +49,11 @@ struct Rescaled {
   }
 };
 
-inline void sum_rows(Team& team, const int8_t* weight, int64_t outputs, int64_t inputs,
+inline void sum_rows(Team& team, const int8_t* rows, int64_t count, int64_t inputs,
                      int32_t* sums) {
-  for (const int64_t output : team.share(outputs)) {
-    sums[output] = 0;
-    for (int64_t input = 0; input < inputs; ++input) sums[output] += weight[output * inputs + input];
+  for (const int64_t row : team.share(count)) {
+    sums[row] = 0;
+    for (int64_t input = 0; input < inputs; ++input) sums[row] += rows[row * inputs + input];
   }
 }
 

@@ -1,0 +1,71 @@
+"""Linear layers on their way from a checkpoint into the form that a device's kernels multiply with.
+
+Rows go there straight from the file, so that no weight is held twice and none is copied twice.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tandem_engine.device.network import PackedLinear
+from tandem_engine.quantization.int8 import Int8Weight, StaticInput
+
+
+class LinearPacking(Protocol):
+    """A linear layer whose rows are handed over in any order, each once."""
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Take the outputs `first` and up.
+
+        Args:
+            first: The first output.
+            rows: [n, in] of any float type, on the host; not kept.
+        """
+
+    def finish(self, bias: Tensor | None) -> PackedLinear:
+        """The layer, once all rows are there; `bias` is [out] of the layer's type, and is kept."""
+
+
+class Int8Packing(Protocol):
+    """The same for a layer in 8 bits."""
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Take the outputs `first` and up: [n, in] int8, on the host; not kept."""
+
+    def finish(
+        self, scales: Tensor, bias: Tensor | None, static: StaticInput | None
+    ) -> PackedLinear:
+        """The layer, once all rows are there; for the others see `Int8Weight`."""
+
+
+class Packs(Protocol):
+    """What kernels offer for it: the part of `runtime.Kernels` that loading a model needs."""
+
+    def packing(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
+    ) -> LinearPacking:
+        """A layer of so many outputs and inputs, which is to be computed in `dtype`."""
+
+    def packing_int8(
+        self, outputs: int, inputs: int, device: torch.device | str, *, is_static: bool
+    ) -> Int8Packing:
+        """A layer in 8 bits; `linear` quantises what comes in, by a given scale if static."""
+
+
+def pack(kernels: Packs, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """Pack a weight [out, in] that is there as a whole."""
+    outputs, inputs = weight.shape
+    packing = kernels.packing(outputs, inputs, weight.dtype, weight.device)
+    packing.put(0, weight)
+    return packing.finish(bias)
+
+
+def pack_int8(kernels: Packs, weight: Int8Weight) -> PackedLinear:
+    """Pack a layer in 8 bits that is there as a whole."""
+    outputs, inputs = weight.values.shape
+    packing = kernels.packing_int8(
+        outputs, inputs, weight.values.device, is_static=weight.static is not None
+    )
+    packing.put(0, weight.values)
+    return packing.finish(weight.scales, weight.bias, weight.static)
