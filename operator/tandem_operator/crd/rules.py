@@ -14,6 +14,7 @@ from typing import Final
 from tandem_engine.api.config import ScheduleConfig
 from tandem_operator.crd.cel import Rule
 from tandem_operator.names import MAX_NAME_LENGTH
+from tandem_serve.api.pods import ENGINE_ENV
 
 NOT_FILLED: Final[Mapping[str, str]] = {
     "spec.engine.schedule.maxPrefillBatchSize": ", or maxBatchSize where that is less",
@@ -375,8 +376,10 @@ _PODS: Final = (
     ),
     Rule(
         at="spec.runtime.env[].name",
-        rule="!self.startsWith('RAY_') && !self.startsWith('TANDEM_')",
-        text="'%s' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken",
+        rule="!self.startsWith('RAY_') && "
+        f"(!self.startsWith('TANDEM_') || self in {list(ENGINE_ENV)})",
+        text="'%s' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken, but for "
+        + ", ".join(ENGINE_ENV),
         values=("self",),
     ),
     Rule(

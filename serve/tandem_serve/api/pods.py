@@ -11,6 +11,8 @@ _OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _ENV_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 # What the replica and Ray read; a manifest that set them would break its own service.
 _RESERVED_ENV: Final = ("RAY_", "TANDEM_")
+ENGINE_ENV: Final = ("TANDEM_KERNELS", "TANDEM_PIN", "TANDEM_THREADS")
+"""What the engine reads of it that a manifest has no field for; these may be set."""
 
 
 def _object_name(value: str) -> str:
@@ -43,10 +45,10 @@ class EnvVar(Model):
                 f"'{value}' is not the name of a variable; use letters, digits, '-', '.' and '_', "
                 "no digit first"
             )
-        if value.startswith(_RESERVED_ENV):
+        if value.startswith(_RESERVED_ENV) and value not in ENGINE_ENV:
             raise ValueError(
                 f"'{value}' is set by Tandem; names that begin with {' or '.join(_RESERVED_ENV)} "
-                "are taken"
+                f"are taken, but for {', '.join(ENGINE_ENV)}"
             )
         return value
 

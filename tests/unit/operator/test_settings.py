@@ -122,7 +122,7 @@ access:
         pytest.param(
             "replica: {image: i, env: [{name: RAY_X, value: '1'}]}",
             "replica.env.0.name: 'RAY_X' is set by Tandem; names that begin with RAY_ or TANDEM_ "
-            "are taken",
+            "are taken, but for TANDEM_KERNELS, TANDEM_PIN, TANDEM_THREADS",
             id="variable",
         ),
         pytest.param(

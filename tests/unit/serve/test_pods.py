@@ -97,7 +97,7 @@ def test_kubernetes_own_names_are_understood() -> None:
         (
             {"env": [{"name": "RAY_AUTH_TOKEN", "value": "x"}]},
             "spec.runtime.env.0.name: 'RAY_AUTH_TOKEN' is set by Tandem; names that begin with "
-            "RAY_ or TANDEM_ are taken",
+            "RAY_ or TANDEM_ are taken, but for TANDEM_KERNELS, TANDEM_PIN, TANDEM_THREADS",
         ),
         (
             {"nodeSelector": {"zone": 1}},

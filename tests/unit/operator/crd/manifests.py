@@ -101,7 +101,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         f"{RUNTIME}.image": "registry.example/tandem:1",
         f"{RUNTIME}.imagePullPolicy": "Always",
         f"{RUNTIME}.imagePullSecrets": ["one", "two"],
-        f"{RUNTIME}.env": [{"name": "A"}, {"name": "B", "value": "1"}],
+        f"{RUNTIME}.env": [{"name": "A"}, {"name": "TANDEM_PIN", "value": "on"}],
         f"{RUNTIME}.volumes": [
             {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
             {"name": "two", "hostPath": {"path": "/two"}},
@@ -318,7 +318,14 @@ BAD: Final = (
         "a variable of Ray's",
         {f"{RUNTIME}.env": [{"name": "RAY_ADDRESS", "value": "elsewhere"}]},
         f"{RUNTIME}.env[0].name",
-        "'RAY_ADDRESS' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken",
+        "'RAY_ADDRESS' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken, but for "
+        "TANDEM_KERNELS, TANDEM_PIN, TANDEM_THREADS",
+    ),
+    Bad(
+        "a variable of Tandem's",
+        {f"{RUNTIME}.env": [{"name": "TANDEM_PIN", "value": "on"}, {"name": "TANDEM_PINS"}]},
+        f"{RUNTIME}.env[1].name",
+        "'TANDEM_PINS' is set by Tandem",
     ),
     Bad(
         "a variable that no shell could name",
