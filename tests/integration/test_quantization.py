@@ -12,11 +12,13 @@ from typing import Any, Final
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tandem_engine.api.config import EngineConfig
 from tandem_engine.build import build_engine
+from tandem_engine.convert import quantize_checkpoint
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
@@ -133,6 +135,23 @@ def test_probabilities_stay_near_those_of_float(model_m: Path) -> None:
 
     assert 0 < mean_kl(single, in_8_bits) < MOST_KL
     assert 0 < mean_kl(half, in_8_bits) < MOST_KL
+
+
+def test_what_is_written_is_read_by_compressed_tensors_too(tmp_path: Path) -> None:
+    written = tmp_path / "w8a8"
+    quantize_checkpoint(TINY, written)
+    tokens = list(range(40))
+
+    model = AutoModelForCausalLM.from_pretrained(written, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0]
+    got = logits(decoder_of(written, dtype="float32"), tokens, len(tokens))
+
+    values = load_file(written / "model.safetensors")
+    for name in linear_names(model.config.num_hidden_layers):
+        in_float = values[f"{name}.weight"] * values[f"{name}.weight_scale"].float()
+        torch.testing.assert_close(model.get_submodule(name).weight, in_float)
+    assert mean_kl(expected, got) < MOST_KL
 
 
 def test_probabilities_stay_near_with_the_kv_cache_in_8_bits(model_m: Path) -> None:
