@@ -51,6 +51,7 @@ class Bench:
         self._runtime = open_device("cpu")
         self._runtime.set_num_threads(num_threads)
         self._decoder: Decoder = load_decoder(folder, runtime=self._runtime)
+        self._runtime.begin_steps()
         self._num_blocks = num_blocks
         self._kv_cache = allocate_kv_cache(
             self._decoder.config,

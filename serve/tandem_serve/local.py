@@ -206,8 +206,9 @@ def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
     return {
         **users,
         **RAY_PROFILE,
-        # Here all of it runs beside the engine, and what it looks after is one machine: the
-        # controller at its usual ten times a second takes as much of a core as 16 streams do.
+        # Here all of it runs beside the engine, and looks after one machine: the controller at its
+        # usual ten times a second takes more of a core than 16 streams do, and nobody reads Ray's
+        # own metrics every second.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_metrics_report_interval_ms": "10000",
         **ports.environment(),

@@ -80,7 +80,7 @@ class CpuRuntime:
     def __init__(self, *, memory_bytes: int | None = None, kernels: str | None = None) -> None:
         self.device = torch.device("cpu")
         self._library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
-        self._pages = HugePages()
+        self._pages = HugePages(later=True)
         self.kernels: Kernels = (
             NativeKernels(self._library, self._pages) if self._library else ReferenceKernels()
         )

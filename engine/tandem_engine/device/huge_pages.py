@@ -2,8 +2,7 @@
 
 A huge page at the first touch makes whoever touches it wait until the kernel has put 2 MB of free
 memory together: 5 ms where it is in small pieces, which for weights of 1 GB was most of the time to
-load them. So weights are written into small pages, and `HugePages.collapse` joins these later,
-beside the work.
+load them. So an engine writes its weights into small pages, and joins these later, beside the work.
 """
 
 import ctypes
@@ -12,6 +11,7 @@ import math
 import mmap
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -25,6 +25,8 @@ ALIGNMENT: Final = 64
 """A cache line, and the widest vector."""
 _MADV_COLLAPSE: Final = 25
 """Linux 6.1; Python has no name for it."""
+_NOT_NOW: Final = (0, errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
+"""Answers of a kernel that can do it, if not at once."""
 
 
 class HugePages:
@@ -32,9 +34,13 @@ class HugePages:
 
     Reading 2 MB pages is up to a tenth faster than reading 4 KB pages, because the processor looks
     up fewer addresses and fetches ahead further.
+
+    Args:
+        later: Begin with small pages, where the kernel can join them; `collapse` does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, later: bool = False) -> None:
+        self._later = later
         self._chunk: Tensor | None = None
         self._taken = 0
         self._small: list[_Mapped] = []
@@ -56,12 +62,11 @@ class HugePages:
         A huge page takes milliseconds; all but a moment of them others read and write what is in
         it. One that the kernel cannot make now is left to its own daemon.
         """
-        small, self._small = self._small, []
-        for mapped in small:
-            mapped.collapse()
+        while self._small:
+            self._small.pop(0).collapse()
 
     def _map(self, size: int) -> Tensor:
-        if not can_collapse():
+        if not (self._later and can_collapse()):
             return _bytes_of(_map(size, in_huge_pages=True), size)
         mapping = _map(size, in_huge_pages=False)
         chunk = _bytes_of(mapping, size)
@@ -78,7 +83,7 @@ class _Mapped(NamedTuple):
     size: int
 
     def collapse(self) -> None:
-        held = self.mapping()
+        held = self.mapping()  # so that it is not given back meanwhile
         if held is None:
             return
         for at in range(self.address, self.address + self.size, HUGE_PAGE):
@@ -100,14 +105,18 @@ def can_collapse() -> bool:
     mapping = _map(HUGE_PAGE, in_huge_pages=False)
     page = _bytes_of(mapping, HUGE_PAGE)
     page[0] = 1  # there is nothing to join where nothing is written
-    return _advise(page.data_ptr(), HUGE_PAGE, _MADV_COLLAPSE) != errno.EINVAL
+    return _advise(page.data_ptr(), HUGE_PAGE, _MADV_COLLAPSE) in _NOT_NOW
 
 
 def _advise(address: int, size: int, advice: int) -> int:
     """The error's number, or 0. Unlike with Python's own, other threads go on meanwhile."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice))
+    failed = _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice))
     return ctypes.get_errno() if failed else 0
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _map(size: int, *, in_huge_pages: bool) -> mmap.mmap:
@@ -116,7 +125,8 @@ def _map(size: int, *, in_huge_pages: bool) -> mmap.mmap:
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapping = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE, flags=private)
     if in_huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without huge pages; it is advice
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
 
 

@@ -104,7 +104,10 @@ class FloatProduct:
 
 
 class WholeInt8Packing:
-    """See `packing.Int8Packing`: oneDNN wants the weight as a whole."""
+    """See `packing.Int8Packing`: oneDNN wants the weight as a whole.
+
+    It is let go when the layer is finished: oneDNN has a copy of its own.
+    """
 
     def __init__(self, outputs: int, inputs: int, device: torch.device | str) -> None:
         self._values = torch.empty(outputs, inputs, dtype=torch.int8, device=device)
@@ -116,7 +119,8 @@ class WholeInt8Packing:
     def finish(self, scales: Tensor, bias: Tensor | None, static: StaticInput | None) -> Int8Linear:
         """Put the weight into the form that this machine multiplies fastest."""
         weight = Int8Weight(self._values, scales, bias, static)
-        is_fast = self._values.device.type == "cpu" and has_vnni()
+        self._values = torch.empty(0, dtype=torch.int8)
+        is_fast = weight.values.device.type == "cpu" and has_vnni()
         return Int8Linear(weight, OneDnnProduct(weight) if is_fast else FloatProduct(weight))
 
 

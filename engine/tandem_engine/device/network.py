@@ -14,6 +14,8 @@ class PackedLinear:
     A base of each such form; what is in it is known only to the kernels whose form it is.
     """
 
+    __slots__ = ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLayer:

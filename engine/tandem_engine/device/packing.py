@@ -54,7 +54,7 @@ class Packs(Protocol):
 
 
 def pack(kernels: Packs, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """Pack a weight [out, in] that is there as a whole."""
+    """Pack a weight [out, in] that is there as a whole, on the host: in tests and benchmarks."""
     outputs, inputs = weight.shape
     packing = kernels.packing(outputs, inputs, weight.dtype, weight.device)
     packing.put(0, weight)
@@ -62,7 +62,7 @@ def pack(kernels: Packs, weight: Tensor, bias: Tensor | None = None) -> PackedLi
 
 
 def pack_int8(kernels: Packs, weight: Int8Weight) -> PackedLinear:
-    """Pack a layer in 8 bits that is there as a whole."""
+    """The same for a layer in 8 bits."""
     outputs, inputs = weight.values.shape
     packing = kernels.packing_int8(
         outputs, inputs, weight.values.device, is_static=weight.static is not None

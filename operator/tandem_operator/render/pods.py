@@ -128,7 +128,7 @@ def resources(settings: OperatorSettings, wanted: ContainerResources) -> dict[st
 def environment(
     service: InferenceService, settings: OperatorSettings, profile_env: Iterable[EnvVar]
 ) -> list[dict[str, str]]:
-    """The variables of a container; the manifest's win, and can name none of Ray's or Tandem's."""
+    """The variables of a container; the manifest's win, and can name none that break it."""
     chosen = [*settings.replica.env, *profile_env, *service.spec.runtime.env]
     haproxy = settings.replica.haproxy
     merged = {

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tandem_engine.device.host_memory import resident_memory
 from tandem_engine.device.int8 import FloatProduct, Int8Linear, OneDnnProduct, Product, has_vnni
 from tandem_engine.device.native.library import runnable_variants
 from tandem_engine.device.packing import pack_int8
@@ -150,6 +151,20 @@ def test_native_kernels_compute_layers_in_8_bits_as_the_reference(
         expected = reference.linear(x, pack_int8(reference, layer)).float()
         # Halves, which are frequent in bfloat16, may be rounded to another integer.
         assert float((got - expected).norm() / expected.norm()) < 0.003
+
+
+def test_a_weight_is_held_once_when_its_layer_is_finished() -> None:
+    outputs, inputs = 8192, 4096
+    packing = ReferenceKernels().packing_int8(outputs, inputs, "cpu", is_static=False)
+    rows = torch.ones(64, inputs, dtype=torch.int8)
+    before = resident_memory()
+    for first in range(0, outputs, len(rows)):
+        packing.put(first, rows)
+
+    layer = packing.finish(torch.ones(outputs), None, None)
+
+    assert resident_memory() - before < 1.5 * outputs * inputs
+    assert layer(torch.ones(1, inputs)).shape == (1, outputs)
 
 
 def test_a_token_of_no_numbers_gives_no_numbers_and_harms_no_other() -> None:

@@ -98,17 +98,31 @@ def test_rows_of_a_packed_weight_are_an_embedding(
     assert torch.equal(kernels.embedding(ids, pack(kernels, table)), table[ids])
 
 
+@pytest.mark.usefixtures("num_threads")
 @SHARED
-@given(outputs=st.integers(1, 150), cuts=st.lists(st.integers(0, 150)), seed=seeds, dtype=dtypes)
+@given(
+    outputs=st.integers(1, 150),
+    inputs=st.sampled_from([8, 2048]),  # few enough for one thread, and enough for several
+    cuts=st.lists(st.integers(0, 150)),
+    seed=seeds,
+    dtype=dtypes,
+)
+@example(outputs=150, inputs=2048, cuts=[5], seed=0, dtype=torch.bfloat16)
 def test_rows_come_in_any_pieces_and_order(
-    kernels: NativeKernels, *, outputs: int, cuts: list[int], seed: int, dtype: torch.dtype
+    kernels: NativeKernels,
+    *,
+    outputs: int,
+    inputs: int,
+    cuts: list[int],
+    seed: int,
+    dtype: torch.dtype,
 ) -> None:
-    weight = random(outputs, 8, seed=seed)
+    weight = random(outputs, inputs, seed=seed)
     bounds = sorted({0, outputs, *(cut for cut in cuts if cut < outputs)})
     pieces = list(pairwise(bounds))
     Random(seed).shuffle(pieces)
-    packing = kernels.packing(outputs, 8, dtype, "cpu")
-    packing_int8 = kernels.packing_int8(outputs, 8, "cpu", is_static=False)
+    packing = kernels.packing(outputs, inputs, dtype, "cpu")
+    packing_int8 = kernels.packing_int8(outputs, inputs, "cpu", is_static=False)
     as_bytes = weight.mul(40).clamp(-128, 127).to(torch.int8)
 
     for low, high in pieces:
