@@ -1,6 +1,6 @@
 """From the bytes of a request to a checked model of it."""
 
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
 from pydantic_core import from_json
@@ -14,6 +14,10 @@ from tandem_serve.http.state import state_of
 from tandem_serve.http.validation import validate, value_kind
 
 T = TypeVar("T", bound=RequestModel)
+
+_MOST_DISCARDED: Final = 64 << 20
+"""Bytes above the limit that are read all the same, and thrown away: a connection that closes while
+the client still sends takes the answer with it."""
 
 
 async def read_request(request: Request, model: type[T]) -> T:
@@ -29,18 +33,28 @@ async def read_request(request: Request, model: type[T]) -> T:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    announced = request.headers.get("content-length", "")
-    if _is_more(announced, max_bytes):
+    if _is_refused_at_once(request, max_bytes):
         raise errors.body_too_large(max_bytes)
-    body = bytearray()
+    body, num_bytes = bytearray(), 0
     try:
         async for piece in request.stream():
-            body += piece
-            if len(body) > max_bytes:  # An announcement may be missing.
-                raise errors.body_too_large(max_bytes)
+            num_bytes += len(piece)
+            if num_bytes <= max_bytes:
+                body += piece
+            elif num_bytes > max_bytes + _MOST_DISCARDED:
+                break
     except ClientDisconnect as gone:
         raise errors.ClientGone from gone
+    if num_bytes > max_bytes:
+        raise errors.body_too_large(max_bytes)
     return bytes(body)
+
+
+def _is_refused_at_once(request: Request, max_bytes: int) -> bool:
+    """Whether nothing of the body is read: there is far too much, or the client waits for word."""
+    announced = request.headers.get("content-length", "")
+    most = max_bytes if "expect" in request.headers else max_bytes + _MOST_DISCARDED
+    return _is_more(announced, most)
 
 
 def _parse(body: bytes, model: type[T]) -> T:

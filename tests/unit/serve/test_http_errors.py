@@ -1,3 +1,4 @@
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -55,7 +56,7 @@ async def test_half_a_surrogate_is_refused_before_it_can_spoil_an_answer() -> No
     assert the_error(response)["code"] == "invalid_json"
 
 
-async def test_an_announced_body_that_is_too_large_is_not_read() -> None:
+async def test_a_body_that_is_too_large_is_refused() -> None:
     async with client_of(fake_app(FakeFront(), max_request_bytes=64)) as client:
         response = await client.post(CHAT, content=b" " * 65)
 
@@ -64,6 +65,32 @@ async def test_an_announced_body_that_is_too_large_is_not_read() -> None:
     assert the_error(response)["message"] == (
         "The body has more than the 64 bytes that this server takes; send less."
     )
+
+
+@pytest.mark.parametrize(
+    ("headers", "num_read"),
+    [
+        pytest.param({}, 5, id="whose answer would be lost with the connection"),
+        pytest.param({"content-length": "160"}, 5, id="announced"),
+        pytest.param({"content-length": str(10**12)}, 0, id="announced, and endless"),
+        pytest.param({"content-length": "160", "expect": "100-continue"}, 0, id="not sent yet"),
+    ],
+)
+async def test_a_body_that_is_too_large_is_read_to_its_end_if_that_is_near(
+    headers: dict[str, str], num_read: int
+) -> None:
+    read: list[bytes] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            read.append(b" " * 32)
+            yield read[-1]
+
+    async with client_of(fake_app(FakeFront(), max_request_bytes=64)) as client:
+        response = await client.post(CHAT, content=body(), headers=headers)
+
+    assert response.status_code == 413
+    assert len(read) == num_read
 
 
 @pytest.mark.parametrize("announced", ["64", "9" * 5000, "many"])
