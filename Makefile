@@ -4,13 +4,15 @@ VENV    ?= .venv
 PYTHON  ?= python3
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
+# Several processes, since most of the time is spent waiting for pods (tests/lanes.py).
+PYTEST   = $(BIN)/pytest --numprocesses=4 --dist=loadgroup --no-loadscope-reorder
 LOCAL   := examples/tandem-tiny/local.yaml
 NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/native/*.[hc]*) \
            engine/tandem_engine/device/native/build.py
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help up serve down test test-quick check format crds bench
+.PHONY: help up serve down test test-all test-quick check format crds bench
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -37,10 +39,14 @@ down: $(READY)  ## End what `make up` and `make serve` started
 	@$(BIN)/python -m tools.cluster down
 
 test: check  ## Run every check and every test, as CI does; says what it skips, and why
-	$(BIN)/pytest
+	$(PYTEST) -m 'not exhaustive'
+	@echo 'Whole ranges (marked exhaustive) were sampled; make test-all runs them.'
 
-test-quick: check  ## The same without the tests that start a Kubernetes of their own
-	$(BIN)/pytest -m 'not cluster'
+test-all: check  ## The same with whole ranges where `make test` takes samples
+	$(PYTEST)
+
+test-quick: check  ## `make test` without the tests that start a Kubernetes of their own
+	$(PYTEST) -m 'not cluster and not exhaustive'
 
 check: $(READY)  ## Lint, type-check, and hold the layers apart
 	$(BIN)/ruff check .

@@ -1,30 +1,66 @@
-"""A real Kubernetes for tests: the fixture `cluster`, one for each module.
+"""A real Kubernetes for tests: the fixture `cluster`, shared by the tests of one folder.
 
-It starts in some seconds, and what one module leaves in it is in nobody's way. A conftest takes it
-by `from tests.cluster_fixture import cluster`.
+A plugin; the conftest at the top registers it. When a test that has the cluster fails, what the
+cluster holds then is part of the report.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Final
 
 import pytest
 
 from tests.tiny import TINY
-from tools.cluster import Cluster, unavailable
+from tools.cluster import Cluster, ClusterError, unavailable
 
 MODEL_ON_THE_NODE = "/models/tandem-tiny"
 
+_KINDS: Final = ("isvc", "rayservices", "rayclusters", "pods")
+_EVENTS: Final = 40
+_WORDS: Final = "--request-timeout=10s"
+
+
+class SharedCluster:
+    """The cluster of the folder whose tests run now; a process of the run has one at a time."""
+
+    def __init__(self) -> None:
+        self._folder = ""
+        self._cluster: Cluster | None = None
+
+    def of(self, folder: str) -> Cluster:
+        """Return the cluster of this folder, started unless it runs."""
+        if self._cluster is None or folder != self._folder or not Cluster.find(self._cluster.name):
+            self.stop()
+            self._cluster, self._folder = start_cluster("test"), folder
+        return self._cluster
+
+    def stop(self) -> None:
+        """End it."""
+        if self._cluster is not None:
+            self._cluster.stop()
+        self._cluster = None
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[SharedCluster]:
+    """The one cluster of this process."""
+    shared = SharedCluster()
+    yield shared
+    shared.stop()
+
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A cluster of this module's own, side by side with any other; skips where none can run."""
+def cluster(request: pytest.FixtureRequest, shared_cluster: SharedCluster) -> Cluster:
+    """The cluster of this module's folder; skips where none can run."""
     skip_without_cluster()
-    # With an owner it ends even when pytest is killed.
-    found = Cluster.start(
-        f"test-{os.getpid()}", mounts={TINY: MODEL_ON_THE_NODE}, owner=os.getpid()
+    return shared_cluster.of(str(request.path.parent))
+
+
+def start_cluster(prefix: str) -> Cluster:
+    """A cluster of this process's own, which ends with it even when it is killed."""
+    return Cluster.start(
+        f"{prefix}-{os.getpid()}", mounts={TINY: MODEL_ON_THE_NODE}, owner=os.getpid()
     )
-    yield found
-    found.stop()
 
 
 def skip_without_cluster() -> None:
@@ -32,3 +68,33 @@ def skip_without_cluster() -> None:
     sentence = unavailable()
     if sentence:
         pytest.skip(sentence)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what the cluster holds to the report of a test that fails: a wait says what it saw."""
+    report = yield
+    found = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(found, Cluster):
+        report.sections.append((f"the cluster after {call.when}", describe(found)))
+    return report
+
+
+def describe(cluster: Cluster) -> str:
+    """What a cluster holds, as kubectl prints it, the operator's last lines included."""
+    told = [_kubectl(cluster, "get", kind, "-A", "-o", "wide") for kind in _KINDS]
+    told.append(_kubectl(cluster, "get", "isvc", "-A", "-o", "yaml"))
+    events = _kubectl(cluster, "get", "events", "-A", "--sort-by=.lastTimestamp").splitlines()
+    told.append("\n".join(events[-_EVENTS:]))
+    selector = "--selector=app.kubernetes.io/name=tandem-operator"
+    told.append(_kubectl(cluster, "logs", "-n", "tandem-system", selector, "--tail=40"))
+    return "\n\n".join(told)
+
+
+def _kubectl(cluster: Cluster, *arguments: str) -> str:
+    try:
+        return cluster.kubectl(*arguments, _WORDS).strip()
+    except ClusterError as error:
+        return str(error)

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+pytest_plugins = ("tests.figures", "tests.lanes", "tests.cluster_fixture")
+
 SPECIAL_TOKENS = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 NUM_BYTES = 256
 VOCAB_SIZE = 272  # 256 bytes and 5 special tokens, up to the next multiple of 16

@@ -56,6 +56,8 @@ def development_values(
         "extraVolumes": volumes,
         "extraVolumeMounts": mounts,
         "settings": {
+            # The models, too, are mounted from this machine.
+            "allowHostPath": True,
             "replica": {
                 "image": IMAGE,
                 "imagePullPolicy": "Never",

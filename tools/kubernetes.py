@@ -82,8 +82,8 @@ class Kubernetes:
         found: dict[str, Any] | None = json.loads(text) if text.strip() else None
         return found
 
-    def list(self, kind: str, selector: str) -> list[dict[str, Any]]:
-        """The objects of the current namespace that a label selector selects."""
+    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """The objects of the current namespace that a label selector selects; all without one."""
         text = self.kubectl("get", kind, f"--selector={selector}", "--output=json")
         items: list[dict[str, Any]] = json.loads(text)["items"]
         return items

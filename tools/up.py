@@ -120,7 +120,8 @@ def _chosen_values() -> dict[str, Any] | None:
         values: dict[str, Any] = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise CommandFailed(f"TANDEM_VALUES {file} cannot be read: {error.strerror}") from None
-    return values
+    # The example's checkpoint is a folder of the node.
+    return {**values, "settings": {"allowHostPath": True, **(values.get("settings") or {})}}
 
 
 def install_tandem(kubernetes: Kubernetes, values: Mapping[str, Any], progress: Shows) -> None:

@@ -1,7 +1,7 @@
 """A service as a user runs it: `tandem serve` in a process of its own, on ports of its own."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +37,17 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             command.wait()
         finally:
             command.kill()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what the commands of a test said to its report when it fails."""
+    report = yield
+    fixtures = list(getattr(item, "funcargs", {}).values())
+    found = {one for one in fixtures if isinstance(one, Tandem)}
+    found |= {one.tandem for one in fixtures if isinstance(one, Service)}
+    if report.failed:
+        report.sections += [(f"tandem said, by {call.when}", one.outputs()) for one in found]
+    return report

@@ -22,6 +22,7 @@ from tests.tiny import TINY
 # Long, for machines that have other things to do; nothing waits longer than it must.
 TIMEOUT_S = 300.0
 POLL_S = 0.1
+LAST_WORDS = 4000
 
 
 def wait_for(
@@ -78,6 +79,11 @@ class Tandem:
             return command.wait(), command.output()
         finally:
             command.kill()
+
+    def outputs(self) -> str:
+        """The last lines of all commands so far."""
+        files = sorted(self.home.glob("output-*"))
+        return "\n".join(file.read_text(errors="replace")[-LAST_WORDS:] for file in files)
 
     def record(self, name: str) -> dict[str, Any] | None:
         """What the command remembers of a running service."""

@@ -87,6 +87,9 @@ def kubelet(addresses: Slice, authority: Path) -> dict[str, Any]:
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "clusterDNS": [str(addresses.node)],
         "clusterDomain": "cluster.local",
+        # How soon a changed Secret or ConfigMap is in the files of a running pod; a minute if
+        # nothing is said.
+        "syncFrequency": "5s",
         # Pods that say `dnsPolicy: Default` get the machine's, which is CoreDNS as well.
         "resolvConf": "/etc/resolv.conf",
         # The disk is the host's: how full it is says nothing about this cluster, and there is

@@ -27,6 +27,8 @@ WANTED: Final = (
     "iproute2",
     "iptables",
     "mount",
+    # For tests of GCS fault tolerance: a pod of theirs runs it from the node.
+    "redis-server",
     "runc",
     "wget",
 )

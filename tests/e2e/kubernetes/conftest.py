@@ -7,23 +7,19 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.cluster_fixture import cluster
-from tests.e2e.kubernetes.harness import Checkpoint, OperatorProcess, Times
+from tests.e2e.kubernetes.harness import Checkpoint, OperatorProcess
+from tests.figures import Times
 from tests.tiny import TINY
 from tools.cluster import Cluster, kuberay
 from tools.cluster.progress import SILENT
 from tools.kubernetes import Kubernetes
 from tools.up import cluster_values, install_tandem
 
-__all__ = ["cluster"]
-
-TIMES = pytest.StashKey[Times]()
-
 
 @pytest.fixture(scope="session")
 def times(request: pytest.FixtureRequest) -> Times:
     """Takes times; they are printed when the run ends."""
-    return request.config.stash.setdefault(TIMES, Times())
+    return Times.of(request.config, "times on Kubernetes")
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +50,3 @@ def operator(cluster: Cluster, tandem: Kubernetes) -> Iterator[OperatorProcess]:
     process.wait_until_available()
     yield process
     process.wait_until_available()
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Print the times that were taken."""
-    times = config.stash.get(TIMES, None)
-    if times is None:
-        return
-    terminalreporter.section("times on Kubernetes")
-    for what, seconds in times.rows:
-        terminalreporter.write_line(f"{seconds:8.1f} s  {what}")

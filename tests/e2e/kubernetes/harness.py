@@ -1,10 +1,9 @@
 """A Kubernetes with Tandem in it, as `kubectl` and a client on this machine see it."""
 
+import base64
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,6 @@ KINDS = (
 )  # fmt: skip
 # Prints the start of each command line, the whole pod's where its containers share processes.
 PROCESSES = "for one in /proc/[0-9]*/cmdline; do head -c 90 $one | tr '\\0' ' '; echo; done"
-
-
-@dataclass
-class Times:
-    """How long each thing took, printed at the end of the run."""
-
-    rows: list[tuple[str, float]] = field(default_factory=list)
-
-    @contextmanager
-    def measure(self, what: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.rows.append((what, time.monotonic() - started))
 
 
 @dataclass(frozen=True)
@@ -106,6 +92,12 @@ class DeployedService:
     def pod_uids(self, component: str = "worker") -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.pods(component)}
 
+    def ray_token(self) -> str:
+        """The token that Ray's own interfaces ask for."""
+        found = self.kubernetes.get("secret", f"{self.name}-ray-token")
+        assert found is not None
+        return base64.b64decode(found["data"]["auth_token"]).decode()
+
     def delete(self) -> None:
         self.kubernetes.kubectl("delete", "inferenceservice", self.name, "--ignore-not-found")
 
@@ -169,10 +161,19 @@ class OperatorProcess:
     kubernetes: Kubernetes
 
     def kill(self) -> None:
-        """SIGKILL: it ends between any two of its writes."""
-        self.cluster.run(["pkill", "-9", "-f", "bin/tandem-operator"])
+        """SIGKILL: it ends between any two of its writes, and has ended when this returns."""
+        lost = self.pids()
+        assert lost, "the operator does not run, so it cannot be killed"
+        signalled = self.cluster.run(["kill", "-KILL", *lost])
+        assert signalled.returncode == 0, signalled.stderr
+        wait_for(lambda: not lost & self.pids(), "the operator's process has ended")
+
+    def pids(self) -> set[str]:
+        """Processes of the operator, by the node's numbers."""
+        return set(self.cluster.run(["pgrep", "-f", "bin/tandem-operator"]).stdout.split())
 
     def wait_until_available(self) -> None:
+        wait_for(lambda: bool(self.pids()), "the operator runs")
         self.kubernetes.kubectl(
             "wait", f"--namespace={OPERATOR_NAMESPACE}", "--for=condition=Available",
             "deployment/tandem-operator", "--timeout=120s",

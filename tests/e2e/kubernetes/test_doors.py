@@ -1,7 +1,5 @@
 """Who may come in, and who stands before a closed door: each one is tried."""
 
-import base64
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +7,7 @@ import httpx
 import pytest
 
 from tests.e2e.harness import wait_for
+from tests.e2e.kubernetes.faults import DASHBOARD_PORT, ask_on_the_node, head_address
 from tests.e2e.kubernetes.harness import NAMESPACE, DeployedService
 from tests.tiny import held_out
 from tools.cluster import Cluster
@@ -17,19 +16,7 @@ from tools.kubernetes import Kubernetes
 KEYS = "door-keys"
 STRANGERS = "strangers"
 TALK = {"model": "tandem-tiny", "messages": held_out(1)[0].messages, "max_tokens": 4}
-DASHBOARD, GCS, METRICS, ENDPOINT, REPLICA, STATISTICS = 8265, 6379, 8080, 8000, 30000, 8404
-# Prints the status of an answer; POSTs when there is a body.
-ASK = """
-import sys, urllib.error, urllib.request
-url, token, body = sys.argv[1:]
-request = urllib.request.Request(url, data=body.encode() or None)
-if token:
-    request.add_header("Authorization", f"Bearer {token}")
-try:
-    print(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).status)
-except urllib.error.HTTPError as error:
-    print(error.code)
-"""
+GCS, METRICS, ENDPOINT, REPLICA, STATISTICS = 6379, 8080, 8000, 30000, 8404
 # Connects, or says why not; a dropped packet is a time-out.
 CONNECT = """
 import socket, sys
@@ -157,19 +144,14 @@ def test_a_new_key_opens_and_the_old_one_closes_without_a_restart(
 
 def test_rays_dashboard_asks_for_the_token(service: DeployedService, cluster: Cluster) -> None:
     # The node itself is let in by every policy, so that what is left is the token.
-    applications = f"http://{head_address(service)}:{DASHBOARD}/api/serve/applications/"
-    assert status_on_the_node(cluster, applications) == 401
-    assert status_on_the_node(cluster, applications, token="wrong") in {401, 403}  # noqa: S106
-    assert status_on_the_node(cluster, applications, token=token(service)) == 200
+    applications = f"http://{head_address(service)}:{DASHBOARD_PORT}/api/serve/applications/"
+    assert ask_on_the_node(cluster, applications).status == 401
+    wrong = ask_on_the_node(cluster, applications, token="wrong")  # noqa: S106
+    assert wrong.status in {401, 403}
+    assert ask_on_the_node(cluster, applications, token=service.ray_token()).status == 200
     # Jobs are how a stranger would run code.
-    jobs = f"http://{head_address(service)}:{DASHBOARD}/api/jobs/"
-    assert status_on_the_node(cluster, jobs, body='{"entrypoint": "true"}') == 401
-
-
-def status_on_the_node(cluster: Cluster, url: str, *, token: str = "", body: str = "") -> int:
-    """The status of the answer that a program on the node gets."""
-    done = cluster.run([sys.executable, "-c", ASK, url, token, body])
-    return int(done.stdout)
+    jobs = f"http://{head_address(service)}:{DASHBOARD_PORT}/api/jobs/"
+    assert ask_on_the_node(cluster, jobs, body='{"entrypoint": "true"}').status == 401
 
 
 def test_a_stranger_reaches_the_endpoint_and_nothing_else(
@@ -178,7 +160,7 @@ def test_a_stranger_reaches_the_endpoint_and_nothing_else(
     head, worker = head_address(service), worker_address(service)
     assert stranger.tries(worker, ENDPOINT) == "open"
     for address, port in (
-        (head, DASHBOARD), (head, GCS), (head, METRICS), (head, ENDPOINT),
+        (head, DASHBOARD_PORT), (head, GCS), (head, METRICS), (head, ENDPOINT),
         (worker, METRICS), (worker, REPLICA), (worker, STATISTICS),
     ):  # fmt: skip
         assert stranger.tries(address, port) == "closed", f"{address}:{port}"
@@ -190,20 +172,9 @@ def test_prometheus_reaches_the_metrics_and_not_the_dashboard(
     head, worker = head_address(service), worker_address(service)
     assert prometheus.tries(worker, METRICS) == "open"
     assert prometheus.tries(head, METRICS) == "open"
-    assert prometheus.tries(head, DASHBOARD) == "closed"
-
-
-def head_address(service: DeployedService) -> str:
-    address: str = service.pods("head")[0]["status"]["podIP"]
-    return address
+    assert prometheus.tries(head, DASHBOARD_PORT) == "closed"
 
 
 def worker_address(service: DeployedService) -> str:
     address: str = service.pods()[0]["status"]["podIP"]
     return address
-
-
-def token(service: DeployedService) -> str:
-    found = service.kubernetes.get("secret", f"{service.name}-ray-token")
-    assert found is not None
-    return base64.b64decode(found["data"]["auth_token"]).decode()

@@ -7,9 +7,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.harness import wait_for
-from tests.e2e.kubernetes.harness import Checkpoint, DeployedService, Times
+from tests.e2e.kubernetes.harness import Checkpoint, DeployedService
 from tests.e2e.kubernetes.test_life import in_thread
 from tests.e2e.load import ask, more_answers, openai_client, steady_load
+from tests.figures import Times
 from tests.tiny import accuracy, held_out
 from tools.kubernetes import Kubernetes
 

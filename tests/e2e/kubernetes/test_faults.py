@@ -10,8 +10,10 @@ import yaml
 from openai import OpenAIError
 
 from tests.e2e.harness import wait_for
-from tests.e2e.kubernetes.harness import DeployedService, OperatorProcess, Times
+from tests.e2e.kubernetes.faults import is_whole, kill_pods, names, stop_processes
+from tests.e2e.kubernetes.harness import DeployedService, OperatorProcess
 from tests.e2e.load import ask, openai_client
+from tests.figures import Times
 from tests.tiny import held_out
 from tools.cluster import Cluster
 from tools.kubernetes import CommandFailed, Kubernetes
@@ -74,34 +76,36 @@ def test_the_operator_is_killed_while_it_creates_changes_and_deletes(
         service.wait_gone()
 
 
-def test_a_worker_pod_is_killed(service: DeployedService, times: Times) -> None:
-    lost = service.pod_uids()
-    service.kubernetes.kubectl(
-        "delete", "pod", "--force", "--grace-period=0", *names(service.pods())
-    )
-    with times.measure("worker pod killed → serves again"):
-        wait_for(lambda: not lost & service.pod_uids() and serves(service), "it serves again")
+def test_a_worker_pod_is_killed(service: DeployedService, cluster: Cluster, times: Times) -> None:
+    with times.measure("worker pod killed → a new one is ready, and Ray says that it runs"):
+        lost = kill_pods(service, cluster, "worker")
+        wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
+    assert serves(service)
 
 
-def test_the_ray_head_is_killed(service: DeployedService, times: Times) -> None:
-    head, workers = service.pod_uids("head"), service.pod_uids()
-    service.kubernetes.kubectl(
-        "delete", "pod", "--force", "--grace-period=0", *names(service.pods("head"))
-    )
+def test_the_ray_head_is_killed(service: DeployedService, cluster: Cluster, times: Times) -> None:
+    with times.measure("Ray head killed → a new one is ready, and says that the service runs"):
+        lost = kill_pods(service, cluster, "head")
+        # Workers that were connected end with it; one that still waited for a head may stay.
+        wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
+    assert serves(service)
 
-    def is_whole() -> bool:
-        # What Ray knew is gone with its head, so the workers are new, too.
-        lost = head & service.pod_uids("head") or workers & service.pod_uids()
-        return not lost and len(service.pods("head")) == 1 and serves(service)
 
-    with times.measure("Ray head killed → new head, new worker, serves"):
-        wait_for(is_whole, "it is whole again")
+def test_worker_and_head_are_killed_together(
+    service: DeployedService, cluster: Cluster, times: Times
+) -> None:
+    with times.measure("worker killed, and then the head while a new worker starts → whole"):
+        lost = kill_pods(service, cluster, "worker") | kill_pods(service, cluster, "head")
+        wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
+    assert serves(service)
 
 
 def test_the_api_server_is_away(service: DeployedService, cluster: Cluster, times: Times) -> None:
     url = service.url
     cluster.pause("kube-apiserver")
     try:
+        with pytest.raises(CommandFailed):
+            service.kubernetes.kubectl("get", "--raw", "/readyz", "--request-timeout=1s")
         away_until = time.monotonic() + AWAY_S
         served = 0
         while time.monotonic() < away_until:
@@ -125,16 +129,21 @@ def test_the_rayservice_is_edited_by_hand(service: DeployedService, times: Times
     assert serves(service)
 
 
-def test_the_rayservice_is_deleted_by_hand(service: DeployedService, times: Times) -> None:
+def test_the_rayservice_is_deleted_by_hand(
+    service: DeployedService, cluster: Cluster, times: Times
+) -> None:
     before = ray_service(service)["metadata"]["uid"]
-    service.kubernetes.kubectl("delete", "rayservice", service.name, "--wait=false")
+    lost = service.pod_uids() | service.pod_uids("head")
 
     def is_another() -> bool:
         found = service.kubernetes.get("rayservice", service.name)
-        return found is not None and found["metadata"]["uid"] != before and serves(service)
+        return found is not None and found["metadata"]["uid"] != before
 
-    with times.measure("RayService deleted by hand → serves again"):
-        wait_for(is_another, "another RayService serves")
+    with times.measure("RayService deleted by hand → another one serves, with pods of its own"):
+        service.kubernetes.kubectl("delete", "rayservice", service.name, "--wait=false")
+        wait_for(is_another, "another RayService is there")
+        wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
+    assert serves(service)
 
 
 def test_a_service_is_deleted_whose_ray_hangs(
@@ -142,7 +151,7 @@ def test_a_service_is_deleted_whose_ray_hangs(
 ) -> None:
     """Its head answers nobody, and its worker waits for the head in KubeRay's init container."""
     lost = service.pod_uids()
-    cluster.run(["pkill", "-STOP", "gcs_server"])
+    stop_processes(cluster, "gcs_server")
     service.kubernetes.kubectl(
         "delete", "pod", "--force", "--grace-period=0", *names(service.pods())
     )
@@ -160,10 +169,6 @@ def begins(pod: dict[str, Any]) -> bool:
     """Whether a pod's init container runs."""
     (init,) = pod["status"].get("initContainerStatuses", [{}])
     return "running" in init.get("state", {})
-
-
-def names(pods: list[dict[str, Any]]) -> list[str]:
-    return [pod["metadata"]["name"] for pod in pods]
 
 
 def ray_service(service: DeployedService) -> dict[str, Any]:

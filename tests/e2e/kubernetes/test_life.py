@@ -7,8 +7,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.e2e.harness import wait_for
-from tests.e2e.kubernetes.harness import GONE_S, Checkpoint, DeployedService, Times
+from tests.e2e.kubernetes.harness import GONE_S, Checkpoint, DeployedService
 from tests.e2e.load import ask_all, more_answers, openai_client, steady_load
+from tests.figures import Times
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
 from tools.kubernetes import Kubernetes
 
@@ -99,6 +100,18 @@ async def is_replaced(
                 )
             )
         await more_answers(answers, CONCURRENCY)
+
+    assert "NotReady" not in events_of(service), "the switch is no outage"
+
+
+def events_of(service: DeployedService) -> set[str]:
+    """Reasons of what the operator has told of it."""
+    return {
+        one["reason"]
+        for one in service.kubernetes.list("events")
+        if one["involvedObject"]["kind"] == "InferenceService"
+        and one["involvedObject"]["name"] == service.name
+    }
 
 
 async def goes_without_a_trace(service: DeployedService, times: Times) -> None:

@@ -46,6 +46,10 @@ def test_the_kubelet_judges_neither_the_hosts_disk_nor_its_cgroups() -> None:
     assert read["evictionHard"]["nodefs.available"] == "0%"
 
 
+def test_a_changed_secret_is_in_its_pod_within_seconds() -> None:
+    assert config.kubelet(THIRD, Path("/ca.crt"))["syncFrequency"] == "5s"
+
+
 def test_pods_get_addresses_of_the_slice_and_a_route_to_everything() -> None:
     plugin = config.cni(THIRD)["plugins"][0]
 

@@ -1,0 +1,123 @@
+"""Faults that have happened when the call returns, and what is whole again afterwards.
+
+A pod that was deleted by force is gone from the API server at once, while its processes still
+answer on the node; a test that looks too early sees the old ones and measures nothing.
+"""
+
+import json
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from tests.e2e.harness import wait_for
+from tests.e2e.kubernetes.harness import DeployedService
+from tools.cluster import Cluster
+
+DASHBOARD_PORT = 8265
+# Prints the status of an answer and then its body; POSTs when there is a body to send.
+ASK = """
+import sys, urllib.error, urllib.request
+url, token, body = sys.argv[1:]
+request = urllib.request.Request(url, data=body.encode() or None)
+if token:
+    request.add_header("Authorization", f"Bearer {token}")
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+try:
+    answer = opener.open(request, timeout=20)
+except urllib.error.HTTPError as error:
+    answer = error
+except OSError:
+    sys.exit(1)
+print(answer.status)
+print(answer.read().decode(errors="replace"))
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program on the node was answered."""
+
+    status: int
+    """0: nobody answered."""
+    text: str
+
+
+def ask_on_the_node(cluster: Cluster, url: str, *, token: str = "", body: str = "") -> Answer:
+    """Ask as a program on the node, which every NetworkPolicy lets in."""
+    done = cluster.run([sys.executable, "-c", ASK, url, token, body])
+    if done.returncode != 0:
+        return Answer(0, done.stderr)
+    status, _, text = done.stdout.partition("\n")
+    return Answer(int(status), text)
+
+
+def processes_of(cluster: Cluster, pod_uids: Collection[str]) -> list[str]:
+    """Processes of these pods on the node, by the files that name their cgroups."""
+    pattern = "|".join(f"pod{uid}" for uid in pod_uids)
+    script = f"grep -lE '{pattern}' /proc/[0-9]*/cgroup"
+    return cluster.run(["sh", "-c", script]).stdout.split()
+
+
+def kill_pods(service: DeployedService, cluster: Cluster, component: str) -> set[str]:
+    """Delete the pods of a component by force, wait until no process of theirs is left.
+
+    Returns:
+        Their uids.
+    """
+    lost = service.pod_uids(component)
+    assert processes_of(cluster, lost), f"no {component} runs, so none can be killed"
+    service.kubernetes.kubectl(
+        "delete", "pod", "--force", "--grace-period=0", *names(service.pods(component))
+    )
+    wait_for(lambda: not processes_of(cluster, lost), f"the processes of {component} have ended")
+    return lost
+
+
+def stop_processes(cluster: Cluster, name: str) -> None:
+    """SIGSTOP for all processes of this name on the node: they hang."""
+    done = cluster.run(["pkill", "-STOP", name])
+    assert done.returncode == 0, f"no process {name} was there to stop"
+
+
+def is_whole(service: DeployedService, cluster: Cluster, lost: Collection[str]) -> bool:
+    """Whether other pods have taken the place of the lost ones, all are ready, and Ray agrees.
+
+    Without Ray's word a worker that has not noticed yet that its head is gone would do.
+    """
+    pods = [*service.pods("head"), *service.pods()]
+    return (
+        not {pod["metadata"]["uid"] for pod in pods} & set(lost)
+        and len(service.pods("head")) == 1
+        and len(service.pods()) == service.found["status"]["replicas"]["wanted"]
+        and all(is_pod_ready(pod) for pod in pods)
+        and runs_in_ray(service, cluster)
+        and service.is_ready()
+    )
+
+
+def is_pod_ready(pod: dict[str, Any]) -> bool:
+    """Whether a pod stays and all of its containers are ready."""
+    conditions = pod["status"].get("conditions", [])
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def runs_in_ray(service: DeployedService, cluster: Cluster) -> bool:
+    """Whether the head, asked by the node, says that the application runs."""
+    url = f"http://{head_address(service)}:{DASHBOARD_PORT}/api/serve/applications/"
+    answer = ask_on_the_node(cluster, url, token=service.ray_token())
+    if answer.status != 200:
+        return False
+    application = json.loads(answer.text)["applications"].get(service.name, {})
+    return bool(application.get("status") == "RUNNING")
+
+
+def head_address(service: DeployedService) -> str:
+    """The address of the head's pod; empty while it has none."""
+    return str(service.pods("head")[0]["status"].get("podIP", ""))
+
+
+def names(pods: list[dict[str, Any]]) -> list[str]:
+    """The names of pods."""
+    return [pod["metadata"]["name"] for pod in pods]
