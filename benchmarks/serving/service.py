@@ -6,21 +6,69 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from benchmarks.serving.errors import BenchmarkError
+from tandem_serve.records import find_record
 
 _STOP_TIMEOUT_S: Final = 120.0
 
 
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """A service of this process's own."""
+
+    url: str
+    """With /v1."""
+    name: str
+    command: str
+    """The `tandem` that started it."""
+    manifest: str
+    """With every default filled in, under its own name."""
+
+    @property
+    def session(self) -> int:
+        """The session of all of its processes."""
+        record = find_record(self.name)
+        if record is None:
+            raise BenchmarkError(f"The service {self.name} has ended.")
+        return record.pid
+
+    def apply(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Apply its manifest, changed, and wait until that has taken effect.
+
+        Raises:
+            BenchmarkError: it is refused.
+        """
+        document = yaml.safe_load(self.manifest)
+        change(document)
+        done = subprocess.run(
+            [self.command, "apply", "-f", "-"],
+            input=yaml.safe_dump(document, sort_keys=False),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise BenchmarkError(f"tandem apply: {(done.stderr or done.stdout).strip()}")
+
+
 @contextmanager
 def running_service(manifest: Path, *, command: str | None = None) -> Iterator[str]:
-    """Serve `manifest` under a name and port of its own, and give its URL; it ends afterwards.
+    """Serve `manifest` as `started_service` does, and give its URL alone."""
+    with started_service(manifest, command=command) as service:
+        yield service.url
+
+
+@contextmanager
+def started_service(manifest: Path, *, command: str | None = None) -> Iterator[RunningService]:
+    """Serve `manifest` under a name and port of its own; it ends afterwards.
 
     Args:
         manifest: file of an InferenceService.
@@ -32,9 +80,10 @@ def running_service(manifest: Path, *, command: str | None = None) -> Iterator[s
     command = command or _tandem_command()
     port = _free_port()
     name = f"bench-{os.getpid()}"
-    _start(command, _renamed(command, manifest, name), name, port)
+    renamed = _renamed(command, manifest, name)
+    _start(command, renamed, name, port)
     try:
-        yield f"http://127.0.0.1:{port}/v1"
+        yield RunningService(f"http://127.0.0.1:{port}/v1", name, command, renamed)
     finally:
         _stop(command, name)
 
