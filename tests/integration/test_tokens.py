@@ -54,6 +54,18 @@ ARCHITECTURES = {
             }
         },
     ),
+    "Qwen2.5, YaRN beyond its positions": (
+        "Qwen2ForCausalLM",
+        {
+            "max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1000000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 256,
+            },
+        },
+    ),
 }
 
 
@@ -144,7 +156,7 @@ def test_random_weights_give_the_tokens_of_transformers(
     overrides: dict[str, object],
     budget: int | None,
 ) -> None:
-    checkpoint = make_checkpoint(architecture, max_position_embeddings=1024, **overrides)
+    checkpoint = make_checkpoint(architecture, **{"max_position_embeddings": 1024, **overrides})
     compare(checkpoint, budget, monkeypatch)
 
 

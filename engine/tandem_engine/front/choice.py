@@ -8,7 +8,8 @@ from tandem_engine.api.step import Advance, SampledToken
 from tandem_engine.front.stream import RequestStream
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.text.codec import CheckpointCodec
-from tandem_engine.text.detokenizer import StopStrings
+from tandem_engine.text.detokenizer import Detokenizer
+from tandem_engine.text.stop_strings import StopAutomaton, StopStrings
 
 
 class Choice:
@@ -18,8 +19,8 @@ class Choice:
         request: What it is a sequence of.
         index: Which choice of the request it is; its sequence has the same place.
         stream: Where its outputs go.
-        codec: The checkpoint's tokenizer.
-        arrived: Seconds; when the request came.
+        text: Decodes its tokens.
+        stops: Finds the request's stop strings in its text.
     """
 
     def __init__(
@@ -28,8 +29,8 @@ class Choice:
         *,
         index: int,
         stream: RequestStream,
-        codec: CheckpointCodec,
-        arrived: float,
+        text: Detokenizer,
+        stops: StopStrings,
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -37,9 +38,11 @@ class Choice:
         """The sequence that it shows."""
         self.index = index
         self.stream = stream
-        self.timeline = Timeline(arrived)
-        self._text = codec.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
-        self._stops = StopStrings(sampling.stop)
+        self.timeline = Timeline(request.arrived)
+        self._text = text
+        self._stops = stops
+        self._num_tokens = 0
+        self._min_tokens = sampling.min_tokens
         # Beams are compared by log-probabilities, which nobody may have asked for.
         self._shows_logprobs = sampling.logprobs is not None
         self._is_simple = not sampling.stop and not self._shows_logprobs
@@ -67,17 +70,44 @@ class Choice:
 
     def _push(self, token_id: int, reason: FinishReason | None) -> tuple[str, bool]:
         """Text that a token adds, and whether a stop string was met."""
+        self._num_tokens += 1
         # The token that ended it is not part of the text, only of the count.
         piece = "" if reason == "stop" else self._text.push(token_id)
-        text, met = self._stops.push(piece)
+        text, met = self._find(piece)
         return self._rest(text) if reason is not None and not met else (text, met)
 
     def _rest(self, text: str) -> tuple[str, bool]:
         """The text with all that was held back: the output ends here."""
-        more, met = self._stops.push(self._text.flush())
+        more, met = self._find(self._text.flush())
         return text + more + ("" if met else self._stops.flush()), met
+
+    def _find(self, piece: str) -> tuple[str, bool]:
+        """What may be shown after a piece of text, and whether a stop string was met."""
+        # As in vLLM: one that ends within the first min_tokens tokens is text like any other.
+        return self._stops.push(piece, may_end=self._num_tokens > self._min_tokens)
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> tuple[TokenLogprob, ...]:
         if not self._shows_logprobs:
             return ()
         return tuple(token.logprob for token in tokens if token.logprob is not None)
+
+
+def choices_of(
+    request: Request, *, count: int, stream: RequestStream, codec: CheckpointCodec
+) -> list[Choice]:
+    """The first `count` choices of a request, which share what they know of prompt and stops."""
+    sampling = request.sampling
+    context = codec.context(
+        request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
+    )
+    automaton = StopAutomaton(sampling.stop)
+    return [
+        Choice(
+            request,
+            index=index,
+            stream=stream,
+            text=context.detokenizer(),
+            stops=StopStrings(automaton),
+        )
+        for index in range(count)
+    ]

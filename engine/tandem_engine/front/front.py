@@ -13,10 +13,15 @@ from tandem_engine.api.errors import ConfigError, InvalidParameter, PromptTooLon
 from tandem_engine.api.front import EngineLimits, OutputStream
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import LOWEST_PRIORITY, Request, SamplingParams
-from tandem_engine.api.rewrites import rewrite
+from tandem_engine.api.rewrites import (
+    consequences,
+    rewrite,
+    with_batch_size,
+    with_longest_output,
+)
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
-from tandem_engine.front.choice import Choice
+from tandem_engine.front.choice import choices_of
 from tandem_engine.front.loop import EngineLoop
 from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.front.stream import BestOfStream, RequestStream
@@ -78,10 +83,7 @@ class ThreadedFront:
         num_shown = sampling.n if sampling.use_beam_search else sampling.num_sequences
         ids = request.sequences
         stream = RequestStream(num_shown, abort=lambda: self._loop.abort(ids))
-        choices = [
-            Choice(request, index=index, stream=stream, codec=self._codec, arrived=request.arrived)
-            for index in range(num_shown)
-        ]
+        choices = choices_of(request, count=num_shown, stream=stream, codec=self._codec)
         self._loop.begin(request, choices)
         if num_shown == sampling.n:
             return stream
@@ -95,8 +97,10 @@ class ThreadedFront:
                 f"cacheBlockSize {schedule.cache_block_size} needs a restart; "
                 f"this replica's blocks have {self._schedule.cache_block_size} tokens."
             )
+        schedule = in_force(schedule, self._limits, slo)
         self._warn_of_memory(schedule)
-        schedule = in_force(schedule, self._limits)
+        for one in consequences(schedule, slo, max_seq_len=self._limits.max_seq_len):
+            _LOG.info("%s", one.text)
         self._schedule = schedule
         self._loop.reconfigure(schedule, slo)
 
@@ -217,10 +221,15 @@ class ThreadedFront:
             )
 
 
-def in_force(schedule: ScheduleConfig, limits: EngineLimits) -> ScheduleConfig:
-    """The schedule as MindIE would rewrite it when it starts; each rewrite goes to the log."""
+def in_force(schedule: ScheduleConfig, limits: EngineLimits, slo: Slo) -> ScheduleConfig:
+    """The schedule as it counts: with what the replica chose, and MindIE's rewrites.
+
+    Each rewrite goes to the log.
+    """
+    if "max_batch_size" not in schedule.model_fields_set:
+        schedule = with_batch_size(schedule, limits.max_batch_size)
     rewritten, sentences = rewrite(
-        schedule,
+        with_longest_output(schedule, slo, max_seq_len=limits.max_seq_len),
         max_seq_len=limits.max_seq_len,
         max_input_token_len=limits.max_input_token_len,
     )

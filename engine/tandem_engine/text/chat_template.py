@@ -1,30 +1,56 @@
 """Renders a checkpoint's chat template, in a sandbox: it is code from whoever made the model.
 
-Follows what transformers offers to templates: `raise_exception`, `strftime_now`, `tojson`,
-`break` and `continue`.
+Offers templates what transformers does: `raise_exception`, `strftime_now`, `tojson`, `break` and
+`continue`, `{% generation %}`, and the variables `messages`, `tools`, `documents`,
+`add_generation_prompt` and the tokenizer's special tokens.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 
 from tandem_engine.api.errors import CheckpointError, InvalidParameter
+from tandem_engine.text.template_limits import (
+    BoundedEnvironment,
+    RenderLimits,
+    render_bounded,
+)
+
+_LONGEST_REASON: Final = 400
+_LIMITS: Final = RenderLimits()
+_OWN_VARIABLES: Final = frozenset({"messages", "add_generation_prompt"})
 
 
 class ChatTemplate:
-    """One compiled template with the special tokens that it may name."""
+    """One compiled template with the special tokens that it may name.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    Args:
+        source: The template.
+        special_tokens: `bos_token` and the like, as far as the tokenizer has them.
+        limits: What one conversation may take.
+
+    Raises:
+        CheckpointError: it cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        limits: RenderLimits = _LIMITS,
+    ) -> None:
         try:
             self._template = _environment().from_string(source)
-        except TemplateError as error:
-            raise CheckpointError(f"The chat template cannot be read: {error}.") from error
+        except Exception as error:  # a template is code: whatever it makes of the compiler
+            raise CheckpointError(f"The chat template cannot be read: {_words(error)}.") from error
         self._special_tokens = dict(special_tokens)
+        self._limits = limits
 
     def render(
         self,
@@ -35,23 +61,51 @@ class ChatTemplate:
     ) -> str:
         """The conversation as one prompt text.
 
+        Args:
+            messages: The conversation.
+            add_generation_prompt: Whether to open the assistant's turn.
+            extra: More variables of the template, by which others are replaced.
+
         Raises:
-            InvalidParameter: the template refuses the messages; its words are kept.
+            InvalidParameter: the template refuses the messages (its words are kept), fails over
+                them, or takes more than is allowed.
         """
-        variables = {**self._special_tokens, **(extra or {})}
-        try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
-            )
-        except (TemplateError, TypeError, KeyError) as error:
+        taken = sorted(_OWN_VARIABLES.intersection(extra or ()))
+        if taken:
             raise InvalidParameter(
-                f"The model's chat template refuses the messages: {error}.", parameter="messages"
+                f"chat_template_kwargs has the key {taken[0]}, which is a field of its own; "
+                "leave it out there.",
+                parameter="chat_template_kwargs",
+            )
+        variables = {"tools": None, "documents": None, **self._special_tokens, **(extra or {})}
+        variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        try:
+            return render_bounded(self._template, variables, self._limits)
+        except Exception as error:  # a template is code: it may raise anything
+            raise InvalidParameter(
+                f"The model's chat template refuses the messages: {_words(error)}.",
+                parameter="messages",
             ) from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+class _Generation(Extension):
+    """`{% generation %}`: what a model is trained to say. Here it is text like any other."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A block of its own, as in transformers: what is set within does not reach out of it.
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+    def _said(self, caller: Any) -> Any:
+        return caller()
+
+
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -64,9 +118,29 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
-    return datetime.now().astimezone().strftime(layout)
+    # Without a time zone, as in transformers: %Z is empty.
+    return datetime.now().astimezone().replace(tzinfo=None).strftime(layout)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # jinja2's own filter escapes <, > and & for HTML; a prompt must keep them.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _words(error: Exception) -> str:
+    """What an error says, in one line and without its last full stop."""
+    said = " ".join(str(error).split()).removesuffix(".")
+    words = said if isinstance(error, TemplateError) and said else f"{type(error).__name__} {said}"
+    return words.strip() if len(words) <= _LONGEST_REASON else words[:_LONGEST_REASON] + "…"

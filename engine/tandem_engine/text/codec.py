@@ -4,13 +4,19 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
 from tandem_engine.api.errors import CheckpointError, InvalidParameter
 from tandem_engine.text.chat_template import ChatTemplate
-from tandem_engine.text.detokenizer import Detokenizer
+from tandem_engine.text.detokenizer import PromptContext
+from tandem_engine.text.vocabulary import Vocabulary, decoder_kind
+
+SETTINGS_FILE: Final = "tokenizer_config.json"
+_SPECIAL_TOKENS: Final = tuple(
+    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 
 
 class CheckpointCodec:
@@ -26,8 +32,8 @@ class CheckpointCodec:
         self.end_token_id = end_token_id
         self._tokenizer = tokenizer
         self._template = template
-        self._byte_of = _byte_of_symbol()
-        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        kind = decoder_kind(tokenizer)
+        self._vocabulary = None if kind is None else Vocabulary(tokenizer, kind)
 
     @property
     def vocab_size(self) -> int:
@@ -52,14 +58,15 @@ class CheckpointCodec:
 
     def token_text(self, token_id: int) -> str:
         """One token as text, special tokens included; not valid UTF-8 becomes U+FFFD."""
-        return self.decode([token_id], skip_special_tokens=False)
+        if self._vocabulary is None:
+            return self.decode([token_id], skip_special_tokens=False)
+        return self._vocabulary.token_text(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One token as the bytes that it stands for."""
-        symbol = self._tokenizer.id_to_token(token_id) or ""
-        if token_id not in self._added and all(char in self._byte_of for char in symbol):
-            return bytes(self._byte_of[char] for char in symbol)
-        return self.token_text(token_id).encode()
+        """One token as the bytes that it stands for within a text."""
+        if self._vocabulary is None:
+            return self.token_text(token_id).encode()
+        return self._vocabulary.token_bytes(token_id)
 
     def encode_chat(
         self,
@@ -83,9 +90,11 @@ class CheckpointCodec:
         )
         return self.encode(text, add_special_tokens=False)
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """A decoder for one growing output."""
-        return Detokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
+    def context(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> PromptContext:
+        """What decodes the outputs that go on from a prompt."""
+        return PromptContext(
+            self._tokenizer, self._vocabulary, prompt, skip_special_tokens=skip_special_tokens
+        )
 
 
 def load_codec(folder: Path) -> CheckpointCodec:
@@ -104,8 +113,8 @@ def load_codec(folder: Path) -> CheckpointCodec:
     # Settings for training batches, which would cut or fill prompts without a word.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    settings = _read_settings(folder / "tokenizer_config.json")
-    end_token = _special_tokens(settings)["eos_token"]
+    settings = _read_settings(folder / SETTINGS_FILE)
+    end_token = _special_tokens(settings).get("eos_token")
     return CheckpointCodec(
         tokenizer,
         _read_template(folder, settings),
@@ -117,8 +126,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        settings = json.loads(path.read_text())
-    except ValueError as error:
+        settings = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}.") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds no JSON object.")
@@ -126,29 +135,33 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
-    own_file = folder / "chat_template.jinja"
-    source = own_file.read_text() if own_file.is_file() else settings.get("chat_template")
+    path = folder / "chat_template.jinja"
+    source = _read_text(path) if path.is_file() else settings.get("chat_template")
     if isinstance(source, list):  # several named templates, as in some older checkpoints
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
+        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        source = named[0].get("template") if named else None
     if not source:
         return None
+    if not isinstance(source, str):
+        raise CheckpointError(
+            f"{folder / SETTINGS_FILE}: chat_template is no text and no list of named ones."
+        )
     return ChatTemplate(source, _special_tokens(settings))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error}.") from error
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     """`bos_token` and the like; each stands as a text or as an object with its content."""
     tokens = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+    for name in _SPECIAL_TOKENS:
         value = settings.get(name)
         content = value.get("content") if isinstance(value, dict) else value
-        tokens[name] = content or ""
+        if isinstance(content, str):  # to a template, one that is not there is undefined
+            tokens[name] = content
     return tokens
-
-
-def _byte_of_symbol() -> dict[str, int]:
-    """The printable symbols by which byte-level BPE (GPT-2) writes the 256 bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    shifted = {chr(256 + index): byte for index, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | shifted

@@ -1,4 +1,4 @@
-"""Incremental decoding and stop strings."""
+"""Incremental decoding of byte-level BPE, and the sandbox of chat templates."""
 
 import pytest
 from hypothesis import given
@@ -7,12 +7,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandem_engine.api.errors import InvalidParameter
 from tandem_engine.text.chat_template import ChatTemplate
-from tandem_engine.text.codec import CheckpointCodec, _byte_of_symbol
-from tandem_engine.text.detokenizer import Detokenizer, StopStrings
+from tandem_engine.text.codec import CheckpointCodec
+from tandem_engine.text.detokenizer import Detokenizer
+from tandem_engine.text.vocabulary import byte_of_symbol
 
 
 def byte_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab=_byte_of_symbol(), merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=byte_of_symbol(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -22,9 +23,13 @@ TOKENIZER = byte_tokenizer()
 CODEC = CheckpointCodec(TOKENIZER, ChatTemplate("{{ messages[0].content }}", {}))
 
 
+def detokenizer_of() -> Detokenizer:
+    return CODEC.context((), skip_special_tokens=True).detokenizer()
+
+
 @given(st.text())
 def test_pieces_add_up_to_the_text_and_are_whole_characters(text: str) -> None:
-    detokenizer = Detokenizer(TOKENIZER, skip_special_tokens=True)
+    detokenizer = detokenizer_of()
     pieces = [detokenizer.push(byte) for byte in text.encode()]
 
     assert "".join(pieces) + detokenizer.flush() == text
@@ -33,51 +38,10 @@ def test_pieces_add_up_to_the_text_and_are_whole_characters(text: str) -> None:
 
 @given(st.lists(st.integers(0, 255), max_size=40))
 def test_bytes_that_are_no_text_come_out_as_a_plain_decode_has_them(ids: list[int]) -> None:
-    detokenizer = Detokenizer(TOKENIZER, skip_special_tokens=True)
+    detokenizer = detokenizer_of()
     text = "".join(detokenizer.push(token) for token in ids) + detokenizer.flush()
 
     assert text == TOKENIZER.decode(ids)
-
-
-texts = st.text("ab", max_size=30)
-stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
-
-
-@given(st.lists(st.text("ab", max_size=3), max_size=15), stop_lists)
-def test_nothing_of_a_stop_string_is_shown(pieces: list[str], stops: list[str]) -> None:
-    finder = StopStrings(stops)
-    shown, met = "", False
-    for piece in pieces:
-        text, met = finder.push(piece)
-        shown += text
-        if met:
-            break
-    whole = "".join(pieces)
-    ends = [whole.find(stop) for stop in stops if stop in whole]
-
-    assert met == bool(ends)
-    if not met:
-        assert shown + finder.flush() == whole
-        assert not any(stop in shown for stop in stops)
-    else:
-        assert whole.startswith(shown)
-        assert not any(stop in shown for stop in stops)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stops", "shown"),
-    [
-        (["Hel", "lo ST", "OP you"], ["STOP"], ["Hel", "lo ", ""]),
-        (["no", " S", "ound"], ["STOP"], ["no", " ", "Sound"]),
-        (["a\n", "\nb"], ["\n\n"], ["a", ""]),
-    ],
-)
-def test_what_may_become_a_stop_string_is_held_back(
-    pieces: list[str], stops: list[str], shown: list[str]
-) -> None:
-    finder = StopStrings(stops)
-
-    assert [finder.push(piece)[0] for piece in pieces] == shown
 
 
 def test_a_token_is_known_by_its_bytes() -> None:
