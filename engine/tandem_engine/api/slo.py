@@ -48,6 +48,11 @@ class Slo(Model):
     """From token to token, as a mean over each request."""
 
     @property
+    def is_given(self) -> bool:
+        """Whether any latency is promised."""
+        return self.ttft is not None or self.tpot is not None
+
+    @property
     def ttft_s(self) -> float | None:
         """The promised TTFT in seconds; None: there is none."""
         return None if self.ttft is None else self.ttft.target_s

@@ -11,6 +11,7 @@ from tandem_engine.scheduler.budget import Pace, budget_for
 from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.order import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
+from tandem_engine.scheduler.order.bounded import bounded
 from tandem_engine.scheduler.order.laxity import LeastLaxity
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records import StepRecord
@@ -115,11 +116,12 @@ class Policies:
         schedule = self.schedule
         policy = schedule.split_fuse.policy_type
         if schedule.is_split_fuse and policy:
-            return SPLIT_FUSE_ORDERS[policy], SPLIT_FUSE_ORDERS[policy]
-        victims = PHASE_ORDERS[schedule.decode_policy_type]
+            return SPLIT_FUSE_ORDERS[policy], bounded(SPLIT_FUSE_ORDERS[policy])
+        victims = bounded(PHASE_ORDERS[schedule.decode_policy_type])
         if schedule.is_split_fuse and self.slo.ttft and not schedule.prefill_policy_type:
             ttft_s = self.slo.ttft_s or inf
-            return LeastLaxity(lambda: self.model.coefficients.token, ttft_s), victims
+            allowance = self.pace.allowance
+            return LeastLaxity(lambda: self.model.coefficients.token, ttft_s, allowance), victims
         return PHASE_ORDERS[schedule.prefill_policy_type], victims
 
 

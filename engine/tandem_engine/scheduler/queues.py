@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tandem_engine.scheduler.order import Order
+from tandem_engine.scheduler.order.order import arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 from tandem_engine.scheduler.waiting import Waiting
 
@@ -118,6 +119,16 @@ class Queues:
         """Keep a sequence that has left as one that is swapped out."""
         sequence.state = State.SWAPPED
         self.swapped[sequence.sequence_id] = sequence
+
+    def may_pass_swapped(self, sequence: Sequence, victims: Order) -> bool:
+        """Whether a waiting sequence comes before all that are swapped out.
+
+        Otherwise newcomers that need few blocks would take each that becomes free, and one that
+        needs many would never come back. Where the order of victims ages it is that of arrival:
+        by state or by levels, whoever is new comes first.
+        """
+        key = arrival if victims.ages else victims.key
+        return key(sequence) < min(map(key, self.swapped.values()))
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""

@@ -20,6 +20,8 @@ class Reason(StrEnum):
     """Another sequence is computing the same beginning; it will be shared."""
     PREEMPTION = "preemption"
     """Running sequences lost their blocks in this step; nobody new takes any."""
+    SWAPPED_OUT = "swapped out"
+    """Sequences that came before it have lost their blocks to the host: they come back first."""
     OTHER_STAGE = "other stage"
     """The step is a decode step, or a prefill step."""
     BATCH_FORMING = "batch forming"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, nextafter
 from typing import Final
 
@@ -11,6 +12,7 @@ from tandem_engine.scheduler.batch_size import BatchLimits
 from tandem_engine.scheduler.blocks import Blocks
 from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.order import Order
+from tandem_engine.scheduler.order.order import Key, arrival
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, State
@@ -66,6 +68,8 @@ class Round:
     """Those that lost their blocks to the host."""
     has_resumed: bool = False
     """Whether anybody came back from the host."""
+    may_swap: bool = True
+    """Whether who loses its blocks may go to the host."""
     held_up: Reason | None = None
     """Why nobody else of those that wait is in the step; None: nobody else waits."""
     first: Sequence | None = None
@@ -133,7 +137,9 @@ class Round:
     def in_progress(self, order: Order) -> list[Sequence]:
         """The sequences whose prompt is begun and not done."""
         begun = [one for one in self.queues.prefilling.values() if one.num_uncomputed]
-        return sorted(begun, key=order.key)
+        if len(begun) > 1:
+            begun.sort(key=partial(self._place, order) if order.ages else order.key)
+        return begun
 
     def prefill(self, sequence: Sequence, num_tokens: int) -> bool:
         """Take `num_tokens` of the prompt of a running sequence; tell whether it is in."""
@@ -242,6 +248,8 @@ class Round:
         running = [one for one in self.queues.running() if not one.was_claimed]
         if running:
             victim = max(running, key=self.victims.key)
+            # Swapped out it would be the first to come back, before the one that it makes room for.
+            self.may_swap = False
             for one in self._together(victim):
                 one.was_claimed = True
                 # It comes after the one that it makes room for, or it would take its place again.
@@ -382,9 +390,11 @@ class Round:
             raise RuntimeError("A step that is made ahead of time takes blocks; this is a bug.")
         together = self._together(victim)
         attained = max(one.num_attained for one in together)
+        times = max(one.num_preempted for one in together)
         for sequence in together:
             # No order may part the beams of a request.
             sequence.num_attained = attained
+            sequence.num_preempted = times + 1
             if sequence.state == State.RUNNING:
                 self._send_away(sequence)
 
@@ -396,7 +406,6 @@ class Round:
             self.num_tokens -= chunk
             self.prefill_tokens -= chunk
             self.prefill_rows -= sequence.rows
-        sequence.num_preempted += 1
         # What it gives back is there for the next step, even if nobody is in this one.
         self.look_again(self.now)
         # Beams are computed again, all of them, and then say anew what they may go on with.
@@ -413,7 +422,7 @@ class Round:
 
     def _swaps(self, sequence: Sequence) -> bool:
         # The runner copies out before it copies in, so nobody goes once somebody has come back.
-        if self.has_resumed or sequence.group.beams:
+        if self.has_resumed or not self.may_swap or sequence.group.beams:
             return False
         if len(self.swapped) >= self.schedule.max_preempt_count:
             return False
@@ -422,9 +431,17 @@ class Round:
     def _refusal(self, sequence: Sequence) -> Reason | None:
         if self.has_preempted:
             return Reason.PREEMPTION
+        if self.queues.swapped and not self.queues.may_pass_swapped(sequence, self.victims):
+            return Reason.SWAPPED_OUT
         if self._is_full(sequence) or self.num_rows >= self.limits.max_batch_size:
             return Reason.BATCH_SIZE
         return None if self._takes_prefill(sequence) else Reason.PREFILL_ROWS
+
+    def _place(self, order: Order, sequence: Sequence) -> Key:
+        """Where a prompt that is begun stands among the others."""
+        if self.queues.waiting.is_overdue(sequence, self.now):
+            return (0.0, *arrival(sequence))
+        return (1.0, *order.key(sequence))
 
     def _is_full(self, sequence: Sequence) -> bool:
         """Whether maxBatchSize leaves no place; a request that needs more runs alone."""

@@ -241,7 +241,7 @@ class Scheduler:
     def _apply(self, schedule: ScheduleConfig) -> None:
         self._blocks.switch_prefix_cache(on=schedule.enable_prefix_cache)
         self._blocks.no_evict = schedule.no_evict
-        self._booking.pace = self._policies.pace if self._policies.slo.tpot else None
+        self._booking.pace = self._policies.pace if self._policies.slo.is_given else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
     def _round(self, now: float, *, is_ahead: bool = False) -> Round:

@@ -183,6 +183,15 @@ class Waiting:
         age = arrival(sequence)
         return in_turn, in_turn if age == in_turn[0] else (age, number, sequence)
 
+    def is_overdue(self, sequence: Sequence, now: float) -> bool:
+        """Whether a sequence goes before others although the order puts it behind them.
+
+        Under a promise it is the order itself that bounds how long one may be passed.
+        """
+        if not self._order.ages or self._keeps_promises:
+            return False
+        return now - sequence.arrived > self.age_bound_s
+
     def _overdue(self, now: float) -> Sequence | None:
         """The oldest one, if its order could pass it over for ever and it has waited too long."""
         if not self._order.ages:

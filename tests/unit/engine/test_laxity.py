@@ -3,12 +3,14 @@
 from itertools import count
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyPromise, Slo
 from tandem_engine.scheduler.group import group_of
+from tandem_engine.scheduler.order.allowance import Allowance
 from tandem_engine.scheduler.order.laxity import PATIENCE, LeastLaxity
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tandem_engine.scheduler.waiting import Waiting
@@ -173,3 +175,56 @@ def test_in_overload_nobody_waits_for_ever() -> None:
 
     # Four times the promise are 8 steps; then it is one of the next seven that start.
     assert 8 <= number <= 8 + 7
+
+
+# ── what a percentile allows ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("percentile", [1, 50, 90, 99])
+def test_an_allowance_is_exceeded_when_more_are_lost_than_the_percentile_leaves(
+    percentile: int,
+) -> None:
+    fair, unfair = Allowance(percentile), Allowance(percentile)
+    for number in range(1, 1001):
+        for allowance, lost in ((fair, 100 - percentile), (unfair, 101 - percentile)):
+            # Evenly: the last of each few.
+            allowance.note(is_kept=number * lost // 100 == (number - 1) * lost // 100)
+
+    assert not fair.is_exceeded
+    assert unfair.is_exceeded
+
+
+def test_prompts_that_are_late_keep_their_place_while_so_many_may_be() -> None:
+    allowance = Allowance(90)
+    allowed = LeastLaxity(lambda: TOKEN_S, TTFT_S, allowance)
+    late = prompt(2000, arrived=10.0)
+    assert allowed.lost_at(late) == inf
+
+    allowance.note(is_kept=False)
+    assert allowed.lost_at(late) == 11.8
+
+
+@pytest.mark.parametrize(
+    ("percentile", "first"),
+    [
+        pytest.param(50, "late", id="half of them may be late: it keeps its place"),
+        pytest.param(90, "fresh", id="too many are late already: it stands back"),
+    ],
+)
+def test_the_percentile_of_a_ttft_alone_decides_whether_late_prompts_stand_back(
+    percentile: int, first: str
+) -> None:
+    slo = Slo(ttft=LatencyPromise(target="1s", percentile=percentile))
+    one_seat = mix(schedule={"max_batch_size": 1})
+    bench = Bench(one_seat, request("kept", 16, 1), slo=slo)
+    bench.run(1, 0.5)
+    bench.add(request("lost", 16, 1, arrived=bench.now))
+    bench.run(1, 2.0)
+
+    bench.add(request("running", 16, 2, arrived=bench.now))
+    bench.run(1, 0.5)
+    bench.add(request("late", 16, 1, arrived=bench.now))
+    bench.run(1, 2.0)
+    bench.add(request("fresh", 16, 1, arrived=bench.now))
+
+    assert bench.run(1) == [{first: 16}]

@@ -230,3 +230,43 @@ def test_a_promise_that_comes_later_begins_with_a_pace_of_its_own() -> None:
     bench.engine.reconfigure(mix(), Slo(tpot=LatencyPromise(target="20ms")))
 
     assert bench.scheduler.stats().tpot_pace == pytest.approx(0.963)
+
+
+# ── one promise alone ────────────────────────────────────────────────────────────────────────
+
+
+def alone(percentile: int, leniency: float) -> Pace:
+    found = Pace(Slo(tpot=LatencyPromise(target="50ms", percentile=percentile)))
+    found.leniency = leniency
+    return found
+
+
+@pytest.mark.parametrize("percentile", [50, 90, 99])
+@pytest.mark.parametrize(("more_lost", "goes"), [(0, 0), (1, -1), (-1, 1)])
+def test_a_tpot_alone_rests_where_as_many_are_lost_as_its_percentile_allows(
+    percentile: int, more_lost: int, goes: int
+) -> None:
+    seen = alone(percentile, 0.5)
+    lost = 100 - percentile + more_lost
+    # Evenly, so that the ends of the leniency are out of reach.
+    for number in range(100):
+        is_lost = (number + 1) * lost // 100 > number * lost // 100
+        seen.note_end(1.0 if is_lost else 0.01)
+
+    # A lost one takes 0.05, and a kept one adds 0.05 · (100 - percentile) / percentile.
+    moved = 0.05 * ((100 - lost) * (100 - percentile) / percentile - lost)
+    assert seen.leniency - 0.5 == pytest.approx(moved)
+    assert (moved > 1e-9) - (moved < -1e-9) == goes
+
+
+def test_a_stricter_tpot_is_held_to_a_faster_pace() -> None:
+    paces = []
+    for percentile in (50, 90, 99):
+        seen = alone(percentile, START)
+        for number in range(2000):
+            # Whoever is paced slower is late more often.
+            seen.note_end(1.0 if (number * 7919) % 1000 < 250 * seen.leniency else 0.01)
+        paces.append(seen.share)
+
+    assert paces == sorted(paces, reverse=True)
+    assert paces[0] > paces[2] + 0.01

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
+from tandem_engine.scheduler.order.allowance import Allowance
 from tandem_engine.scheduler.order.order import Key, arrival
 from tandem_engine.scheduler.sequence import Sequence
 
@@ -22,19 +23,29 @@ class LeastLaxity:
     by PATIENCE times its own predicted time. That bounds how long it can be passed.
 
     A sequence that has had its first token goes first: what it lacks was taken from it.
+
+    With an allowance, prompts that have lost theirs go last only while more are lost than may be;
+    before, they keep their place, and are late by less.
     """
 
     ages = True
 
-    def __init__(self, seconds_per_token: Callable[[], float], ttft_s: float = inf) -> None:
+    def __init__(
+        self,
+        seconds_per_token: Callable[[], float],
+        ttft_s: float = inf,
+        allowance: Allowance | None = None,
+    ) -> None:
         """Take prices as they are learnt.
 
         Args:
             seconds_per_token: Tells the price of a prompt token.
             ttft_s: The promised time to the first token, in seconds.
+            allowance: Counts the promises that are kept and lost; None: none may be lost.
         """
         self._seconds_per_token = seconds_per_token
         self._ttft_s = ttft_s
+        self._allowance = allowance
 
     def key(self, sequence: Sequence) -> Key:
         """Its arrival and its patience, then its arrival."""
@@ -44,7 +55,7 @@ class LeastLaxity:
 
     def lost_at(self, sequence: Sequence) -> float:
         """When it is too late to begin: its laxity is 0. In seconds on the clock of arrivals."""
-        if sequence.num_output:
+        if sequence.num_output or (self._allowance and not self._allowance.is_exceeded):
             return inf
         return sequence.arrived + self._ttft_s - self._length_s(sequence)
 

@@ -7,11 +7,10 @@ from tandem_engine.scheduler.sequence import Sequence
 class ByState:
     """Sequences that never lost their blocks go first; among waiting ones it is FCFS.
 
-    How often a sequence was preempted only grows, and no sequence is preempted without end: the
-    ones in front of it finish.
+    Arrivals that do not end would always go before one that was preempted, so it ages.
     """
 
-    ages = False
+    ages = True
 
     def key(self, sequence: Sequence) -> Key:
         """Whether it was preempted, then its arrival."""

@@ -23,7 +23,8 @@ class Chunked:
             stage(step)
             if not step.is_empty:
                 break
-        self._decodes_next = bool(step.prefills)
+        # A prompt of one token starts as a row that decodes.
+        self._decodes_next = bool(step.prefills or step.num_started_rows)
         if not step.prefills:
             step.hold_up(step.held_up or Reason.OTHER_STAGE)
 

@@ -21,20 +21,37 @@ class Continuous:
     def __init__(self, helpers: Helpers) -> None:
         self._helpers = helpers
         self._last_was_empty = False
+        # Steps of prompts in a row.
+        self._num_prefills = 0
 
     def fill(self, step: Round) -> None:
-        """Take prompts or decodes; the other when there is none of the one."""
-        finish_prompts(step, self._helpers.order)
+        """Take prompts or decodes; the other when there is none of the one.
+
+        Prompts that end with their first token, or lose their blocks again, never fill the batch.
+        If they do not stop coming, no stage policy ever decodes: so there are at most as many steps
+        of prompts in a row as the batch has places.
+        """
+        self._num_prefills += 1
+        if self._num_prefills > step.limits.max_batch_size:
+            self._decode(step)
+        if step.is_empty:
+            finish_prompts(step, self._helpers.order)
+        else:
+            step.hold_up(Reason.OTHER_STAGE)
         if step.is_empty:
             self._choose(step)
         self._last_was_empty = step.is_empty
+
+    def _decode(self, step: Round) -> None:
+        self._num_prefills = 0
+        decode(step)
 
     def _choose(self, step: Round) -> None:
         if self._helpers.stages.choose(self._view(step), step.schedule) == "prefill":
             start_whole_prompts(step)
         if step.is_empty:
             step.hold_up(step.held_up or Reason.OTHER_STAGE)
-            decode(step)
+            self._decode(step)
         if step.is_empty and step.queues.waiting.oldest is not None:
             delay_s = step.schedule.max_queue_delay_microseconds / 1e6
             ripe_at = step.queues.waiting.oldest.arrived + delay_s

@@ -66,7 +66,8 @@ class SplitFuse:
         A prompt of many steps would otherwise make every short one behind it late.
         """
         begun = step.in_progress(self._helpers.order) if self._helpers.always_splits else []
-        if begun:
+        # Nor does anybody overtake one that has waited too long.
+        if begun and not step.queues.waiting.is_overdue(begun[0], step.now):
             self._start(step, before=self._helpers.order.key(begun[0]))
 
     def _continue(self, step: Round) -> None:
@@ -80,6 +81,7 @@ class SplitFuse:
 
     def _start(self, step: Round, before: Key | None = None) -> None:
         split = step.schedule.split_fuse
+        kept_for: list[Sequence] = []
 
         def take(sequence: Sequence) -> Reason | None:
             is_overdue = sequence is step.queues.waiting.overdue
@@ -92,9 +94,14 @@ class SplitFuse:
                 return Reason.PREFILL_ROWS
             uncomputed = step.uncomputed(sequence)
             sequence.is_long = uncomputed > split.long_prefill_token_threshold
-            if sequence.is_long and _num_long(step) >= split.long_prefills:
+            if sequence.is_long and _num_long(step) + len(kept_for) >= split.long_prefills:
                 return Reason.LONG_PREFILLS
-            return step.start(sequence, lambda one: self._first_chunk(step, one))
+            reason = step.start(sequence, lambda one: self._first_chunk(step, one))
+            is_first = not step.passed_over and not step.hits
+            if reason is Reason.PREFIX_IN_THE_MAKING and sequence.is_long and is_first:
+                # Or a long one behind it would take the place that it will need.
+                kept_for.append(sequence)
+            return reason
 
         step.offer(take)
 
