@@ -1,10 +1,14 @@
-"""What is done to logits before anything is chosen: bias, minimum length, penalties.
+"""What is done to logits before anything is chosen: bias, penalties, minimum length.
 
-Every function takes the logits of all rows, touches only rows that ask for it, and works in
-place on a copy that `adjust` makes when at least one row does.
+In the order of vLLM's sampler (`vllm/v1/sample/sampler.py`): the bias is added to the model's own
+logits, as OpenAI describes `logit_bias`, and penalties see what it made of them. OpenAI's own
+penalties are subtracted, so that for them the order makes no difference; for `repetition_penalty`,
+which multiplies, it does.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -13,8 +17,124 @@ from torch import Tensor
 from tandem_engine.sampling.row import Row, has_penalty
 
 
+@dataclass(slots=True)
+class _Ends:
+    """End tokens that may not come yet, of the rows that are too short for them."""
+
+    rows: Sequence[int]
+    places: Tensor
+    """int64: in the logits of all rows, side by side."""
+
+
+@dataclass(slots=True)
+class Adjustments:
+    """What rows ask for, in tensors that are made once while the rows stay.
+
+    Penalties look at the tokens that were seen and at no others, those of all rows in one list.
+    """
+
+    rows: Sequence[Row]
+    vocab_size: int
+    device: torch.device
+    bias_places: Tensor
+    """int64: in the logits of all rows, side by side."""
+    biases: Tensor
+    with_minimum: Sequence[int]
+    penalised: Sequence[int]
+    _ends: _Ends | None = field(default=None)
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], *, vocab_size: int, device: torch.device
+    ) -> "Adjustments | None":
+        """None: no row asks for anything."""
+        asking = [at for at, row in enumerate(rows) if not row.is_plain]
+        if not asking:
+            return None
+        biased = [at for at in asking if rows[at].sampling.logit_bias]
+        ids = chain.from_iterable(
+            (at * vocab_size + token_id for token_id in rows[at].sampling.logit_bias)
+            for at in biased
+        )
+        values = chain.from_iterable(rows[at].sampling.logit_bias.values() for at in biased)
+        return cls(
+            rows=rows,
+            vocab_size=vocab_size,
+            device=device,
+            bias_places=torch.tensor(list(ids), dtype=torch.int64, device=device),
+            biases=torch.tensor(list(values), dtype=torch.float32, device=device),
+            with_minimum=[at for at in asking if rows[at].sampling.min_tokens],
+            penalised=[at for at in asking if has_penalty(rows[at].sampling)],
+        )
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """The logits themselves when there is nothing to do now, else a changed copy.
+
+        Args:
+            logits: float32 [rows, vocabulary]; not changed.
+        """
+        ends = self._ends_now()
+        if not (len(self.biases) or self.penalised or ends is not None):
+            return logits
+        logits = logits.clone(memory_format=torch.contiguous_format)
+        flat = logits.view(-1)
+        if len(self.biases):
+            flat[self.bias_places] += self.biases
+        if self.penalised:
+            self._penalise(flat)
+        if ends is not None:
+            flat[ends] = -torch.inf
+        return logits
+
+    def _ends_now(self) -> Tensor | None:
+        """Where the end tokens of rows stand that are too short for them; None: there are none."""
+        short = [
+            at
+            for at in self.with_minimum
+            if self.rows[at].num_output < self.rows[at].sampling.min_tokens
+        ]
+        if not short:
+            return None
+        if self._ends is None or self._ends.rows != short:
+            places = [
+                at * self.vocab_size + token_id
+                for at in short
+                for token_id in self.rows[at].request.stop_token_ids
+                if token_id < self.vocab_size
+            ]
+            self._ends = _Ends(short, torch.tensor(places, dtype=torch.int64, device=self.device))
+        return self._ends.places if len(self._ends.places) else None
+
+    def _penalise(self, flat: Tensor) -> None:
+        """Repetition as in CTRL (Keskar et al., 2019), presence and frequency as OpenAI has them.
+
+        In double precision, rounded once, so that every device comes to the same bits.
+        """
+        tallies = [self.rows[at].tally for at in self.penalised]
+        lengths = np.array([len(tally.ids) for tally in tallies])
+        if not lengths.sum():
+            return
+        first = np.repeat(np.array(self.penalised) * self.vocab_size, lengths)
+        places = torch.from_numpy(first + np.concatenate([tally.ids for tally in tallies]))
+        params = [self.rows[at].sampling for at in self.penalised]
+
+        def spread(values: list[float]) -> Tensor:
+            each = np.repeat(np.array(values, dtype=np.float32).astype(np.float64), lengths)
+            return torch.from_numpy(each).to(self.device)
+
+        places = places.to(self.device)
+        counts = torch.from_numpy(np.concatenate([tally.counts for tally in tallies]))
+        counts = counts.to(self.device, torch.float64)
+        repetition = spread([p.repetition_penalty for p in params])
+        chosen = flat[places].double()
+        chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+        chosen -= spread([p.frequency_penalty for p in params]) * counts
+        chosen -= spread([p.presence_penalty for p in params]) * (counts > 0)
+        flat[places] = chosen.float()
+
+
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Apply bias, min_tokens and penalties.
+    """Apply bias, penalties and min_tokens of rows that do not stay.
 
     Args:
         logits: float32 [rows, vocabulary]; not changed.
@@ -23,58 +143,5 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     Returns:
         The logits themselves when no row asks for anything, else a changed copy.
     """
-    asking = [at for at, row in enumerate(rows) if not row.is_plain]
-    biased = [at for at in asking if rows[at].sampling.logit_bias]
-    early = [at for at in asking if rows[at].num_output < rows[at].sampling.min_tokens]
-    penalised = [at for at in asking if has_penalty(rows[at].sampling)]
-    if not (biased or early or penalised):
-        return logits
-    logits = logits.clone()
-    if penalised:
-        _penalise(logits, rows, penalised)
-    for at in biased:
-        _add_bias(logits[at], rows[at])
-    for at in early:
-        _forbid_end(logits[at], rows[at])
-    return logits
-
-
-def _add_bias(logits: Tensor, row: Row) -> None:
-    bias = row.sampling.logit_bias
-    ids = torch.tensor(list(bias.keys()), device=logits.device)
-    logits[ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
-
-
-def _forbid_end(logits: Tensor, row: Row) -> None:
-    ends = [token_id for token_id in row.request.stop_token_ids if token_id < logits.shape[0]]
-    if ends:
-        logits[torch.tensor(ends, device=logits.device)] = -torch.inf
-
-
-def _penalise(logits: Tensor, rows: Sequence[Row], which: Sequence[int]) -> None:
-    """Repetition as in CTRL (Keskar et al., 2019), presence and frequency as OpenAI has them.
-
-    Only tokens that were seen are looked at, those of all rows in one flat list.
-    """
-    tallies = [rows[at].tally for at in which]
-    lengths = np.array([len(tally.ids) for tally in tallies])
-    if not lengths.sum():
-        return
-    first = np.repeat(np.array(which) * logits.shape[1], lengths)
-    places = torch.from_numpy(first + np.concatenate([tally.ids for tally in tallies]))
-    params = [rows[at].sampling for at in which]
-
-    def spread(values: list[float]) -> Tensor:
-        each = np.repeat(np.array(values, dtype=np.float32), lengths)
-        return torch.from_numpy(each).to(logits.device)
-
-    places = places.to(logits.device)
-    counts = torch.from_numpy(np.concatenate([tally.counts for tally in tallies]))
-    counts = counts.to(logits.device)
-    repetition = spread([p.repetition_penalty for p in params])
-    flat = logits.view(-1)
-    chosen = flat[places]
-    chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-    chosen -= spread([p.frequency_penalty for p in params]) * counts
-    chosen -= spread([p.presence_penalty for p in params]) * (counts > 0)
-    flat[places] = chosen
+    adjustments = Adjustments.of(rows, vocab_size=logits.shape[1], device=logits.device)
+    return logits if adjustments is None else adjustments.apply(logits)

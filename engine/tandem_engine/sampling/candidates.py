@@ -1,5 +1,6 @@
 """Logits of beams → the tokens that may continue them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from tandem_engine.api.step import Candidate
 from tandem_engine.sampling.adjust import adjust
+from tandem_engine.sampling.likeliest import likeliest_few
 from tandem_engine.sampling.row import Row
 
 
@@ -27,19 +29,9 @@ def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] |
     """
     table = adjust(torch.log_softmax(logits, dim=-1), rows)
     counts = [min(_num_candidates(row), table.shape[1]) for row in rows]
-    best = table.topk(max(counts), dim=-1).values
-    floors = best.gather(1, torch.tensor(counts, device=table.device).unsqueeze(1) - 1)
-    # topk promises no order among equals, so all that reach the last value are looked at. NaN
-    # reaches nothing.
-    at, ids = torch.nonzero((table >= floors) & (table > -torch.inf), as_tuple=True)
-    found: list[list[Candidate]] = [[] for _ in rows]
-    for row, token_id, logprob in zip(
-        at.tolist(), ids.tolist(), table[at, ids].tolist(), strict=True
-    ):
-        found[row].append(Candidate(token_id, logprob))
     return [
-        sorted(of_row, key=lambda candidate: -candidate.logprob)[:count] or None
-        for of_row, count in zip(found, counts, strict=True)
+        [Candidate(*pair) for pair in of_row if pair[1] > -math.inf] or None
+        for of_row in likeliest_few(table, counts)
     ]
 
 

@@ -1,5 +1,6 @@
-"""Choosing one token a row: the likeliest, or one drawn from what temperature and filters leave."""
+"""Drawing one token a row from what temperature and filters leave, in torch for any device."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,9 +12,8 @@ from torch import Tensor
 from tandem_engine.sampling.chance import uniform
 from tandem_engine.sampling.row import Row
 
-_FEW: Final = 256
-"""Tokens that are looked at first where top_p alone decides how many there are to draw from."""
-_WIDEN: Final = 8
+_WIDTHS: Final = (256, 2048, 16384)
+"""Tokens that are looked at to find the likeliest; after the last of them all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,13 @@ class Filters:
     """The filters of the rows that are drawn, as columns; built once while the rows stay."""
 
     temperature: Tensor
-    min_p: Tensor | None
-    """None: no row has one."""
+    margin: Tensor | None
+    """How far below the largest logit min_p lets one be, 0 or less; None: no row has a min_p."""
     top_k: Tensor
     top_p: Tensor
     """2, which no sum reaches, where a row has none."""
-    largest_k: int
-    """Of the rows that have a top_k."""
-    by_mass: Tensor | None
-    """[rows, 1] bool: only top_p says how many tokens are left; None: of no row."""
+    first_widths: tuple[int, ...]
+    """How many tokens are looked at first in each row; 0: nothing is cut off."""
     seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
 
     @classmethod
@@ -37,19 +35,32 @@ class Filters:
         """Gather the parameters of `rows`."""
         params = [row.sampling for row in rows]
 
-        def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+        def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
 
         top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-        by_mass = [k == vocab_size and p.top_p < 1.0 for k, p in zip(top_k, params, strict=True)]
+        margins = [min_p_margin(row) for row in rows]
         return cls(
-            temperature=column([p.temperature for p in params]),
-            min_p=column([p.min_p for p in params]) if any(p.min_p for p in params) else None,
+            temperature=column([p.temperature for p in params], torch.float32),
+            margin=column(margins) if any(p.min_p for p in params) else None,
             top_k=torch.tensor(top_k, device=device).unsqueeze(1),
             top_p=column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]),
-            largest_k=max((k for k in top_k if k < vocab_size), default=0),
-            by_mass=torch.tensor(by_mass, device=device).unsqueeze(1) if any(by_mass) else None,
+            first_widths=tuple(
+                _width_for(k, vocab_size) if is_cut(row, vocab_size) else 0
+                for row, k in zip(rows, top_k, strict=True)
+            ),
             seeds=np.array([row.seed for row in rows], dtype=np.uint64),
+        )
+
+    def select(self, at: Tensor) -> "Filters":
+        """Of some rows; without what is not needed for the likeliest tokens."""
+        return Filters(
+            temperature=self.temperature[at],
+            margin=None,
+            top_k=self.top_k[at],
+            top_p=self.top_p[at],
+            first_widths=(),
+            seeds=self.seeds[:0],
         )
 
 
@@ -58,21 +69,17 @@ def is_cut(row: Row, vocab_size: int) -> bool:
     return 0 < row.sampling.top_k < vocab_size or row.sampling.top_p < 1.0
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The first of each row's largest logits; NaN counts as the largest.
+def min_p_margin(row: Row) -> float:
+    """How far below the largest logit min_p lets a row's logits be: 0 or less."""
+    params = row.sampling
+    return params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
 
-    Returns:
-        int64 [rows], and bool [rows], whether its logit is no finite number; None: all are.
-    """
-    if logits.device.type != "cpu":
-        best, chosen = logits.max(dim=-1)
-        return chosen, ~torch.isfinite(best)
-    # torch looks at one number at a time here. And after a forward pass, which has read all of the
-    # weights, every function that was not called for a while costs 50 µs: so few of them.
-    array = logits.numpy()
-    chosen = torch.from_numpy(array.argmax(axis=-1))
-    are_finite = np.isfinite(array.max(axis=-1))
-    return chosen, None if are_finite.all() else torch.from_numpy(~are_finite)
+
+def _width_for(top_k: int, vocab_size: int) -> int:
+    if top_k == vocab_size:
+        return min(_WIDTHS[0], vocab_size)  # top_p alone cuts: nobody knows how many stay
+    # One more than stay: whether the last one that does is as likely as the next.
+    return next((width for width in _WIDTHS if top_k < width < vocab_size), vocab_size)
 
 
 def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
@@ -81,6 +88,10 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
     The number that decides comes from (seed, position) alone and is looked up in the cumulated
     probabilities in the order of the vocabulary, not of probability: a rounding difference
     between two batches then moves a boundary by that difference, and never reorders tokens.
+
+    min_p leaves out what is less likely than so many times the likeliest token, then top_k keeps
+    the likeliest, then top_p of those the first that add up to their share. Of tokens with equal
+    logits the first ones of the vocabulary stay. The likeliest token always does.
 
     Args:
         logits: float32 [rows, vocabulary].
@@ -91,63 +102,97 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
     Returns:
         int64 [rows]; the probabilities of a row with NaN yield an index out of the vocabulary.
     """
-    weights = _weights(logits, filters)
-    numbers = torch.from_numpy(_numbers(rows, filters)).to(logits.device).unsqueeze(1)
-    if not filters.largest_k and filters.by_mass is None:
-        return _look_up(weights, numbers).squeeze(1)
-    kept, ids = _keep_likely(weights, filters)
-    at = _look_up(kept, numbers)
-    chosen = ids.gather(1, at.clamp(max=ids.shape[1] - 1))
-    return torch.where(at < ids.shape[1], chosen, logits.shape[1]).squeeze(1)
-
-
-def _weights(logits: Tensor, filters: Filters) -> Tensor:
-    """Probabilities but for one factor a row: the likeliest token has 1. Less than min_p is 0."""
     best = logits.amax(dim=-1, keepdim=True)
-    weights = logits.sub(best).div_(filters.temperature).exp_()
-    if filters.min_p is not None:
-        weights *= weights >= filters.min_p
-    return weights
+    if filters.margin is not None:
+        floor = (best.double() + filters.margin).float()
+        logits = logits.where(logits >= floor, -torch.inf)
+    numbers = torch.from_numpy(_numbers(rows, filters)).to(logits.device).unsqueeze(1)
+    if not any(filters.first_widths):
+        return _look_up(_weights(logits, best, filters), numbers).squeeze(1)
+    return _Cut(logits, best, numbers, filters).draw()
 
 
-def _keep_likely(weights: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
-    """What top_k and top_p leave, in the order of the vocabulary; the likeliest token always stays.
+def _weights(logits: Tensor, best: Tensor, filters: Filters) -> Tensor:
+    """Probabilities but for one factor a row: the likeliest token has 1."""
+    return logits.sub(best).div_(filters.temperature).exp_()
 
-    Of tokens that are equally likely the first ones of the vocabulary stay, so it does not depend
-    on how many tokens are looked at for the sake of other rows.
 
-    Returns:
-        Weights, 0 for what they leave out, and the ids of their tokens; both [rows, some].
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Rows of which top_k and top_p leave the likeliest tokens.
+
+    Each is looked at in as many tokens as it needs itself, and with those alone that need as many:
+    a row whose tokens are all about as likely costs the others nothing.
     """
-    vocab_size = weights.shape[1]
-    total = weights.sum(dim=-1, keepdim=True) if filters.by_mass is not None else None
-    few = _FEW if filters.by_mass is not None else 0
-    # One more than stay: whether the last one that does is as likely as the next.
-    count = min(vocab_size, max(filters.largest_k + 1, few))
-    while True:
-        values, ids = weights.topk(count, dim=-1)
-        rank = torch.arange(count, device=weights.device)
-        is_kept = rank < filters.top_k
-        kept = values * is_kept
-        before = kept.cumsum(dim=-1)
+
+    logits: Tensor
+    best: Tensor
+    numbers: Tensor
+    filters: Filters
+
+    def draw(self) -> Tensor:
+        """int64 [rows]."""
+        vocab_size = self.logits.shape[1]
+        chosen = torch.full((len(self.logits),), vocab_size, device=self.logits.device)
+        waiting: list[int] = []
+        for width in (*(width for width in _WIDTHS if width < vocab_size), vocab_size):
+            waiting += [at for at, own in enumerate(self.filters.first_widths) if own == width]
+            if waiting:
+                waiting = self._draw_of(width, sorted(waiting), chosen)
+        return chosen
+
+    def _draw_of(self, width: int, which: list[int], chosen: Tensor) -> list[int]:
+        """Draw some rows from their `width` likeliest tokens; returns those that need more."""
+        is_all = len(which) == len(self.logits)
+        at = torch.tensor(which, device=self.logits.device)
+        logits = self.logits if is_all else self.logits[at]
+        best, numbers = self.best[at], self.numbers[at]
+        filters = self.filters.select(at)
+        values, ids = _likeliest(logits, width)
+        weights = _weights(values, best, filters).double()
+        is_kept = torch.arange(width, device=logits.device) < filters.top_k
+        weights = weights * is_kept
+        before = weights.cumsum(dim=-1)
         of_kept = before[:, -1:]
-        mass = of_kept if total is None else torch.where(_column(filters.by_mass), total, of_kept)
+        is_whole = (filters.top_k <= width) | (filters.top_p > 1.0) | (width == logits.shape[1])
+        mass = torch.where(is_whole, of_kept, self._total(logits, best, filters, is_whole))
         enough = filters.top_p * mass
-        # A row that is cut by nothing but top_p may need more tokens than were looked at.
-        if total is None or count == vocab_size or _is_reached(of_kept, enough, filters):
-            break
-        count = min(vocab_size, count * _WIDEN)
-    is_kept &= ((before - kept) < enough) | (rank == 0)
-    _settle_ties(weights, values, ids, is_kept.sum(dim=-1, keepdim=True))
-    ids, order = ids.sort(dim=-1)
-    return (kept * is_kept).gather(1, order), ids
+        is_done = (is_whole | (of_kept >= enough) | of_kept.isnan()).squeeze(1)
+        is_kept &= (before - weights) < enough
+        is_kept[:, 0] = True
+        if width < logits.shape[1]:
+            _settle_ties(logits, values, ids, is_kept.sum(dim=-1, keepdim=True))
+        ids, order = ids.sort(dim=-1)
+        found = _look_up((weights * is_kept).gather(1, order), numbers)
+        tokens = ids.gather(1, found.clamp(max=width - 1))
+        drawn = torch.where(found < width, tokens, logits.shape[1]).squeeze(1)
+        if is_done.all():
+            chosen[at] = drawn
+            return []
+        chosen[at[is_done]] = drawn[is_done]
+        return at[~is_done].tolist()
+
+    def _total(self, logits: Tensor, best: Tensor, filters: Filters, is_whole: Tensor) -> Tensor:
+        """[rows, 1]: the mass of all tokens; of rows that do not need it nothing is said."""
+        if is_whole.all():
+            return torch.zeros_like(best, dtype=torch.float64)
+        return _weights(logits, best, filters).sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
-def _settle_ties(weights: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) -> None:
+def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Of each row the `width` largest logits from the largest on, and their tokens."""
+    if width < logits.shape[1]:
+        values, ids = logits.topk(width, dim=-1)
+        return values, ids
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    return values, ids
+
+
+def _settle_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) -> None:
     """Put the first ones of the vocabulary where the last ones that stay are equal to others.
 
     Args:
-        weights: [rows, vocabulary].
+        logits: [rows, vocabulary].
         values: [rows, some], the largest of them, from the largest on.
         ids: Their tokens; those of equals are changed.
         num_kept: [rows, 1], how many of them stay.
@@ -155,21 +200,11 @@ def _settle_ties(weights: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor)
     last = values.gather(1, num_kept - 1)
     # Where all that were looked at stay, nobody knows the next one: taken for equal.
     following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
-    for row in ((following == last) & (last > 0)).squeeze(1).nonzero().flatten().tolist():
+    for row in ((following == last) & (last > -torch.inf)).squeeze(1).nonzero().flatten().tolist():
         end = int(num_kept[row])
         begin = int((values[row] > last[row]).sum())
-        equals = (weights[row] == last[row]).nonzero().flatten()
+        equals = (logits[row] == last[row]).nonzero().flatten()
         ids[row, begin:end] = equals[: end - begin]
-
-
-def _is_reached(of_kept: Tensor, enough: Tensor, filters: Filters) -> bool:
-    return bool(((of_kept >= enough) | ~_column(filters.by_mass) | of_kept.isnan()).all())
-
-
-def _column(values: Tensor | None) -> Tensor:
-    if values is None:
-        raise ValueError("no row is cut by top_p alone; this is a bug")
-    return values
 
 
 def _look_up(weights: Tensor, numbers: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Log-probabilities of the chosen tokens and of the likeliest ones, for rows that ask."""
+"""Log-probabilities of the chosen tokens and of the likeliest ones, for rows that ask.
+
+They are the model's own: before bias, penalties and temperature.
+"""
 
 from collections.abc import Sequence
 
@@ -6,34 +9,32 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.output import TokenLogprob
+from tandem_engine.sampling.chosen import Logprobs
+from tandem_engine.sampling.likeliest import likeliest_few
 from tandem_engine.sampling.row import Row
 
 
-def logprobs_of(
-    logits: Tensor, token_ids: Sequence[int], rows: Sequence[Row]
-) -> dict[int, TokenLogprob]:
-    """Row index → log-probabilities under the model itself: before bias, penalties, temperature.
+def logprobs_of(logits: Tensor, chosen: Tensor, rows: Sequence[Row]) -> Logprobs:
+    """Log-probabilities of the rows that ask.
 
     Args:
         logits: float32 [rows, vocabulary], as the model gave them.
-        token_ids: The token that was chosen in each row.
+        chosen: int64 [rows], the token of each row; below 0: it has none, and no entry.
         rows: One a row of logits.
     """
-    which = [at for at, row in enumerate(rows) if row.sampling.logprobs is not None]
-    if not which:
-        return {}
-    table = torch.log_softmax(logits[which], dim=-1)
-    chosen = table.gather(1, torch.tensor([[token_ids[at]] for at in which], device=table.device))
-    count = max(rows[at].sampling.logprobs or 0 for at in which)
-    values, ids = table.topk(min(count, table.shape[1]), dim=-1)
-    best = [
-        list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)
+    token_ids: list[int] = chosen.tolist()
+    asking = [
+        (at, row.sampling.logprobs, token_ids[at])
+        for at, row in enumerate(rows)
+        if row.sampling.logprobs is not None and token_ids[at] >= 0
     ]
+    if not asking:
+        return {}
+    which = [at for at, _, _ in asking]
+    table = torch.log_softmax(logits[which], dim=-1)
+    own = table.gather(1, chosen[which].to(table.device).unsqueeze(1)).flatten().tolist()
+    best = likeliest_few(table, [min(count, table.shape[1]) for _, count, _ in asking])
     return {
-        at: TokenLogprob(
-            token_id=token_ids[at],
-            logprob=chosen[index, 0].item(),
-            top=tuple(best[index][: rows[at].sampling.logprobs]),
-        )
-        for index, at in enumerate(which)
+        at: TokenLogprob(token_id=token_id, logprob=logprob, top=tuple(of_row))
+        for (at, _, token_id), logprob, of_row in zip(asking, own, best, strict=True)
     }

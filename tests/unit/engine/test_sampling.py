@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +179,79 @@ def test_bias_and_min_tokens_change_the_choice() -> None:
 
     assert sample(logits, rows) == [9, 8, 4]
     assert logits[0, 9] == 0.0, "the model's own logits are not changed"
+
+
+@pytest.mark.parametrize(
+    ("own", "logit", "token"),
+    [
+        # vLLM's order: (0 + 5) / 2 is less than 3; penalised first it were 0 / 2 + 5.
+        ({"repetition_penalty": 2.0}, 0.0, 8),
+        # (-4 + 5) / 0.25 is more than 3; penalised first it were -4 * 0.25 + 5, too.
+        ({"repetition_penalty": 0.25}, -4.0, 9),
+        ({"repetition_penalty": 0.25, "presence_penalty": 1.5}, -4.0, 8),
+    ],
+)
+def test_a_bias_comes_before_penalties(own: dict[str, Any], logit: float, token: int) -> None:
+    logits = torch.full((1, VOCAB), -50.0)
+    logits[0, 8], logits[0, 9] = 3.0, logit
+    biased = row(temperature=0.0, logit_bias={9: 5.0}, output=(9,), **own)
+
+    assert sample(logits, [biased]) == [token]
+
+
+def test_what_a_row_asks_for_is_put_into_tensors_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    biased = row(temperature=0.0, logit_bias={9: 5.0}, stop_token_ids=(4,), min_tokens=9)
+    logits, sampler = torch.randn(1, VOCAB), Sampler()
+    sampler.sample(logits, [biased])
+    made: list[object] = []
+
+    def tensor(*given: Any, **options: Any) -> torch.Tensor:
+        made.append(given)
+        return torch.as_tensor(*given, **options)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    for position in range(5):
+        biased.output.append(position)
+        sampler.sample(logits, [biased])
+
+    assert made == []
+
+
+class Work:
+    """Counts the values that are put in order, whoever does it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("topk", "sort"):
+            monkeypatch.setattr(torch.Tensor, name, self._counted(getattr(torch.Tensor, name)))
+
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*given: Any, **options: Any) -> Any:
+            result = method(*given, **options)
+            self.count += result[0].numel()
+            return result
+
+        return counting
+
+    def of(self, logits: torch.Tensor, rows: list[Row]) -> int:
+        before = self.count
+        sample(logits, rows)
+        return self.count - before
+
+
+def test_a_row_that_needs_many_tokens_looked_at_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = torch.randn(6, 20_000, generator=torch.Generator().manual_seed(0)) * 5
+    logits[2] = 0.0  # top_p needs nearly all of its tokens
+    rows = [row(seed=seed, top_p=0.95) for seed in range(5)] + [row(top_k=9000)]
+    work = Work(monkeypatch)
+
+    together = work.of(logits, rows)
+    alone = [work.of(logits[at : at + 1], [rows[at]]) for at in range(6)]
+
+    assert together <= sum(alone)
+    assert max(alone[:2]) < min(alone[2], alone[5]) / 10
 
 
 def test_logprobs_are_the_models_own() -> None:
