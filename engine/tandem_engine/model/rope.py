@@ -6,7 +6,7 @@ order of the operations matters.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -125,10 +125,79 @@ class RopeYarn:
         return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 
 
-Rope = RopeDefault | RopeLinear | RopeLlama3 | RopeYarn
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeDynamic:
+    """Dynamic NTK: the longer the sequence, the longer all waves, beyond what the model saw.
+
+    The sequence is taken to be as long as the longest that is served, as in vLLM: keys in the cache
+    were rotated once, and cannot follow a sequence that grows.
+    """
+
+    theta: float
+    factor: float
+    max_position_embeddings: int
+    """Tokens that the model saw; up to them nothing is scaled."""
+    num_positions: int = 0
+    """Tokens of the longest sequence that is served."""
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Angle per position of each pair, in radians: [head_dim / 2] float32."""
+        # In float32, as in transformers.
+        length = torch.tensor(max(self.num_positions, self.max_position_embeddings))
+        growth = (self.factor * length / self.max_position_embeddings) - (self.factor - 1)
+        theta = self.theta * growth ** (head_dim / (head_dim - 2))
+        return 1.0 / _wavelengths(theta, head_dim)
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return 1.0
 
 
-def _wavelengths(theta: float, head_dim: int) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeLong:
+    """LongRoPE (Ding et al., 2024): a factor of its own for each pair, found by search.
+
+    There are two sets of factors. Which one is used goes by the longest sequence that is served, as
+    in vLLM: keys in the cache were rotated once.
+    """
+
+    theta: float
+    short_factor: tuple[float, ...]
+    """Factors of the pairs where all sequences are as long as those that the model saw."""
+    long_factor: tuple[float, ...]
+    """Factors of the pairs where there are longer ones."""
+    factor: float
+    """How many times as long as before; decides the amplitude."""
+    original_max_position_embeddings: int
+    """Tokens that the model saw before it was extended."""
+    attention_factor: float | None = None
+    """What cosines and sines are multiplied by; None: follows from the others."""
+    num_positions: int = 0
+    """Tokens of the longest sequence that is served."""
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Angle per position of each pair, in radians: [head_dim / 2] float32."""
+        is_long = self.num_positions > self.original_max_position_embeddings
+        factors = self.long_factor if is_long else self.short_factor
+        scale = torch.tensor(factors, dtype=torch.float32)
+        return 1.0 / (scale * _wavelengths(self.theta, head_dim))
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.factor <= 1:
+            return 1.0
+        length = self.original_max_position_embeddings
+        return math.sqrt(1 + math.log(self.factor) / math.log(length))
+
+
+Rope = RopeDefault | RopeLinear | RopeLlama3 | RopeYarn | RopeDynamic | RopeLong
+
+
+def _wavelengths(theta: float | Tensor, head_dim: int) -> Tensor:
     """Tokens per radian of each pair."""
     wavelengths: Tensor = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     return wavelengths
@@ -146,6 +215,8 @@ class RopeTable:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
+        if isinstance(rope, RopeDynamic | RopeLong):
+            rope = replace(rope, num_positions=num_positions)
         positions = torch.arange(num_positions, dtype=torch.float32)
         angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [positions, head_dim/2]
         # One half of each is kept, side by side: the other half of a head is the same.

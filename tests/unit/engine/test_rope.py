@@ -9,13 +9,16 @@ import torch
 from tandem_engine.model.rope import (
     Rope,
     RopeDefault,
+    RopeDynamic,
     RopeLinear,
     RopeLlama3,
+    RopeLong,
     RopeTable,
     RopeYarn,
 )
 
 HEAD_DIM, NUM_POSITIONS = 64, 512
+SHORT, LONG = (tuple(1 + pair * step for pair in range(HEAD_DIM // 2)) for step in (0.02, 1.5))
 
 KINDS: dict[str, tuple[Rope, dict[str, Any]]] = {
     "default": (RopeDefault(theta=1e4), {"rope_type": "default", "rope_theta": 1e4}),
@@ -86,6 +89,68 @@ KINDS: dict[str, tuple[Rope, dict[str, Any]]] = {
             "attention_factor": 1.5,
         },
     ),
+    "dynamic, up to what the model saw": (
+        RopeDynamic(theta=1e4, factor=4.0, max_position_embeddings=NUM_POSITIONS),
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    ),
+    "longrope beyond what the model saw": (
+        RopeLong(
+            theta=1e4,
+            short_factor=SHORT,
+            long_factor=LONG,
+            factor=4.0,
+            original_max_position_embeddings=128,
+        ),
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": list(SHORT),
+            "long_factor": list(LONG),
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "longrope up to what the model saw": (
+        RopeLong(
+            theta=1e4,
+            short_factor=SHORT,
+            long_factor=LONG,
+            factor=1.0,
+            original_max_position_embeddings=NUM_POSITIONS,
+        ),
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": list(SHORT),
+            "long_factor": list(LONG),
+        },
+    ),
+    "longrope with a given amplitude": (
+        RopeLong(
+            theta=1e4,
+            short_factor=SHORT,
+            long_factor=LONG,
+            factor=8.0,
+            original_max_position_embeddings=64,
+            attention_factor=1.25,
+        ),
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": list(SHORT),
+            "long_factor": list(LONG),
+            "factor": 8.0,
+            "attention_factor": 1.25,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+}
+BEYOND: dict[str, tuple[Rope, dict[str, Any]]] = {
+    "linear": KINDS["linear"],
+    "yarn": KINDS["yarn"],
+    "dynamic": (
+        RopeDynamic(theta=1e4, factor=4.0, max_position_embeddings=128),
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    ),
 }
 
 
@@ -93,6 +158,19 @@ KINDS: dict[str, tuple[Rope, dict[str, Any]]] = {
 @pytest.mark.parametrize(("rope", "parameters"), KINDS.values(), ids=list(KINDS))
 def test_the_table_is_that_of_transformers(
     rope: Rope, parameters: dict[str, Any], dtype: torch.dtype
+) -> None:
+    assert_same_table(rope, parameters, dtype, max_position_embeddings=NUM_POSITIONS)
+
+
+@pytest.mark.parametrize(("rope", "parameters"), BEYOND.values(), ids=list(BEYOND))
+def test_the_table_is_that_of_transformers_beyond_max_position_embeddings(
+    rope: Rope, parameters: dict[str, Any]
+) -> None:
+    assert_same_table(rope, parameters, torch.float32, max_position_embeddings=128)
+
+
+def assert_same_table(
+    rope: Rope, parameters: dict[str, Any], dtype: torch.dtype, *, max_position_embeddings: int
 ) -> None:
     table = RopeTable(
         rope, head_dim=HEAD_DIM, num_positions=NUM_POSITIONS, dtype=dtype, device="cpu"
@@ -105,8 +183,8 @@ def test_the_table_is_that_of_transformers(
     config = import_module("transformers").LlamaConfig(
         hidden_size=HEAD_DIM * 2,
         num_attention_heads=2,
-        max_position_embeddings=NUM_POSITIONS,
-        rope_parameters=parameters,
+        max_position_embeddings=max_position_embeddings,
+        rope_parameters=dict(parameters),
     )
     llama = import_module("transformers.models.llama.modeling_llama")
     expected = llama.LlamaRotaryEmbedding(config)(torch.empty(0, dtype=dtype), positions[None])
