@@ -5,6 +5,7 @@ stream and event objects are not used: recording an event on the CPU raises.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from threading import Thread
@@ -16,7 +17,7 @@ import torch
 from tandem_engine.device.claims import Claims
 from tandem_engine.device.cores import Pin, ThreadPlan
 from tandem_engine.device.host_cores import read_host_cores
-from tandem_engine.device.host_memory import available_memory, resident_memory
+from tandem_engine.device.host_memory import available_memory, peak_memory, resident_memory
 from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import AUTO, Library, load_library
@@ -81,9 +82,8 @@ class CpuRuntime:
         self.device = torch.device("cpu")
         self._library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
         self._pages = HugePages(later=True)
-        self.kernels: Kernels = (
-            NativeKernels(self._library, self._pages) if self._library else ReferenceKernels()
-        )
+        self._native = NativeKernels(self._library, self._pages) if self._library else None
+        self.kernels: Kernels = self._native or ReferenceKernels()
         self._threads = _compute_threads(self._library)
         # Found out once: what is available shrinks as this very process fills it.
         self._memory_bytes = memory_bytes or int(
@@ -102,6 +102,10 @@ class CpuRuntime:
         """The given limit, or 0.8 of what was available at the start; and what is resident now."""
         return Memory(total=self._memory_bytes, used=resident_memory())
 
+    def peak_memory(self, work: Callable[[], object]) -> int:
+        """What is resident at most while `work` runs."""
+        return peak_memory(work)
+
     def set_num_threads(self, num_threads: int | None) -> str:
         """Use so many threads, at most one a core, for the whole process; None: one a core."""
         plan = self._threads.choose(num_threads)
@@ -112,10 +116,12 @@ class CpuRuntime:
         """Leave the cores to the kernels' threads, and join the pages that the weights lie in.
 
         After an operator, torch's threads spin for milliseconds, in which the kernels' threads want
-        the cores. What is left to torch in a step is small, and one thread does it as fast.
+        the cores. What is left to torch in a step is small, and one thread does it as fast, unless
+        the kernels cannot compute all of a step.
         """
-        if self._library:
+        if self._native and self._native.is_whole:
             torch.set_num_threads(1)
+        if self._library:
             Thread(target=self._pages.collapse, name="tandem-pages", daemon=True).start()
 
 

@@ -1,7 +1,10 @@
 """Main memory as the kernel tells it: of the machine, of this process's cgroup, of this process."""
 
+import ctypes
 import resource
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +14,8 @@ ROOT = Path("/")
 V1_FILES: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 """Limit and usage of a group."""
 V2_FILES: Final = ("memory.max", "memory.current")
+_RESET_PEAK: Final = "5"
+_LOOK_EVERY_S: Final = 0.001
 
 
 def available_memory(root: Path = ROOT) -> int:
@@ -26,6 +31,67 @@ def resident_memory(root: Path = ROOT) -> int:
     """Bytes of main memory that this process holds."""
     pages = int((root / "proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def peak_memory(work: Callable[[], object], root: Path = ROOT) -> int:
+    """Bytes of main memory that this process holds at most while `work` runs.
+
+    The kernel's own high-water mark, set back before, counts whatever is touched, by torch, by
+    native kernels and by libraries alike, which no allocator's statistics do. It is exact but for
+    pages that other threads take meanwhile. Where the kernel does not let it be set back, the
+    resident memory is looked at every millisecond.
+
+    Memory that was freed and that the C library keeps goes back first: taken again by `work`, it
+    would hide what `work` needs.
+    """
+    give_back_free_memory()
+    if not _reset_peak(root):
+        return _sampled_peak(work)
+    work()
+    return max(_peak(root), resident_memory(root))
+
+
+def give_back_free_memory() -> None:
+    """Return what was freed to the kernel, where the C library can (glibc)."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _reset_peak(root: Path) -> bool:
+    """Set the high-water mark back to what is resident; false: it cannot be set back or read."""
+    try:
+        (root / "proc/self/clear_refs").write_text(_RESET_PEAK)
+        return _peak(root) > 0
+    except OSError:
+        return False
+
+
+def _peak(root: Path) -> int:
+    for line in (root / "proc/self/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == "VmHWM":
+            return int(value.split()[0]) * 1024
+    return 0
+
+
+def _sampled_peak(work: Callable[[], object]) -> int:
+    peak = resident_memory()
+    is_done = threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not is_done.wait(_LOOK_EVERY_S):
+            peak = max(peak, resident_memory())
+
+    thread = threading.Thread(target=look, name="tandem-peak", daemon=True)
+    thread.start()
+    try:
+        work()
+    finally:
+        peak = max(peak, resident_memory())
+        is_done.set()
+        thread.join()
+    return peak
 
 
 def _machine_available(root: Path) -> int:

@@ -51,14 +51,16 @@ class Int8Linear(PackedLinear):
         """[tokens, in] → [tokens, out]."""
         if self.static is None:
             return self.multiply(*quantize_tokens(x), dtype=x.dtype)
-        return self.multiply(quantize_static(x, self.static), None, dtype=x.dtype)
+        # What is not finite has no place in 8 bits: its row must not be finite, either.
+        sound = torch.where(x.isfinite().all(dim=1), 1.0, torch.nan)
+        return self.multiply(quantize_static(x, self.static), sound, dtype=x.dtype)
 
     def multiply(self, x: Tensor, x_scales: Tensor | None, *, dtype: torch.dtype) -> Tensor:
         """Multiply what was quantised before.
 
         Args:
             x: [tokens, in] uint8.
-            x_scales: [tokens] float32; None: a static input's, which is in the weight's scales.
+            x_scales: [tokens] float32; None: 1, since a static input's is in the weight's scales.
             dtype: Type of the result.
         """
         sums = self._product(x)

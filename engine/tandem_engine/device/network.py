@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
@@ -49,6 +50,8 @@ class Network:
     hidden_size: int
     intermediate_size: int
     vocab_size: int
+    dtype: torch.dtype
+    """Of the weights that are not in 8 bits, and of the KV cache unless it is."""
     eps: float
     """What norms add to the mean square."""
     rope: Tensor

@@ -24,7 +24,7 @@ class LinearPacking(Protocol):
         """
 
     def finish(self, bias: Tensor | None) -> PackedLinear:
-        """The layer, once all rows are there; `bias` is [out] of the layer's type, and is kept."""
+        """The layer, once all rows are there; `bias`, [out] in `computed_in`, is kept."""
 
 
 class Int8Packing(Protocol):
@@ -42,10 +42,13 @@ class Int8Packing(Protocol):
 class Packs(Protocol):
     """What kernels offer for it: the part of `runtime.Kernels` that loading a model needs."""
 
+    def computed_in(self, dtype: torch.dtype) -> torch.dtype:
+        """Type of activations, norms and biases where weights are of `dtype`."""
+
     def packing(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
     ) -> LinearPacking:
-        """A layer of so many outputs and inputs, which is to be computed in `dtype`."""
+        """A layer of so many outputs and inputs, whose weights are of `dtype`."""
 
     def packing_int8(
         self, outputs: int, inputs: int, device: torch.device | str, *, is_static: bool

@@ -48,6 +48,10 @@ class PlainPacking:
 class ReferenceKernels:
     """See `runtime.Kernels` for what each does."""
 
+    def computed_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The same: torch's operators want one type."""
+        return dtype
+
     def packing(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
     ) -> PlainPacking:

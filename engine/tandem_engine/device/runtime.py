@@ -4,6 +4,7 @@ Whatever is written against these protocols runs on any backend. A backend is on
 package (see `registry`); `reference` holds the kernels in plain torch, which the others must equal.
 """
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -166,6 +167,9 @@ class DeviceRuntime(Protocol):
 
     def memory(self) -> Memory:
         """How much this process may hold, and holds."""
+
+    def peak_memory(self, work: Callable[[], object]) -> int:
+        """Bytes of `memory` that this process holds at most while `work` runs."""
 
     def set_num_threads(self, num_threads: int | None) -> str:
         """Use so many compute threads on the host, at least 1; None leaves it to the device.

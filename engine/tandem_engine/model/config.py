@@ -6,17 +6,27 @@ computed here is refused: a model that runs and is subtly wrong is worse than on
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeGuard
 
 from tandem_engine.api.errors import CheckpointError
 from tandem_engine.documents import CONFIG_FILE, read_object
-from tandem_engine.model.rope import Rope, RopeDefault, RopeLinear, RopeLlama3, RopeYarn
+from tandem_engine.model.rope import (
+    Rope,
+    RopeDefault,
+    RopeDynamic,
+    RopeLinear,
+    RopeLlama3,
+    RopeLong,
+    RopeYarn,
+)
 
 GENERATION_CONFIG_FILE = "generation_config.json"
+_MOST_POSITIONS: Final = 2**32 - 1
+"""MindIE's upper limit of maxSeqLen."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -37,7 +47,7 @@ class DecoderConfig:
     head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
-    """Longest sequence that the checkpoint is made for, in tokens."""
+    """Longest sequence that the checkpoint is made for, in tokens, its rope scaling counted in."""
     rope: Rope
     tie_word_embeddings: bool
     """Whether the output head is the embedding."""
@@ -89,7 +99,8 @@ def read_decoder_config(folder: Path | str) -> DecoderConfig:
         raise fields.error(
             f"{heads} attention heads cannot share {kv_heads} key-value heads evenly"
         )
-    max_positions = fields.count("max_position_embeddings")
+    head_dim = _head_dim(fields, family, heads)
+    rope = _rope(fields, head_dim)
     attention_bias = fields.flag("attention_bias")
     return DecoderConfig(
         architecture=architecture,
@@ -99,10 +110,10 @@ def read_decoder_config(folder: Path | str) -> DecoderConfig:
         num_layers=fields.count("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_head_dim(fields, family, heads),
+        head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        max_position_embeddings=max_positions,
-        rope=_rope(fields, max_positions),
+        max_position_embeddings=_longest_sequence(fields, rope),
+        rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
@@ -141,17 +152,32 @@ class _Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = default if self.get(key) is None else self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.refuse(key, "a number above 0")
-        if not math.isfinite(value) or value <= 0:
+        if not _is_positive(value):
             raise self.refuse(key, "a number above 0")
         return float(value)
+
+    def optional(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of so many numbers above 0."""
+        values = self.get(key)
+        is_list = isinstance(values, list) and len(values) == count
+        if not is_list or not all(map(_is_positive, values)):
+            raise self.refuse(key, f"a list of {count} numbers above 0")
+        return tuple(map(float, values))
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         value = default if self.get(key) is None else self.get(key)
         if not isinstance(value, bool):
             raise self.refuse(key, "true or false")
         return value
+
+
+def _is_positive(value: Any) -> TypeGuard[int | float]:
+    # A whole number of JSON may be larger than any float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max
 
 
 def _read_fields(path: Path) -> _Fields:
@@ -201,8 +227,32 @@ def _dtype(fields: _Fields) -> str | None:
     return name
 
 
-def _rope(fields: _Fields, max_positions: int) -> Rope:
+def _longest_sequence(fields: _Fields, rope: Rope) -> int:
+    """Tokens up to which the rope scaling extends the model.
+
+    As in vLLM: max_position_embeddings is what the model saw with linear and dynamic scaling, what
+    it was extended to with Llama 3's and LongRoPE, and either of them with YaRN, whose factor
+    counts from original_max_position_embeddings.
+    """
+    written = fields.count("max_position_embeddings")
+    match rope:
+        case RopeLinear(factor=factor) | RopeDynamic(factor=factor):
+            extended = written * factor
+        case RopeYarn(factor=factor, original_max_position_embeddings=original):
+            extended = max(written, original * factor)
+        case _:
+            extended = written
+    if extended > _MOST_POSITIONS:
+        raise fields.error(
+            f"max_position_embeddings, rope scaling counted in, is {extended:.6g}; "
+            f"it must be at most {_MOST_POSITIONS}"
+        )
+    return int(extended)
+
+
+def _rope(fields: _Fields, head_dim: int) -> Rope:
     """Read rope_parameters (transformers 5) or rope_scaling beside rope_theta (before)."""
+    max_positions = fields.count("max_position_embeddings")
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     values = fields.get(key) or {}
     if not isinstance(values, dict):
@@ -222,13 +272,17 @@ def _rope(fields: _Fields, max_positions: int) -> Rope:
             return RopeDefault(theta=theta)
         case "linear":
             return RopeLinear(theta=theta, factor=scaling.number("factor"))
+        case "dynamic":
+            return _dynamic(scaling, theta, max_positions, head_dim)
+        case "longrope":
+            return _longrope(scaling, theta, original, max_positions, head_dim)
         case "llama3":
             return _llama3(scaling, theta, original)
         case "yarn":
             return _yarn(scaling, theta, original, max_positions)
     raise fields.error(
         f"the rope type {json.dumps(kind)} is not computed; "
-        "computed are default, linear, llama3 and yarn"
+        "computed are default, dynamic, linear, llama3, longrope and yarn"
     )
 
 
@@ -245,19 +299,42 @@ def _llama3(scaling: _Fields, theta: float, original: int) -> RopeLlama3:
     )
 
 
-def _yarn(scaling: _Fields, theta: float, original: int, max_positions: int) -> RopeYarn:
-    def optional(key: str) -> float | None:
-        return scaling.number(key) if scaling.get(key) is not None else None
+def _dynamic(scaling: _Fields, theta: float, max_positions: int, head_dim: int) -> RopeDynamic:
+    factor = scaling.number("factor")
+    if factor < 1:
+        raise scaling.refuse("factor", "a number from 1")
+    if head_dim // 2 <= 1:  # the exponent divides by head_dim - 2
+        raise scaling.error(f"head_dim is {head_dim}; a dynamic rope needs at least 4")
+    return RopeDynamic(theta=theta, factor=factor, max_position_embeddings=max_positions)
 
+
+def _longrope(
+    scaling: _Fields, theta: float, original: int, max_positions: int, head_dim: int
+) -> RopeLong:
+    if original <= 1:  # the amplitude divides by its logarithm
+        raise scaling.error(f"original_max_position_embeddings is {original}, not above 1")
+    return RopeLong(
+        theta=theta,
+        short_factor=scaling.numbers("short_factor", head_dim // 2),
+        long_factor=scaling.numbers("long_factor", head_dim // 2),
+        factor=scaling.number("factor", max_positions / original),
+        original_max_position_embeddings=original,
+        attention_factor=scaling.optional("attention_factor"),
+    )
+
+
+def _yarn(scaling: _Fields, theta: float, original: int, max_positions: int) -> RopeYarn:
+    if theta <= 1:  # the ramp divides by its logarithm
+        raise scaling.error(f"rope_theta is {theta}; YaRN needs one above 1")
     return RopeYarn(
         theta=theta,
         factor=scaling.number("factor", max_positions / original),
         original_max_position_embeddings=original,
-        attention_factor=optional("attention_factor"),
+        attention_factor=scaling.optional("attention_factor"),
         beta_fast=scaling.number("beta_fast", 32.0),
         beta_slow=scaling.number("beta_slow", 1.0),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
+        mscale=scaling.optional("mscale"),
+        mscale_all_dim=scaling.optional("mscale_all_dim"),
         truncate=scaling.flag("truncate", default=True),
     )
 

@@ -69,8 +69,8 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the parameters, and so of activations, and of the KV cache unless it is int8."""
-        return self.network.norm.dtype
+        """Type of the weights that are not in 8 bits, and of the KV cache unless it is int8."""
+        return self.network.dtype
 
     @property
     def device(self) -> torch.device:

@@ -73,7 +73,7 @@ def load_decoder(
         config.rope,
         head_dim=config.head_dim,
         num_positions=max_positions or config.max_position_embeddings,
-        dtype=torch_dtype,
+        dtype=runtime.kernels.computed_in(torch_dtype),
         device=runtime.device,
     )
     network = build_network(config, parameters, rope)

@@ -21,6 +21,7 @@ def build_network(config: DecoderConfig, parameters: Parameters, rope: RopeTable
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
+        dtype=parameters.dtype,
         eps=config.rms_norm_eps,
         rope=rope.table,
         embedding=head if parameters.embedding is None else parameters.embedding,

@@ -86,11 +86,13 @@ class Layer:
 class Parameters:
     """All of a decoder."""
 
+    dtype: torch.dtype
+    """Of the weights that are not quantised."""
     embedding: Tensor | None
     """[vocab, hidden]; None: the head, as the two are tied."""
     layers: tuple[Layer, ...]
     norm: Tensor
-    """[hidden]."""
+    """[hidden], of the type of activations, as are all norms and biases."""
     head: AnyLinear
     """[vocab, hidden]."""
 
@@ -114,7 +116,7 @@ def allocate_parameters(
 
     Args:
         config: The model.
-        dtype: Of all that is not quantised.
+        dtype: Of the weights that are not quantised.
         device: Where they go.
         kernels: Whatever will compute with them.
         scheme: Which layers are in 8 bits.
@@ -124,7 +126,7 @@ def allocate_parameters(
     """
 
     def tensor(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty(shape, dtype=kernels.computed_in(dtype), device=device)
 
     def linear(names: tuple[str, ...], widths: list[int], inputs: int, *, bias: bool) -> AnyLinear:
         kind = common_kind(scheme, names)
@@ -159,8 +161,10 @@ def allocate_parameters(
     kv_width = config.num_kv_heads * config.head_dim
     is_tied = config.tie_word_embeddings
     vocab = [config.vocab_size]
+    table = None if is_tied else torch.empty(*vocab, hidden, dtype=dtype, device=device)
     return Parameters(
-        embedding=None if is_tied else tensor(config.vocab_size, hidden),
+        dtype=dtype,
+        embedding=table,
         layers=tuple(layer(f"model.layers.{number}") for number in range(config.num_layers)),
         norm=tensor(hidden),
         head=in_float((_EMBEDDING,), vocab, hidden, bias=False)

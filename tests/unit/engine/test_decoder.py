@@ -25,6 +25,18 @@ LLAMA31_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONG_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [1.0 + pair / 2 for pair in range(8)]}
+BEYOND: dict[str, dict[str, Any]] = {
+    "YaRN": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        **LONG_FACTORS,
+    },
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 2.5": ("Qwen2ForCausalLM", {}),
     "Qwen 3": ("Qwen3ForCausalLM", {"num_hidden_layers": 3, "tie_word_embeddings": True}),
@@ -125,6 +137,26 @@ def test_logits_are_those_of_transformers_in_any_cut(
         torch.testing.assert_close(
             torch.stack(logits), expected_logits(folder, tokens), atol=1e-4, rtol=0
         )
+
+
+@pytest.mark.parametrize("rope", BEYOND.values(), ids=list(BEYOND))
+def test_logits_are_those_of_transformers_beyond_what_the_model_saw(
+    make_checkpoint: Callable[..., Path], rope: dict[str, Any]
+) -> None:
+    longest = 64 if rope["rope_type"] == "longrope" else 16
+    folder = make_checkpoint(
+        "Qwen3ForCausalLM",
+        rope_parameters={**rope, "rope_theta": 1e4},
+        max_position_embeddings=longest,
+    )
+    tokens = random_tokens(64, 0)
+
+    decoder = load_decoder(folder, runtime=RUNTIME)
+
+    assert decoder.config.max_position_embeddings == decoder.max_positions == 64
+    torch.testing.assert_close(
+        forward(decoder, tokens, range(64)), expected_logits(folder, tokens), atol=1e-4, rtol=0
+    )
 
 
 def test_only_the_rows_that_are_asked_for_are_projected(

@@ -10,7 +10,14 @@ import pytest
 
 from tandem_engine.api.errors import CheckpointError
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
-from tandem_engine.model.rope import RopeDefault, RopeLinear, RopeLlama3, RopeYarn
+from tandem_engine.model.rope import (
+    RopeDefault,
+    RopeDynamic,
+    RopeLinear,
+    RopeLlama3,
+    RopeLong,
+    RopeYarn,
+)
 
 # As published with Qwen2.5-0.5B, in the layout of transformers 4.
 QWEN25: dict[str, Any] = {
@@ -149,12 +156,76 @@ def test_what_is_absent_is_what_transformers_takes(tmp_path: Path, architecture:
             RopeYarn(theta=5e5, factor=4.0, original_max_position_embeddings=32768),
             id="yarn without a factor: as the lengths say",
         ),
+        pytest.param(
+            {"type": "dynamic", "factor": 2},
+            RopeDynamic(theta=5e5, factor=2.0, max_position_embeddings=131072),
+            id="dynamic",
+        ),
+        pytest.param(
+            {
+                "type": "longrope",
+                "short_factor": [1] * 64,
+                "long_factor": [2.5] * 64,
+                "original_max_position_embeddings": 32768,
+            },
+            RopeLong(
+                theta=5e5,
+                short_factor=(1.0,) * 64,
+                long_factor=(2.5,) * 64,
+                factor=4.0,
+                original_max_position_embeddings=32768,
+            ),
+            id="longrope",
+        ),
     ],
 )
 def test_rope_scaling_is_read(
     tmp_path: Path, scaling: dict[str, Any] | None, expected: object
 ) -> None:
     assert read(tmp_path, LLAMA31, rope_scaling=scaling).rope == expected
+
+
+LONG_FACTORS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        pytest.param(None, 32768, id="none"),
+        pytest.param({"type": "linear", "factor": 2}, 65536, id="linear"),
+        pytest.param({"type": "dynamic", "factor": 1.5}, 49152, id="dynamic"),
+        pytest.param(
+            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            131072,
+            id="Qwen2.5's YaRN, beside the length before it",
+        ),
+        pytest.param({"type": "yarn", "factor": 4.0}, 131072, id="YaRN without a length"),
+        pytest.param(
+            {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096},
+            32768,
+            id="YaRN beside the length after it",
+        ),
+        pytest.param(
+            {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096},
+            32768,
+            id="YaRN that says less than the checkpoint",
+        ),
+        pytest.param(
+            {"type": "longrope", "original_max_position_embeddings": 4096, **LONG_FACTORS},
+            32768,
+            id="longrope: the length after it",
+        ),
+        pytest.param(
+            {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "type": "llama3"},
+            32768,
+            id="Llama 3.1: the length after it",
+        ),
+    ],
+)
+def test_the_longest_sequence_counts_the_rope_scaling_in(
+    tmp_path: Path, scaling: dict[str, Any] | None, longest: int
+) -> None:
+    assert read(tmp_path, QWEN25, rope_scaling=scaling).max_position_embeddings == longest
 
 
 @pytest.mark.parametrize(
@@ -189,10 +260,31 @@ def test_rope_scaling_is_read(
             id="sliding window in some layers",
         ),
         pytest.param(
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            'the rope type "dynamic" is not computed; '
-            "computed are default, linear, llama3 and yarn",
-            id="rope that depends on the length",
+            {"rope_scaling": {"rope_type": "mrope", "mrope_section": [16, 24, 24]}},
+            'the rope type "mrope" is not computed; '
+            "computed are default, dynamic, linear, llama3, longrope and yarn",
+            id="rope of images",
+        ),
+        pytest.param(
+            {"rope_scaling": {"type": "yarn", "factor": 1e30}},
+            "max_position_embeddings, rope scaling counted in, is 3.2768e+34; "
+            "it must be at most 4294967295",
+            id="rope that scales without bound",
+        ),
+        pytest.param(
+            {"rope_scaling": {"type": "linear", "factor": 10**400}},
+            f"rope_scaling.factor is 1{'0' * 400}, not a number above 0",
+            id="a number that no float is",
+        ),
+        pytest.param(
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "rope_scaling.short_factor is [1.0], not a list of 32 numbers above 0",
+            id="too few factors",
+        ),
+        pytest.param(
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "rope_theta": 1.0}},
+            "rope_theta is 1.0; YaRN needs one above 1",
+            id="a ramp without an end",
         ),
         pytest.param(
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},

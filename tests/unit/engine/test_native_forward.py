@@ -70,7 +70,11 @@ def _num_threads(request: pytest.FixtureRequest, kernels: NativeKernels) -> Iter
 
 
 def parameters_of(
-    config: DecoderConfig, kernels: Kernels, dtype: torch.dtype, scheme: Scheme
+    config: DecoderConfig,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    scheme: Scheme,
+    held_in: torch.dtype | None,
 ) -> Parameters:
     """Random ones, always the same; quantised where `scheme` says so."""
     parameters = allocate_parameters(
@@ -79,18 +83,27 @@ def parameters_of(
     generator = torch.Generator().manual_seed(0)
     for part in checkpoint_parts(parameters):
         spread = 1.0 if len(part.shape) == 1 else part.shape[1] ** -0.5
-        part.take(torch.randn(part.shape, generator=generator).mul_(spread).to(dtype))
+        part.take(torch.randn(part.shape, generator=generator).mul_(spread).to(held_in or dtype))
     return parameters
 
 
 def decoder_of(
-    kernels: Kernels, dtype: torch.dtype, scheme: Scheme = FLOAT_SCHEME, **overrides: Any
+    kernels: Kernels,
+    dtype: torch.dtype,
+    scheme: Scheme = FLOAT_SCHEME,
+    held_in: torch.dtype | None = None,
+    **overrides: Any,
 ) -> Decoder:
+    """Of weights that a checkpoint would hold in `held_in`, loaded as `dtype`."""
     config = DecoderConfig(**{**SHAPE, **overrides})
     rope = RopeTable(
-        config.rope, head_dim=config.head_dim, num_positions=512, dtype=dtype, device="cpu"
+        config.rope,
+        head_dim=config.head_dim,
+        num_positions=512,
+        dtype=kernels.computed_in(dtype),
+        device="cpu",
     )
-    network = build_network(config, parameters_of(config, kernels, dtype, scheme), rope)
+    network = build_network(config, parameters_of(config, kernels, dtype, scheme, held_in), rope)
     return Decoder(config, network, kernels)
 
 
@@ -168,7 +181,9 @@ def distance(got: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 4e-3)]
+)
 @pytest.mark.usefixtures("_num_threads")
 def test_one_call_gives_what_the_kernels_give_one_by_one(
     kernels: NativeKernels, dtype: torch.dtype, most: float, shape: dict[str, Any]
@@ -183,7 +198,9 @@ def test_one_call_gives_what_the_kernels_give_one_by_one(
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.01), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float32, 0.01), (torch.bfloat16, 0.1), (torch.float16, 0.05)]
+)
 @pytest.mark.usefixtures("_num_threads")
 def test_one_call_in_8_bits_gives_what_the_kernels_give_one_by_one(
     kernels: NativeKernels, dtype: torch.dtype, most: float, shape: dict[str, Any]
@@ -199,7 +216,9 @@ def test_one_call_in_8_bits_gives_what_the_kernels_give_one_by_one(
 
 
 @pytest.mark.parametrize("scheme", [FLOAT_SCHEME, AT_LOAD_SCHEME], ids=["float", "w8a8"])
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.01), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float32, 0.01), (torch.bfloat16, 0.1), (torch.float16, 0.05)]
+)
 @pytest.mark.usefixtures("_num_threads")
 def test_one_call_with_a_cache_in_8_bits_gives_what_the_kernels_give_one_by_one(
     kernels: NativeKernels, dtype: torch.dtype, most: float, scheme: Scheme
@@ -221,7 +240,7 @@ def test_layers_in_8_bits_are_computed_in_one_call(kernels: NativeKernels) -> No
 
 @pytest.mark.parametrize("scheme", [FLOAT_SCHEME, AT_LOAD_SCHEME], ids=["float", "w8a8"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_not_finite_inside_a_layer_comes_out_in_its_own_row_alone(
     kernels: NativeKernels, dtype: torch.dtype, bad: float, scheme: Scheme
 ) -> None:
@@ -283,18 +302,43 @@ def test_the_same_step_gives_the_same_bits(kernels: NativeKernels) -> None:
     assert torch.equal(first, second)
 
 
-def test_float16_is_computed_kernel_by_kernel(kernels: NativeKernels) -> None:
-    rows = [(1, 5), (20, 0)]
-    metadata, tokens = layout(rows), torch.arange(21)
-    native = decoder_of(kernels, torch.float16)
-    reference = decoder_of(ReferenceKernels(), torch.float16)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_float16_weights_are_computed_with_in_float32(
+    kernels: NativeKernels, shape: dict[str, Any]
+) -> None:
+    """So what is rounded is K and V alone, where torch rounds every activation."""
+    metadata, tokens = layout([(9, 0), (20, 0)]), torch.arange(29) % VOCAB
+    wanted = torch.tensor([8, 20, 28])
+    half, full = torch.float16, torch.float32
+    native, torchs = (
+        decoder_of(kernels, half, **shape),
+        decoder_of(ReferenceKernels(), half, **shape),
+    )
+    exact = decoder_of(ReferenceKernels(), full, held_in=half, **shape)
 
     with torch.inference_mode():
-        got, expected = (
-            decoder.forward(
-                tokens, cache_of(decoder, metadata), metadata, logits_rows=torch.tensor([20])
-            )
-            for decoder in (native, reference)
+        got, plain, expected = (
+            decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=wanted)
+            for decoder in (native, torchs, exact)
         )
 
-    assert torch.equal(got, expected)
+    assert kernels.is_whole
+    assert distance(got, expected) < 1e-3
+    assert distance(got, expected) < distance(plain, expected)
+
+
+def test_what_float16_cannot_hold_as_an_activation_does_not_overflow(
+    kernels: NativeKernels,
+) -> None:
+    metadata, tokens, wanted = layout([(9, 0)]), torch.arange(9), torch.tensor([8])
+    decoder = decoder_of(kernels, torch.float16, tie_word_embeddings=False)
+    embedding = decoder.network.embedding
+    assert isinstance(embedding, Tensor)
+    embedding.copy_(embedding.float() * (6e4 / float(embedding.abs().max())))
+    for layer in decoder.network.layers:
+        layer.mlp_norm.mul_(300)
+
+    with torch.inference_mode():
+        logits = decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=wanted)
+
+    assert logits.isfinite().all()

@@ -415,11 +415,11 @@ def packed_ones(kernels: NativeKernels) -> Int8PanelLinear:
 
 
 def test_other_dtypes_go_to_the_reference(kernels: NativeKernels) -> None:
-    x, weight = random(3, 32, dtype=torch.float16), random(8, 32, seed=1, dtype=torch.float16)
+    x, weight = random(3, 32, dtype=torch.float64), random(8, 32, seed=1, dtype=torch.float64)
 
     packed = pack(kernels, weight)
 
     assert isinstance(packed, PlainLinear)
     assert torch.equal(kernels.linear(x, packed), x @ weight.T)
-    norm = torch.ones(32, dtype=torch.float16)
+    x, norm = x.half(), torch.ones(32, dtype=torch.float16)
     assert torch.equal(kernels.rms_norm(x, norm, 1e-6), REFERENCE.rms_norm(x, norm, 1e-6))

@@ -3,6 +3,7 @@
 from ctypes import addressof, c_char
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from tandem_engine.device import kv_int8
@@ -27,9 +28,9 @@ def cache_args(k_cache: Tensor, v_cache: Tensor) -> CacheArgs:
     )
 
 
-def of_cache(name: str, cache: Tensor) -> str:
-    """The kernel `name` for a cache of this kind."""
-    return f"{name}_kv8" if kv_int8.is_int8(cache) else name
+def of_cache(name: str, cache: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
+    """The kernel `name` for a cache of this kind, beside activations of `dtype`; and its type."""
+    return (f"{name}_kv8", dtype) if kv_int8.is_int8(cache) else (name, cache.dtype)
 
 
 def places_args(metadata: AttentionMetadata, rope: Tensor | None = None) -> PlacesArgs:

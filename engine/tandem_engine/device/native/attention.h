@@ -112,7 +112,7 @@ struct Plan {
   }
 };
 
-// C is the type of the cache: T, or int8_t with scales.
+// C is the type of the cache: T, float16 with T float, or int8_t with scales.
 template <class T, class C>
 struct Attention {
   const T* q;        // [tokens, heads * head_dim], `stride` from token to token

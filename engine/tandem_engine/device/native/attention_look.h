@@ -47,9 +47,10 @@ inline void score(const PlainQueries<T>& queries, const LookKeys<T>& keys, int64
   }
 }
 
-// The same with K in 8 bits, not yet multiplied by its scales.
-template <int kHeads, class T>
-inline void score(const PlainQueries<T>& queries, const LookKeys<int8_t>& keys, int64_t dim,
+// The same with K of another type, which is widened; one in 8 bits is not yet multiplied by its
+// scales.
+template <int kHeads, class T, class C>
+inline void score(const PlainQueries<T>& queries, const LookKeys<C>& keys, int64_t dim,
                   float* scores) {
   for (int key = 0; key < keys.count; ++key) {
     fetch(keys.v[key], dim);

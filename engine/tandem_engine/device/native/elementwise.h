@@ -145,8 +145,8 @@ template <class T, class C>
 inline void put_row(const T* x, const LayerCache<C>& cache, C* pages, int64_t block, int64_t head,
                     int64_t place) {
   C* to = pages + cache.offset(block, head, place);
-  if constexpr (std::is_same_v<T, C>) {
-    std::memcpy(to, x, cache.head_dim * sizeof(T));
+  if constexpr (!std::is_same_v<C, int8_t>) {
+    copy_row(x, cache.head_dim, to);
   } else {
     const auto values = [&](int64_t at, int64_t count) { return load_up_to(x + at, count); };
     const float scale = quantize_row(values, cache.head_dim, to);

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "attention.h"
@@ -15,31 +16,52 @@ namespace tandem {
 
 // These structures are filled by `forward.py`, field by field; every field has 8 bytes.
 
-// W is the weights of linear layers: Weight<T>, or Int8Weight. The head is always the former.
-template <class T, class W>
-struct Layer {
-  const T* attention_norm;
-  W qkv;
-  const T* q_norm;  // or null
-  const T* k_norm;  // or null
-  W output;
-  const T* mlp_norm;
-  W gate_up;
-  W down;
+// A linear layer in float, or in 8 bits; the other one is all zeros. Layers of one model may differ.
+template <class E>
+struct Linear {
+  Weight<E> in_float;
+  Int8Weight in_int8;
+
+  bool is_int8() const { return in_int8.panels != nullptr; }
 };
 
-template <class T, class W>
+// E is the type of weights, and of the cache unless that is in 8 bits.
+template <class E>
+struct Layer {
+  using T = Computed<E>;
+
+  const T* attention_norm;
+  Linear<E> qkv;
+  const T* q_norm;  // or null
+  const T* k_norm;  // or null
+  Linear<E> output;
+  const T* mlp_norm;
+  Linear<E> gate_up;
+  Linear<E> down;
+
+  bool has_int8() const {
+    return qkv.is_int8() || output.is_int8() || gate_up.is_int8() || down.is_int8();
+  }
+};
+
+template <class E>
 struct Model {
+  using T = Computed<E>;
+
   int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim;
   double eps, scale;
   const T* rope;            // [positions, head_dim]
-  const T* embedding;       // [vocabulary, hidden], or null: the rows of `head`
+  const E* embedding;       // [vocabulary, hidden], or null: the rows of `head`
   const T* norm;
-  Weight<T> head;
-  const Layer<T, W>* layers;
+  Linear<E> head;
+  const Layer<E>* layers;
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   int64_t mixed_width() const { return heads * head_dim; }
+  bool has_int8() const {
+    return head.is_int8() ||
+           std::any_of(layers, layers + num_layers, [](const auto& each) { return each.has_int8(); });
+  }
 };
 
 template <class T>
@@ -51,7 +73,7 @@ struct Step {
   int64_t num_wanted;
   void* cache;  // [layers, 2, num_blocks, kv_heads, page]: see LayerCache
   int64_t num_blocks, block_size;
-  int64_t is_cache_int8;  // or else of type T
+  int64_t is_cache_int8;  // or else of the weights' type
   T* activations;  // as many as `Activations::count` says
   float* logits;   // [num_wanted, vocabulary]
 };
@@ -62,18 +84,18 @@ template <class T>
 struct Activations {
   T *residual, *x, *qkv, *mixed, *gate_up, *gated;
 
-  template <class W>
-  static int64_t widest(const Model<T, W>& model) {
+  template <class E>
+  static int64_t widest(const Model<E>& model) {
     return std::max(model.qkv_width() + model.mixed_width(), 3 * model.intermediate);
   }
 
-  template <class W>
-  static int64_t count(const Model<T, W>& model, int64_t tokens) {
+  template <class E>
+  static int64_t count(const Model<E>& model, int64_t tokens) {
     return tokens * (2 * model.hidden + widest(model));
   }
 
-  template <class W>
-  Activations(const Model<T, W>& model, int64_t tokens, T* memory)
+  template <class E>
+  Activations(const Model<E>& model, int64_t tokens, T* memory)
       : residual(memory),
         x(residual + tokens * model.hidden),
         qkv(x + tokens * model.hidden),
@@ -82,26 +104,26 @@ struct Activations {
         gated(gate_up + tokens * 2 * model.intermediate) {}
 };
 
-// What a linear layer in 8 bits reads: bytes, and a scale a row. A layer in float has none.
+// What linear layers in 8 bits read: bytes, and a scale a row. A model without any has none.
 struct Quantized {
   std::unique_ptr<uint8_t[]> bytes;
   std::unique_ptr<float[]> scales;
 
-  template <class Model>
-  Quantized(const Model& model, int64_t tokens)
-      : bytes(new uint8_t[tokens * std::max({model.hidden, model.mixed_width(),
-                                             model.intermediate})]),
-        scales(new float[tokens]) {}
-};
-struct Nothing {
-  template <class Model>
-  Nothing(const Model&, int64_t) {}
+  template <class E>
+  Quantized(const Model<E>& model, int64_t tokens) {
+    if (!model.has_int8()) return;
+    const int64_t widest = std::max({model.hidden, model.mixed_width(), model.intermediate});
+    bytes.reset(new uint8_t[tokens * widest]);
+    scales.reset(new float[tokens]);
+  }
 };
 
-template <class T, class W>
+template <class E>
 class Forward {
+  using T = Computed<E>;
+
  public:
-  Forward(const Model<T, W>& model, const Step<T>& step, int threads)
+  Forward(const Model<E>& model, const Step<T>& step, int threads)
       : model_(model),
         step_(step),
         memory_(model, step.places.tokens, step.activations),
@@ -115,14 +137,14 @@ class Forward {
   void operator()(Team& team) {
     embed(team);
     int64_t rows = places_.tokens;
-    norm_for_layer(team, model_.layers[0].attention_norm, rows);
+    norm_for(team, model_.layers[0].attention_norm, model_.layers[0].qkv, rows);
     for (int64_t number = 0; number < model_.num_layers; ++number) {
-      const Layer<T, W>& layer = model_.layers[number];
+      const Layer<E>& layer = model_.layers[number];
       const bool is_last = number + 1 == model_.num_layers;
       if (step_.is_cache_int8) {
         attention<int8_t>(team, layer, number);
       } else {
-        attention<T>(team, layer, number);
+        attention<E>(team, layer, number);
       }
       if (is_last) {
         // K and V are written; what follows matters for the wanted rows alone.
@@ -130,28 +152,29 @@ class Forward {
         if (rows == 0) return;
         keep_wanted(team);
       }
-      if constexpr (kInt8) {
-        quantize(team, memory_.mixed, rows, model_.mixed_width(), quantized_.bytes.get(),
-                 quantized_.scales.get());
+      if (layer.output.is_int8()) {
+        quantize(team, memory_.mixed, rows, model_.mixed_width(), layer.output.in_int8.input,
+                 quantized_.bytes.get(), quantized_.scales.get());
       }
-      product(team, memory_.mixed, rows, layer.output, memory_.residual);
-      norm_for_layer(team, layer.mlp_norm, rows);
+      product(team, memory_.mixed, rows, layer.output, memory_.residual, memory_.residual);
+      norm_for(team, layer.mlp_norm, layer.gate_up, rows);
       feed_forward(team, layer, rows);
-      if (!is_last) norm_for_layer(team, model_.layers[number + 1].attention_norm, rows);
+      if (is_last) break;
+      const Layer<E>& next = model_.layers[number + 1];
+      norm_for(team, next.attention_norm, next.qkv, rows);
     }
-    norm(team, model_.norm, rows);
-    multiply(team, memory_.x, rows, model_.head,
-             Product<float, T>(step_.logits, nullptr, model_.head));
+    norm_for(team, model_.norm, model_.head, rows);
+    product(team, memory_.x, rows, model_.head, kNone, step_.logits);
   }
 
  private:
-  static constexpr bool kInt8 = std::is_same_v<W, Int8Weight>;
+  static constexpr const T* kNone = nullptr;
 
-  const Model<T, W>& model_;
+  const Model<E>& model_;
   const Step<T>& step_;
   Places<T> places_;
   Activations<T> memory_;
-  std::conditional_t<kInt8, Quantized, Nothing> quantized_;
+  Quantized quantized_;
   Plan plan_;
   std::vector<float> partials_;
 
@@ -160,38 +183,34 @@ class Forward {
       T* to = memory_.residual + token * model_.hidden;
       const int64_t id = step_.token_ids[token];
       if (model_.embedding) {
-        std::memcpy(to, model_.embedding + id * model_.hidden, model_.hidden * sizeof(T));
+        copy_row(model_.embedding + id * model_.hidden, model_.hidden, to);
       } else {
-        unpack_row(model_.head, id, to);
+        unpack_row(model_.head.in_float, id, to);
       }
     }
   }
 
-  void norm(Team& team, const T* weight, int64_t rows) const {
-    rms_norm(team, memory_.residual, model_.hidden, weight, rows, model_.hidden,
-             static_cast<float>(model_.eps), memory_.x);
-  }
-
-  // Norms what a linear layer reads.
-  void norm_for_layer(Team& team, const T* weight, int64_t rows) const {
-    if constexpr (kInt8) {
-      quantize_norm(team, memory_.residual, weight, rows, model_.hidden,
-                    static_cast<float>(model_.eps), quantized_.bytes.get(),
-                    quantized_.scales.get());
+  // Norms what `reader` reads, in the form in which it reads it.
+  void norm_for(Team& team, const T* weight, const Linear<E>& reader, int64_t rows) const {
+    const float eps = static_cast<float>(model_.eps);
+    if (reader.is_int8()) {
+      quantize_norm(team, memory_.residual, weight, rows, model_.hidden, eps,
+                    reader.in_int8.input, quantized_.bytes.get(), quantized_.scales.get());
     } else {
-      norm(team, weight, rows);
+      rms_norm(team, memory_.residual, model_.hidden, weight, rows, model_.hidden, eps, memory_.x);
     }
   }
 
-  // Adds x @ weight.T to the residual, or puts it elsewhere. In 8 bits, x is what was quantised.
-  void product(Team& team, const T* x, int64_t rows, const W& weight,
-               T* out) const {
-    const T* residual = out == memory_.residual ? out : nullptr;
-    if constexpr (kInt8) {
+  // out = x @ weight.T + residual, if there is one. In 8 bits, x is what was quantised last.
+  template <class Out>
+  void product(Team& team, const T* x, int64_t rows, const Linear<E>& linear, const T* residual,
+               Out* out) const {
+    if (linear.is_int8()) {
+      const Int8Weight& weight = linear.in_int8;
       multiply(team, quantized_.bytes.get(), rows, weight,
-               Rescaled<T>(out, residual, quantized_.scales.get(), weight));
+               Rescaled<Out, T>(out, residual, quantized_.scales.get(), weight));
     } else {
-      multiply(team, x, rows, weight, Product<T, T>(out, residual, weight));
+      multiply(team, x, rows, linear.in_float, Product<Out, T>(out, residual, linear.in_float));
     }
   }
 
@@ -207,10 +226,10 @@ class Forward {
   }
 
   template <class C>
-  void attention(Team& team, const Layer<T, W>& layer, int64_t number) {
+  void attention(Team& team, const Layer<E>& layer, int64_t number) {
     const int64_t stride = model_.qkv_width();
     const LayerCache<C> cache = cache_of<C>(number);
-    product(team, memory_.x, places_.tokens, layer.qkv, memory_.qkv);
+    product(team, memory_.x, places_.tokens, layer.qkv, kNone, memory_.qkv);
     prepare_attention(team, memory_.qkv, stride, model_.heads, layer.q_norm, layer.k_norm,
                       static_cast<float>(model_.eps), places_, cache);
     attend(team, plan_,
@@ -218,15 +237,15 @@ class Forward {
                         static_cast<float>(model_.scale) * kLog2E, memory_.mixed, partials_.data()});
   }
 
-  void feed_forward(Team& team, const Layer<T, W>& layer, int64_t rows) const {
-    product(team, memory_.x, rows, layer.gate_up, memory_.gate_up);
-    if constexpr (kInt8) {
-      quantize_gated(team, memory_.gate_up, rows, model_.intermediate, quantized_.bytes.get(),
-                     quantized_.scales.get());
+  void feed_forward(Team& team, const Layer<E>& layer, int64_t rows) const {
+    product(team, memory_.x, rows, layer.gate_up, kNone, memory_.gate_up);
+    if (layer.down.is_int8()) {
+      quantize_gated(team, memory_.gate_up, rows, model_.intermediate, layer.down.in_int8.input,
+                     quantized_.bytes.get(), quantized_.scales.get());
     } else {
       silu_mul(team, memory_.gate_up, rows, model_.intermediate, memory_.gated);
     }
-    product(team, memory_.gated, rows, layer.down, memory_.residual);
+    product(team, memory_.gated, rows, layer.down, memory_.residual, memory_.residual);
   }
 
   // Moves the wanted rows to the front, by way of memory that is free: they may come in any order.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from ctypes import addressof, byref
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,24 +11,42 @@ from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.native.arguments import places_args, rows_args
 from tandem_engine.device.native.library import (
-    KINDS,
-    Int8LayerArgs,
+    WEIGHT_KINDS,
     LayerArgs,
     Library,
+    LinearArgs,
     ModelArgs,
     StepArgs,
+    computed_in,
 )
-from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
+from tandem_engine.device.native.linear import (
+    FLOAT_UNIT,
+    INT8_UNIT,
+    Int8PanelLinear,
+    PanelLinear,
+)
 from tandem_engine.device.network import Network, NetworkLayer, PackedLinear
 
+_PANELS: Final = (PanelLinear, Int8PanelLinear)
 
-def is_native(network: Network) -> bool:
-    """Whether the library computes all of it: layers in float or all in 8 bits, head in float."""
-    kinds = {type(part) for layer in network.layers for part in _linears(layer)}
+
+def why_not_native(network: Network) -> str | None:
+    """The reason why the library does not compute all of it; None: it does."""
+    if network.dtype not in WEIGHT_KINDS:
+        kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_KINDS)
+        return f"the dtype is {str(network.dtype).removeprefix('torch.')}, not one of {kinds}"
+    unpacked = {part.name for part in _parts(network) if not isinstance(part.linear, _PANELS)}
+    if not unpacked:
+        return None
+    widths = {
+        "hidden_size": network.hidden_size,
+        "num_attention_heads * head_dim": network.num_heads * network.head_dim,
+        "intermediate_size": network.intermediate_size,
+    }
+    named = ", ".join(f"{name} is {width}" for name, width in widths.items() if width % INT8_UNIT)
     return (
-        network.norm.dtype in KINDS
-        and isinstance(network.head, PanelLinear)
-        and kinds in ({PanelLinear}, {Int8PanelLinear})
+        f"{named}, and the inputs of linear layers must be a multiple of {FLOAT_UNIT}, or of "
+        f"{INT8_UNIT} in 8 bits (here those of {', '.join(sorted(unpacked))} are not)"
     )
 
 
@@ -39,20 +57,16 @@ class NativeForward:
 
     Args:
         library: The kernels.
-        network: One for which `is_native`.
+        network: One for which `why_not_native` has no reason.
     """
 
     def __init__(self, library: Library, network: Network) -> None:
         self._network = network
-        self._dtype = network.norm.dtype
-        is_int8 = isinstance(network.layers[0].qkv, Int8PanelLinear)
-        args, kind = (Int8LayerArgs, "_int8") if is_int8 else (LayerArgs, "")
-        layers = (_layer_args(args, layer) for layer in network.layers)
-        self._layers = (args * len(network.layers))(*layers)
+        self._layers = (LayerArgs * len(network.layers))(*map(_layer_args, network.layers))
         self._model = _model_args(network, addressof(self._layers))
-        self._forward = library(f"forward{kind}", self._dtype)
-        self._count_activations = library(f"activations{kind}", self._dtype)
-        self._activations = torch.empty(0, dtype=self._dtype)
+        self._forward = library("forward", network.dtype)
+        self._count_activations = library("activations", network.dtype)
+        self._activations = torch.empty(0, dtype=computed_in(network.dtype))
 
     def __call__(
         self,
@@ -62,6 +76,8 @@ class NativeForward:
         logits_rows: Tensor,
     ) -> Tensor:
         """Compute one step."""
+        is_int8 = kv_int8.is_int8(cache_blocks)
+        assert is_int8 or cache_blocks.dtype == self._network.dtype, "this is a bug"  # noqa: S101
         logits = torch.empty(len(logits_rows), self._network.vocab_size)
         step = StepArgs(
             places=places_args(metadata),
@@ -72,7 +88,7 @@ class NativeForward:
             cache=cache_blocks.data_ptr(),
             num_blocks=cache_blocks.shape[2],
             block_size=metadata.block_size,
-            is_cache_int8=kv_int8.is_int8(cache_blocks),
+            is_cache_int8=is_int8,
             activations=self._room(metadata.num_tokens).data_ptr(),
             logits=logits.data_ptr(),
         )
@@ -82,32 +98,44 @@ class NativeForward:
     def _room(self, num_tokens: int) -> Tensor:
         count = self._count_activations(byref(self._model), num_tokens)
         if count > len(self._activations):
-            self._activations = torch.empty(count, dtype=self._dtype)
+            self._activations = self._activations.new_empty(count)
         return self._activations
 
 
-def _linears(layer: NetworkLayer) -> Iterator[PackedLinear]:
-    yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+class _Part(NamedTuple):
+    name: str
+    linear: PackedLinear
 
 
-def _weight_args(linear: Any) -> Any:
-    return linear.args
+def _parts(network: Network) -> Iterator[_Part]:
+    for layer in network.layers:
+        yield _Part("qkv", layer.qkv)
+        yield _Part("output", layer.output)
+        yield _Part("gate_up", layer.gate_up)
+        yield _Part("down", layer.down)
+    yield _Part("head", network.head)
+
+
+def _linear_args(linear: Any) -> LinearArgs:
+    if isinstance(linear, Int8PanelLinear):
+        return LinearArgs(in_int8=linear.args)
+    return LinearArgs(in_float=linear.args)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _layer_args(args: Any, layer: NetworkLayer) -> Any:
-    return args(
+def _layer_args(layer: NetworkLayer) -> LayerArgs:
+    return LayerArgs(
         attention_norm=_pointer(layer.attention_norm),
-        qkv=_weight_args(layer.qkv),
+        qkv=_linear_args(layer.qkv),
         q_norm=_pointer(layer.q_norm),
         k_norm=_pointer(layer.k_norm),
-        output=_weight_args(layer.output),
+        output=_linear_args(layer.output),
         mlp_norm=_pointer(layer.mlp_norm),
-        gate_up=_weight_args(layer.gate_up),
-        down=_weight_args(layer.down),
+        gate_up=_linear_args(layer.gate_up),
+        down=_linear_args(layer.down),
     )
 
 
@@ -125,6 +153,6 @@ def _model_args(network: Network, layers: int) -> ModelArgs:
         rope=network.rope.data_ptr(),
         embedding=table.data_ptr() if isinstance(table, Tensor) else None,
         norm=network.norm.data_ptr(),
-        head=_weight_args(network.head),
+        head=_linear_args(network.head),
         layers=layers,
     )

@@ -1,7 +1,8 @@
 // What the shared library exports: a plain C interface, which `library.py` declares.
 //
-// Each function exists for float (_f32) and bfloat16 (_bf16). Pointers are to contiguous memory
-// unless a stride, in elements, is given.
+// Each function exists for float (_f32) and bfloat16 (_bf16), and those that read weights or a cache
+// for float16 (_f16) as well, with activations in float. Pointers are to contiguous memory unless a
+// stride, in elements, is given.
 
 #include "crew.h"
 #include "forward.h"
@@ -10,8 +11,8 @@ using namespace tandem;
 
 namespace {
 
-template <class T>
-void run_linear(const T* x, int64_t rows, const Weight<T>& weight, const T* residual, T* out) {
+template <class E, class T = Computed<E>>
+void run_linear(const T* x, int64_t rows, const Weight<E>& weight, const T* residual, T* out) {
   in_team(rows * weight.inputs * weight.outputs / kLanes, [&](Team& team) {
     multiply(team, x, rows, weight, Product<T, T>(out, residual, weight));
   });
@@ -21,7 +22,7 @@ template <class T>
 void run_linear_int8(const uint8_t* x, const float* x_scales, int64_t rows,
                      const Int8Weight& weight, const T* residual, T* out) {
   in_team(rows * weight.inputs * weight.outputs / (4 * kLanes), [&](Team& team) {
-    multiply(team, x, rows, weight, Rescaled<T>(out, residual, x_scales, weight));
+    multiply(team, x, rows, weight, Rescaled<T, T>(out, residual, x_scales, weight));
   });
 }
 
@@ -30,8 +31,9 @@ void run_pack(const T* rows, int64_t first, int64_t count, int64_t inputs, T* pa
   in_team(count * inputs, [&](Team& team) { pack(team, rows, first, count, inputs, panels); });
 }
 
-template <class T>
-void run_unpack_rows(const Weight<T>& weight, const int64_t* ids, int64_t count, T* out) {
+template <class E>
+void run_unpack_rows(const Weight<E>& weight, const int64_t* ids, int64_t count,
+                     Computed<E>* out) {
   in_team(count * weight.inputs, [&](Team& team) {
     for (const int64_t row : team.share(count)) {
       unpack_row(weight, ids[row], out + row * weight.inputs);
@@ -101,32 +103,21 @@ float run_read(const float* data, int64_t count) {
   return total;
 }
 
-template <class T, class W>
-void run_forward(const Model<T, W>& model, const Step<T>& step) {
+template <class E>
+void run_forward(const Model<E>& model, const Step<Computed<E>>& step) {
   const int64_t per_layer = model.hidden * (model.qkv_width() + 3 * model.intermediate);
-  Forward<T, W> forward(model, step, Hall::members());
+  Forward<E> forward(model, step, Hall::members());
   in_team(step.places.tokens * model.num_layers * per_layer / kLanes,
           [&](Team& team) { forward(team); });
 }
 
 }  // namespace
 
+// Of activations.
 #define TANDEM_EXPORTS(T, kind)                                                                   \
-  void tandem_linear_##kind(const T* x, int64_t rows, const Weight<T>* weight, const T* residual, \
-                            T* out) {                                                             \
-    run_linear(x, rows, *weight, residual, out);                                                  \
-  }                                                                                               \
   void tandem_linear_int8_##kind(const uint8_t* x, const float* x_scales, int64_t rows,           \
                                  const Int8Weight* weight, const T* residual, T* out) {           \
     run_linear_int8(x, x_scales, rows, *weight, residual, out);                                   \
-  }                                                                                               \
-  void tandem_pack_##kind(const T* rows, int64_t first, int64_t count, int64_t inputs,            \
-                          T* panels) {                                                            \
-    run_pack(rows, first, count, inputs, panels);                                                 \
-  }                                                                                               \
-  void tandem_unpack_rows_##kind(const Weight<T>* weight, const int64_t* ids, int64_t count,      \
-                                 T* out) {                                                        \
-    run_unpack_rows(*weight, ids, count, out);                                                    \
   }                                                                                               \
   void tandem_rms_norm_##kind(const T* x, int64_t stride, const T* weight, int64_t rows,          \
                               int64_t width, float eps, T* out) {                                 \
@@ -139,15 +130,6 @@ void run_forward(const Model<T, W>& model, const Step<T>& step) {
   void tandem_silu_mul_##kind(const T* gate_up, int64_t rows, int64_t width, T* out) {            \
     run_silu_mul(gate_up, rows, width, out);                                                      \
   }                                                                                               \
-  void tandem_prepare_attention_##kind(T* qkv, int64_t stride, int64_t heads, const T* q_norm,    \
-                                       const T* k_norm, float eps, const Places<T>* places,       \
-                                       const LayerCache<T>* cache) {                              \
-    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                        \
-  }                                                                                               \
-  void tandem_attend_##kind(const T* q, int64_t stride, int64_t heads,                            \
-                            const LayerCache<T>* cache, const Rows* rows, float scale, T* out) {  \
-    run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
-  }                                                                                               \
   void tandem_prepare_attention_kv8_##kind(T* qkv, int64_t stride, int64_t heads,                 \
                                            const T* q_norm, const T* k_norm, float eps,           \
                                            const Places<T>* places,                               \
@@ -159,33 +141,53 @@ void run_forward(const Model<T, W>& model, const Step<T>& step) {
                                 T* out) {                                                         \
     run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
   }                                                                                               \
-  int64_t tandem_activations_##kind(const Model<T, Weight<T>>* model, int64_t tokens) {           \
-    return Activations<T>::count(*model, tokens);                                                 \
-  }                                                                                               \
-  void tandem_forward_##kind(const Model<T, Weight<T>>* model, const Step<T>* step) {             \
-    run_forward(*model, *step);                                                                   \
-  }                                                                                               \
-  int64_t tandem_activations_int8_##kind(const Model<T, Int8Weight>* model, int64_t tokens) {     \
-    return Activations<T>::count(*model, tokens);                                                 \
-  }                                                                                               \
-  void tandem_forward_int8_##kind(const Model<T, Int8Weight>* model, const Step<T>* step) {       \
-    run_forward(*model, *step);                                                                   \
-  }                                                                                               \
-  void tandem_quantize_##kind(const T* x, int64_t rows, int64_t width, uint8_t* out,              \
-                              float* scales) {                                                    \
+  void tandem_quantize_##kind(const T* x, int64_t rows, int64_t width, const Input* input,        \
+                              uint8_t* out, float* scales) {                                      \
     in_team(2 * rows * width,                                                                     \
-            [&](Team& team) { quantize(team, x, rows, width, out, scales); });                     \
+            [&](Team& team) { quantize(team, x, rows, width, *input, out, scales); });            \
   }                                                                                               \
   void tandem_quantize_norm_##kind(const T* x, const T* weight, int64_t rows, int64_t width,      \
-                                   float eps, uint8_t* out, float* scales) {                      \
-    in_team(3 * rows * width, [&](Team& team) {                                                    \
-      quantize_norm(team, x, weight, rows, width, eps, out, scales);                              \
+                                   float eps, const Input* input, uint8_t* out, float* scales) {  \
+    in_team(3 * rows * width, [&](Team& team) {                                                   \
+      quantize_norm(team, x, weight, rows, width, eps, *input, out, scales);                      \
     });                                                                                           \
   }                                                                                               \
-  void tandem_quantize_gated_##kind(const T* gate_up, int64_t rows, int64_t width, uint8_t* out,  \
-                                    float* scales) {                                              \
+  void tandem_quantize_gated_##kind(const T* gate_up, int64_t rows, int64_t width,                \
+                                    const Input* input, uint8_t* out, float* scales) {            \
     in_team(4 * rows * width,                                                                     \
-            [&](Team& team) { quantize_gated(team, gate_up, rows, width, out, scales); });         \
+            [&](Team& team) { quantize_gated(team, gate_up, rows, width, *input, out, scales); }); \
+  }
+
+// Of weights, and of a cache that is not in 8 bits.
+#define TANDEM_WEIGHT_EXPORTS(E, kind)                                                            \
+  void tandem_linear_##kind(const Computed<E>* x, int64_t rows, const Weight<E>* weight,          \
+                            const Computed<E>* residual, Computed<E>* out) {                      \
+    run_linear(x, rows, *weight, residual, out);                                                  \
+  }                                                                                               \
+  void tandem_pack_##kind(const E* rows, int64_t first, int64_t count, int64_t inputs,            \
+                          E* panels) {                                                            \
+    run_pack(rows, first, count, inputs, panels);                                                 \
+  }                                                                                               \
+  void tandem_unpack_rows_##kind(const Weight<E>* weight, const int64_t* ids, int64_t count,      \
+                                 Computed<E>* out) {                                              \
+    run_unpack_rows(*weight, ids, count, out);                                                    \
+  }                                                                                               \
+  void tandem_prepare_attention_##kind(Computed<E>* qkv, int64_t stride, int64_t heads,           \
+                                       const Computed<E>* q_norm, const Computed<E>* k_norm,      \
+                                       float eps, const Places<Computed<E>>* places,              \
+                                       const LayerCache<E>* cache) {                              \
+    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                        \
+  }                                                                                               \
+  void tandem_attend_##kind(const Computed<E>* q, int64_t stride, int64_t heads,                  \
+                            const LayerCache<E>* cache, const Rows* rows, float scale,            \
+                            Computed<E>* out) {                                                   \
+    run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
+  }                                                                                               \
+  int64_t tandem_activations_##kind(const Model<E>* model, int64_t tokens) {                      \
+    return Activations<Computed<E>>::count(*model, tokens);                                       \
+  }                                                                                               \
+  void tandem_forward_##kind(const Model<E>* model, const Step<Computed<E>>* step) {              \
+    run_forward(*model, *step);                                                                   \
   }
 
 #pragma GCC visibility push(default)
@@ -218,6 +220,9 @@ float tandem_read(const float* data, int64_t count) { return run_read(data, coun
 
 TANDEM_EXPORTS(float, f32)
 TANDEM_EXPORTS(Bf16, bf16)
+TANDEM_WEIGHT_EXPORTS(float, f32)
+TANDEM_WEIGHT_EXPORTS(Bf16, bf16)
+TANDEM_WEIGHT_EXPORTS(F16, f16)
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -1,29 +1,38 @@
-"""The kernels of `runtime.Kernels` in C++, for float32 and bfloat16 on the CPU.
+"""The kernels of `runtime.Kernels` in C++, for float32, bfloat16 and float16 on the CPU.
 
-Whatever they do not compute, which is float16 and shapes that do not come in whole units, goes to
+Where weights are in float16, so is the KV cache, and activations are in float32: a weight is read
+as it is, at 2 bytes, and nothing overflows on the way. Shapes that do not come in whole units go to
 the reference.
 """
 
+import logging
 from ctypes import byref
 
 import torch
 from torch import Tensor
 
+from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.arguments import cache_args, of_cache, places_args, rows_args
-from tandem_engine.device.native.forward import NativeForward, is_native
-from tandem_engine.device.native.library import KINDS, Library
+from tandem_engine.device.native.forward import NativeForward, why_not_native
+from tandem_engine.device.native.library import KINDS, WEIGHT_KINDS, Library, computed_in
 from tandem_engine.device.native.linear import (
+    FLOAT_UNIT,
+    INT8_UNIT,
     Int8PanelLinear,
     Int8PanelPacking,
     PanelLinear,
     PanelPacking,
+    input_args,
 )
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.packing import Int8Packing, LinearPacking
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.quantization.int8 import StaticInput
+
+_LOG = logging.getLogger(__name__)
 
 
 class NativeKernels:
@@ -38,24 +47,26 @@ class NativeKernels:
         self.library = library
         self._reference = ReferenceKernels()
         self._pages = pages or HugePages()
+        self.is_whole = True
+        """Whether the last network is computed in one call; else torch has a part in it."""
+
+    def computed_in(self, dtype: torch.dtype) -> torch.dtype:
+        """float32 for float16, else the same."""
+        return computed_in(dtype)
 
     def packing(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
     ) -> LinearPacking:
         """Weights are cut into panels, in huge pages."""
-        if dtype not in KINDS or inputs % 2:
-            return self._reference.packing(outputs, inputs, dtype, device)
+        if dtype not in WEIGHT_KINDS or inputs % FLOAT_UNIT:
+            return self._reference.packing(outputs, inputs, computed_in(dtype), device)
         return PanelPacking(self.library, self._pages, outputs, inputs, dtype)
 
     def packing_int8(
         self, outputs: int, inputs: int, device: torch.device | str, *, is_static: bool
     ) -> Int8Packing:
-        """Weights are cut into panels, in huge pages.
-
-        Those that the kernels do not multiply, with inputs that have a scale and a zero point of
-        their own or do not come in fours, go to the reference.
-        """
-        if is_static or inputs % 4:
+        """Weights are cut into panels, in huge pages."""
+        if inputs % INT8_UNIT:
             return self._reference.packing_int8(outputs, inputs, device, is_static=is_static)
         return Int8PanelPacking(self.library, self._pages, outputs, inputs)
 
@@ -65,23 +76,24 @@ class NativeKernels:
             return self._linear_int8(x, packed)
         if not isinstance(packed, PanelLinear):
             return self._reference.linear(x, packed)
-        x = x.contiguous()
+        dtype, x = x.dtype, x.to(packed.computed_in).contiguous()
         out = x.new_empty(len(x), packed.outputs)
-        self.library("linear", x.dtype)(
+        self.library("linear", packed.dtype)(
             x.data_ptr(), len(x), byref(packed.args), None, out.data_ptr()
         )
-        return out
+        return out.to(dtype)
 
     def _linear_int8(self, x: Tensor, packed: Int8PanelLinear) -> Tensor:
         if x.dtype not in KINDS:
             return self._linear_int8(x.float(), packed).to(x.dtype)
-        return self.linear_int8(*self.quantize(x), packed, x.dtype)
+        return self.linear_int8(*self.quantize(x, packed.static), packed, x.dtype)
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear) -> Tensor:
         """[tokens] → [tokens, hidden]."""
         if not isinstance(table, PanelLinear):
-            return self._reference.embedding(token_ids, table)
-        out = torch.empty(len(token_ids), table.inputs, dtype=table.dtype)
+            rows = self._reference.embedding(token_ids, table)
+            return rows.to(computed_in(rows.dtype))
+        out = torch.empty(len(token_ids), table.inputs, dtype=table.computed_in)
         unpack = self.library("unpack_rows", table.dtype)
         unpack(byref(table.args), token_ids.data_ptr(), len(token_ids), out.data_ptr())
         return out
@@ -148,13 +160,13 @@ class NativeKernels:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Norm and turn Q in place, K into the cache; copy V there."""
-        if qkv.dtype not in KINDS:
+        if qkv.dtype not in KINDS or not _fits(qkv, k_cache):
             return self._reference.prepare_attention(
                 qkv, rope, k_cache, v_cache, metadata, norms=norms
             )
         cache = cache_args(k_cache, v_cache)
         heads = qkv.shape[1] // cache.head_dim - 2 * cache.kv_heads
-        self.library(of_cache("prepare_attention", k_cache), qkv.dtype)(
+        self.library(*of_cache("prepare_attention", k_cache, qkv.dtype))(
             qkv.data_ptr(),
             qkv.stride(0),
             heads,
@@ -175,13 +187,13 @@ class NativeKernels:
         scale: float,
     ) -> Tensor:
         """All rows in one call."""
-        if q.dtype not in KINDS:
+        if q.dtype not in KINDS or not _fits(q, k_cache):
             return self._reference.paged_attention(q, k_cache, v_cache, metadata, scale)
         tokens, heads, head_dim = q.shape
         if q.stride()[1:] != (head_dim, 1):
             q = q.contiguous()
         out = q.new_empty(tokens, heads * head_dim)
-        self.library(of_cache("attend", k_cache), q.dtype)(
+        self.library(*of_cache("attend", k_cache, q.dtype))(
             q.data_ptr(),
             q.stride(0),
             heads,
@@ -193,8 +205,15 @@ class NativeKernels:
         return out
 
     def forward_pass(self, network: Network) -> ForwardPass | None:
-        """One call a step, where the network is of a dtype that the kernels compute in."""
-        return NativeForward(self.library, network) if is_native(network) else None
+        """One call a step; where the kernels cannot compute all of it, a warning says why."""
+        reason = why_not_native(network)
+        self.is_whole = reason is None
+        if reason is None:
+            return NativeForward(self.library, network)
+        _LOG.warning(
+            "The native forward pass is not used, so steps take several times as long: %s.", reason
+        )
+        return None
 
     def linear_int8(
         self, x: Tensor, x_scales: Tensor, packed: Int8PanelLinear, dtype: torch.dtype
@@ -212,15 +231,23 @@ class NativeKernels:
         )
         return out
 
-    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Per-token u8 and scale: x ≈ (q - 128) * scale."""
+    def quantize(self, x: Tensor, static: StaticInput | None = None) -> tuple[Tensor, Tensor]:
+        """Per-token u8 and scale: x ≈ (q - 128) * scale; or by what is given, and then 1."""
         x = x.contiguous()
         out, scales = x.new_empty(x.shape, dtype=torch.uint8), _scales(x)
-        quantize = self.library("quantize", x.dtype)
-        quantize(x.data_ptr(), len(x), x.shape[1], out.data_ptr(), scales.data_ptr())
+        self.library("quantize", x.dtype)(
+            x.data_ptr(),
+            len(x),
+            x.shape[1],
+            byref(input_args(static)),
+            out.data_ptr(),
+            scales.data_ptr(),
+        )
         return out, scales
 
-    def quantize_norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def quantize_norm(
+        self, x: Tensor, weight: Tensor, eps: float, static: StaticInput | None = None
+    ) -> tuple[Tensor, Tensor]:
         """quantize(rms_norm(x)) without rounding in between."""
         x = x.contiguous()
         out, scales = x.new_empty(x.shape, dtype=torch.uint8), _scales(x)
@@ -230,19 +257,33 @@ class NativeKernels:
             len(x),
             x.shape[1],
             eps,
+            byref(input_args(static)),
             out.data_ptr(),
             scales.data_ptr(),
         )
         return out, scales
 
-    def quantize_gated(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize_gated(
+        self, gate_up: Tensor, static: StaticInput | None = None
+    ) -> tuple[Tensor, Tensor]:
         """quantize(silu_mul(gate_up)) without rounding in between."""
         gate_up = gate_up.contiguous()
         width = gate_up.shape[1] // 2
         out, scales = gate_up.new_empty(len(gate_up), width, dtype=torch.uint8), _scales(gate_up)
-        quantize = self.library("quantize_gated", gate_up.dtype)
-        quantize(gate_up.data_ptr(), len(gate_up), width, out.data_ptr(), scales.data_ptr())
+        self.library("quantize_gated", gate_up.dtype)(
+            gate_up.data_ptr(),
+            len(gate_up),
+            width,
+            byref(input_args(static)),
+            out.data_ptr(),
+            scales.data_ptr(),
+        )
         return out, scales
+
+
+def _fits(x: Tensor, cache: Tensor) -> bool:
+    """Whether there are kernels for a cache of this type beside `x`."""
+    return kv_int8.is_int8(cache) or computed_in(cache.dtype) == x.dtype
 
 
 def _scales(x: Tensor) -> Tensor:

@@ -38,35 +38,49 @@ NEEDED_FLAGS: Final = {
 
 KINDS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """What the kernels compute in → the end of their names."""
+WEIGHT_KINDS: Final = {**KINDS, torch.float16: "f16"}
+"""What their weights, and caches that are not in 8 bits, may be of → the same."""
 
 _P, _I, _F = c_void_p, c_int64, c_float
 _PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
-    "linear": ([_P, _I, _P, _P, _P], None),
     "linear_int8": ([_P, _P, _I, _P, _P, _P], None),
-    "pack": ([_P, _I, _I, _I, _P], None),
-    "unpack_rows": ([_P, _P, _I, _P], None),
     "rms_norm": ([_P, _I, _P, _I, _I, _F, _P], None),
     "add_rms_norm": ([_P, _P, _P, _I, _I, _F, _P, _P], None),
     "silu_mul": ([_P, _I, _I, _P], None),
-    "prepare_attention": ([_P, _I, _I, _P, _P, _F, _P, _P], None),
     "prepare_attention_kv8": ([_P, _I, _I, _P, _P, _F, _P, _P], None),
-    "attend": ([_P, _I, _I, _P, _P, _F, _P], None),
     "attend_kv8": ([_P, _I, _I, _P, _P, _F, _P], None),
+    "quantize": ([_P, _I, _I, _P, _P, _P], None),
+    "quantize_norm": ([_P, _P, _I, _I, _F, _P, _P, _P], None),
+    "quantize_gated": ([_P, _I, _I, _P, _P, _P], None),
+}
+"""Function of activations → its arguments and its result, as in kernels.cpp."""
+_WEIGHT_PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
+    "linear": ([_P, _I, _P, _P, _P], None),
+    "pack": ([_P, _I, _I, _I, _P], None),
+    "unpack_rows": ([_P, _P, _I, _P], None),
+    "prepare_attention": ([_P, _I, _I, _P, _P, _F, _P, _P], None),
+    "attend": ([_P, _I, _I, _P, _P, _F, _P], None),
     "activations": ([_P, _I], _I),
     "forward": ([_P, _P], None),
-    "activations_int8": ([_P, _I], _I),
-    "forward_int8": ([_P, _P], None),
-    "quantize": ([_P, _I, _I, _P, _P], None),
-    "quantize_norm": ([_P, _P, _I, _I, _F, _P, _P], None),
-    "quantize_gated": ([_P, _I, _I, _P, _P], None),
 }
-"""Function → its arguments and its result, as in kernels.cpp."""
+"""The same of weights or of a cache."""
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """Type of activations where weights are of `dtype`: `Computed` of vectors.h."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 class WeightArgs(ctypes.Structure):
     """`Weight` of linear.h."""
 
     _fields_: ClassVar[Any] = (("panels", _P), ("bias", _P), ("inputs", _I), ("outputs", _I))
+
+
+class InputArgs(ctypes.Structure):
+    """`Input` of linear_int8.h."""
+
+    _fields_: ClassVar[Any] = (("scale", c_double), ("zero", _I))
 
 
 class Int8WeightArgs(ctypes.Structure):
@@ -79,7 +93,14 @@ class Int8WeightArgs(ctypes.Structure):
         ("bias", _P),
         ("inputs", _I),
         ("outputs", _I),
+        ("input", InputArgs),
     )
+
+
+class LinearArgs(ctypes.Structure):
+    """`Linear` of forward.h; one of the two is all zeros."""
+
+    _fields_: ClassVar[Any] = (("in_float", WeightArgs), ("in_int8", Int8WeightArgs))
 
 
 class CacheArgs(ctypes.Structure):
@@ -123,21 +144,13 @@ class LayerArgs(ctypes.Structure):
 
     _fields_: ClassVar[Any] = (
         ("attention_norm", _P),
-        ("qkv", WeightArgs),
+        ("qkv", LinearArgs),
         ("q_norm", _P),
         ("k_norm", _P),
-        ("output", WeightArgs),
+        ("output", LinearArgs),
         ("mlp_norm", _P),
-        ("gate_up", WeightArgs),
-        ("down", WeightArgs),
-    )
-
-
-class Int8LayerArgs(ctypes.Structure):
-    """`Layer` of forward.h in 8 bits."""
-
-    _fields_: ClassVar[Any] = tuple(
-        (name, Int8WeightArgs if kind is WeightArgs else kind) for name, kind in LayerArgs._fields_
+        ("gate_up", LinearArgs),
+        ("down", LinearArgs),
     )
 
 
@@ -156,7 +169,7 @@ class ModelArgs(ctypes.Structure):
         ("rope", _P),
         ("embedding", _P),
         ("norm", _P),
-        ("head", WeightArgs),
+        ("head", LinearArgs),
         ("layers", _P),
     )
 
@@ -192,12 +205,13 @@ class Library:
         self._set_threads = _declared(library, "tandem_set_threads", [_I, _P, _I, _I], None)
         self._functions = {
             (name, dtype): _declared(library, f"tandem_{name}_{kind}", *prototype)
-            for name, prototype in _PROTOTYPES.items()
-            for dtype, kind in KINDS.items()
+            for prototypes, kinds in ((_PROTOTYPES, KINDS), (_WEIGHT_PROTOTYPES, WEIGHT_KINDS))
+            for name, prototype in prototypes.items()
+            for dtype, kind in kinds.items()
         }
 
     def __call__(self, name: str, dtype: torch.dtype) -> Any:
-        """The kernel `name` for tensors of `dtype`, one of KINDS."""
+        """The kernel `name` for `dtype`: one of KINDS; of WEIGHT_KINDS where it reads weights."""
         return self._functions[name, dtype]
 
     def padded(self, outputs: int) -> int:
@@ -248,6 +262,11 @@ def load_library(choice: str = AUTO, folder: Path = LIBRARIES) -> Library | None
         ConfigError: There is no such variant, or this CPU cannot run it.
     """
     if choice == REFERENCE:
+        _LOG.warning(
+            "TANDEM_KERNELS is '%s', so the engine computes in plain torch, several times slower; "
+            "unset it for the native kernels.",
+            REFERENCE,
+        )
         return None
     runnable = runnable_variants()
     if choice not in (AUTO, *runnable):

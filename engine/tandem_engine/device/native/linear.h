@@ -6,7 +6,7 @@
 //     [outputs / kPanel][inputs / kUnit][kPanel][kUnit]
 //
 // A unit is what one lane multiplies at once: a float, a pair of bfloat16 where the target
-// multiplies pairs, else a single bfloat16 that is widened first. One layout serves one row, where
+// multiplies pairs, else a single bfloat16 that is widened first, as a float16 always is. One layout serves one row, where
 // all that counts is that memory is read in order and once, and many rows, where a tile of
 // kStrip rows by one panel stays in registers over all inputs.
 //
@@ -73,16 +73,16 @@ inline void each_strip(int64_t rows, Work&& work) {
   }
 }
 
-template <class T>
+template <class E>
 struct Weight {
-  using Element = T;
-  const T* panels;
-  const T* bias;  // [outputs], or null
+  using Element = E;
+  const E* panels;
+  const Computed<E>* bias;  // [outputs], or null
   int64_t inputs;
   int64_t outputs;
 
   int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
-  const T* panel(int64_t number) const { return panels + number * kPanel * inputs; }
+  const E* panel(int64_t number) const { return panels + number * kPanel * inputs; }
 };
 
 // What sums become: out = sums + bias + residual, [rows, outputs], contiguous.
@@ -93,7 +93,8 @@ struct Product {
   const T* bias;      // [outputs], or null
   int64_t outputs;
 
-  Product(Out* to, const T* added, const Weight<T>& weight)
+  template <class E>
+  Product(Out* to, const T* added, const Weight<E>& weight)
       : out(to), residual(added), bias(weight.bias), outputs(weight.outputs) {}
 
   // The sums of `count` outputs of a row; at most kLanes of them.
@@ -142,9 +143,8 @@ struct Cut {
   int64_t blocks, pieces_per_block, panels_per_piece;
 
   template <class AnyWeight>
-  Cut(int64_t rows, const AnyWeight& weight, int members) {
-    const int64_t row_bytes = weight.inputs * sizeof(typename AnyWeight::Element);
-    const int64_t panel_bytes = kPanel * row_bytes;
+  Cut(int64_t rows, int64_t row_bytes, const AnyWeight& weight, int members) {
+    const int64_t panel_bytes = kPanel * weight.inputs * sizeof(typename AnyWeight::Element);
     const int64_t most_rows = kBlockBytes / row_bytes / kStrip * kStrip;
     const int64_t block_rows = most_rows > 4 * kStrip ? most_rows : 4 * kStrip;
     blocks = (rows + block_rows - 1) / block_rows;
@@ -160,7 +160,7 @@ struct Cut {
 template <class X, class AnyWeight, class Finish>
 inline void multiply(Team& team, const X* x, int64_t rows,
                      const AnyWeight& weight, const Finish& finish) {
-  const Cut cut(rows, weight, team.size);
+  const Cut cut(rows, weight.inputs * sizeof(X), weight, team.size);
   const int64_t panels = weight.num_panels();
   for (const int64_t piece : team.each(cut.blocks * cut.pieces_per_block)) {
     const int64_t block = piece / cut.pieces_per_block;
@@ -194,12 +194,12 @@ inline void pack(Team& team, const T* rows, int64_t first, int64_t count, int64_
 }
 
 // Row `output` of the matrix that was packed: an embedding that shares its memory with the head.
-template <class T>
-inline void unpack_row(const Weight<T>& weight, int64_t output, T* to) {
-  const T* unit = weight.panel(output / kPanel) + output % kPanel * kUnit<T>;
-  for (int64_t input = 0; input < weight.inputs; input += kUnit<T>) {
-    for (int part = 0; part < kUnit<T>; ++part) to[input + part] = unit[part];
-    unit += kPanel * kUnit<T>;
+template <class E>
+inline void unpack_row(const Weight<E>& weight, int64_t output, Computed<E>* to) {
+  const E* unit = weight.panel(output / kPanel) + output % kPanel * kUnit<E>;
+  for (int64_t input = 0; input < weight.inputs; input += kUnit<E>) {
+    for (int part = 0; part < kUnit<E>; ++part) copy_value(unit[part], to[input + part]);
+    unit += kPanel * kUnit<E>;
   }
 }
 

@@ -1,27 +1,42 @@
 """Linear layers whose weights lie in panels: see linear.h and linear_int8.h."""
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from tandem_engine.device.huge_pages import HugePages
-from tandem_engine.device.native.library import Int8WeightArgs, Library, WeightArgs
+from tandem_engine.device.native.library import (
+    InputArgs,
+    Int8WeightArgs,
+    Library,
+    WeightArgs,
+    computed_in,
+)
 from tandem_engine.device.network import PackedLinear
-from tandem_engine.quantization.int8 import StaticInput
+from tandem_engine.quantization.int8 import SHIFT, StaticInput
+
+FLOAT_UNIT: Final = 2
+"""Inputs of a layer come in whole units of so many; see units.h."""
+INT8_UNIT: Final = 4
+"""The same in 8 bits."""
 
 
 class PanelLinear(PackedLinear):
-    """x @ weight.T + bias for float32 or bfloat16.
+    """x @ weight.T + bias for float32, bfloat16, or float16 with x in float32.
 
     Args:
         panels: The packed weight.
         outputs: How many it has.
         inputs: How many it has.
-        bias: [out], of the panels' type.
+        bias: [out], of the type of x.
     """
 
     def __init__(self, panels: Tensor, outputs: int, inputs: int, bias: Tensor | None) -> None:
         self.outputs, self.inputs = outputs, inputs
         self.dtype: torch.dtype = panels.dtype
+        self.computed_in = computed_in(self.dtype)
+        """Type of x and of the result."""
         self.bias = bias
         """[out]; the library reads it where it is."""
         self.panels = panels
@@ -37,7 +52,7 @@ class PanelPacking:
         pages: Where the panels go.
         outputs: How many the layer has.
         inputs: How many it has; even.
-        dtype: float32 or bfloat16.
+        dtype: float32, bfloat16 or float16.
     """
 
     def __init__(
@@ -64,15 +79,24 @@ class Int8PanelLinear(PackedLinear):
         panels: The packed weight.
         sums: [out] int32: of each row of the weight, for the zero point of the quantised rows.
         inputs: How many there are.
-        scales: [out] float32: the weight is weight * scales[:, None].
+        scales: [out] float32: the weight is weight * scales[:, None]; see `Int8Weight`.
         bias: [out]; kept in float32.
+        static: How rows are quantised; None: each by its own largest magnitude.
     """
 
     def __init__(
-        self, panels: Tensor, sums: Tensor, inputs: int, scales: Tensor, bias: Tensor | None
+        self,
+        panels: Tensor,
+        sums: Tensor,
+        inputs: int,
+        scales: Tensor,
+        bias: Tensor | None,
+        *,
+        static: StaticInput | None,
     ) -> None:
         self.outputs, self.inputs = len(sums), inputs
         self.panels, self.sums = panels, sums
+        self.static = static
         self.scales = scales.float().contiguous()
         self.bias = None if bias is None else bias.float().contiguous()
         self.args = Int8WeightArgs(
@@ -82,6 +106,7 @@ class Int8PanelLinear(PackedLinear):
             _address(self.bias),
             inputs,
             self.outputs,
+            input_args(static),
         )
         """As the library takes it."""
 
@@ -118,8 +143,12 @@ class Int8PanelPacking:
         self, scales: Tensor, bias: Tensor | None, static: StaticInput | None
     ) -> Int8PanelLinear:
         """What was put."""
-        assert static is None, "the reference packs these; this is a bug"  # noqa: S101
-        return Int8PanelLinear(self._panels, self._sums, self._inputs, scales, bias)
+        return Int8PanelLinear(self._panels, self._sums, self._inputs, scales, bias, static=static)
+
+
+def input_args(static: StaticInput | None) -> InputArgs:
+    """How rows are quantised; None: each by its own largest magnitude."""
+    return InputArgs(static.scale, static.zero_point) if static else InputArgs(0.0, SHIFT)
 
 
 def _address(tensor: Tensor | None) -> int | None:

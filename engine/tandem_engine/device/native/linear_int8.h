@@ -1,10 +1,11 @@
 // The same product for W8A8: a weight of int8, one scale an output, and rows of 8 bits without
-// sign, one scale a row (see quantize.h).
+// sign, one scale a row (see quantize.h), or one scale and zero point for all of them.
 //
 // Sums are exact integers, so every variant gives the same bits. With x = (q - 128) * scale
 //
 //     sum of x * w = scale * (sum of q * w - 128 * sum of w)
 //
+// where 128 may be another zero point,//
 // and the second sum is that of a whole row of the weight, known when it is packed.
 
 #pragma once
@@ -12,6 +13,12 @@
 #include "linear.h"
 
 namespace tandem {
+
+// How the rows that a layer reads are quantised.
+struct Input {
+  double scale;  // of all rows, and then a factor of the weight's scales; 0: each has its own
+  int64_t zero;  // what 0 becomes: 128 where each row has its own scale
+};
 
 struct Int8Weight {
   using Element = int8_t;
@@ -21,26 +28,27 @@ struct Int8Weight {
   const float* bias;     // [outputs], or null
   int64_t inputs;
   int64_t outputs;
+  Input input;
 
   int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
   const int8_t* panel(int64_t number) const { return panels + number * kPanel * inputs; }
 };
 
-// What integer sums become: out = (sums - 128 * sums of w) * scales + bias + residual.
-template <class T>
+// What integer sums become: out = (sums - zero * sums of w) * scales + bias + residual.
+template <class Out, class T>
 struct Rescaled {
-  T* out;             // [rows, outputs], contiguous
+  Out* out;           // [rows, outputs], contiguous
   const T* residual;  // like out, or null; may be out itself
   const float* x_scales;
   const Int8Weight& weight;
 
-  Rescaled(T* to, const T* added, const float* scales, const Int8Weight& by)
+  Rescaled(Out* to, const T* added, const float* scales, const Int8Weight& by)
       : out(to), residual(added), x_scales(scales), weight(by) {}
 
   void put(int64_t row, int64_t output, int64_t count, Ints sums) const {
     const int64_t at = row * weight.outputs + output;
     const Floats shift = load_up_to(reinterpret_cast<const float*>(weight.sums) + output, count);
-    const Ints centred = sums - same_bits<Ints>(shift) * 128;
+    const Ints centred = sums - same_bits<Ints>(shift) * static_cast<int32_t>(weight.input.zero);
     Floats result = __builtin_convertvector(centred, Floats) * x_scales[row] *
                     load_up_to(weight.scales + output, count);
     if (weight.bias) result += load_up_to(weight.bias + output, count);

@@ -1,6 +1,6 @@
-// Per-token quantisation to 8 bits without sign: x ≈ (q - 128) * scale.
+// Quantisation to 8 bits without sign: x ≈ (q - zero) * scale.
 //
-// The scale of a row is its largest magnitude over 127. Instructions that multiply bytes take one
+// The scale of a row is its largest magnitude over 127 and the zero point 128, or both are given. Instructions that multiply bytes take one
 // operand without sign, so the symmetric values are shifted by 128; what the shift adds to a
 // product, 128 times the sum of the weights, is the business of whoever multiplies.
 
@@ -9,39 +9,48 @@
 #include <vector>
 
 #include "elementwise.h"
+#include "linear_int8.h"
 #include "quantize_row.h"
 
 namespace tandem {
 
+// A row as a layer wants it; returns what its products are multiplied by.
+template <class Row>
+inline float quantize_row_for(const Input& input, const Row& row, int64_t width, uint8_t* out) {
+  if (input.scale == 0) return quantize_row(row, width, out);
+  return quantize_row_by(row, width, static_cast<float>(input.scale),
+                         static_cast<float>(input.zero), out);
+}
+
 // [rows, width] → out like it, and scales [rows].
 template <class T>
-inline void quantize(Team& team, const T* x, int64_t rows, int64_t width, uint8_t* out,
-                     float* scales) {
+inline void quantize(Team& team, const T* x, int64_t rows, int64_t width, const Input& input,
+                     uint8_t* out, float* scales) {
   for (const int64_t row : team.share(rows)) {
     const T* from = x + row * width;
     const auto values = [&](int64_t at, int64_t count) { return load_up_to(from + at, count); };
-    scales[row] = quantize_row(values, width, out + row * width);
+    scales[row] = quantize_row_for(input, values, width, out + row * width);
   }
 }
 
 // The same of rms_norm(x).
 template <class T>
 inline void quantize_norm(Team& team, const T* x, const T* weight, int64_t rows, int64_t width,
-                          float eps, uint8_t* out, float* scales) {
+                          float eps, const Input& input, uint8_t* out, float* scales) {
   for (const int64_t row : team.share(rows)) {
     const T* from = x + row * width;
     const float factor = norm_factor(from, width, eps);
     const auto values = [&](int64_t at, int64_t count) {
       return load_up_to(from + at, count) * factor * load_up_to(weight + at, count);
     };
-    scales[row] = quantize_row(values, width, out + row * width);
+    scales[row] = quantize_row_for(input, values, width, out + row * width);
   }
 }
 
 // The same of silu(gate) * up. The values are needed twice, so they are kept in between.
 template <class T>
-inline void quantize_gated(Team& team, const T* gate_up, int64_t rows, int64_t width, uint8_t* out,
-                           float* scales) {
+inline void quantize_gated(Team& team, const T* gate_up, int64_t rows, int64_t width,
+                           const Input& input, uint8_t* out, float* scales) {
   std::vector<float> kept(round_up(width, kLanes));
   for (const int64_t row : team.share(rows)) {
     const T *gate = gate_up + row * 2 * width, *up = gate + width;
@@ -50,7 +59,7 @@ inline void quantize_gated(Team& team, const T* gate_up, int64_t rows, int64_t w
       store(kept.data() + at, gated(load_up_to(gate + at, count), load_up_to(up + at, count)));
     }
     const auto values = [&](int64_t at, int64_t) { return load(kept.data() + at); };
-    scales[row] = quantize_row(values, width, out + row * width);
+    scales[row] = quantize_row_for(input, values, width, out + row * width);
   }
 }
 

@@ -58,4 +58,33 @@ inline float quantize_row(const Row& row, int64_t width, Byte* out) {
   return scale;
 }
 
+// By a scale and a zero point that are given; what lies outside is cut off. Returns 1, or no number
+// if there was one among them, or an infinity.
+template <class Row>
+inline float quantize_row_by(const Row& row, int64_t width, float scale, float zero,
+                             uint8_t* out) {
+  constexpr float kMost = 255.0f;
+  const float factor = 1.0f / scale;
+  Floats spoiled = {};
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  const auto bytes = [&](int64_t at, int64_t count) {
+    const Floats x = row(at, count);
+    spoiled += x * 0.0f;
+    const Floats shifted = larger(x * factor + zero, Floats{});  // 0 of what is no number
+    const Floats cut = shifted > kMost ? splat(kMost) : shifted;
+    return __builtin_convertvector(__builtin_convertvector(rounded(cut), Ints), Bytes);
+  };
+  each(
+      width,
+      [&](int64_t at) {
+        const Bytes some = bytes(at, kLanes);
+        std::memcpy(out + at, &some, kLanes);
+      },
+      [&](int64_t at, int64_t left) {
+        const Bytes some = bytes(at, left);
+        std::memcpy(out + at, &some, left);
+      });
+  return 1.0f + sum_of(spoiled);
+}
+
 }  // namespace tandem

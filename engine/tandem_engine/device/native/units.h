@@ -1,4 +1,5 @@
-// Units of 32 bits: what one lane multiplies at once, of floats, bfloat16 and bytes.
+// Units: what one lane multiplies at once, of floats, float16, bfloat16 and bytes. They have 32 bits
+// but where a single value of 16 is widened first.
 //
 // For each type of weight there is how a unit of a row is spread over all lanes, how a vector of
 // units is read, and how the two are multiplied and added to sums.
@@ -26,6 +27,9 @@ inline Floats spread(const float* x) { return splat(*x); }
 inline Floats load_units(const float* w) { return load(w); }
 inline Floats load_some_units(const float* w, int64_t count) { return load_some(w, count); }
 inline Floats multiply_add(Floats sum, Floats x, Floats w) { return sum + x * w; }
+
+// Of weights alone: rows by them are floats.
+inline Floats load_units(const F16* w) { return load(w); }
 
 #if defined(__AVX512BF16__)
 typedef Ints Pairs;

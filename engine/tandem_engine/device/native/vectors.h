@@ -1,4 +1,4 @@
-// Vectors of the widest kind that the target has, and the two types that tensors are made of.
+// Vectors of the widest kind that the target has, and the types that tensors are made of.
 //
 // The kernels are written once, in terms of `Floats`; what a variant gains over another comes
 // from the flags that it is compiled with, and from `dot_pairs`, where the target has it.
@@ -33,6 +33,16 @@ constexpr bool kHasPairs = false;
 struct Bf16 {
   uint16_t bits;
 };
+
+// IEEE 754's half precision: weights and caches come in it, activations do not (see Computed).
+struct F16 {
+  uint16_t bits;
+};
+
+// What is computed in where weights are of type E. A float16 ends at 65,504, which the residual of
+// some models exceeds, and no CPU adds up products of them in anything wider.
+template <class E>
+using Computed = std::conditional_t<std::is_same_v<E, F16>, float, E>;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
@@ -87,6 +97,53 @@ inline Floats load(const Bf16* p) {
   return same_bits<Floats>(widened(bits) << 16);
 }
 
+inline Floats load(const F16* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  Halves halves;
+  std::memcpy(&halves, p, sizeof(halves));
+  const Words bits = widened(halves);
+  const Words magnitude = (bits & 0x7fff) << 13;
+  // By a product, which is exact and makes normal floats of subnormal halves, too.
+  constexpr float kRebias = 5.192296858534828e33f;  // 2^112
+  const Words scaled = same_bits<Words>(same_bits<Floats>(magnitude) * kRebias);
+  const Words is_finite = same_bits<Words>(magnitude < (0x7c00u << 13));
+  const Words no_number = magnitude | 0x7f800000u;
+  return same_bits<Floats>((scaled & is_finite) | (no_number & ~is_finite) | (bits & 0x8000) << 16);
+#endif
+}
+
+// Rounds to the nearest, ties to even, as torch does; what is not a number stays so.
+inline Halves to_f16(Floats x) {
+#if defined(__AVX512F__)
+  return same_bits<Halves>(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+  return same_bits<Halves>(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const Words bits = same_bits<Words>(x);
+  const Words magnitude = bits & 0x7fffffffu;
+  // From 2^-14 on: the exponent moves, and 13 bits are rounded off.
+  const Words normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  // Below, adding 1/2 leaves what a subnormal half holds in the lowest bits, rounded.
+  const Words small = same_bits<Words>(same_bits<Floats>(magnitude) + 0.5f) - 0x3f000000u;
+  const Words is_small = same_bits<Words>(magnitude < (113u << 23));
+  const Words is_large = same_bits<Words>(magnitude >= (143u << 23));  // from 2^16 on
+  const Words is_number = same_bits<Words>(x == x);
+  const Words large = (0x7c00 & is_number) | (0x7e00 & ~is_number);
+  const Words result = (small & is_small) | (normal & ~is_small);
+  return __builtin_convertvector(
+      (large & is_large) | (result & ~is_large) | (bits >> 16 & 0x8000), Halves);
+#endif
+}
+
+inline void store(F16* p, Floats x) {
+  const Halves bits = to_f16(x);
+  std::memcpy(p, &bits, sizeof(bits));
+}
+
 // Rounds to the nearest, ties to even, as torch does; what is not a number stays so.
 inline Halves to_bf16(Floats x) {
 #if defined(__AVX512BF16__)
@@ -107,6 +164,11 @@ inline void store(Bf16* p, Floats x) {
 inline float to_float(float x) { return x; }
 
 inline float to_float(Bf16 x) { return same_bits<float>(uint32_t{x.bits} << 16); }
+
+inline float to_float(F16 x) {
+  F16 some[kLanes] = {x};
+  return load(some)[0];
+}
 
 inline void assign(float& to, float x) { to = x; }
 
@@ -154,6 +216,27 @@ inline void each(int64_t length, Whole&& whole, Rest&& rest) {
   int64_t at = 0;
   for (; at + kLanes <= length; at += kLanes) whole(at);
   if (at < length) rest(at, length - at);
+}
+
+// From one type to another.
+template <class From, class To>
+inline void copy_value(From from, To& to) {
+  if constexpr (std::is_same_v<From, To>) {
+    to = from;
+  } else {
+    to = to_float(from);
+  }
+}
+
+template <class From, class To>
+inline void copy_row(const From* from, int64_t width, To* to) {
+  if constexpr (std::is_same_v<From, To>) {
+    std::memcpy(to, from, width * sizeof(To));
+  } else {
+    each(
+        width, [&](int64_t at) { store(to + at, load(from + at)); },
+        [&](int64_t at, int64_t left) { store_some(to + at, load_some(from + at, left), left); });
+  }
 }
 
 // The larger; if one of them is no number, the second.
