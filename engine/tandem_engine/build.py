@@ -2,15 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from tandem_engine.api.config import EngineConfig
+from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.front import EngineLimits
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.rewrites import consequences
 from tandem_engine.device.kv_int8 import SCALE_BYTES
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
@@ -22,17 +23,19 @@ from tandem_engine.kvcache.capacity import (
     GIB,
     Capacity,
     ModelShape,
-    activation_bytes,
+    in_gib,
     kv_bytes_per_token,
     size_by_gib,
     size_by_memory,
     size_host,
 )
+from tandem_engine.kvcache.fit import Fit, Room, Wish, fit
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load import load_decoder
+from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.text.codec import CheckpointCodec, load_codec
@@ -65,16 +68,23 @@ def build_engine(
     if folder.is_dir():
         check_readable(folder)
     codec = load_codec(folder)
-    max_seq_len = _max_seq_len(config, read_decoder_config(folder))
+    max_positions = _max_positions(config, read_decoder_config(folder))
     runtime = open_device(config.device, memory_bytes=config.memory_bytes)
     report(runtime.set_num_threads(config.num_threads))
-    decoder = _load(config, runtime, max_seq_len, report)
+    process = runtime.memory().used
+    decoder = _load(config, runtime, max_positions, report)
+    room = _room(config, runtime, process=process)
+    fitted = _fit(config, decoder, runtime, room, report)
     runtime.begin_steps()
-    capacity = _capacity(config, decoder, runtime, max_seq_len)
-    num_host_blocks = _num_host_blocks(config, decoder, runtime, capacity)
-    report(capacity.in_words(_shape(config, decoder), num_host_blocks=num_host_blocks))
-    limits = _limits(config, decoder, capacity)
-    config = config.model_copy(update={"schedule": in_force(config.schedule, limits)})
+    capacity = _capacity(config, decoder, room, fitted)
+    num_host_blocks = _num_host_blocks(config, decoder, room, capacity)
+    chosen = list(_chosen(config.schedule, max_positions, fitted))
+    limits = _limits(config, decoder, capacity, fitted)
+    config = config.model_copy(update={"schedule": in_force(config.schedule, limits, config.slo)})
+    for one in consequences(config.schedule, config.slo, max_seq_len=limits.max_seq_len):
+        report(one.text)
+    shape = _shape(config, decoder)
+    report(capacity.in_words(shape, num_host_blocks=num_host_blocks, chosen=chosen))
     engine = _engine(config, decoder, capacity, runtime, num_host_blocks=num_host_blocks)
     _warm_up(engine, capacity)
     metrics = EngineMetrics(model_name)
@@ -90,7 +100,8 @@ def build_engine(
     )
 
 
-def _max_seq_len(config: EngineConfig, model: DecoderConfig) -> int:
+def _max_positions(config: EngineConfig, model: DecoderConfig) -> int:
+    """The longest sequence that may be asked for: maxSeqLen, or else the model's limit."""
     limit = model.max_position_embeddings
     wanted = config.max_seq_len or limit
     if wanted > limit:
@@ -106,7 +117,7 @@ def _max_seq_len(config: EngineConfig, model: DecoderConfig) -> int:
 
 
 def _load(
-    config: EngineConfig, runtime: DeviceRuntime, max_seq_len: int, report: Report
+    config: EngineConfig, runtime: DeviceRuntime, max_positions: int, report: Report
 ) -> Decoder:
     started = last = time.monotonic()
 
@@ -124,7 +135,7 @@ def _load(
         dtype=config.dtype,
         quantization=config.quantization,
         runtime=runtime,
-        max_positions=max_seq_len,
+        max_positions=max_positions,
         progress=progress,
     )
     if decoder.quantization:
@@ -139,42 +150,87 @@ def _progress_line(done: int, total: int) -> str:
     return f"Loading weights {bar} {100 * done // total} % of {total / _MIB:.1f} MiB"
 
 
-def _capacity(
-    config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, max_seq_len: int
-) -> Capacity:
+def _room(config: EngineConfig, runtime: DeviceRuntime, *, process: int) -> Room:
+    """The memory, when the weights are in it and nothing else is."""
+    memory = runtime.memory()
+    return Room(
+        total=memory.total,
+        process=process,
+        weights=memory.used - process,
+        # On a CPU the blocks that sequences are swapped out to are of the same memory.
+        host=config.cpu_mem_size * GIB,
+        kv_cache=config.npu_mem_size * GIB if config.npu_mem_size > 0 else None,
+    )
+
+
+def _fit(
+    config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, room: Room, report: Report
+) -> Fit:
+    """What fits into `room`, by steps that are measured; what is asked for, if blocks are given."""
+    schedule = config.schedule
+    if config.num_kv_blocks is not None:
+        return Fit(
+            max_seq_len=config.max_seq_len or decoder.max_positions,
+            max_batch_size=schedule.max_batch_size,
+            step=0,
+            step_tokens=0,
+        )
+    shape = _shape(config, decoder)
+    cost = profile_steps(
+        decoder,
+        runtime,
+        block_size=schedule.cache_block_size,
+        kv_dtype=_kv_dtype(config, decoder),
+    )
+    wish = Wish(
+        schedule=schedule,
+        model_limit=decoder.max_positions,
+        max_seq_len=config.max_seq_len,
+        max_input_token_len=config.max_input_token_len,
+        block_size=schedule.cache_block_size,
+        vocab_size=shape.vocab_size,
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+    )
+    fitted = fit(wish, room, cost)
+    report(
+        f"Memory: {in_gib(room.total)}, of which the process takes {in_gib(room.process)}, weights "
+        f"{in_gib(room.weights)} and the largest step {in_gib(fitted.step)} "
+        f"({fitted.step_tokens} tokens, {fitted.max_batch_size} rows)"
+    )
+    return fitted
+
+
+def _chosen(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
+    """What is less than it might be, because the memory holds no more."""
+    if fitted.max_seq_len < max_positions:
+        yield f"maxSeqLen {fitted.max_seq_len} of the model's {max_positions}"
+    if fitted.max_batch_size < asked.max_batch_size:
+        yield f"maxBatchSize {fitted.max_batch_size} of {asked.max_batch_size}"
+
+
+def _capacity(config: EngineConfig, decoder: Decoder, room: Room, fitted: Fit) -> Capacity:
     block_size = config.schedule.cache_block_size
     shape = _shape(config, decoder)
     if config.num_kv_blocks is not None:
         return Capacity(
-            num_blocks=config.num_kv_blocks, block_size=block_size, max_seq_len=max_seq_len
+            num_blocks=config.num_kv_blocks, block_size=block_size, max_seq_len=fitted.max_seq_len
         ).checked(shape, available=0, activations=0)
-    memory = runtime.memory()
-    # The blocks that sequences are swapped out to are of the same memory on a CPU.
-    available = memory.total - memory.used - config.cpu_mem_size * GIB
-    activations = _largest_step(config, shape, max_seq_len)
     if config.npu_mem_size > 0:
         return size_by_gib(
             shape,
             block_size=block_size,
-            max_seq_len=max_seq_len,
+            max_seq_len=fitted.max_seq_len,
             gib=config.npu_mem_size,
-            available=available,
-            activations=activations,
+            available=room.left,
+            activations=fitted.step,
         )
     return size_by_memory(
         shape,
         block_size=block_size,
-        max_seq_len=max_seq_len,
-        available=available,
-        activations=activations,
+        max_seq_len=fitted.max_seq_len,
+        available=room.left,
+        activations=fitted.step,
     )
-
-
-def _largest_step(config: EngineConfig, shape: ModelShape, max_seq_len: int) -> int:
-    """Bytes of the activations of the largest step that the settings allow at the start."""
-    schedule = config.schedule
-    step_tokens = max(schedule.largest_step, max_seq_len)
-    return activation_bytes(shape, step_tokens=step_tokens, rows=schedule.max_batch_size)
 
 
 def _kv_dtype(config: EngineConfig, decoder: Decoder) -> torch.dtype:
@@ -184,8 +240,6 @@ def _kv_dtype(config: EngineConfig, decoder: Decoder) -> torch.dtype:
 def _shape(config: EngineConfig, decoder: Decoder) -> ModelShape:
     model, kv_dtype = decoder.config, _kv_dtype(config, decoder)
     return ModelShape(
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
         vocab_size=model.vocab_size,
         kv_bytes_per_token=kv_bytes_per_token(
             num_layers=model.num_layers,
@@ -194,25 +248,21 @@ def _shape(config: EngineConfig, decoder: Decoder) -> ModelShape:
             dtype_bytes=kv_dtype.itemsize,
             scale_bytes=SCALE_BYTES if kv_dtype == torch.int8 else 0,
         ),
-        dtype_bytes=decoder.dtype.itemsize,
         kv_dtype=str(kv_dtype).removeprefix("torch."),
     )
 
 
-def _num_host_blocks(
-    config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, capacity: Capacity
-) -> int:
+def _num_host_blocks(config: EngineConfig, decoder: Decoder, room: Room, capacity: Capacity) -> int:
     """Blocks for sequences that are swapped out: cpuMemSize."""
     if config.num_host_blocks is not None:
         return config.num_host_blocks
     shape = _shape(config, decoder)
-    memory = runtime.memory()
     taken = capacity.num_tokens * shape.kv_bytes_per_token
     return size_host(
         shape,
         block_size=capacity.block_size,
         gib=config.cpu_mem_size,
-        available=memory.total - memory.used - taken,
+        available=room.left + room.host - taken,
     )
 
 
@@ -261,7 +311,9 @@ def _warm_up(engine: Engine, capacity: Capacity) -> None:
             raise ConfigError(f"The model does not run: {failed['warm-up']}.")
 
 
-def _limits(config: EngineConfig, decoder: Decoder, capacity: Capacity) -> EngineLimits:
+def _limits(
+    config: EngineConfig, decoder: Decoder, capacity: Capacity, fitted: Fit
+) -> EngineLimits:
     return EngineLimits(
         max_seq_len=capacity.max_seq_len,
         max_input_token_len=config.max_input_token_len or capacity.max_seq_len - 1,
@@ -269,6 +321,7 @@ def _limits(config: EngineConfig, decoder: Decoder, capacity: Capacity) -> Engin
         cache_block_size=capacity.block_size,
         num_kv_blocks=capacity.num_blocks,
         max_sequences=capacity.max_sequences,
+        max_batch_size=fitted.max_batch_size,
     )
 
 

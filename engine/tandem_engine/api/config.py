@@ -76,7 +76,8 @@ class SplitFuseConfig(Model):
     """true: test splitStartBatchSize anew at every step; false: once it was met, keep splitting."""
 
     split_start_batch_size: Annotated[int, Field(ge=0)] = 16
-    """Sequences in the batch from which prompts are cut; below, they run whole."""
+    """Sequences in the batch from which prompts are cut; below, they run whole. With an SLO 0,
+    where nobody writes it."""
 
     policy_type: MixPolicy = 0
     """Order of requests: 0 first come first served, 4 shortest job first, 5 longest job first,
@@ -121,7 +122,8 @@ class ScheduleConfig(Model):
     """How requests share the steps of one replica: MindIE's ScheduleConfig."""
 
     template_type: TemplateType = "Standard"
-    """Standard: a step is all prefill or all decode. Mix: both in one step (SplitFuse)."""
+    """Standard: a step is all prefill or all decode. Mix: both in one step (SplitFuse), the default
+    with an SLO."""
 
     strategy: Strategy | None = None
     """How batches form; absent means continuous with templateType Standard and splitfuse with Mix.
@@ -155,10 +157,12 @@ class ScheduleConfig(Model):
     splitFuse.policyType."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=819200)] = 200
-    """Sequences that may run at the same time."""
+    """Sequences that may run at the same time; where nobody writes it, fewer if the replica's
+    memory holds no more."""
 
     max_iter_times: Annotated[int, Field(ge=1)] = 512
-    """Largest number of output tokens of one request, whatever it asks for."""
+    """Largest number of output tokens of one request, whatever it asks for; with an SLO as many as
+    maxSeqLen, where nobody writes it."""
 
     max_preempt_count: Annotated[int, Field(ge=0)] = 0
     """Sequences that one step may swap out to host memory; more are recomputed. Above 0 it needs
@@ -360,7 +364,8 @@ class EngineConfig(Model):
     it is read; none: a checkpoint in 8 bits is refused."""
 
     max_seq_len: MaxSeqLen | None = None
-    """Prompt and output of one request together (MindIE maxSeqLen); None takes the model's own."""
+    """Prompt and output of one request together (MindIE maxSeqLen); None takes the model's own, or
+    what the memory holds."""
 
     max_input_token_len: MaxInputTokenLen | None = None
     """Longest prompt (MindIE maxInputTokenLen); None means max_seq_len − 1."""

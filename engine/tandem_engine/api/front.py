@@ -24,6 +24,8 @@ class EngineLimits:
     num_kv_blocks: int
     max_sequences: int
     """Sequences of max_seq_len tokens that fit into the KV cache at once."""
+    max_batch_size: int
+    """Sequences that may run at the same time where the schedule does not say how many."""
 
 
 class TextCodec(Protocol):

@@ -8,6 +8,8 @@ from tandem_engine.api.errors import InvalidParameter
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 1024
+MAX_STOP_LENGTH: Final = 1024
+MAX_STOP_CHARACTERS: Final = 32768
 MAX_N: Final = 8192
 MAX_BEST_OF: Final = 128
 MAX_LENGTH_PENALTY: Final = 10.0
@@ -16,6 +18,7 @@ LOWEST_PRIORITY: Final = 5
 MAX_SALT_CHARACTERS: Final = 256
 MAX_PENALTY: Final = 100.0
 MAX_BIAS: Final = 100.0
+MAX_BIASED_TOKENS: Final = 300
 GREEDY_BELOW: Final = 1e-5
 _SHOWN_CHARACTERS: Final = 60
 MAX_SEED: Final = 2**63 - 1
@@ -54,7 +57,8 @@ class SamplingParams:
     max_tokens: int
     """Output tokens at most; the engine lowers it to maxIterTimes and to the room in maxSeqLen."""
     min_tokens: int = 0
-    """Output tokens before an end token or stop id may come."""
+    """Output tokens before an end token or stop id may come. A stop string that ends within them
+    is text like any other, as in vLLM; one that ends later may begin within them."""
     temperature: float = 1.0
     """0 is greedy, and so is anything too small to divide logits by (GREEDY_BELOW)."""
     top_k: int = -1
@@ -70,11 +74,13 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted from the logit of every token of the output, times its count there."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids, each in [-100, 100]."""
+    """Added to the logits of these token ids, before penalties; each in [-100, 100], and at most
+    300 of them, as at OpenAI."""
     seed: int | None = None
     """Same seed, same tokens, whatever else is in the batch; None draws one."""
     stop: tuple[str, ...] = ()
-    """Texts that end the output; they are not part of it."""
+    """Texts that end the output; they are not part of it. The first to end does, and of those that
+    end together the longest."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the output, beside the model's own end tokens."""
     ignore_eos: bool = False
@@ -136,6 +142,12 @@ class SamplingParams:
         )
 
     def _check_lists(self) -> None:
+        if len(self.logit_bias) > MAX_BIASED_TOKENS:
+            raise InvalidParameter(
+                f"logit_bias has {len(self.logit_bias)} token ids; it must have at most "
+                f"{MAX_BIASED_TOKENS}.",
+                parameter="logit_bias",
+            )
         self._require(
             "logit_bias",
             ok=all(
@@ -146,8 +158,11 @@ class SamplingParams:
         )
         self._require(
             "stop",
-            ok=len(self.stop) <= MAX_STOP_STRINGS and all(self.stop),
-            allowed=f"at most {MAX_STOP_STRINGS} strings, none of them empty",
+            ok=len(self.stop) <= MAX_STOP_STRINGS
+            and all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in self.stop)
+            and sum(map(len, self.stop)) <= MAX_STOP_CHARACTERS,
+            allowed=f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters, "
+            f"{MAX_STOP_CHARACTERS} together",
         )
 
     def _check_beams(self) -> None:

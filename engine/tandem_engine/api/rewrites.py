@@ -6,8 +6,15 @@ lengths, which only a replica knows. Both give a schedule back that reads in as 
 """
 
 from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from pydantic.alias_generators import to_camel
 
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
+from tandem_engine.api.slo import Slo
+
+LEFT_TO_REPLICA: Final = ("max_batch_size", "max_iter_times")
+"""Fields that a replica may choose where nobody wrote them: by its memory, by its maxSeqLen."""
 
 
 def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
@@ -15,10 +22,11 @@ def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
 
     Two schedules that mean the same resolve to the same value, so that writing a default down is
     no change. Older names give way to newer ones: supportSelectBatch to stageSelectPolicy.
+    What is left to the replica and was not written still counts as not written.
     """
     split = schedule.split_fuse
     return ScheduleConfig(
-        **dict(schedule)
+        **_written(schedule)
         | {
             "strategy": schedule.batching,
             "max_prefill_batch_size": schedule.prefill_rows,
@@ -37,6 +45,54 @@ def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
             ),
         }
     )
+
+
+def schedule_document(schedule: ScheduleConfig) -> dict[str, Any]:
+    """`schedule` under its outside names, without what is left to the replica."""
+    document = schedule.document()
+    for name in _open_fields(schedule):
+        del document[to_camel(name)]
+    return document
+
+
+def keep_promises(
+    schedule: ScheduleConfig, slo: Slo, *, max_seq_len: int | None = None
+) -> ScheduleConfig:
+    """`schedule` with defaults that let promised latencies be kept, where nobody wrote others.
+
+    With a promise, templateType is Mix, as only there steps have a budget and prompts an order;
+    prompts are cut from the first row on; and answers may be as long as maxSeqLen. Without one,
+    the defaults are MindIE's.
+
+    Args:
+        schedule: as it was written; with a promise, nothing in it needs templateType Standard.
+        slo: the promises.
+        max_seq_len: None: only the replica knows, which then fills maxIterTimes in.
+    """
+    if slo.is_given:
+        split, update = schedule.split_fuse, dict[str, Any]()
+        if "template_type" not in schedule.model_fields_set:
+            update["template_type"] = "Mix"
+        if "split_start_batch_size" not in split.model_fields_set:
+            update["split_fuse"] = split.model_copy(update={"split_start_batch_size": 0})
+        schedule = schedule.model_copy(update=update)
+    return with_longest_output(schedule, slo, max_seq_len=max_seq_len)
+
+
+def with_longest_output(
+    schedule: ScheduleConfig, slo: Slo, *, max_seq_len: int | None
+) -> ScheduleConfig:
+    """`schedule` with maxIterTimes filled in: 512, but with a promise maxSeqLen, if it is known."""
+    if "max_iter_times" in schedule.model_fields_set:
+        return schedule
+    longest = max_seq_len if slo.is_given else schedule.max_iter_times
+    return schedule.model_copy(update={"max_iter_times": longest} if longest else {})
+
+
+def with_batch_size(schedule: ScheduleConfig, max_batch_size: int) -> ScheduleConfig:
+    """`schedule` with another maxBatchSize; what may not exceed it is lowered too."""
+    # The copy is not checked; resolving lowers what would be refused.
+    return resolve_schedule(schedule.model_copy(update={"max_batch_size": max_batch_size}))
 
 
 def rewrite(
@@ -68,8 +124,46 @@ def rewrite(
             f"maxBatchSize {resolved.max_batch_size} is lowered to maxPrefillTokens "
             f"{resolved.max_prefill_tokens}, and with it what may not exceed it."
         )
-        resolved = _with_batch_size(resolved, resolved.max_prefill_tokens)
+        resolved = with_batch_size(resolved, resolved.max_prefill_tokens)
     return resolved, tuple(said)
+
+
+class Consequence(NamedTuple):
+    """What follows from one value of the schedule, and users may not expect."""
+
+    field: str
+    """Its outside name in the schedule."""
+    text: str
+    """A sentence that begins with the name."""
+
+
+def consequences(
+    schedule: ScheduleConfig, slo: Slo, *, max_seq_len: int | None = None
+) -> Iterator[Consequence]:
+    """What follows from values, most of them MindIE's defaults, and may surprise users.
+
+    Args:
+        schedule: with all that is known filled in.
+        slo: the promises.
+        max_seq_len: None: it is not known yet.
+    """
+    output = schedule.max_iter_times
+    is_known = "max_iter_times" in schedule.model_fields_set or not slo.is_given
+    if is_known and (max_seq_len is None or output < max_seq_len):
+        yield Consequence(
+            "maxIterTimes",
+            f"maxIterTimes is {output}: every answer ends after {output} tokens at most, a "
+            "reasoning model's perhaps in mid-thought, with finish_reason length; raise it, up to "
+            "maxSeqLen.",
+        )
+    rows = schedule.split_start_rows
+    if schedule.is_split_fuse and slo.tpot is None and rows:
+        yield Consequence(
+            "splitFuse.splitStartBatchSize",
+            f"splitFuse.splitStartBatchSize is {rows}: with fewer sequences in the batch prompts "
+            f"are not cut, and everybody waits for one of up to maxPrefillTokens "
+            f"{schedule.max_prefill_tokens}; lower it to 0 to cut all of them.",
+        )
 
 
 def _said_of_defaults(asked: ScheduleConfig, resolved: ScheduleConfig) -> Iterator[str]:
@@ -88,6 +182,11 @@ def _said_of_defaults(asked: ScheduleConfig, resolved: ScheduleConfig) -> Iterat
         yield f"supportSelectBatch true has no effect with strategy {resolved.batching}."
 
 
-def _with_batch_size(resolved: ScheduleConfig, max_batch_size: int) -> ScheduleConfig:
-    # The copy is not checked; resolving lowers what would be refused.
-    return resolve_schedule(resolved.model_copy(update={"max_batch_size": max_batch_size}))
+def _open_fields(schedule: ScheduleConfig) -> Iterator[str]:
+    return (name for name in LEFT_TO_REPLICA if name not in schedule.model_fields_set)
+
+
+def _written(schedule: ScheduleConfig) -> dict[str, Any]:
+    """All fields but those that are left to the replica."""
+    left = set(_open_fields(schedule))
+    return {name: value for name, value in schedule if name not in left}

@@ -1,6 +1,6 @@
 """How many KV blocks a replica's memory holds; arithmetic only.
 
-    memory for KV blocks = memory of the replica - weights - activations of the largest step
+    memory for KV blocks = memory of the replica - process - weights - largest step
     bytes of one token   = 2 · layers · KV heads · (head size · bytes of the type + of its scale)
     sequences at once    = blocks of that memory // blocks of one sequence of the longest length
 
@@ -10,32 +10,51 @@ times as many tokens as Llama 2 in the same memory. Only a cache in 8 bits has s
 a head of 128 takes 132 bytes, and 256 in bfloat16, so there is room for 1.94 times as many blocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from tandem_engine.api.errors import ConfigError
 
 GIB: Final = 2**30
-# Copies of the [tokens, hidden] and [tokens, MLP] activations that live at the same time in a
-# layer: residual, normed, q/k/v, attention output; gate and up, their product.
-_HIDDEN_COPIES: Final = 6
-_MLP_COPIES: Final = 3
-# float32 copies of the logits that sampling may hold at once, with every filter and penalty on:
-# measured 14.6 beside the logits themselves (sorted values and int64 order, float64 sums, counts).
-_LOGITS_COPIES: Final = 16
-_FLOAT32_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What steps need beside weights and KV cache, in bytes; measured by `runner.profile`."""
+
+    fixed: int
+    """Of any step, and what the first one sets up."""
+    per_token: int
+    """Activations of a token."""
+    per_row: int
+    """Logits of a row that yields, and the copies that sampling makes of them."""
+    per_context: int = 0
+    """Of a token in the cache, where attention copies a row's context out of it."""
+
+    def of(self, *, num_tokens: int, num_rows: int, context: int) -> int:
+        """Bytes of a step.
+
+        Args:
+            num_tokens: Its tokens.
+            num_rows: Its rows that yield.
+            context: Tokens of the longest sequence in it.
+        """
+        return (
+            self.fixed
+            + num_tokens * self.per_token
+            + num_rows * self.per_row
+            + context * self.per_context
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes of a model that decide on its memory."""
 
-    hidden_size: int
-    intermediate_size: int
     vocab_size: int
     kv_bytes_per_token: int
     """See the function of this name."""
-    dtype_bytes: int
     kv_dtype: str
     """Type of the KV cache, in words."""
 
@@ -66,8 +85,8 @@ class Capacity:
         needed = self.max_seq_len * shape.kv_bytes_per_token
         raise ConfigError(
             f"The KV cache has room for {self.num_tokens} tokens, one sequence of maxSeqLen "
-            f"{self.max_seq_len} needs {_size(needed)}: {_size(available)} are left "
-            f"after the weights, of which the largest step takes {_size(activations)}; "
+            f"{self.max_seq_len} needs {in_gib(needed)}: {in_gib(available)} are left "
+            f"after the weights, of which the largest step takes {in_gib(activations)}; "
             f"raise resources.memory or npuMemSize, or lower maxSeqLen, maxPrefillTokens or "
             f"maxBatchSize."
         )
@@ -77,14 +96,24 @@ class Capacity:
         """Sequences of the longest length that fit at once."""
         return self.num_blocks // -(-self.max_seq_len // self.block_size)
 
-    def in_words(self, shape: ModelShape, *, num_host_blocks: int = 0) -> str:
-        """The line that the log of the start and `tandem status` show, figures in front."""
+    def in_words(
+        self, shape: ModelShape, *, num_host_blocks: int = 0, chosen: Sequence[str] = ()
+    ) -> str:
+        """The line that the log of the start and `tandem status` show, figures in front.
+
+        Args:
+            shape: The model.
+            num_host_blocks: Blocks to swap to.
+            chosen: What is less than the model's limit or a default, because no more fits.
+        """
         room = f"room for {_counted(self.max_sequences, 'sequence')} of {self.max_seq_len} tokens"
+        if chosen:
+            room += f", chosen to fit: {', '.join(chosen)}"
         host = f", {_counted(num_host_blocks, 'host block')} to swap to" if num_host_blocks else ""
         size = self.num_tokens * shape.kv_bytes_per_token
         return (
             f"KV cache: {_counted(self.num_blocks, 'block')} of {self.block_size} tokens, "
-            f"{room}{host} ({_size(size)}, {shape.kv_bytes_per_token} bytes a token "
+            f"{room}{host} ({in_gib(size)}, {shape.kv_bytes_per_token} bytes a token "
             f"in {shape.kv_dtype})"
         )
 
@@ -102,19 +131,6 @@ def kv_bytes_per_token(
         scale_bytes: Of what a token and KV head takes besides, where values are in 8 bits.
     """
     return 2 * num_layers * num_kv_heads * (head_size * dtype_bytes + scale_bytes)
-
-
-def activation_bytes(shape: ModelShape, *, step_tokens: int, rows: int) -> int:
-    """Bytes that the largest step needs beside weights and KV cache.
-
-    Args:
-        shape: The model.
-        step_tokens: Tokens of that step.
-        rows: Rows of it that yield a token, hence need logits.
-    """
-    wide = _HIDDEN_COPIES * shape.hidden_size + _MLP_COPIES * shape.intermediate_size
-    layer = step_tokens * wide * shape.dtype_bytes
-    return layer + rows * shape.vocab_size * _FLOAT32_BYTES * _LOGITS_COPIES
 
 
 def size_by_memory(
@@ -148,7 +164,7 @@ def size_by_gib(
     left = max(0, available - activations)
     if gib * GIB > left:
         raise ConfigError(
-            f"npuMemSize is {gib} GiB, but weights and the largest step leave {_size(left)} "
+            f"npuMemSize is {gib} GiB, but weights and the largest step leave {in_gib(left)} "
             f"of this replica's memory; lower it, raise resources.memory, or set -1 to take what "
             f"is left."
         )
@@ -172,7 +188,7 @@ def size_host(shape: ModelShape, *, block_size: int, gib: int, available: int) -
     """
     if gib * GIB > max(0, available):
         raise ConfigError(
-            f"cpuMemSize is {gib} GiB, but {_size(max(0, available))} of host memory are "
+            f"cpuMemSize is {gib} GiB, but {in_gib(max(0, available))} of host memory are "
             f"left; lower it, raise resources.memory, or set 0 to compute pre-empted sequences "
             f"again instead of swapping them."
         )
@@ -181,13 +197,13 @@ def size_host(shape: ModelShape, *, block_size: int, gib: int, available: int) -
     if gib and not num_blocks:
         raise ConfigError(
             f"cpuMemSize is {gib} GiB, but one block of {block_size} tokens takes "
-            f"{_size(block_bytes)}; raise it, or lower cacheBlockSize."
+            f"{in_gib(block_bytes)}; raise it, or lower cacheBlockSize."
         )
     return num_blocks
 
 
-def _size(num_bytes: int) -> str:
-    """Bytes for people; small models have sizes that would be 0.00 GiB."""
+def in_gib(num_bytes: int) -> str:
+    """Bytes for people; small ones in MiB, as they would be 0.00 GiB."""
     if num_bytes < GIB // 10:
         return f"{num_bytes / 2**20:.2f} MiB"
     return f"{num_bytes / GIB:.2f} GiB"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.sampling.chosen import Chosen
 from tandem_engine.sampling.sampler import name_tokens
 
 Sample = Callable[[Tensor, FlatBatch], StepResult]
@@ -38,8 +39,8 @@ class Flight:
         self.step = step
         self.batch = batch
         self.before = before
-        self.chosen: Tensor | None = None
-        """int64: a token for each row that yields; None: it failed, or is not done."""
+        self.chosen: Chosen | None = None
+        """A token for each row that yields; None: it failed, or is not done."""
         self.is_collected = False
         """Whether whoever handed it in has its result."""
         self._sample = sample
@@ -59,9 +60,9 @@ class Flight:
             self.before = None
             self._done.set()
 
-    def choose(self, chosen: Tensor, logits: Tensor | None) -> None:
-        """Take the tokens, and the logits if somebody asks for log-probabilities."""
-        self.chosen, self._logits = chosen, logits
+    def choose(self, chosen: Chosen) -> None:
+        """Take the tokens."""
+        self.chosen = chosen
 
     def keep(self, logits: Tensor) -> None:
         """Take the logits of rows that are sampled where the result is asked for.
@@ -78,17 +79,14 @@ class Flight:
         """
         if self.chosen is None and self._error is None:
             raise RuntimeError("The step before yields more than a token a row; this is a bug.")
-        return self.chosen
+        return None if self.chosen is None else self.chosen.token_ids
 
     def settle(self) -> None:
         """Let the rows know their tokens, once."""
         with self._settling:
             if self._result is not None or self.chosen is None or self.batch is None:
                 return
-            rows = self.batch.yielding
-            tokens = name_tokens(self.chosen, self._logits, rows)
-            self._logits = None
-            self._result = _note(self.batch, tokens)
+            self._result = _note(self.batch, name_tokens(self.chosen))
 
     def result(self) -> StepResult:
         """Wait for the end; raise what the computation raised."""

@@ -9,7 +9,7 @@ from tandem_engine.kvcache.capacity import (
     GIB,
     Capacity,
     ModelShape,
-    activation_bytes,
+    StepCost,
     kv_bytes_per_token,
     size_by_gib,
     size_by_memory,
@@ -18,11 +18,8 @@ from tandem_engine.kvcache.capacity import (
 
 # Llama-2-7B-like: 2 · 32 layers · 32 heads · 128 · 2 bytes = 512 KiB a token.
 MHA = ModelShape(
-    hidden_size=4096,
-    intermediate_size=11008,
     vocab_size=32000,
     kv_bytes_per_token=524288,
-    dtype_bytes=2,
     kv_dtype="bfloat16",
 )
 
@@ -36,7 +33,8 @@ def test_one_gib_of_an_mha_model_holds_2048_tokens() -> None:
 
 
 def test_the_largest_step_is_set_aside_first() -> None:
-    activations = activation_bytes(MHA, step_tokens=1024, rows=8)
+    cost = StepCost(fixed=2**20, per_token=100_000, per_row=2_000_000)
+    activations = cost.of(num_tokens=1024, num_rows=8, context=1000)
     capacity = size_by_memory(
         MHA, block_size=128, max_seq_len=1000, available=GIB + activations, activations=activations
     )
@@ -93,11 +91,8 @@ def test_bytes_of_a_token_follow_from_layers_heads_and_type(
 
 def shape_with(kv_bytes: int) -> ModelShape:
     return ModelShape(
-        hidden_size=4096,
-        intermediate_size=14336,
         vocab_size=128_256,
         kv_bytes_per_token=kv_bytes,
-        dtype_bytes=2,
         kv_dtype="bfloat16",
     )
 
@@ -140,12 +135,11 @@ def test_a_cache_in_8_bits_holds_nearly_twice_the_blocks_and_its_scales_count() 
     assert counts == [585, 1134]
 
 
-def test_activations_of_the_largest_step_are_worked_out_by_hand() -> None:
-    # 1024 tokens · (6 · 4096 + 3 · 14336) · 2 bytes = 1024 · 67584 · 2 = 138,412,032
-    # 8 rows · 128,256 logits · 4 bytes · 16 copies = 65,667,072
-    activations = activation_bytes(shape_with(131_072), step_tokens=1024, rows=8)
+def test_the_largest_step_is_worked_out_by_hand() -> None:
+    # 1,000,000 + 1024 · 67,584 + 8 · 2,052,096 + 4096 · 12
+    cost = StepCost(fixed=1_000_000, per_token=67_584, per_row=2_052_096, per_context=12)
 
-    assert activations == 138_412_032 + 65_667_072
+    assert cost.of(num_tokens=1024, num_rows=8, context=4096) == 86_671_936
 
 
 def test_a_sequence_takes_whole_blocks() -> None:
@@ -236,4 +230,18 @@ def test_a_small_cache_is_told_in_mebibytes() -> None:
     assert line == (
         "KV cache: 64 blocks of 16 tokens, room for 2 sequences of 512 tokens "
         "(2.00 MiB, 2048 bytes a token in bfloat16)"
+    )
+
+
+def test_the_line_of_the_start_says_what_was_chosen_before_what_status_leaves_out() -> None:
+    capacity = Capacity(num_blocks=8, block_size=128, max_seq_len=1024)
+
+    line = capacity.in_words(
+        shape_with(131_072), chosen=["maxSeqLen 1024 of the model's 4096", "maxBatchSize 9 of 200"]
+    )
+
+    assert line == (
+        "KV cache: 8 blocks of 128 tokens, room for 1 sequence of 1024 tokens, chosen to fit: "
+        "maxSeqLen 1024 of the model's 4096, maxBatchSize 9 of 200 "
+        "(0.12 GiB, 131072 bytes a token in bfloat16)"
     )

@@ -27,6 +27,11 @@ BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2}
         ),
         ({"best_of": 129}, "best_of", "best_of is 129; it must be in [n, 128], here [1, 128]."),
         (
+            {"logit_bias": dict.fromkeys(range(301), 1.0)},
+            "logit_bias",
+            "logit_bias has 301 token ids; it must have at most 300.",
+        ),
+        (
             BEAMS | {"length_penalty": -10.5},
             "length_penalty",
             "length_penalty is -10.5; it must be in [-10.0, 10.0].",

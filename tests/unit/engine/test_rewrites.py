@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.rewrites import resolve_schedule, rewrite
+from tandem_engine.api.rewrites import (
+    LEFT_TO_REPLICA,
+    consequences,
+    keep_promises,
+    resolve_schedule,
+    rewrite,
+    schedule_document,
+    with_batch_size,
+    with_longest_output,
+)
+from tandem_engine.api.slo import LatencyPromise, Slo
 
 NO_N = "maxN is not given; it is {}."
 
@@ -182,3 +192,47 @@ def test_what_was_rewritten_is_in_force(
         assert resolved.max_prefill_tokens >= min(max_seq_len, max_input + resolved.max_iter_times)
     assert ScheduleConfig.model_validate(resolved.document()) == resolved
     assert resolved.batching == schedule.batching
+
+
+def test_what_the_replica_may_choose_stays_open_until_it_has_chosen() -> None:
+    resolved = resolve_schedule(ScheduleConfig())
+
+    assert set(LEFT_TO_REPLICA).isdisjoint(resolved.model_fields_set)
+    assert {"maxBatchSize", "maxIterTimes"}.isdisjoint(schedule_document(resolved))
+    assert "max_batch_size" in with_batch_size(resolved, 7).model_fields_set
+
+
+def test_a_smaller_batch_lowers_what_may_not_exceed_it() -> None:
+    written = ScheduleConfig(max_prefill_batch_size=50, max_n=100)
+    small = with_batch_size(written, 8)
+
+    assert (small.max_batch_size, small.max_prefill_batch_size, small.max_n) == (8, 8, 8)
+
+
+SLO = Slo(ttft=LatencyPromise(target="1s"))
+
+
+def test_a_promise_cuts_every_prompt_and_no_answer() -> None:
+    chosen = keep_promises(ScheduleConfig(), SLO, max_seq_len=4096)
+
+    assert chosen.is_split_fuse
+    assert chosen.split_start_rows == 0
+    assert chosen.max_iter_times == 4096
+    assert list(consequences(resolve_schedule(chosen), SLO, max_seq_len=4096)) == []
+
+
+def test_without_a_promise_the_defaults_are_mindies() -> None:
+    schedule = keep_promises(ScheduleConfig(), Slo(), max_seq_len=4096)
+
+    assert (schedule.template_type, schedule.max_iter_times) == ("Standard", 512)
+    assert schedule.split_fuse.split_start_batch_size == 16
+
+
+def test_an_output_that_the_service_leaves_open_is_filled_in_by_the_replica() -> None:
+    open_output = keep_promises(ScheduleConfig(), SLO)
+    assert "max_iter_times" not in open_output.model_fields_set
+
+    assert with_longest_output(open_output, SLO, max_seq_len=99).max_iter_times == 99
+    # What somebody wrote stays.
+    written = ScheduleConfig(max_iter_times=512)
+    assert with_longest_output(written, SLO, max_seq_len=4096).max_iter_times == 512

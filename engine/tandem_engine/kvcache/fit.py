@@ -1,0 +1,227 @@
+"""Which lengths and batch sizes a replica's memory holds: pure arithmetic.
+
+    memory ≥ process + weights + largest step + KV cache + host blocks
+
+maxSeqLen decides on the KV cache, which has to hold one sequence of that length, and, where prompts
+are not cut, on the largest step; maxBatchSize on the rows of that step. What the manifest gives is
+kept, or refused with the sum. What it leaves open is the model's limit, and MindIE's default, where
+the memory holds them, and else:
+
+- maxBatchSize: as many rows as a quarter of what the weights leave holds, since a row costs a few
+  copies of its logits whether somebody is in it or not;
+- maxSeqLen: the longest of which one sequence fits into the rest.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.rewrites import rewrite, with_batch_size
+from tandem_engine.kvcache.capacity import GIB, StepCost, in_gib
+
+_ROWS_SHARE: Final = 4
+_LOGIT_BYTES: Final = 4
+_MARGIN: Final = 0.1
+"""Of the measured largest step, for what was not measured: it is extrapolated from small ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A replica's memory, and what is in it before the first step; in bytes."""
+
+    total: int
+    process: int
+    """Held before the weights were read."""
+    weights: int
+    host: int = 0
+    """Blocks for sequences that are swapped out: cpuMemSize."""
+    kv_cache: int | None = None
+    """npuMemSize; None: all that is left."""
+
+    @property
+    def left(self) -> int:
+        """What steps and KV cache may have."""
+        return self.total - self.process - self.weights - self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to fit."""
+
+    schedule: ScheduleConfig
+    """Its maxBatchSize is the replica's to lower unless somebody wrote it."""
+    model_limit: int
+    """Tokens that the model is made for."""
+    max_seq_len: int | None
+    """None: the replica's to choose."""
+    max_input_token_len: int | None
+    block_size: int
+    """Tokens of a KV block."""
+    vocab_size: int
+    kv_bytes_per_token: int
+
+    @property
+    def may_lower_rows(self) -> bool:
+        """Whether maxBatchSize is MindIE's default."""
+        return "max_batch_size" not in self.schedule.model_fields_set
+
+    @property
+    def shortest(self) -> int:
+        """The least maxSeqLen worth a choice: a block, or a token more than the longest prompt."""
+        return min(max(self.block_size, (self.max_input_token_len or 0) + 1), self.model_limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What fits."""
+
+    max_seq_len: int
+    max_batch_size: int
+    step: int
+    """Bytes of the largest step."""
+    step_tokens: int
+    """Tokens of it."""
+
+
+def fit(wish: Wish, room: Room, cost: StepCost) -> Fit:
+    """The largest maxSeqLen and maxBatchSize that `room` holds, where `wish` leaves them open.
+
+    Raises:
+        ConfigError: what is given does not fit, or nothing does; the text has the sum, part by
+            part, and what would do.
+    """
+    sizes = _Sizes(wish, room, cost)
+    length, rows = wish.max_seq_len or wish.model_limit, wish.schedule.max_batch_size
+    if not sizes.fits(length, rows):
+        length, rows = _largest_fit(sizes)
+    return Fit(
+        max_seq_len=length,
+        max_batch_size=rows,
+        step=sizes.step(length, rows),
+        step_tokens=sizes.step_tokens(length, rows),
+    )
+
+
+def _largest_fit(sizes: "_Sizes") -> tuple[int, int]:
+    wish, room = sizes.wish, sizes.room
+    rows = wish.schedule.max_batch_size
+    if wish.may_lower_rows:
+        affordable = room.left // _ROWS_SHARE // max(1, sizes.cost.per_row)
+        rows = max(1, min(rows, affordable))
+    length = wish.max_seq_len or sizes.longest(rows) or wish.shortest
+    if wish.may_lower_rows:
+        rows = sizes.most_rows(length) or rows
+    if not sizes.fits(length, rows):
+        raise ConfigError(sizes.refusal(length, rows))
+    return length, rows
+
+
+class _Sizes:
+    """How large steps and sequences are."""
+
+    def __init__(self, wish: Wish, room: Room, cost: StepCost) -> None:
+        self.wish = wish
+        self.room = room
+        self.cost = cost
+
+    def step_tokens(self, length: int, rows: int) -> int:
+        """Tokens of the largest step."""
+        schedule, _ = rewrite(
+            with_batch_size(self.wish.schedule, rows),
+            max_seq_len=length,
+            max_input_token_len=self.wish.max_input_token_len or length - 1,
+        )
+        return schedule.largest_step
+
+    def step(self, length: int, rows: int) -> int:
+        """Bytes of the largest step."""
+        measured = self.cost.of(
+            num_tokens=self.step_tokens(length, rows), num_rows=rows, context=length
+        )
+        # One step ahead, the logits of two steps are there at once.
+        ahead = rows * self.wish.vocab_size * _LOGIT_BYTES
+        measured += ahead * self.wish.schedule.async_scheduling_enable
+        return int(measured * (1 + _MARGIN))
+
+    def sequence(self, length: int) -> int:
+        """Bytes of the KV blocks of one sequence."""
+        blocks = -(-length // self.wish.block_size)
+        return blocks * self.wish.block_size * self.wish.kv_bytes_per_token
+
+    def fits(self, length: int, rows: int) -> bool:
+        """Whether the largest step and one sequence fit."""
+        kv_cache = self.room.kv_cache
+        sequence = self.sequence(length)
+        if kv_cache is not None and sequence > kv_cache:
+            return False
+        return self.step(length, rows) + max(sequence, kv_cache or 0) <= self.room.left
+
+    def longest(self, rows: int) -> int | None:
+        """The longest sequence that fits, in whole blocks; None: not even the shortest."""
+        wish = self.wish
+        most = wish.model_limit // wish.block_size
+        least = -(-wish.shortest // wish.block_size)
+        blocks = _largest(lambda count: self.fits(count * wish.block_size, rows), least, most)
+        return None if blocks is None else blocks * wish.block_size
+
+    def most_rows(self, length: int) -> int | None:
+        """The most rows that fit; None: not even one."""
+        return _largest(lambda rows: self.fits(length, rows), 1, self.wish.schedule.max_batch_size)
+
+    def refusal(self, length: int, rows: int) -> str:
+        """The sum, part by part, and what would do."""
+        needed = self.room.total - self.room.left + self.step(length, rows)
+        needed += max(self.sequence(length), self.room.kv_cache or 0)
+        parts = " + ".join(self._parts(length, rows))
+        ways = ", or ".join(self._ways_out(length, rows, needed))
+        return (
+            f"This replica's memory of {in_gib(self.room.total)} does not hold {parts} "
+            f"= {in_gib(needed)}; {ways}."
+        )
+
+    def _parts(self, length: int, rows: int) -> Iterator[str]:
+        room = self.room
+        yield f"process {in_gib(room.process)}"
+        yield f"weights {in_gib(room.weights)}"
+        tokens = self.step_tokens(length, rows)
+        yield f"largest step {in_gib(self.step(length, rows))} ({tokens} tokens in {rows} rows)"
+        sequence = self.sequence(length)
+        if room.kv_cache is None or sequence > room.kv_cache:
+            yield f"KV cache of one sequence of maxSeqLen {length} {in_gib(sequence)}"
+        else:
+            yield f"KV cache of npuMemSize {in_gib(room.kv_cache)}"
+        if room.host:
+            yield f"cpuMemSize {in_gib(room.host)}"
+
+    def _ways_out(self, length: int, rows: int, needed: int) -> Iterator[str]:
+        kv_cache = self.room.kv_cache
+        memory = f"set resources.memory to {-(-needed * 10 // GIB) / 10:g}Gi"
+        if kv_cache is None:
+            yield memory
+        elif self.sequence(length) > kv_cache:
+            yield f"set npuMemSize to {-(-self.sequence(length) // GIB)}, with {memory[4:]}"
+        else:
+            yield f"lower npuMemSize, or {memory}"
+        shorter = self.longest(rows)
+        if shorter is not None and shorter < length:
+            yield f"lower maxSeqLen to {shorter}"
+        fewer = self.most_rows(length)
+        if fewer is not None and fewer < rows:
+            yield f"lower maxBatchSize to {fewer}"
+        if self.room.host:
+            yield "lower cpuMemSize"
+
+
+def _largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The largest number from `least` to `most` that fits, where less always does, too."""
+    if least > most or not fits(least):
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        if fits(middle):
+            least = middle
+        else:
+            most = middle - 1
+    return least
