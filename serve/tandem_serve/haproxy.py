@@ -1,24 +1,40 @@
-"""`tandem-haproxy`: starts the HAProxy of Ray Serve, as Serve starts it.
+"""`tandem-haproxy`: starts the HAProxy of Ray Serve, as Serve starts it, with some things mended.
 
-The proxy of a node that is to go fails its health checks, so that no client is sent to it any more.
-A client that is connected already notices nothing: while it asks often enough its connection never
-is idle, Serve never takes the proxy for drained, and Ray's autoscaler never takes away the pod
-(measured, Ray 2.60). So such a proxy closes every connection with its answer.
+Serve has no settings for these (Ray 2.60):
+
+- The proxy of a node that is to go fails its health checks, so that no client is sent to it any
+  more. A client that is connected already notices nothing: while it asks often enough its
+  connection never is idle, Serve never takes the proxy for drained, and Ray's autoscaler never
+  takes away the pod (measured). So such a proxy closes every connection with its answer.
+- Whoever sends the head of a request slowly, or none, keeps a connection for the `timeout client`.
+  It gets a time of its own here.
+- What the proxy cannot hand on gets a `500 text/plain`, and a 404 while there are no replicas. It
+  gets a 503 here, in OpenAI's form: clients wait a moment and try again. (A head that is no HTTP or
+  comes too slowly gets HAProxy's own page nonetheless: it is refused where no page is known yet.)
+- HAProxy does not start when the limit of open files is too low for its `maxconn`, which is
+  therefore lowered to what the process may open.
 
 Ray finds this command by `RAY_SERVE_HAPROXY_BINARY_PATH`.
 """
 
 import itertools
+import json
 import os
 import re
+import resource
 import sys
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NoReturn
 
 BINARY: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """The environment variable in which Ray looks for the path of the program that it starts."""
+HEAD_TIMEOUT_S: Final = 10
+"""How long the head of a request may take to come."""
+RETRY_AFTER_S: Final = 1
 
+_DEFAULTS: Final = "defaults\n    mode http\n"
 _FRONTEND: Final = "frontend http_frontend\n"
 _CLOSE: Final = "    option httpclose\n"
 # The first answer to a health check that the configuration has; later ones are what is left.
@@ -26,6 +42,34 @@ _HEALTH: Final = re.compile(
     r"^ *http-request return status (\d+) .* if healthcheck\b", re.MULTILINE
 )
 _HEALTHY: Final = "200"
+_ERROR_FILE: Final = re.compile(r"^ *errorfile \d+ .*\n", re.MULTILINE)
+_NO_BACKEND: Final = re.compile(
+    r"(?<=^backend default_backend\n)( *http-request return status) 404 .*$", re.MULTILINE
+)
+_MAXCONN: Final = re.compile(r"^( *maxconn) (\d+)$", re.MULTILINE)
+# A connection is a file on either side, and every fourth may have a pipe between them (Serve turns
+# splicing on); the rest is for listeners, checks, logs and threads.
+_FILES_PER_CONNECTION: Final = 2.5
+_OTHER_FILES: Final = 512
+
+_UNAVAILABLE: Final = "No replica can take the request now; try again in a moment."
+_ERRORS: Final = {
+    400: (
+        HTTPStatus.BAD_REQUEST,
+        "invalid_http",
+        "The request is not valid HTTP, or its body stopped coming; send it again.",
+    ),
+    408: (
+        HTTPStatus.REQUEST_TIMEOUT,
+        "request_timeout",
+        f"The head of the request did not come within {HEAD_TIMEOUT_S} s; send it again, faster.",
+    ),
+    500: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+    502: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+    503: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+    504: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+}
+"""HAProxy's own failures, and what a client gets for them: status, code and sentence."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -33,17 +77,59 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options = list(sys.argv[1:] if arguments is None else arguments)
     for option, value in itertools.pairwise(options):
         if option == "-f":
-            _close_if_unhealthy(Path(value))
+            _mend(Path(value))
     binary = real_haproxy()
     os.execv(binary, [binary, *options])  # noqa: S606  # to be HAProxy is the whole purpose
+
+
+def mended(configuration: str, *, folder: Path, max_files: int) -> str:
+    """The configuration as Tandem wants it.
+
+    Args:
+        configuration: what Ray Serve wrote.
+        folder: where the pages of `error_pages` are.
+        max_files: files that the process may open.
+    """
+    return closing(
+        answering_in_json(timing_heads(opening(configuration, max_files=max_files)), folder=folder)
+    )
 
 
 def closing(configuration: str) -> str:
     """The configuration, with connections closed after each answer where health checks fail."""
     health = _HEALTH.search(configuration)
-    if health is None or health[1] == _HEALTHY:
+    if health is None or health[1] == _HEALTHY or _FRONTEND + _CLOSE in configuration:
         return configuration
     return configuration.replace(_FRONTEND, _FRONTEND + _CLOSE, 1)
+
+
+def timing_heads(configuration: str) -> str:
+    """The configuration, with a time for the head of a request, and for one that never comes."""
+    line = f"    timeout http-request {HEAD_TIMEOUT_S}s\n"
+    if line in configuration:
+        return configuration
+    return configuration.replace(_DEFAULTS, _DEFAULTS + line, 1)
+
+
+def answering_in_json(configuration: str, *, folder: Path) -> str:
+    """The configuration, with the pages in `folder` for HAProxy's own failures."""
+    pages = "".join(f"    errorfile {status} {folder / _file_name(status)}\n" for status in _ERRORS)
+    without = _ERROR_FILE.sub("", configuration)
+    page = folder / _file_name(HTTPStatus.SERVICE_UNAVAILABLE)
+    return _NO_BACKEND.sub(
+        rf"\1 503 errorfile {page}", without.replace(_DEFAULTS, _DEFAULTS + pages, 1)
+    )
+
+
+def opening(configuration: str, *, max_files: int) -> str:
+    """The configuration, with no more connections than there may be files for."""
+    most = max(1, int((max_files - _OTHER_FILES) / _FILES_PER_CONNECTION))
+    return _MAXCONN.sub(lambda found: f"{found[1]} {min(int(found[2]), most)}", configuration)
+
+
+def error_pages() -> dict[str, str]:
+    """Name of a file → the whole HTTP response in it, for each of HAProxy's own failures."""
+    return {_file_name(status): _page(*page) for status, page in _ERRORS.items()}
 
 
 def real_haproxy() -> str:
@@ -58,8 +144,35 @@ def real_haproxy() -> str:
     return str(get_haproxy_binary())
 
 
-def _close_if_unhealthy(path: Path) -> None:
-    before = path.read_text(encoding="utf-8")
-    after = closing(before)
-    if after != before:
-        path.write_text(after, encoding="utf-8")
+def _file_name(status: int) -> str:
+    return f"tandem-{status}.http"
+
+
+def _page(status: HTTPStatus, code: str, message: str) -> str:
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if is_ours else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    body = json.dumps({"error": error})
+    head = [
+        f"HTTP/1.1 {status} {status.phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-cache",
+        *([f"Retry-After: {RETRY_AFTER_S}"] if is_ours else []),
+    ]
+    return "\r\n".join([*head, "", body])
+
+
+def _mend(path: Path) -> None:
+    folder = path.absolute().parent
+    for name, page in error_pages().items():
+        _write(folder / name, page)
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _write(path, mended(path.read_text(encoding="utf-8"), folder=folder, max_files=max_files))
+
+
+def _write(path: Path, text: str) -> None:
+    # Another HAProxy may be starting with the same file.
+    if path.is_file() and path.read_bytes() == text.encode():
+        return
+    path.write_bytes(text.encode())

@@ -1,14 +1,21 @@
-"""The real HAProxy, started as Ray Serve starts it."""
+"""The real HAProxy, started as Ray Serve starts it, with the configuration that Serve writes."""
 
+import os
+import resource
+import socket
+import socketserver
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tandem_serve import haproxy as wrapper
+from tandem_serve.api.profile import RAY_PROFILE
 from tests.e2e.harness import free_port, wait_for
 
 FRONTEND = """\
@@ -59,3 +66,200 @@ def test_a_connection_ends_with_its_answer_where_health_checks_fail(
         assert answer.text == "an answer"
         assert answer.headers.get("connection") == connection
         assert client.get("/-/healthz").status_code == health
+
+
+# What Serve's HAProxyManager does, in a process of its own: Serve reads the profile at its import.
+RENDER = """
+import sys
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
+
+port, server = int(sys.argv[1]), int(sys.argv[2])
+options = HTTPOptions(host="127.0.0.1", port=port)
+config = HAProxyConfig(
+    http_options=options, has_received_routes=True, has_received_servers=True, is_head=True
+)
+one = ServerConfig(name="replica", host="127.0.0.1", port=server)
+backend = BackendConfig(name="http-tiny", path_prefix="/", app_name="tiny", servers=[one])
+HAProxyApi(config, {"http-tiny": backend} if server else {})._generate_config_file_internal()
+"""
+
+
+class Replica(socketserver.ThreadingTCPServer):
+    """A server that answers at `/`, and at `/wait` when it is told to."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), ReplicaHandler)
+        self.is_asked = threading.Event()
+        self.may_answer = threading.Event()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+class ReplicaHandler(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Replica)
+        with suppress(ConnectionError):
+            while line := self.rfile.readline():
+                self.rfile.read(self._content_length())
+                if b"/wait" in line:
+                    self.server.is_asked.set()
+                    self.server.may_answer.wait()
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    def _content_length(self) -> int:
+        found = 0
+        while header := self.rfile.readline().strip().lower():
+            name, _, value = header.partition(b":")
+            found = int(value) if name == b"content-length" else found
+        return found
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    with Replica() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.may_answer.set()
+        server.shutdown()
+
+
+def ray_s_configuration(folder: Path, *, port: int, server: int) -> Path:
+    """The file that Serve writes for one application with one replica; `server` 0: without any."""
+    file = folder / "haproxy.cfg"
+    own = {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(file),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+    }
+    subprocess.run(
+        [sys.executable, "-c", RENDER, str(port), str(server)],
+        env={**os.environ, **RAY_PROFILE, **own},
+        check=True,
+        capture_output=True,
+    )
+    return file
+
+
+@contextmanager
+def ray_s_haproxy(
+    folder: Path, server: int, *, faster: Mapping[str, str] | None = None
+) -> Iterator[httpx.Client]:
+    """A client of the HAProxy that Serve starts; `faster` replaces texts of the configuration."""
+    port = free_port()
+    file = ray_s_configuration(folder, port=port, server=server)
+    program = str(Path(sys.prefix, "bin/tandem-haproxy"))
+    if faster:
+        wrapper._mend(file)
+        program, text = wrapper.real_haproxy(), file.read_text()
+        for usual, other in faster.items():
+            assert usual in text
+            text = text.replace(usual, other)
+        file.write_text(text)
+    process = subprocess.Popen([program, "-db", "-f", str(file)], stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+            wait_for(lambda: _listens(port) or process.poll() is not None, "HAProxy")
+            assert process.poll() is None
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def read_to_the_end(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@pytest.mark.parametrize("has_backend", [True, False])
+def test_without_a_replica_the_proxy_s_answer_is_a_503_in_openai_s_form(
+    tmp_path: Path, *, has_backend: bool
+) -> None:
+    nobody = free_port() if has_backend else 0
+    with ray_s_haproxy(tmp_path, nobody) as client:
+        answer = client.post("/v1/chat/completions", json={})
+
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json() == {
+        "error": {
+            "message": "No replica can take the request now; try again in a moment.",
+            "type": "server_error",
+            "param": None,
+            "code": "no_replica",
+        }
+    }
+
+
+def test_there_may_be_more_connections_than_the_largest_replica_has_places(
+    tmp_path: Path, replica: Replica
+) -> None:
+    with ray_s_haproxy(tmp_path, replica.port) as client:
+        assert client.get("/").text == "ok"
+        with closing(socket.socket(socket.AF_UNIX)) as admin:
+            admin.connect(str(tmp_path / "admin.sock"))
+            admin.sendall(b"show info\n")
+            lines = read_to_the_end(admin).decode().splitlines()
+
+    info = dict(line.split(": ", 1) for line in lines if ": " in line)
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = int(RAY_PROFILE["RAY_SERVE_HAPROXY_MAXCONN"])
+    assert enough > 3 * 4096
+    assert int(info["Maxconn"]) == min(enough, int((max_files - 512) / 2.5))
+
+
+SLOW = {
+    "nothing": b"",
+    "half a head": b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-",
+    "half a body": b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
+}
+
+
+def test_who_sends_slowly_loses_the_connection_and_who_waits_for_an_answer_does_not(
+    tmp_path: Path, replica: Replica
+) -> None:
+    faster = {"timeout http-request 10s": "timeout http-request 300ms"}
+    faster |= {"timeout client 60s": "timeout client 300ms"}
+    with ray_s_haproxy(tmp_path, replica.port, faster=faster) as client:
+        answers: list[httpx.Response] = []
+        patient = threading.Thread(target=lambda: answers.append(client.get("/wait")))
+        patient.start()
+        replica.is_asked.wait()
+        ends = {}
+        for name, sent in SLOW.items():
+            address = (client.base_url.host, client.base_url.port)
+            with closing(socket.create_connection(address)) as slow:
+                slow.sendall(sent)
+                ends[name] = read_to_the_end(slow).partition(b"\r\n")[0]
+        replica.may_answer.set()
+        patient.join()
+
+    assert ends["nothing"].startswith(b"HTTP/1.1 408 ")
+    assert ends["half a head"].startswith(b"HTTP/1.1 408 ")
+    assert ends["half a body"].startswith(b"HTTP/1.1 400 ")
+    assert [answer.text for answer in answers] == ["ok"]

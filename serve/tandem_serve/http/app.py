@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 
 from tandem_engine.api.errors import EngineError
 from tandem_serve.http import errors
+from tandem_serve.http.bodies import Bodies
 from tandem_serve.http.chat import create_chat_completion
 from tandem_serve.http.completions import create_completion
 from tandem_serve.http.debug import steps
@@ -18,7 +19,7 @@ from tandem_serve.http.models import list_models, retrieve_model
 from tandem_serve.http.operations import health, metrics
 from tandem_serve.http.settings import HttpSettings, Outside
 from tandem_serve.http.state import GetEngine, HttpState
-from tandem_serve.http.tokenize import detokenize, tokenize
+from tandem_serve.http.tokenize import TEXT_LINKS, detokenize, tokenize
 
 _ROUTES: Final = (
     ("GET", "/health", health),
@@ -51,6 +52,13 @@ def build_app(
         outside=outside,
         get_engine=get_engine,
         gate=Gate(settings.max_link_num, outside.monotonic_s),
+        text_gate=Gate(TEXT_LINKS, outside.monotonic_s, "calls of /tokenize and /detokenize"),
+        bodies=Bodies(
+            max_bytes=settings.bodies_budget,
+            max_readers=settings.max_readers,
+            timeout_s=settings.body_timeout_s,
+            least_timeout_s=settings.least_body_timeout_s,
+        ),
         counts=ResponseCounts(),
     )
     # Requests are parsed by hand (errors in OpenAI's form), so FastAPI has no schema to show.

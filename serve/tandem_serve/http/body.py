@@ -1,5 +1,8 @@
 """From the bytes of a request to a checked model of it."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from fastapi import Request
@@ -7,61 +10,155 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from tandem_serve.http import errors
+from tandem_serve.http.bodies import Reader, Share
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.off_loop import run_off_loop
+from tandem_serve.http.gate import Gate
+from tandem_serve.http.meter import JsonMeter, highest_cost
+from tandem_serve.http.off_loop import PARSING
 from tandem_serve.http.openai_types import RequestModel
-from tandem_serve.http.state import state_of
+from tandem_serve.http.state import HttpState, state_of
 from tandem_serve.http.validation import validate, value_kind
 
 T = TypeVar("T", bound=RequestModel)
 
+MAX_COST: Final = 2**18
+"""Cost of a document that is parsed in any case: 15 ms of the global lock at most."""
+COST_PER_TOKEN: Final = 2
+"""A longer context may cost more: each of its tokens as a number, and as much again."""
+
 _MOST_DISCARDED: Final = 64 << 20
 """Bytes above the limit that are read all the same, and thrown away: a connection that closes while
 the client still sends takes the answer with it."""
+_METERED_AT_ONCE: Final = 32 << 10
+_IDENTITY: Final = frozenset({"", "identity"})
 
 
-async def read_request(request: Request, model: type[T]) -> T:
-    """Read, parse and check the body of `request`.
+@asynccontextmanager
+async def reading(request: Request, model: type[T], gate: Gate) -> AsyncIterator[T]:
+    """The body of `request`, read, parsed and checked; its memory counts until the block ends.
+
+    Nothing of it is kept while `gate` has no place at all.
 
     Raises:
-        ApiError: it is too large (413) or not what `model` describes (400).
+        ApiError: it is too large or too complex (413), encoded (415), too slow (408), there is no
+            memory for it (503) or no place (429) now, or it is not what `model` describes (400).
         ClientGone: the caller went away while sending.
     """
-    settings = state_of(request).settings
-    body = await _read_body(request, settings.max_request_bytes)
-    return await run_off_loop(len(body) > settings.max_inline_length, _parse, body, model)
+    http = state_of(request)
+    with http.bodies.share() as share:
+        yield await _read(request, model, _Arriving(http, share, gate))
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    if _is_refused_at_once(request, max_bytes):
-        raise errors.body_too_large(max_bytes)
-    body, num_bytes = bytearray(), 0
-    try:
-        async for piece in request.stream():
-            num_bytes += len(piece)
-            if num_bytes <= max_bytes:
-                body += piece
-            elif num_bytes > max_bytes + _MOST_DISCARDED:
-                break
-    except ClientDisconnect as gone:
-        raise errors.ClientGone from gone
-    if num_bytes > max_bytes:
-        raise errors.body_too_large(max_bytes)
-    return bytes(body)
+async def _read(request: Request, model: type[T], arriving: "_Arriving") -> T:
+    http = state_of(request)
+    async with http.bodies.reader() as reader:
+        refusal = arriving.refuse_at_once(request)
+        if refusal is None:
+            refusal = await arriving.read(request, reader)
+    if refusal is not None:
+        raise refusal
+    body = arriving.body
+    return await PARSING.run(len(body) > http.settings.max_inline_length, _parse, body, model)
 
 
-def _is_refused_at_once(request: Request, max_bytes: int) -> bool:
-    """Whether nothing of the body is read: there is far too much, or the client waits for word."""
-    announced = request.headers.get("content-length", "")
-    most = max_bytes if "expect" in request.headers else max_bytes + _MOST_DISCARDED
-    return _is_more(announced, most)
+class _Arriving:
+    """One body on its way: what is kept of it, and why it is refused, if it is."""
+
+    def __init__(self, http: HttpState, share: Share, gate: Gate) -> None:
+        self.body = bytearray()
+        self._http = http
+        self._max_bytes = http.settings.max_request_bytes
+        self._max_cost = max_cost(http)
+        self._share = share
+        self._gate = gate
+        self._highest_cost = 0
+        self._meter = JsonMeter()
+        self._num_metered = 0
+
+    def refuse_at_once(self, request: Request) -> ApiError | None:
+        """Why nothing of the body is read: there is far too much, or the client waits for word."""
+        announced = request.headers.get("content-length", "")
+        waits = "expect" in request.headers
+        most = self._max_bytes if waits else self._max_bytes + _MOST_DISCARDED
+        if _is_more(announced, most):
+            return errors.body_too_large(self._max_bytes)
+        return self._refusal_of_head(request, announced) if waits else None
+
+    async def read(self, request: Request, reader: Reader) -> ApiError | None:
+        """Read to the end; why the body is refused, None when it is not.
+
+        Raises:
+            ClientGone: the caller went away while sending.
+        """
+        announced = request.headers.get("content-length", "")
+        refusal = self._refusal_of_head(request, announced)
+        num_bytes = 0
+        try:
+            async for piece in request.stream():
+                num_bytes += len(piece)
+                reader.has_come(len(piece))
+                if refusal is None:
+                    refusal = await self._keep(piece)
+                elif num_bytes > self._max_bytes + _MOST_DISCARDED:
+                    break
+        except ClientDisconnect as gone:
+            raise errors.ClientGone from gone
+        return refusal
+
+    def _refusal_of_head(self, request: Request, announced: str) -> ApiError | None:
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in _IDENTITY:
+            return errors.body_encoded(encoding)
+        if _is_more(announced, self._max_bytes):
+            return errors.body_too_large(self._max_bytes)
+        try:
+            self._http.engine()
+            self._gate.check_open()
+            self._share.announce(_number(announced))
+        except ApiError as full:
+            return full
+        return None
+
+    async def _keep(self, piece: bytes) -> ApiError | None:
+        """Take one piece in, or drop all of them and say why."""
+        try:
+            if len(self.body) + len(piece) > self._max_bytes:
+                raise errors.body_too_large(self._max_bytes)
+            self._share.grow(len(piece))
+            self.body += piece
+            await self._measure(piece)
+        except ApiError as refusal:
+            self.body = bytearray()
+            self._share.release()
+            return refusal
+        return None
+
+    async def _measure(self, piece: bytes) -> None:
+        # Most bodies are cheap even if all of their text were values; that is seen in no time.
+        self._highest_cost += highest_cost(piece)
+        if self._highest_cost <= self._max_cost:
+            return
+        while self._num_metered < len(self.body):
+            end = self._num_metered + _METERED_AT_ONCE
+            self._meter.feed(self.body[self._num_metered : end])
+            self._num_metered = min(end, len(self.body))
+            if self._meter.cost > self._max_cost:
+                raise errors.body_too_complex(self._max_cost)
+            if self._num_metered < len(self.body):
+                await asyncio.sleep(0)  # Streams go on between two pieces.
 
 
-def _parse(body: bytes, model: type[T]) -> T:
+def max_cost(http: HttpState) -> int:
+    """Cost of the documents that are parsed; see `JsonMeter`."""
+    engine = http.get_engine()
+    return max(MAX_COST, COST_PER_TOKEN * engine.limits.max_seq_len if engine else 0)
+
+
+def _parse(body: bytearray, model: type[T]) -> T:
     return validate(model, _json_object(body))
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def _json_object(body: bytearray) -> dict[str, Any]:
     if not body:
         raise ApiError("The body is empty; send a JSON object.", code="invalid_json")
     try:
@@ -81,3 +178,8 @@ def _is_more(digits: str, limit: int) -> bool:
     # The length goes first: int() refuses thousands of digits with an error of its own.
     significant = digits.lstrip("0") or "0"
     return len(significant) > len(str(limit)) or int(significant) > limit
+
+
+def _number(digits: str) -> int:
+    """What a header that is not too large announces; 0 when it announces nothing."""
+    return int(digits.lstrip("0") or "0") if digits.isdecimal() else 0

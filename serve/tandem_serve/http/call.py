@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Final
 
 from fastapi import Request, Response
@@ -9,6 +10,7 @@ from fastapi import Request, Response
 from tandem_engine.api.front import EngineFront
 from tandem_engine.api.request import (
     LOWEST_PRIORITY,
+    MAX_N,
     SamplingParams,
     check_cache_salt,
     check_priority,
@@ -16,6 +18,7 @@ from tandem_engine.api.request import (
 from tandem_serve.http.answer import Answer, Form
 from tandem_serve.http.disconnect import until_disconnect
 from tandem_serve.http.errors import ApiError
+from tandem_serve.http.gate import Wanted
 from tandem_serve.http.generation import EngineRequest, Generation
 from tandem_serve.http.openai_types import GenerationRequest
 from tandem_serve.http.state import state_of
@@ -23,6 +26,30 @@ from tandem_serve.http.streaming import EventStream
 
 NUM_ID_DIGITS: Final = 8
 """Enough to tell apart the calls of one caller that repeats its x-request-id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call as the engine needs it.
+
+    The body that it came in is no part of it: its memory is free while the answer is computed.
+    """
+
+    engine: EngineFront
+    engine_requests: Sequence[EngineRequest]
+    form: Form
+    choices_per_prompt: int
+    is_stream: bool
+    includes_usage: bool
+
+
+def wanted_places(asked: GenerationRequest, num_prompts: int) -> Wanted:
+    """The places that a call needs: one for each sequence that the engine computes for it."""
+    param, given = ("n", asked.n) if asked.best_of is None else ("best_of", asked.best_of)
+    num_each = 1 if given is None else given
+    # A number that nothing allows takes none: the engine refuses it, with its range.
+    is_possible = 1 <= num_each <= MAX_N
+    return Wanted(num_prompts=num_prompts, param=param, num_each=num_each if is_possible else 1)
 
 
 def check_stream(asked: GenerationRequest) -> None:
@@ -72,11 +99,8 @@ def engine_request(
 
 async def answer_call(
     request: Request,
+    call: Call,
     *,
-    asked: GenerationRequest,
-    engine: EngineFront,
-    engine_requests: Sequence[EngineRequest],
-    form: Form,
     id_prefix: str,
     held: ExitStack,
 ) -> Response:
@@ -88,13 +112,13 @@ async def answer_call(
     call_id = http.outside.new_id()
     engine_id = f"{request.state.request_id}-{call_id[-NUM_ID_DIGITS:]}"
     answer = Answer(
-        generation=Generation(engine, engine_requests, engine_id, held),
-        form=form,
-        choices_per_prompt=asked.n or 1,
+        generation=Generation(call.engine, call.engine_requests, engine_id, held),
+        form=call.form,
+        choices_per_prompt=call.choices_per_prompt,
         answer_id=f"{id_prefix}-{call_id}",
         created_s=int(http.outside.unix_time_s()),
         model=http.settings.model_name,
     )
-    if asked.stream:
-        return EventStream(answer.events(includes_usage=asked.includes_usage), held.pop_all())
+    if call.is_stream:
+        return EventStream(answer.events(includes_usage=call.includes_usage), held.pop_all())
     return await until_disconnect(request.receive, answer.whole())

@@ -8,13 +8,19 @@ from fastapi import Request, Response
 from tandem_engine.api.front import EngineFront, TextCodec
 from tandem_engine.api.output import Output
 from tandem_serve.http.answer import Choice
-from tandem_serve.http.body import read_request
-from tandem_serve.http.call import answer_call, check_stream, engine_request
+from tandem_serve.http.body import reading
+from tandem_serve.http.call import (
+    Call,
+    answer_call,
+    check_stream,
+    engine_request,
+    wanted_places,
+)
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import chat_logprobs
 from tandem_serve.http.openai_types import ChatRequest
-from tandem_serve.http.prompts import check_length, encode_messages
+from tandem_serve.http.prompts import check_length, encode_messages, prompt_room
 from tandem_serve.http.sampling import sampling_params
 from tandem_serve.http.state import state_of
 
@@ -23,23 +29,27 @@ ID_PREFIX: Final = "chatcmpl"
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
-    http = state_of(request)
-    asked = await read_request(request, ChatRequest)
-    http.check_model(asked.model)
-    check_stream(asked)
-    num_logprobs = _num_logprobs(asked)
-    engine = http.engine()
     with ExitStack() as held:
-        held.enter_context(http.gate.places(1))
+        call = await _call(request, held)
+        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held)
+
+
+async def _call(request: Request, held: ExitStack) -> Call:
+    http = state_of(request)
+    async with reading(request, ChatRequest, http.gate) as asked:
+        http.check_model(asked.model)
+        check_stream(asked)
+        num_logprobs = _num_logprobs(asked)
+        engine = http.engine()
+        held.enter_context(http.gate.places(wanted_places(asked, 1)))
         wanted = await _engine_request(asked, engine, num_logprobs, http.settings.max_inline_length)
-        return await answer_call(
-            request,
-            asked=asked,
+        return Call(
             engine=engine,
             engine_requests=[wanted],
             form=ChatForm(engine.codec, has_logprobs=num_logprobs is not None),
-            id_prefix=ID_PREFIX,
-            held=held,
+            choices_per_prompt=asked.n or 1,
+            is_stream=bool(asked.stream),
+            includes_usage=asked.includes_usage,
         )
 
 
@@ -53,7 +63,7 @@ async def _engine_request(
         add_generation_prompt=asked.add_generation_prompt,
         template_kwargs=asked.chat_template_kwargs,
         max_inline_length=max_inline_length,
-        limits=limits,
+        room=prompt_room(limits),
     )
     check_length(len(token_ids), limits, "messages")
     room = limits.max_seq_len - len(token_ids)

@@ -11,13 +11,20 @@ from fastapi import Request, Response
 from tandem_engine.api.front import EngineFront, EngineLimits, TextCodec
 from tandem_engine.api.output import Output, TokenLogprob
 from tandem_serve.http.answer import Choice
-from tandem_serve.http.body import read_request
-from tandem_serve.http.call import answer_call, check_stream, engine_request
+from tandem_serve.http.body import reading
+from tandem_serve.http.call import (
+    Call,
+    answer_call,
+    check_stream,
+    engine_request,
+    wanted_places,
+)
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import TextOffsets, completion_logprobs
+from tandem_serve.http.off_loop import TEXT
 from tandem_serve.http.openai_types import CompletionRequest
-from tandem_serve.http.prompts import check_length, encode_texts
+from tandem_serve.http.prompts import check_length, encode_texts, prompt_room
 from tandem_serve.http.sampling import (
     DEFAULT_COMPLETION_TOKENS,
     check_token_ids,
@@ -30,28 +37,33 @@ ID_PREFIX: Final = "cmpl"
 
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    http = state_of(request)
-    asked = await read_request(request, CompletionRequest)
-    http.check_model(asked.model)
-    _check_combinations(asked)
-    engine = http.engine()
-    prompts = _split(asked.prompt)
     with ExitStack() as held:
-        held.enter_context(http.gate.places(len(prompts.each), param="prompt"))
-        token_ids = await _encode(prompts, asked, engine, http.settings.max_inline_length)
-        return await answer_call(
-            request,
-            asked=asked,
+        call = await _call(request, held)
+        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held)
+
+
+async def _call(request: Request, held: ExitStack) -> Call:
+    http = state_of(request)
+    async with reading(request, CompletionRequest, http.gate) as asked:
+        http.check_model(asked.model)
+        _check_combinations(asked)
+        engine = http.engine()
+        prompts = _split(asked.prompt)
+        held.enter_context(http.gate.places(wanted_places(asked, len(prompts.each))))
+        max_inline = http.settings.max_inline_length
+        token_ids = await _encode(prompts, asked, engine, max_inline)
+        return Call(
             engine=engine,
             engine_requests=_engine_requests(asked, token_ids, engine.limits),
             form=CompletionForm(
                 engine.codec,
                 has_logprobs=asked.logprobs is not None,
-                echoes=_echoes(prompts, engine.codec) if asked.echo else (),
+                echoes=await _echoes(prompts, engine.codec, max_inline) if asked.echo else (),
                 choices_per_prompt=asked.n or 1,
             ),
-            id_prefix=ID_PREFIX,
-            held=held,
+            choices_per_prompt=asked.n or 1,
+            is_stream=bool(asked.stream),
+            includes_usage=asked.includes_usage,
         )
 
 
@@ -113,7 +125,7 @@ async def _encode(
                 texts,
                 add_special_tokens=asked.add_special_tokens is not False,
                 max_inline_length=max_inline_length,
-                limits=engine.limits,
+                room=prompt_room(engine.limits),
             )
         case _TokenIds(each=lists):
             _check_lengths(lists, engine.limits)  # first: it is the cheaper one
@@ -140,12 +152,15 @@ def _check_lengths(prompts: Sequence[list[int]], limits: EngineLimits) -> None:
         check_length(len(token_ids), limits, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
 
 
-def _echoes(prompts: _Texts | _TokenIds, codec: TextCodec) -> list[str]:
+async def _echoes(
+    prompts: _Texts | _TokenIds, codec: TextCodec, max_inline_length: int
+) -> list[str]:
     match prompts:
         case _Texts(each=texts):
             return texts
         case _TokenIds(each=lists):
-            return [codec.decode(token_ids) for token_ids in lists]
+            is_long = sum(map(len, lists)) > max_inline_length
+            return await TEXT.run(is_long, lambda: [codec.decode(each) for each in lists])
 
 
 class CompletionForm:

@@ -25,6 +25,9 @@ SERVER_ERROR: Final = "server_error"
 STATUS_CLIENT_GONE: Final = 499
 """nginx's number for a caller that did not wait; nobody reads it but the metrics."""
 STARTING_RETRY_AFTER_S: Final = 1
+BODIES_RETRY_AFTER_S: Final = 1
+MAX_SHOWN: Final = 60
+"""Characters of a wrong value that are quoted."""
 
 
 class ApiError(Exception):
@@ -68,14 +71,19 @@ class ApiError(Exception):
         )
 
 
+def cut(text: str) -> str:
+    """`text`, as far as it fits into a sentence."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
 class ClientGone(Exception):
     """The caller went away before the answer was complete; nobody is left to tell."""
 
 
-def queue_full(refused: Refused) -> ApiError:
-    """All places are taken: 429, and when to come back."""
+def queue_full(refused: Refused, noun: str) -> ApiError:
+    """Too few places are free for so many of `noun`: 429, and when to come back."""
     return ApiError(
-        f"{refused.num_in_flight} requests are in process or waiting here, of "
+        f"{refused.num_in_flight} {noun} are in process or waiting here, of "
         f"{refused.max_in_flight} at most; try again in {refused.retry_after_s} s.",
         status=HTTPStatus.TOO_MANY_REQUESTS,
         kind="queue_full",
@@ -119,7 +127,7 @@ def _unauthorized(message: str) -> ApiError:
 def model_not_found(asked: str, served: str) -> ApiError:
     """Another model than the served one was asked for."""
     return ApiError(
-        f"The model '{asked}' does not exist here; this server serves '{served}'.",
+        f"The model '{cut(asked)}' does not exist here; this server serves '{served}'.",
         status=HTTPStatus.NOT_FOUND,
         param="model",
         code="model_not_found",
@@ -133,6 +141,50 @@ def body_too_large(max_bytes: int) -> ApiError:
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         code="request_too_large",
         headers={"Connection": "close"},
+    )
+
+
+def body_too_complex(max_cost: int) -> ApiError:
+    """The body would take too long to parse; the connection may stay."""
+    return ApiError(
+        f"The body has more than the {max_cost} values that this server parses at once (a list or "
+        "an object counts as ten, a name in an object as seven); send less, or texts in place of "
+        "token ids.",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        code="request_too_large",
+    )
+
+
+def body_too_slow(timeout_s: float) -> ApiError:
+    """The body did not come in time, or its place was needed; the connection ends."""
+    return ApiError(
+        f"The body did not come within {timeout_s:g} s and a second for each MiB of it, or within "
+        "a second where many send at once; send it again, faster.",
+        status=HTTPStatus.REQUEST_TIMEOUT,
+        code="request_timeout",
+        headers={"Connection": "close"},
+    )
+
+
+def body_encoded(encoding: str) -> ApiError:
+    """The body is compressed, or encoded in another way."""
+    return ApiError(
+        f"The body has Content-Encoding '{cut(encoding)}'; this server takes plain JSON "
+        "only. Send it without.",
+        status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        code="unsupported_media_type",
+    )
+
+
+def bodies_full(num_held: int, max_bytes: int) -> ApiError:
+    """There is no memory for one more body: 503, so that a client may try another replica."""
+    return ApiError(
+        f"The bodies of other requests hold {num_held} bytes here, of {max_bytes} at most; try "
+        f"again in {BODIES_RETRY_AFTER_S} s.",
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        kind=SERVER_ERROR,
+        code="bodies_full",
+        headers={"Retry-After": str(BODIES_RETRY_AFTER_S)},
     )
 
 
@@ -202,7 +254,7 @@ def from_http(error: HTTPException, request: Request) -> ApiError:
     headers = error.headers or {}
     if error.status_code == HTTPStatus.NOT_FOUND:
         paths = ", ".join(getattr(route, "path", "") for route in request.app.routes)
-        message = f"There is nothing at {path}; there is {paths}."
+        message = f"There is nothing at {cut(path)}; there is {paths}."
         code = "unknown_url"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{path} does not take {method}; it takes {headers.get('Allow', 'another')}."

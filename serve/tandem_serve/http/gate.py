@@ -1,64 +1,82 @@
-"""Counts the requests that are here and asks `admit` about new ones."""
+"""Counts what is here and asks `admit` about what comes."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from tandem_serve.admit import Admitted, Refused, admit, max_in_flight
 from tandem_serve.http import errors
 
 NUM_REMEMBERED: Final = 64
-"""Completions that the rate is taken over."""
+"""Places that became free that the rate is taken over."""
 
 
 class Gate:
     """The places of one replica.
 
-    What counts is what the engine counts: each prompt is one request, however many choices it
-    has. A call to /v1/completions with a list of prompts takes one place for each, and gives
-    them back together when it ends.
+    What counts is what the engine counts: each choice, or beam, of each prompt is one sequence.
+    A call takes the places of all of its sequences, and gives them back together when it ends.
     """
 
-    def __init__(self, max_link_num: int, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self, max_link_num: int, monotonic_s: Callable[[], float], noun: str = "sequences"
+    ) -> None:
+        """Make an empty one; `noun` is what holds its places, in the words of its refusals."""
         self._max_link_num = max_link_num
         self._monotonic_s = monotonic_s
+        self._noun = noun
         self._ends_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self._num_in_flight = 0
         self._num_refused = 0
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that hold a place now."""
+        """Places that are taken now."""
         return self._num_in_flight
 
     @property
     def num_refused(self) -> int:
-        """Requests that found no place, since the start."""
+        """Places that were asked for and not given, since the start."""
         return self._num_refused
 
     @contextmanager
-    def places(self, num_new: int, param: str | None = None) -> Iterator[None]:
-        """Hold places for `num_new` requests.
+    def places(self, wanted: "Wanted") -> Iterator[None]:
+        """Hold the places that are `wanted`.
 
         Raises:
-            ApiError: there is no place now (429), or there never will be so many (400).
+            ApiError: there are too few now (429), or there never will be so many (400).
         """
-        self._refuse_what_never_fits(num_new, param)
+        wanted.check_fits(self._max_link_num)
+        num_new = wanted.num_places
         match self._ask(num_new):
             case Refused() as refused:
                 self._num_refused += num_new
-                raise errors.queue_full(refused)
+                raise errors.queue_full(refused, self._noun)
             case Admitted():
                 self._num_in_flight += num_new
         try:
             yield
         finally:
             self._num_in_flight -= num_new
-            self._ends_s.extend([self._monotonic_s()] * num_new)
+            self._ends_s.extend([self._monotonic_s()] * min(num_new, NUM_REMEMBERED))
+
+    def check_open(self) -> None:
+        """Refuse a call before anything is known of it, while not one place is free.
+
+        Raises:
+            ApiError: all places are taken (429).
+        """
+        match self._ask(1):
+            case Refused() as refused:
+                self._num_refused += 1
+                raise errors.queue_full(refused, self._noun)
+            case Admitted():
+                return
 
     def completions_per_s(self) -> float:
-        """How fast requests have ended of late; 0 when that is not known."""
+        """How fast places have become free of late; 0 when that is not known."""
         if not self._ends_s:
             return 0.0
         span_s = self._monotonic_s() - self._ends_s[0]
@@ -72,12 +90,47 @@ class Gate:
             completions_per_s=self.completions_per_s(),
         )
 
-    def _refuse_what_never_fits(self, num_new: int, param: str | None) -> None:
-        most = max_in_flight(self._max_link_num)
-        if num_new > most:
-            raise errors.ApiError(
-                f"{param} holds {num_new} prompts; this server takes at most {most} at once. "
-                "Send them in several requests.",
-                param=param,
-                code="invalid_value",
-            )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The places that one call asks for."""
+
+    num_prompts: int = 1
+    param: str = "n"
+    """The field that asks for several choices of each prompt."""
+    num_each: int = 1
+    """Sequences of each prompt."""
+
+    @property
+    def num_places(self) -> int:
+        """Places of the whole call."""
+        return self.num_prompts * self.num_each
+
+    def check_fits(self, max_link_num: int) -> None:
+        """Refuse what could never get in.
+
+        Raises:
+            ApiError: it asks for more places than there are (400).
+        """
+        most = max_in_flight(max_link_num)
+        if self.num_places <= most:
+            return
+        # The prompts are at fault unless a single one asks for too much.
+        is_split = self.num_each <= most
+        raise errors.ApiError(
+            f"{self._text()}; this server takes at most {most} sequences at once, three times its "
+            f"maxLinkNum of {max_link_num}. "
+            + ("Send the prompts in several requests." if is_split else f"Lower {self.param}."),
+            param="prompt" if is_split else self.param,
+            code="invalid_value",
+        )
+
+    def _text(self) -> str:
+        if self.num_each == 1:
+            return f"prompt holds {self.num_prompts} prompts"
+        if self.num_prompts == 1:
+            return f"{self.param} is {self.num_each}"
+        return (
+            f"prompt holds {self.num_prompts} prompts and {self.param} is {self.num_each}, which "
+            f"makes {self.num_places} sequences"
+        )

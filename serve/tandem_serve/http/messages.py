@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tandem_engine.api.model import unknown_field_text
-from tandem_serve.http.errors import ApiError
+from tandem_serve.http.errors import ApiError, cut
 from tandem_serve.http.validation import as_sentence, shown, value_kind
 
 _TEMPLATE_ROLE: Final = {
@@ -13,6 +13,7 @@ _TEMPLATE_ROLE: Final = {
     "user": "user",
     "assistant": "assistant",
 }
+MAX_NAME_CHARACTERS: Final = 256
 _TOOL_ROLES: Final = frozenset({"tool", "function"})
 _MISSING: Final = "missing_required_parameter"
 _KNOWN: Final = ["role", "content", "name"]
@@ -39,8 +40,7 @@ def _template_message(message: dict[str, Any], param: str) -> dict[str, Any]:
     role = _role(message.get("role"), f"{param}.role")
     _refuse_other_fields(message, param)
     content = _text(message.get("content"), f"{param}.content")
-    named = {"name": message["name"]} if message.get("name") is not None else {}
-    return {"role": role, "content": content, **named}
+    return {"role": role, "content": content, **_named(message.get("name"), f"{param}.name")}
 
 
 def _role(role: Any, param: str) -> str:
@@ -62,6 +62,22 @@ def _role(role: Any, param: str) -> str:
     )
 
 
+def _named(name: Any, param: str) -> dict[str, str]:
+    if name is None:
+        return {}
+    if not isinstance(name, str):
+        raise ApiError(
+            f"{param} is {value_kind(name)}; it must be a string.", param=param, code="invalid_type"
+        )
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise ApiError(
+            f"{param} has {len(name)} characters; it must have at most {MAX_NAME_CHARACTERS}.",
+            param=param,
+            code="invalid_value",
+        )
+    return {"name": name}
+
+
 def _refuse_other_fields(message: dict[str, Any], param: str) -> None:
     for name, value in message.items():
         if name in _KNOWN or (name in _FROM_ANSWERS and not value):
@@ -74,8 +90,8 @@ def _refuse_other_fields(message: dict[str, Any], param: str) -> None:
                 code="unsupported_parameter",
             )
         raise ApiError(
-            as_sentence(f"{param} has an {unknown_field_text(name, _KNOWN)}"),
-            param=f"{param}.{name}",
+            as_sentence(f"{param} has an {unknown_field_text(cut(name), _KNOWN)}"),
+            param=f"{param}.{cut(name)}",
             code="unknown_parameter",
         )
 

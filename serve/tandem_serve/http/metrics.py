@@ -39,12 +39,12 @@ def exposition(counts: ResponseCounts, *, num_refused: int, num_in_flight: int) 
     """The numbers in Prometheus' text format."""
     refused = CounterMetricFamily(
         "tandem_http_requests_refused",
-        "Requests that were answered 429 because all places were taken.",
+        "Places that were asked for and not given (429).",
         value=num_refused,
     )
     in_flight = GaugeMetricFamily(
         "tandem_http_requests_in_flight",
-        "Requests that hold a place: in process or waiting. Each prompt counts as one.",
+        "Places that are taken: each choice and beam of each prompt in process or waiting.",
         value=num_in_flight,
     )
     registry = CollectorRegistry()

@@ -1,20 +1,41 @@
-"""Long work in a thread, short work at once: neither holds up the streams of other callers."""
+"""Long work in threads, short work at once: neither holds up the streams of other callers."""
 
 import asyncio
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def run_off_loop(
-    is_long: bool,
-    function: Callable[P, T],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> T:
-    """Call `function`, in a thread if the work is long; a thread costs more than a short call."""
-    if is_long:
-        return await asyncio.to_thread(function, *args, **kwargs)
-    return function(*args, **kwargs)
+class Lane:
+    """A few threads for one kind of long work.
+
+    Few, since each one that computes in Python makes the event loop wait another 5 ms for the
+    global lock, whenever it wants to go on; and not those of `asyncio.to_thread`, which others
+    need for short work.
+    """
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+
+    async def run(
+        self,
+        is_long: bool,
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call `function`, in a thread if it takes long: a thread costs more than a short call."""
+        if not is_long:
+            return function(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+
+PARSING: Final = Lane("tandem-parse", 1)
+"""Bodies: one at a time, since a parser does not let go of the lock in between."""
+TEXT: Final = Lane("tandem-text", 2)
+"""Chat templates and tokenizers; the latter let go of the lock."""

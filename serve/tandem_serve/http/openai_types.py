@@ -1,22 +1,60 @@
 """The bodies of requests: OpenAI's fields, and those that vLLM and MindIE added to them.
 
-Only shapes are checked here. Ranges of sampling parameters are the engine's to check, except
-where OpenAI's name for a value is not the engine's.
+Only shapes and lengths are checked here. Ranges of sampling parameters are the engine's to check,
+except where OpenAI's name for a value is not the engine's. The first thing that is wrong ends the
+check: pydantic keeps hundreds of bytes for each, and a body may have a million of them.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from tandem_engine.api.model import unknown_field_text
-from tandem_engine.api.request import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
+from tandem_engine.api.request import MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
+from tandem_serve.http.errors import cut
 from tandem_serve.http.unsupported import (
     IGNORED,
     UNSUPPORTED_IN_CHAT,
     UNSUPPORTED_IN_COMPLETIONS,
     Unsupported,
 )
+
+MAX_MESSAGES: Final = 2048
+"""OpenAI's limit."""
+MAX_LOGIT_BIASES: Final = 300
+"""OpenAI's limit."""
+MAX_STOP_TOKEN_IDS: Final = 1024
+MAX_TEMPLATE_KWARGS: Final = 64
+MAX_MODEL_CHARACTERS: Final = 256
+
+
+def at_most(most: int, items: str) -> BeforeValidator:
+    """A text, list or object of limited length, refused before anything in it is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, (str, list, dict)) and len(value) > most:
+            raise too_many(len(value), most, items)
+        return value
+
+    return BeforeValidator(check)
+
+
+def too_many(count: int, most: int, items: str) -> PydanticCustomError:
+    """The finding that a value has too many `items`."""
+    found = {"count": count, "most": most, "items": items}
+    return PydanticCustomError("too_many", "at most {most} {items}", found)
 
 
 def expects(what: str) -> WrapValidator:
@@ -31,18 +69,57 @@ def expects(what: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+def _prompt_kind(value: Any) -> str:
+    """The kind of prompt that the first element of a list makes it; all others must agree."""
+    if not isinstance(value, list):
+        return "text"
+    match value[:1]:
+        case [str()]:
+            return "texts"
+        case [list()]:
+            return "lists"
+        case _:
+            return "ids"
+
+
+def _check_stop_lengths(stop: str | list[str]) -> str | list[str]:
+    longest = max(map(len, [stop] if isinstance(stop, str) else stop), default=0)
+    if longest > MAX_STOP_LENGTH:
+        raise too_many(longest, MAX_STOP_LENGTH, "characters in a string")
+    return stop
+
+
 Number = Annotated[float, expects("a number")]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Stop = Annotated[
-    str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)],
+    str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)],
     expects(f"a string or a list of at most {MAX_STOP_STRINGS} strings"),
+    AfterValidator(_check_stop_lengths),
 ]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompt = Annotated[
-    str | list[int] | list[str] | list[list[int]],
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Field(fail_fast=True), Tag("texts")]
+    | Annotated[list[TokenIds], Field(fail_fast=True), Tag("lists")],
+    Discriminator(_prompt_kind),
     expects("a string, a list of strings, a list of token ids or a list of such lists"),
 ]
 EarlyStopping = Annotated[bool | Literal["never"], expects('true, false or "never"')]
-LogitBias = Annotated[dict[str, float], expects("an object of token ids and numbers")]
+LogitBias = Annotated[
+    dict[str, float],
+    expects("an object of token ids and numbers"),
+    at_most(MAX_LOGIT_BIASES, "token ids"),
+]
+StopTokenIds = Annotated[TokenIds, at_most(MAX_STOP_TOKEN_IDS, "token ids")]
+ModelName = Annotated[str, at_most(MAX_MODEL_CHARACTERS, "characters")]
+Messages = Annotated[
+    list[dict[str, Any]],
+    Field(fail_fast=True),
+    expects("a list of messages"),
+    at_most(MAX_MESSAGES, "messages"),
+]
+TemplateKwargs = Annotated[dict[str, Any], at_most(MAX_TEMPLATE_KWARGS, "members")]
 
 
 class RequestModel(BaseModel):
@@ -63,8 +140,9 @@ class RequestModel(BaseModel):
         known = cls.model_fields.keys() | cls.ignored | cls.unsupported.keys()
         for name in data:
             if name not in known:
-                text = unknown_field_text(name, sorted(cls.model_fields))
-                raise PydanticCustomError("unknown_field", "{text}", {"text": text, "name": name})
+                short = cut(name)
+                text = unknown_field_text(short, sorted(cls.model_fields))
+                raise PydanticCustomError("unknown_field", "{text}", {"text": text, "name": short})
         return data
 
 
@@ -80,7 +158,7 @@ class StreamOptions(RequestModel):
 class GenerationRequest(RequestModel):
     """What chat and completions have in common; None means the default."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -96,7 +174,7 @@ class GenerationRequest(RequestModel):
     logit_bias: LogitBias | None = None
     seed: int | None = None
     stop: Stop | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     best_of: int | None = None
@@ -118,12 +196,12 @@ class ChatRequest(GenerationRequest):
     ignored = IGNORED
     unsupported = UNSUPPORTED_IN_CHAT
 
-    messages: Annotated[list[dict[str, Any]], expects("a list of messages")]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class CompletionRequest(GenerationRequest):
@@ -141,17 +219,17 @@ class CompletionRequest(GenerationRequest):
 class TokenizeRequest(RequestModel):
     """The body of POST /tokenize: a prompt or messages."""
 
-    model: str | None = None
+    model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], expects("a list of messages")] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(RequestModel):
     """The body of POST /detokenize."""
 
-    model: str | None = None
-    tokens: Annotated[list[int], expects("a list of token ids")]
+    model: ModelName | None = None
+    tokens: Annotated[TokenIds, expects("a list of token ids")]

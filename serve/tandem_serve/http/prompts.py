@@ -1,16 +1,41 @@
 """From texts and messages to token ids that fit into the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from tandem_engine.api.front import EngineLimits, TextCodec
 from tandem_serve.http import errors
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.messages import template_messages
-from tandem_serve.http.off_loop import run_off_loop
+from tandem_serve.http.off_loop import TEXT
 
 SHRINKAGE: Final = 4
 """A tokenizer may normalise a text before it cuts it into tokens; no text shrinks more."""
+USUAL_CHARS: Final = 4
+"""Characters of a token in usual texts: longer ones are looked at in pieces first."""
+MESSAGE_COST: Final = 64
+"""What a message takes to render, as a multiple of a character of it."""
+MAX_TEMPLATE_VALUES: Final = 4096
+"""Values in chat_template_kwargs, those in lists and objects included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How long a prompt may be."""
+
+    num_tokens: int
+    text: str
+    """Who takes so many at most, after "tokens that"."""
+
+
+def prompt_room(limits: EngineLimits) -> Room:
+    """What the engine can continue."""
+    return Room(
+        _longest_prompt(limits),
+        f"this server takes at most (prompt and answer together: {limits.max_seq_len})",
+    )
 
 
 async def encode_texts(
@@ -19,20 +44,24 @@ async def encode_texts(
     *,
     add_special_tokens: bool,
     max_inline_length: int,
-    limits: EngineLimits | None = None,
+    room: Room,
 ) -> list[list[int]]:
     """Token ids of each text.
 
     Raises:
-        ApiError: a text is longer than what could fit into `limits`.
+        ApiError: a text is longer than what could fit into `room`.
     """
     for text in texts:
-        _check_characters(len(text), codec, limits, "prompt")
+        _check_characters(len(text), codec, room, "prompt")
 
     def encode() -> list[list[int]]:
-        return [codec.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return [one(text) for text in texts]
 
-    return await run_off_loop(sum(map(len, texts)) > max_inline_length, encode)
+    def one(text: str) -> list[int]:
+        _check_pieces(text, codec, room, "prompt")
+        return codec.encode(text, add_special_tokens=add_special_tokens)
+
+    return await TEXT.run(sum(map(len, texts)) > max_inline_length, encode)
 
 
 async def encode_messages(
@@ -42,24 +71,77 @@ async def encode_messages(
     add_generation_prompt: bool | None,
     template_kwargs: dict[str, Any] | None,
     max_inline_length: int,
-    limits: EngineLimits | None = None,
+    room: Room,
 ) -> list[int]:
     """Token ids of a conversation.
 
     Raises:
-        ApiError: a message is not understood, or they are longer than what could fit into `limits`.
+        ApiError: a message is not understood, or they are longer than what could fit into `room`.
         InvalidParameter: the chat template refuses the messages, or there is none.
     """
-    plain = template_messages(messages)
-    num_characters = sum(len(message["content"]) for message in plain)
-    _check_characters(num_characters, codec, limits, "messages")
-    return await run_off_loop(
-        num_characters > max_inline_length,
-        codec.encode_chat,
-        plain,
-        add_generation_prompt=add_generation_prompt is not False,
-        template_kwargs=template_kwargs,
-    )
+    num_of_kwargs = _characters_of(template_kwargs)
+
+    def encode() -> list[int]:
+        plain = template_messages(messages)
+        num_characters = sum(len(message["content"]) for message in plain) + num_of_kwargs
+        _check_characters(num_characters, codec, room, "messages")
+        _check_pieces("\n".join(message["content"] for message in plain), codec, room, "messages")
+        return codec.encode_chat(
+            plain,
+            add_generation_prompt=add_generation_prompt is not False,
+            template_kwargs=template_kwargs,
+        )
+
+    return await TEXT.run(_cost(messages) + num_of_kwargs > max_inline_length, encode)
+
+
+def _cost(messages: Sequence[dict[str, Any]]) -> int:
+    """What the messages take to render, in characters."""
+    return sum(MESSAGE_COST + _cost_of_content(message.get("content")) for message in messages)
+
+
+def _cost_of_content(content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, list):
+        return sum(MESSAGE_COST + _longest_text(part) for part in content)
+    return 0
+
+
+def _longest_text(part: Any) -> int:
+    text = part.get("text") if isinstance(part, dict) else None
+    return len(text) if isinstance(text, str) else 0
+
+
+def _characters_of(template_kwargs: dict[str, Any] | None) -> int:
+    """Characters of all values; the template may write each of them into the prompt.
+
+    Raises:
+        ApiError: there are too many values.
+    """
+    num_characters = 0
+    for num_before, value in enumerate(_values(template_kwargs or {})):
+        if num_before == MAX_TEMPLATE_VALUES:
+            raise ApiError(
+                f"chat_template_kwargs has more than {MAX_TEMPLATE_VALUES} values, those in lists "
+                "and objects included; send fewer.",
+                param="chat_template_kwargs",
+                code="invalid_value",
+            )
+        num_characters += len(value) if isinstance(value, str) else 1
+    return num_characters
+
+
+def _values(kwargs: dict[str, Any]) -> Iterator[Any]:
+    """All that is in `kwargs`, at any depth: texts, numbers, names, lists, objects."""
+    containers: list[Any] = [kwargs]
+    while containers:
+        container = containers.pop()
+        is_object = isinstance(container, dict)
+        for value in chain(container, container.values()) if is_object else container:
+            yield value
+            if isinstance(value, (dict, list)):
+                containers.append(value)
 
 
 def check_length(num_tokens: int, limits: EngineLimits, param: str) -> None:
@@ -87,17 +169,33 @@ def _longest_prompt(limits: EngineLimits) -> int:
     return min(limits.max_input_token_len, limits.max_seq_len - 1)
 
 
-def _check_characters(
-    num_characters: int, codec: TextCodec, limits: EngineLimits | None, param: str
-) -> None:
+def _check_characters(num_characters: int, codec: TextCodec, room: Room, param: str) -> None:
     """Refuse a text that cannot fit before it is tokenized, which may take seconds."""
-    if limits is None:
-        return
-    longest = _longest_prompt(limits)
-    if num_characters > SHRINKAGE * longest * codec.max_token_chars:
+    if num_characters > SHRINKAGE * room.num_tokens * codec.max_token_chars:
         raise errors.prompt_too_long(
-            f"{param} has {num_characters} characters, far more than the {longest} tokens that "
-            f"this server takes at most (prompt and answer together: {limits.max_seq_len}). "
-            "Shorten it.",
+            f"{param} has {num_characters} characters, far more than the {room.num_tokens} tokens "
+            f"that {room.text}. Shorten it.",
             param,
         )
+
+
+def _check_pieces(text: str, codec: TextCodec, room: Room, param: str) -> None:
+    """Refuse a text of far too many tokens before all of it is tokenized.
+
+    A tokenizer takes a hundred bytes of memory for each token, and four times as many tokens as
+    characters where a text is of rare ones: a text of the largest body would cost a gigabyte.
+    """
+    size = max(USUAL_CHARS * room.num_tokens, 1)
+    if len(text) <= size:
+        return
+    num_tokens = 0
+    for start in range(0, len(text), size):
+        # A cut may make a token into many.
+        piece = codec.encode(text[start : start + size], add_special_tokens=False)
+        num_tokens += max(0, len(piece) - codec.max_token_chars)
+        if num_tokens > room.num_tokens:
+            raise errors.prompt_too_long(
+                f"{param} has {len(text)} characters, which make far more than the "
+                f"{room.num_tokens} tokens that {room.text}. Shorten it.",
+                param,
+            )

@@ -12,6 +12,9 @@ from tandem_engine.api.errors import ConfigError
 MAX_LINK_NUM: Final = 4096
 """MindIE's upper bound."""
 
+SPARE_READERS: Final = 32
+"""Half of what Ray Serve lets in beyond 4 maxLinkNum."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
@@ -26,9 +29,16 @@ class HttpSettings:
     created_s: int
     """When the model was made available, in seconds since 1970."""
     max_link_num: int = 1000
-    """MindIE's maxLinkNum: three times as many requests may be in process and waiting."""
-    max_request_bytes: int = 32 * 2**20
-    """Largest body of a request; a larger one is refused before it is read to its end."""
+    """MindIE's maxLinkNum: three times as many sequences may be in process and waiting."""
+    max_request_bytes: int = 4 * 2**20
+    """Largest body of a request; nothing of a larger one is kept."""
+    max_bodies_bytes: int = 128 * 2**20
+    """Bytes of all bodies in flight, from their first byte until the engine has their requests; at
+    least four times max_request_bytes, so that two of the largest always fit."""
+    body_timeout_s: float = 30.0
+    """How long a body may take to come, beside a second for each MiB of it."""
+    least_body_timeout_s: float = 1.0
+    """The same for the oldest ones, where more than max_readers come at once."""
     max_inline_length: int = 8192
     """Bodies (bytes) and prompts (characters) up to this are handled on the event loop at once;
     longer ones in a thread, so that they do not hold up the streams of others."""
@@ -48,6 +58,20 @@ class HttpSettings:
             raise ConfigError(
                 f"max_request_bytes is {self.max_request_bytes}; it must be at least 1."
             )
+
+    @property
+    def bodies_budget(self) -> int:
+        """Bytes of all bodies in flight, in force."""
+        return max(self.max_bodies_bytes, 4 * self.max_request_bytes)
+
+    @property
+    def max_readers(self) -> int:
+        """Bodies that may take their time.
+
+        Ray Serve lets in 4 maxLinkNum + 64 calls; those that send slowly may not take the room
+        that health checks and metrics need beside the 3 maxLinkNum in process.
+        """
+        return self.max_link_num + SPARE_READERS
 
 
 def random_id() -> str:

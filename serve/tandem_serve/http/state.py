@@ -7,6 +7,7 @@ from fastapi import Request
 
 from tandem_engine.api.front import EngineFront
 from tandem_serve.http import errors
+from tandem_serve.http.bodies import Bodies
 from tandem_serve.http.gate import Gate
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.settings import HttpSettings, Outside
@@ -23,6 +24,9 @@ class HttpState:
     outside: Outside
     get_engine: GetEngine
     gate: Gate
+    text_gate: Gate
+    """The places of /tokenize and /detokenize, which compute nothing on the engine."""
+    bodies: Bodies
     counts: ResponseCounts
 
     def engine(self) -> EngineFront:

@@ -1,18 +1,16 @@
 """From pydantic's findings to one sentence for the caller."""
 
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from tandem_serve.http.errors import ApiError
+from tandem_serve.http.errors import MAX_SHOWN, ApiError, cut
 from tandem_serve.http.openai_types import RequestModel
 from tandem_serve.http.unsupported import refuse_unsupported
 
 T = TypeVar("T", bound=RequestModel)
-
-MAX_SHOWN: Final = 60
-"""Characters of a wrong value that are quoted."""
 
 _WANTED: Final = {
     "string_type": "a string",
@@ -58,8 +56,19 @@ def value_kind(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """The value as JSON, cut to what fits into a sentence."""
-    text = to_json(value).decode()
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return cut(to_json(_beginning(value)).decode())
+
+
+def _beginning(value: Any) -> Any:
+    """As much of `value` as can be shown: a whole one may be megabytes."""
+    if isinstance(value, str):
+        return value[:MAX_SHOWN]
+    if isinstance(value, list):
+        return [_beginning(item) for item in value[:MAX_SHOWN]]
+    if isinstance(value, dict):
+        items = islice(value.items(), MAX_SHOWN)
+        return {name[:MAX_SHOWN]: _beginning(item) for name, item in items}
+    return value
 
 
 def as_sentence(text: str) -> str:
@@ -82,6 +91,8 @@ def _from_pydantic(found: ErrorDetails) -> ApiError:
         return ApiError(
             f"{param} is missing; add it.", param=param, code="missing_required_parameter"
         )
+    if kind == "too_many":
+        return _too_many(found["ctx"], param)
     if kind in _BOUNDS:
         return _out_of_range(found, param)
     return _wrong_type(found, param)
@@ -93,6 +104,14 @@ def _unknown_field(found: ErrorDetails, param: str) -> ApiError:
         as_sentence(f"{param or 'The body'} has an {text}"),
         param=f"{param}.{name}" if param else name,
         code="unknown_parameter",
+    )
+
+
+def _too_many(found: dict[str, Any], param: str) -> ApiError:
+    return ApiError(
+        f"{param} has {found['count']} {found['items']}; it must have at most {found['most']}.",
+        param=param,
+        code="invalid_value",
     )
 
 

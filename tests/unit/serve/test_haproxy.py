@@ -1,5 +1,6 @@
 """What `tandem-haproxy` makes of the configurations that Ray Serve writes."""
 
+import json
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -66,3 +67,52 @@ def test_it_becomes_ray_s_own_haproxy_with_the_same_arguments(
     assert became == [(REAL, [REAL, "-db", "-f", str(file), "-sf", "12"])]
     assert CLOSED in file.read_text()
     assert Path(REAL).name == "haproxy"
+
+
+DEFAULTS = "defaults\n    mode http\n    timeout client 60s\n"
+ERROR_FILES = "".join(f"    errorfile {status} /x/500.http\n" for status in (502, 503, 504))
+NO_BACKEND = (
+    "backend default_backend\n"
+    "    http-request return status 404 content-type text/plain lf-string \"Path '%[path]'\"\n"
+    "backend http-tiny\n    http-request return status 404\n"
+)
+SERVE_S = f"global\n    maxconn 16384\n{DEFAULTS}{ERROR_FILES}{NO_BACKEND}"
+
+
+def test_serve_writes_what_is_mended() -> None:
+    written = TEMPLATES["HAPROXY_CONFIG_TEMPLATE"]
+
+    assert "    maxconn {{ config.maxconn }}\n" in written
+    assert "defaults\n    mode http\n" in written
+    assert "    errorfile 503 {{ config.error_file_path }}\n" in written
+    assert (
+        "backend default_backend\n    http-request return status 404 content-type text/plain "
+    ) in written
+    assert "frontend http_frontend\n" in written
+
+
+def test_what_is_mended_is_mended_once() -> None:
+    once = haproxy.mended(SERVE_S, folder=Path("/pages"), max_files=100_000)
+
+    assert haproxy.mended(once, folder=Path("/pages"), max_files=100_000) == once
+    assert once.count("    errorfile 503 /pages/tandem-503.http\n") == 1
+    assert once.count("return status 503 errorfile /pages/tandem-503.http\n") == 1
+    assert "/x/500.http" not in once
+    assert once.count("return status 404") == 1
+    assert once.count("timeout http-request ") == 1
+
+
+@pytest.mark.parametrize(("max_files", "maxconn"), [(1_048_576, 16384), (20_000, 7795), (100, 1)])
+def test_there_are_no_more_connections_than_files(max_files: int, maxconn: int) -> None:
+    assert f"maxconn {maxconn}\n" in haproxy.opening(SERVE_S, max_files=max_files)
+
+
+def test_each_page_is_a_whole_answer_in_openai_s_form() -> None:
+    for page in haproxy.error_pages().values():
+        head, _, body = page.partition("\r\n\r\n")
+        error = json.loads(body)["error"]
+
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["message"].endswith(".")
+        assert f"Content-Length: {len(body)}" in head.split("\r\n")
+        assert ("Retry-After: 1" in head) is head.startswith("HTTP/1.1 503 ")
