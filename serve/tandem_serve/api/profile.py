@@ -18,6 +18,16 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         # HAProxy reloads when a replica joins or leaves, and the old process cuts the streams
         # that still run after this time.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+        # More connections than a replica with the largest maxLinkNum has places (3 × 4096), so that
+        # what is too much gets the replica's own 429; the default is 4096. tandem-haproxy lowers it
+        # to what the process may open.
+        "RAY_SERVE_HAPROXY_MAXCONN": "16384",
+        # A client that neither reads its answer nor sends its body is gone after this; the default
+        # is 3600. It does not count while the client waits for the answer.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+        # Without a byte for so long no answer will come; the default is never. Places in the queue
+        # are taken by then, and a replica that hangs is replaced long before.
+        "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "3600",
         # A stopping replica keeps its device at least this long; the default is 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
         # The proxy of a node that goes stays at least this long, so that everybody has learnt of

@@ -35,11 +35,6 @@ def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterat
             f"spec.model.source: '{spec.model.source}' is a volume of Kubernetes; on this machine "
             f"name a folder, file:///absolute/path or ./path, {_KUBECTL}"
         )
-    if spec.resources.npu:
-        yield (
-            f"spec.resources.npu: {spec.resources.npu} is a number of cards that Kubernetes gives "
-            f"out; on this machine leave npu out, {_KUBECTL}"
-        )
     if spec.server.api_keys_secret and not api_keys:
         yield (
             f"spec.server.apiKeysSecret: '{spec.server.api_keys_secret}' is a Secret of "

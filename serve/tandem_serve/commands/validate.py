@@ -4,12 +4,18 @@ from pathlib import Path
 
 import yaml
 
-from tandem_serve.commands.common import errors_in_words, out, read_manifest
+from tandem_serve.api.notes import notes
+from tandem_serve.commands.common import errors_in_words, out, read_manifest, say_note
 
 
 def validate(file: Path) -> None:
-    """Print a manifest with every default filled in, or every problem that it has."""
+    """Print a manifest with every default filled in, or every problem that it has.
+
+    What users may not expect of the defaults goes to standard error, as notes.
+    """
     with errors_in_words():
         service = read_manifest(file)
         text = yaml.safe_dump(service.resolved(), sort_keys=False, allow_unicode=True)
         out.print(text, end="", markup=False)
+        for note in notes(service.spec):
+            say_note(note)

@@ -1,0 +1,54 @@
+"""What a manifest leaves to defaults, and its author should know of: sentences; pure."""
+
+from collections.abc import Iterator
+
+from tandem_engine.api.rewrites import consequences, resolve_schedule
+from tandem_serve.api.spec import InferenceServiceSpec
+
+
+def notes(spec: InferenceServiceSpec) -> Iterator[str]:
+    """A sentence for each choice that nobody wrote down and that requests will notice."""
+    yield from _chosen_by_slo(spec)
+    yield from _surprising_defaults(spec)
+    yield from _left_to_the_replica(spec)
+
+
+def _chosen_by_slo(spec: InferenceServiceSpec) -> Iterator[str]:
+    chosen = []
+    if not _is_written(spec, "templateType"):
+        chosen.append("templateType Mix")
+    if not _is_written(spec, "splitFuse.splitStartBatchSize"):
+        chosen.append("splitFuse.splitStartBatchSize 0 (every prompt is cut)")
+    if not _is_written(spec, "maxIterTimes"):
+        chosen.append(f"maxIterTimes {spec.model.max_seq_len or 'as maxSeqLen'}")
+    if spec.slo.is_given and chosen:
+        yield f"spec.slo chooses what spec.engine.schedule leaves open: {', '.join(chosen)}"
+
+
+def _surprising_defaults(spec: InferenceServiceSpec) -> Iterator[str]:
+    """Only of values that nobody wrote: who wrote them knows them."""
+    schedule = resolve_schedule(spec.schedule)
+    for one in consequences(schedule, spec.slo, max_seq_len=spec.model.max_seq_len):
+        if not _is_written(spec, one.field):
+            advice = "spec.slo would choose better" if not spec.slo.is_given else ""
+            yield f"spec.engine.schedule.{'; '.join(filter(None, (one.text.rstrip('.'), advice)))}"
+
+
+def _left_to_the_replica(spec: InferenceServiceSpec) -> Iterator[str]:
+    left = []
+    if spec.model.max_seq_len is None:
+        left.append("maxSeqLen, up to the model's limit")
+    if not _is_written(spec, "maxBatchSize"):
+        left.append(f"maxBatchSize, up to {spec.engine.schedule.max_batch_size}")
+    if left:
+        yield (
+            f"a replica takes what spec.resources.memory {spec.resources.memory} holds of "
+            f"{', and of '.join(left)}; its log, tandem status and GET /v1/models say how much"
+        )
+
+
+def _is_written(spec: InferenceServiceSpec, path: str) -> bool:
+    """Whether a field of the schedule, by its outside name, was given."""
+    part, _, name = path.rpartition(".")
+    schedule = spec.engine.schedule.model_dump(by_alias=True, exclude_unset=True)
+    return name in (schedule.get(part, {}) if part else schedule)
