@@ -9,6 +9,7 @@ from tandem_operator.conditions import Kind, Truth, find_condition
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.interpret import INVALID_SPEC, Asked
 from tandem_operator.kinds import RAY_SERVICE
+from tandem_operator.owners import owned_by
 from tandem_operator.plan import (
     Action,
     ApplyObject,
@@ -18,7 +19,7 @@ from tandem_operator.plan import (
     plan,
 )
 from tandem_operator.ray_view import RayView, ray_view
-from tandem_operator.seen import Seen, owned_by
+from tandem_operator.seen import Seen
 
 POLL_S: Final = 3.0
 """Seconds between two looks at Ray while something is under way: Ray sends no events."""
@@ -81,7 +82,7 @@ def collect_facts(
         service=asked.service,
         problems=intent.problems,
         has_kuberay=seen.has_kuberay,
-        ray=_ray_view(ray_service, seen) if ray_service else None,
+        ray=_ray_view(ray_service, seen, found.get("status", {})) if ray_service else None,
         last_write=progress.last_write(ray_service) if ray_service else None,
         is_applied=not intent.actions and not _is_dying(ray_service),
         change=intent.change,
@@ -138,8 +139,15 @@ def contest(actions: tuple[Action, ...]) -> Problem | None:
     )
 
 
-def _ray_view(ray_service: Mapping[str, Any], seen: Seen) -> RayView:
-    return ray_view(ray_service, seen.pods, seen.answers, seen.ray_clusters)
+def _ray_view(ray_service: Mapping[str, Any], seen: Seen, previous: Mapping[str, Any]) -> RayView:
+    return ray_view(
+        ray_service,
+        seen.pods,
+        seen.answers,
+        seen.ray_clusters,
+        seen.silences,
+        was_serving=progress.served_during_a_change(previous),
+    )
 
 
 def _is_dying(ray_service: Mapping[str, Any] | None) -> bool:

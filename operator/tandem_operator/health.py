@@ -37,7 +37,7 @@ class Pulse:
     sweep_age_s: float
     sweep_limit_s: float
     late_watches: dict[str, float]
-    """Kind → for how long its watch has owed a change."""
+    """What is watched → for how long the watch has owed a change."""
 
 
 def ailment(pulse: Pulse) -> str | None:
@@ -97,7 +97,7 @@ class Health:
             is_leader=self.is_leader,
             sweep_age_s=now - self._sweep.last_end if self._sweep else 0.0,
             sweep_limit_s=self._sweep.overdue_after_s if self._sweep else 0.0,
-            late_watches={one.kind.plural: one.ledger.late_s(now) for one in self._watches},
+            late_watches={one.name: one.ledger.late_s(now) for one in self._watches},
         )
 
     def application(self) -> web.Application:
@@ -141,8 +141,12 @@ class Health:
             },
             "lastPassSeconds": _age(workers.last_pass if workers else None, now),
             "lastSweepSeconds": _age(sweep.last_end if sweep else None, now),
+            "troubles": {
+                namespace or "*": str(error)
+                for namespace, error in (sweep.troubles if sweep else {}).items()
+            },
             "watches": {
-                one.kind.plural: {
+                one.name: {
                     "lastEventSeconds": _age(one.last_event, now),
                     "lateSeconds": round(one.ledger.late_s(now), 1),
                 }

@@ -39,5 +39,5 @@ def interpret(found: Mapping[str, Any], settings: OperatorSettings) -> Asked:
     try:
         wanted = render(service, uid=found["metadata"]["uid"], settings=settings)
     except RenderError as error:
-        return Asked(service=service, problems=(Problem("CannotBeHad", str(error)),))
+        return Asked(service=service, problems=(Problem(error.reason, str(error)),))
     return Asked(service=service, wanted=wanted)

@@ -57,6 +57,11 @@ class Metrics:
         )
         self.last_pass = self._gauge("last_pass_timestamp_seconds", "When a pass ended last.")
         self.last_sweep = self._gauge("last_sweep_timestamp_seconds", "When a sweep ended last.")
+        self.swept = self._gauge(
+            "namespace_swept",
+            "Whether the last sweep of a namespace that is served by name came to its end.",
+            "namespace",
+        )
         self.last_event = self._gauge(
             "last_watch_event_timestamp_seconds", "When a watch brought something.", "resource"
         )

@@ -23,6 +23,9 @@ SERVICE: Final = f"{GROUP}/service"
 COMPONENT: Final = "app.kubernetes.io/component"
 """Label of the pods: head or worker."""
 
+RAY_CLUSTER: Final = "ray.io/cluster"
+"""KubeRay's label of a pod: the RayCluster that it belongs to."""
+
 HEAD: Final = "head"
 WORKER: Final = "worker"
 
@@ -101,3 +104,8 @@ def pod_labels(service: str, component: str) -> dict[str, str]:
     labels = object_labels(service)
     del labels["app.kubernetes.io/name"]
     return labels | {COMPONENT: component}
+
+
+def pod_selector(service: str, component: str) -> dict[str, str]:
+    """The labels that select the pods of one kind of `service`: head or worker."""
+    return {SERVICE: service, COMPONENT: component}

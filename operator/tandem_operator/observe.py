@@ -19,33 +19,39 @@ from tandem_operator.kinds import (
     VOLUME_CLAIM,
 )
 from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.owners import owned_by
 from tandem_operator.plan import ObjectKey, Observed, key_of
 from tandem_operator.pods import pod_view
 from tandem_operator.ray_client import RayClient
-from tandem_operator.ray_view import clusters_in_doubt
+from tandem_operator.ray_view import clusters_in_doubt, clusters_named, own_heads
 from tandem_operator.seen import Seen
 from tandem_serve.api.spec import InferenceService
 
 
-async def observe(kube: Kube, ray: RayClient, place: Place, asked: Asked) -> Seen:
-    """Look at everything that belongs to the service at `place`.
+async def observe(kube: Kube, ray: RayClient, place: Place, asked: Asked, uid: str) -> Seen:
+    """Look at everything that belongs to the service at `place`, whose object has the id `uid`.
 
     Raises:
         KubeError: the API server does not say.
     """
-    (objects, clusters, has_kuberay), secret, pods, missing = await asyncio.gather(
+    (objects, ray_clusters, has_kuberay), secret, pods, missing = await asyncio.gather(
         _read_objects(kube, place, asked),
         kube.get(SECRET, Place(place.namespace, names.token_secret(place.name))),
         kube.list(POD, place.namespace, {names.SERVICE: place.name}),
         _find_missing(kube, place.namespace, asked.service),
     )
     views = tuple(pod_view(pod) for pod in pods)
-    heads = [pod for pod in views if pod.is_head and pod.ip]
+    ray_service = objects.get(_ray_key(place))
+    is_ours = ray_service is not None and owned_by(ray_service, uid)
+    heads = own_heads(ray_service, ray_clusters, views) if ray_service and is_ours else {}
+    replies = await ray.ask(heads, place.name, place.namespace, _token_in(secret))
+    doubted = clusters_in_doubt(ray_service) if ray_service else []
     return Seen(
         children=Observed(objects=objects, has_token=secret is not None),
         pods=views,
-        answers=await ray.ask(heads, place.namespace, _token_in(secret)),
-        ray_clusters=clusters,
+        answers=replies.answers,
+        silences=replies.silences,
+        ray_clusters={name: one for name, one in ray_clusters.items() if name in doubted},
         missing=missing,
         has_kuberay=has_kuberay,
     )
@@ -54,9 +60,9 @@ async def observe(kube: Kube, ray: RayClient, place: Place, asked: Asked) -> See
 async def _read_objects(
     kube: Kube, place: Place, asked: Asked
 ) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
-    """The objects of the wanted names, RayClusters in doubt, and whether KubeRay is there."""
+    """The objects of the wanted names, the RayClusters, and whether KubeRay is there."""
     keys = _child_keys(asked)
-    ray_key = ObjectKey(RAY_SERVICE.name, names.ray_service(place.name))
+    ray_key = _ray_key(place)
     (ray_service, clusters, has_kuberay), found = await asyncio.gather(
         _read_ray(kube, Place(place.namespace, ray_key.name)),
         asyncio.gather(*(_read_child(kube, place.namespace, key) for key in keys)),
@@ -67,17 +73,21 @@ async def _read_objects(
 
 
 async def _read_ray(kube: Kube, place: Place) -> tuple[Object | None, dict[str, Object], bool]:
-    """The RayService, its RayClusters that do not run yet, and whether KubeRay is there."""
+    """The RayService, the RayClusters that it names, and whether KubeRay is there."""
     try:
         ray_service = await kube.get(RAY_SERVICE, place)
     except KindMissing:
         return None, {}, False
-    doubted = clusters_in_doubt(ray_service) if ray_service else []
+    named = clusters_named(ray_service) if ray_service else []
     clusters = await asyncio.gather(
-        *(kube.get(RAY_CLUSTER, Place(place.namespace, name)) for name in doubted)
+        *(kube.get(RAY_CLUSTER, Place(place.namespace, name)) for name in named)
     )
-    found = zip(doubted, clusters, strict=True)
+    found = zip(named, clusters, strict=True)
     return ray_service, {name: one for name, one in found if one is not None}, True
+
+
+def _ray_key(place: Place) -> ObjectKey:
+    return ObjectKey(RAY_SERVICE.name, names.ray_service(place.name))
 
 
 async def _read_child(kube: Kube, namespace: str, key: ObjectKey) -> Object | None:

@@ -1,6 +1,6 @@
-"""Object → the InferenceService that it belongs to; pure."""
+"""Object → the one that controls it, and the InferenceService that it belongs to; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tandem_operator.kinds import INFERENCE_SERVICE
@@ -12,6 +12,16 @@ def service_of(item: Mapping[str, Any]) -> tuple[str, str] | None:
     metadata = item["metadata"]
     name = _own_name(item) or _owner_name(metadata) or metadata.get("labels", {}).get(SERVICE)
     return (metadata["namespace"], name) if name else None
+
+
+def controllers(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The reference to the object that controls another one: at most one."""
+    return (one for one in metadata.get("ownerReferences", ()) if one.get("controller"))
+
+
+def owned_by(item: Mapping[str, Any] | None, uid: str) -> bool:
+    """Whether the object whose id is `uid` controls `item`."""
+    return item is not None and any(one.get("uid") == uid for one in controllers(item["metadata"]))
 
 
 def _own_name(item: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tandem_operator import names
-from tandem_operator.render.leaves import leaves
+from tandem_operator.render.leaves import digested, leaves
 from tandem_operator.render.quantity import parse_quantity
 from tandem_operator.render.wanted import Wanted
 from tandem_serve.api.changes import ChangeKind, kind_of
@@ -89,8 +89,8 @@ def pending_change(
     before = _rendered_spec(ray_service or {})
     if before is None:
         return None
-    old = dict(leaves(before, "spec"))
-    new = dict(leaves(service.resolved()["spec"], "spec"))
+    old = dict(leaves(digested(before), "spec"))
+    new = dict(leaves(digested(service.resolved()["spec"]), "spec"))
     paths = [*new, *(path for path in old if path not in new)]
     differing = tuple(path for path in paths if old.get(path) != new.get(path))
     if not differing:

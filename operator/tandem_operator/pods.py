@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tandem_operator import names
 from tandem_operator.conditions import find_condition
+from tandem_operator.owners import controllers
 
-CLUSTER: Final = "ray.io/cluster"
+CLUSTER: Final = names.RAY_CLUSTER
 """KubeRay's label of a pod: the RayCluster that it belongs to."""
 
 _NODE_TYPE: Final = "ray.io/node-type"
@@ -40,6 +42,9 @@ class PodView:
     failure: str | None
     """What keeps it from running, in one sentence."""
 
+    owner: str | None = None
+    """The uid of the object that controls it."""
+
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """What matters of a pod as the API server has it."""
@@ -53,6 +58,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         is_ready=is_ready,
         ip=status.get("podIP") if status.get("phase") == "Running" else None,
         failure=None if is_ready or "deletionTimestamp" in metadata else _failure(pod),
+        owner=next((one["uid"] for one in controllers(metadata)), None),
     )
 
 

@@ -38,6 +38,12 @@ _CLOSING_S: Final = 3.0
 _COALESCE_S: Final = 0.05
 """Seconds for which an event waits for others of the same service: they come in bunches."""
 
+_WATCHED: Final[tuple[tuple[Kind, Selector | None], ...]] = (
+    (INFERENCE_SERVICE, None),
+    (RAY_SERVICE, None),
+    (POD, {SERVICE: None}),
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -84,8 +90,7 @@ async def run(options: Options) -> int:
         kube.may_write = leadership.is_valid
         if not await _stand_by(leadership, health, signals):
             return EXIT_DONE
-        ray = RayClient.open(options.ray_address, metrics.count_ray_request)
-        stack.push_async_callback(ray.close)
+        ray = RayClient(options.ray_address, metrics.count_ray_request)
         leader = Leader.build(options, kube, ray, metrics, signals)
         health.lead(leader.watches, leader.workers, leader.sweep)
         return await leader.run(leadership, signals)
@@ -133,28 +138,33 @@ class Leader:
             if owner := service_of(item):
                 workers.add(Place(*owner), _COALESCE_S)
 
-        def look_at_all() -> None:
+        def look_at_all(namespace: str | None) -> None:
             for place in reconciler.known:
-                workers.add(place)
+                if namespace in {None, place.namespace}:
+                    workers.add(place)
 
-        def watch(kind: Kind, labels: Selector | None = None) -> Watch:
+        def watch(namespace: str | None, kind: Kind, labels: Selector | None = None) -> Watch:
             return Watch(
                 kind,
                 kube=kube,
                 login=KopfLogin(options.config),
-                namespaces=settings.namespaces,
+                namespace=namespace,
                 deliver=look_at_owner,
-                appeared=look_at_all,
+                appeared=lambda: look_at_all(namespace),
                 on_start=signals.install,
                 labels=labels,
             )
 
-        watches = (watch(INFERENCE_SERVICE), watch(RAY_SERVICE), watch(POD, {SERVICE: None}))
+        everywhere: tuple[str | None, ...] = (None,)
+        watches = tuple(
+            watch(namespace, kind, labels)
+            for namespace in dict.fromkeys(settings.namespaces or everywhere)
+            for kind, labels in _WATCHED
+        )
         sweep = Sweep(
             kube,
             watches,
             metrics,
-            namespaces=settings.namespaces,
             every_s=settings.resync_seconds,
             add=workers.add,
             known=lambda: reconciler.known,

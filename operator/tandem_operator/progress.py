@@ -40,12 +40,20 @@ def change_start(
     return written if written and written > since else None
 
 
+def served_during_a_change(previous: Mapping[str, Any]) -> bool:
+    """Whether a status says that requests were answered while a change was under way."""
+    kinds = (Kind.READY, Kind.PROGRESSING)
+    return all(find_condition(previous, kind).get("status") == Truth.TRUE for kind in kinds)
+
+
 def is_complete(facts: Facts) -> bool:
     """Whether all that is asked for runs, and nothing else does."""
     service, ray = facts.service, facts.ray
     if service is None or facts.problems or facts.trouble or not facts.is_applied or ray is None:
         return False
     if not ray.is_taken_up or not ray.is_serving or ray.pending or ray.active is None:
+        return False
+    if ray.is_switching:
         return False
     wanted = service.spec.scaling.min_replicas
     return is_in_effect(ray.active, service) and ray.ready_replicas >= wanted

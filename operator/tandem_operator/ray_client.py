@@ -1,12 +1,18 @@
-"""The door to Ray: its REST interface on the head of a Ray cluster."""
+"""The door to Ray: its REST interface on the head of a Ray cluster.
+
+What stands behind it belongs to the tenant. It gets Ray's token and nothing else, is asked for a
+bounded time, and is read no further than a whole answer may be long.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Self
-
-import aiohttp
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final
 
 from tandem_operator.pods import PodView
+from tandem_operator.ray_answer import LONGEST_ANSWER, Garbled, read_answer
+from tandem_operator.ray_http import AnsweredWith, Limits, NoAnswer, get
 from tandem_operator.ray_view import RayAnswers
 
 DEFAULT_ADDRESS: Final = "http://{ip}:8265"
@@ -14,60 +20,68 @@ DEFAULT_ADDRESS: Final = "http://{ip}:8265"
 clusters of an upgrade apart, which the Service in front of them does not."""
 
 _TIMEOUT_S: Final = 3.0
-_LONGEST_ANSWER: Final = 8 * 2**20
+_PATH: Final = "/api/serve/applications/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayReplies:
+    """What came of asking the heads of a service, by the names of their Ray clusters."""
+
+    answers: RayAnswers = field(default_factory=dict)
+    silences: Mapping[str, str] = field(default_factory=dict)
+    """Why a head does not answer, in a few words."""
 
 
 class RayClient:
     """Asks Ray for its applications; that Ray does not answer is no error."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, address: str, count: Callable[[str], None]
+        self, address: str, count: Callable[[str], None], timeout_s: float = _TIMEOUT_S
     ) -> None:
-        self._session = session
+        """`address` may have {ip}, {cluster} and {namespace} in it.
+
+        `count` takes how each request ended: a status code, `none` or `garbled`. `timeout_s` is
+        what a whole answer may take, its last byte included.
+        """
         self._address = address
         self._count = count
+        self._limits = Limits(longest=LONGEST_ANSWER, timeout_s=timeout_s)
 
-    @classmethod
-    def open(cls, address: str, count: Callable[[str], None]) -> Self:
-        """A client; `address` may have {ip}, {cluster} and {namespace} in it.
+    async def ask(
+        self, heads: Mapping[str, PodView], service: str, namespace: str, token: str | None
+    ) -> RayReplies:
+        """What Ray says of `service` on each of `heads`, which have the names of their clusters.
 
-        `count` takes how each request ended: a status code, `none` or `garbled`.
+        `token` is Ray's own, and goes nowhere else: each of `heads` is the service's own.
         """
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        return cls(aiohttp.ClientSession(timeout=timeout), address, count)
+        replies = await asyncio.gather(
+            *(
+                self._ask(self._url(cluster, head, namespace), service, token)
+                for cluster, head in heads.items()
+            )
+        )
+        found = dict(zip(heads, replies, strict=True))
+        return RayReplies(
+            answers={name: one for name, one in found.items() if not isinstance(one, str)},
+            silences={name: one for name, one in found.items() if isinstance(one, str)},
+        )
 
-    async def close(self) -> None:
-        """Let go of the connections."""
-        await self._session.close()
+    def _url(self, cluster: str, head: PodView, namespace: str) -> str:
+        ip = f"[{head.ip}]" if head.ip and ":" in head.ip else head.ip
+        return self._address.format(ip=ip, cluster=cluster, namespace=namespace) + _PATH
 
-    async def ask(self, heads: list[PodView], namespace: str, token: str | None) -> RayAnswers:
-        """What Ray says on each head, by the name of its cluster; who does not answer is left out.
-
-        `token` is Ray's own, and goes nowhere else.
-        """
-        answers = await asyncio.gather(*(self._ask(head, namespace, token) for head in heads))
-        found = zip(heads, answers, strict=True)
-        return {head.cluster: answer for head, answer in found if answer is not None}
-
-    async def _ask(
-        self, head: PodView, namespace: str, token: str | None
-    ) -> Mapping[str, Any] | None:
-        address = self._address.format(ip=head.ip, cluster=head.cluster, namespace=namespace)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        url = f"{address}/api/serve/applications/"
+    async def _ask(self, url: str, service: str, token: str | None) -> dict[str, Any] | str:
+        """What one head says, or why it says nothing."""
         try:
-            async with self._session.get(url, headers=headers) as response:
-                self._count(str(response.status))
-                return await _answer(response)
-        except (aiohttp.ClientError, TimeoutError):
+            answer = read_answer(await get(url, token, self._limits), service)
+        except AnsweredWith as error:
+            self._count(str(error.status))
+            return str(error)
+        except NoAnswer as error:
             self._count("none")
-        except (ValueError, TypeError):
+            return str(error)
+        except Garbled as error:
             self._count("garbled")
-        return None
-
-
-async def _answer(response: aiohttp.ClientResponse) -> Mapping[str, Any] | None:
-    if not response.ok or (response.content_length or 0) > _LONGEST_ANSWER:
-        return None
-    answer = await response.json()
-    return answer if isinstance(answer, Mapping) else None
+            return f"what it says is not Ray's: {error}"
+        self._count(str(HTTPStatus.OK.value))
+        return answer

@@ -6,10 +6,11 @@ digest in the status of the RayService has to do.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tandem_operator.conditions import find_condition
+from tandem_operator.owners import owned_by
 from tandem_operator.pods import PodView
 from tandem_serve.api.document import DEPLOYMENT, LiveSettings
 from tandem_serve.api.spec import InferenceService
@@ -40,8 +41,16 @@ class ClusterView:
     pod_problem: str | None = None
     """Why KubeRay cannot make its pods, in KubeRay's words."""
 
+    silence: str | None = None
+    """Why Ray itself does not answer, in a few words, where it was asked."""
+
     settings: Mapping[str, Any] | None
     """What Ray was last told of the deployment; None: Ray itself does not answer."""
+
+    @property
+    def ready_workers(self) -> int:
+        """Pods of replicas whose HAProxy says that it serves."""
+        return sum(pod.is_ready for pod in self.workers)
 
     @property
     def counts_replicas(self) -> bool:
@@ -79,10 +88,20 @@ class RayView:
     """Why KubeRay does not take it, in its own words."""
 
     endpoints: int
-    """Pods behind the endpoint."""
+    """Pods behind the endpoint: by KubeRay's count, and while Ray does not answer, when KubeRay
+    cannot count either, those that are ready."""
 
     active: ClusterView | None
     pending: ClusterView | None
+
+    was_serving: bool = False
+    """Whether it served a moment ago, in the middle of a change."""
+
+    @property
+    def is_switching(self) -> bool:
+        """Whether the endpoint has just moved, to pods that are ready and not counted yet."""
+        ready = self.active.ready_workers if self.active else 0
+        return self.was_serving and not self.endpoints and bool(ready)
 
     @property
     def newest(self) -> ClusterView | None:
@@ -92,14 +111,14 @@ class RayView:
     @property
     def is_serving(self) -> bool:
         """Whether requests are answered: pods stand behind the endpoint, and replicas in them."""
-        if not self.endpoints or self.active is None:
+        if not (self.endpoints or self.is_switching) or self.active is None:
             return False
         return bool(self.active.serving) or not self.active.counts_replicas
 
     @property
     def ready_replicas(self) -> int:
         """Replicas that answer requests."""
-        if not self.endpoints or self.active is None:
+        if not (self.endpoints or self.is_switching) or self.active is None:
             return 0
         return self.active.serving if self.active.counts_replicas else self.endpoints
 
@@ -109,6 +128,9 @@ def ray_view(
     pods: Iterable[PodView],
     answers: RayAnswers,
     ray_clusters: RayClusters,
+    silences: Mapping[str, str] | None = None,
+    *,
+    was_serving: bool = False,
 ) -> RayView:
     """The view of a RayService as the API server has it."""
     metadata, status = ray_service["metadata"], ray_service.get("status", {})
@@ -116,24 +138,57 @@ def ray_view(
 
     def cluster(part: str) -> ClusterView | None:
         digest = status.get(part, {})
-        return _cluster_view(digest, metadata["name"], pods, answers, ray_clusters)
+        view = _cluster_view(digest, metadata["name"], pods, answers, ray_clusters)
+        return view and replace(view, silence=(silences or {}).get(view.name))
 
     ready = find_condition(status, "Ready")
+    active = cluster("activeServiceStatus")
     return RayView(
         is_taken_up=status.get("observedGeneration") == metadata["generation"],
         refusal=ready.get("message") if ready.get("reason") == _KUBERAY_REFUSES else None,
-        endpoints=status.get("numServeEndpoints", 0),
-        active=cluster("activeServiceStatus"),
+        endpoints=_endpoints(status, active),
+        active=active,
         pending=cluster("pendingServiceStatus"),
+        was_serving=was_serving,
     )
 
 
+def _endpoints(status: Mapping[str, Any], active: ClusterView | None) -> int:
+    if active is not None and active.settings is None:
+        return active.ready_workers
+    counted: int = status.get("numServeEndpoints", 0)
+    return counted
+
+
+def clusters_named(ray_service: Mapping[str, Any]) -> list[str]:
+    """The Ray clusters of a RayService, by KubeRay's digest."""
+    return [digest["rayClusterName"] for digest in _digests(ray_service)]
+
+
 def clusters_in_doubt(ray_service: Mapping[str, Any]) -> list[str]:
-    """The Ray clusters that do not run yet by KubeRay's digest: to be looked at themselves."""
-    status = ray_service.get("status", {})
-    digests = [status.get(part, {}) for part in ("activeServiceStatus", "pendingServiceStatus")]
-    named = [digest for digest in digests if digest.get("rayClusterName")]
-    return [digest["rayClusterName"] for digest in named if not _runs(digest)]
+    """The Ray clusters that do not run yet by KubeRay's digest: they may say why."""
+    return [one["rayClusterName"] for one in _digests(ray_service) if not _runs(one)]
+
+
+def own_heads(
+    ray_service: Mapping[str, Any], ray_clusters: RayClusters, pods: Iterable[PodView]
+) -> dict[str, PodView]:
+    """The heads that may be given Ray's token, by the names of their Ray clusters.
+
+    Labels are anybody's to write. A head counts when the RayCluster of that name controls it, and
+    the RayService controls that one, by their uids.
+    """
+    pods = [pod for pod in pods if pod.is_head and pod.ip]
+    found: dict[str, PodView] = {}
+    for name in clusters_named(ray_service):
+        cluster = ray_clusters.get(name)
+        if not owned_by(cluster, ray_service["metadata"]["uid"]) or cluster is None:
+            continue
+        heads = [pod for pod in pods if pod.owner == cluster["metadata"]["uid"]]
+        if heads:
+            # Of one that ends and one that begins, the one that is ready.
+            found[name] = max(heads, key=lambda pod: pod.is_ready)
+    return found
 
 
 def is_in_effect(cluster: ClusterView, service: InferenceService) -> bool:
@@ -174,6 +229,12 @@ def _cluster_view(
         pod_problem=trouble.get("message") if trouble.get("status") == "True" else None,
         settings=None if answer is None else _settings(answer, service),
     )
+
+
+def _digests(ray_service: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    status = ray_service.get("status", {})
+    digests = [status.get(part, {}) for part in ("activeServiceStatus", "pendingServiceStatus")]
+    return [digest for digest in digests if digest.get("rayClusterName")]
 
 
 def _runs(digest: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """One pass over one service: read → decide → report → write. It looks only at what is."""
 
+import logging
 import time
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from tandem_operator.decide import (
     is_settled,
     look_again_s,
 )
-from tandem_operator.errors import KindMissing, KubeError, Missing
+from tandem_operator.errors import Forbidden, KindMissing, KubeError, Missing
 from tandem_operator.events import EventRecorder
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.interpret import Asked, interpret
@@ -28,6 +29,8 @@ from tandem_operator.restraint import Restraint
 from tandem_operator.seen import Seen
 from tandem_operator.status import blind_document, status_document
 from tandem_operator.troubles import Troubles
+
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -95,6 +98,12 @@ class Reconciler:
             found = await self._kube.get(INFERENCE_SERVICE, place)
         except KindMissing:
             return None
+        except Forbidden as error:
+            # Its namespace is gone, or the right to look into it. When that comes back, the watch
+            # and the sweep find the service again; until then nothing could be done.
+            _log.warning("%s: %s", place, error)
+            self._metrics.errors.labels(error.reason).inc()
+            return None
         if found is None or "deletionTimestamp" in found["metadata"]:
             return None
         self._uids[place] = found["metadata"]["uid"]
@@ -111,7 +120,7 @@ class Reconciler:
 
     async def _observe(self, found: Object, place: Place, asked: Asked) -> Seen:
         try:
-            return await observe(self._kube, self._ray, place, asked)
+            return await observe(self._kube, self._ray, place, asked, uid=found["metadata"]["uid"])
         except KubeError as error:
             self._troubles.note(place, error)
             await self._report_blindness(found, place)

@@ -1,7 +1,7 @@
 """What is there of one service, as it was read; pure."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem_operator import names
@@ -22,6 +22,9 @@ class Seen:
     pods: tuple[PodView, ...]
     answers: RayAnswers
     ray_clusters: RayClusters
+    silences: Mapping[str, str] = field(default_factory=dict)
+    """Why the head of a Ray cluster does not answer, by the cluster's name."""
+
     missing: tuple[Problem, ...]
     """What the service refers to, and is not there."""
 
@@ -31,14 +34,3 @@ class Seen:
     def ray_service(self, name: str) -> Mapping[str, Any] | None:
         """The RayService of the service `name`, ours or not."""
         return self.children.objects.get(ObjectKey(RAY_SERVICE.name, names.ray_service(name)))
-
-
-def owned_by(item: Mapping[str, Any] | None, uid: str) -> bool:
-    """Whether the object whose id is `uid` controls `item`."""
-    return item is not None and any(
-        owner.get("uid") == uid for owner in _controllers(item["metadata"])
-    )
-
-
-def _controllers(metadata: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    return (one for one in metadata.get("ownerReferences", ()) if one.get("controller"))

@@ -1,7 +1,9 @@
 """The status of an InferenceService: what a pass knows → what it writes; pure.
 
 RayReady and ModelLoaded speak of the newest version, Ready of what clients see: while an old
-version goes on serving, Ready stays True and the others say what keeps the new one.
+version goes on serving, Ready stays True and the others say what keeps the new one. So that nobody
+takes that for the new version, `observedGeneration` of Ready and of the whole status is that of the
+newest spec that has been in effect: `kubectl wait` and kstatus wait until it is the object's.
 """
 
 from collections.abc import Mapping
@@ -44,9 +46,10 @@ def status_document(facts: Facts) -> dict[str, Any]:
     parts = (accepted, ray_ready, model_loaded)
     progressing = progress.progressing(facts, _waits_for(facts, parts))
     ready = _ready(facts, parts)
-    conditions = (ready, *parts, progressing)
+    generation = _generation_in_effect(facts, progressing)
+    before = facts.previous.get("conditions", ())
     document = {
-        "observedGeneration": facts.generation,
+        "observedGeneration": generation,
         "reason": ready.reason,
         "message": shorten(ready.message),
         "url": _url(facts),
@@ -55,12 +58,12 @@ def status_document(facts: Facts) -> dict[str, Any]:
         "selector": f"{SERVICE}={facts.name},{COMPONENT}={WORKER}",
         "rayCluster": _ray_cluster(facts.ray),
         "pendingChange": _pending_change(facts, progressing),
-        "conditions": merge_conditions(
-            facts.previous.get("conditions", ()),
-            conditions,
-            generation=facts.generation,
-            now=facts.now,
-        ),
+        "conditions": [
+            *merge_conditions(before, [ready], generation=generation, now=facts.now),
+            *merge_conditions(
+                before, [*parts, progressing], generation=facts.generation, now=facts.now
+            ),
+        ],
     }
     return {name: value for name, value in document.items() if value is not None}
 
@@ -71,7 +74,8 @@ def blind_document(
     """The status of a service that cannot be looked at: what was, and Ready Unknown."""
     ready = Condition(Kind.READY, Truth.UNKNOWN, problem.reason, problem.message)
     before = previous.get("conditions", ())
-    written = merge_conditions(before, [ready], generation=generation, now=now)
+    in_effect = _last_in_effect(previous) or generation
+    written = merge_conditions(before, [ready], generation=in_effect, now=now)
     others = [one for one in before if one["type"] != Kind.READY]
     return {
         **previous,
@@ -79,6 +83,23 @@ def blind_document(
         "message": shorten(ready.message),
         "conditions": [*written, *others],
     }
+
+
+def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
+    """The newest generation that is, or was, served as it asks to be; at first the one there is."""
+    is_in_effect = progressing.reason == progress.SETTLED and not _is_behind(facts.ray)
+    before = _last_in_effect(facts.previous)
+    return facts.generation if is_in_effect or before is None else before
+
+
+def _is_behind(ray: RayView | None) -> bool:
+    """Whether KubeRay has yet to see, or to switch to, the newest version."""
+    return ray is not None and (not ray.is_taken_up or ray.pending is not None)
+
+
+def _last_in_effect(previous: Mapping[str, Any]) -> int | None:
+    generation: int | None = previous.get("observedGeneration")
+    return generation
 
 
 def _accepted(facts: Facts) -> Condition:
@@ -112,10 +133,14 @@ def _head_state(cluster: ClusterView) -> tuple[Truth, str, str]:
     if head is None:
         return Truth.FALSE, "HeadMissing", f"Ray cluster {cluster.name} has no head pod yet"
     if head.is_ready:
-        return Truth.TRUE, "HeadReady", f"Ray cluster {cluster.name} runs"
+        return Truth.TRUE, "HeadReady", f"Ray cluster {cluster.name} runs{_silence(cluster)}"
     if head.failure:
         return Truth.FALSE, "HeadFailed", f"the Ray head does not start: {head.failure}"
     return Truth.FALSE, "HeadStarting", f"the Ray head starts in pod {head.name}"
+
+
+def _silence(cluster: ClusterView) -> str:
+    return f", but its dashboard does not answer: {cluster.silence}" if cluster.silence else ""
 
 
 def _model_loaded(facts: Facts) -> Condition:

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from tandem_operator.errors import KindMissing, KubeError
+from tandem_operator.errors import KindMissing, KubeError, Transient
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, Object, Place
 from tandem_operator.metrics import Metrics
@@ -16,11 +17,16 @@ _SPREAD: Final = 0.5
 """Share of the pause between two sweeps over which their services are spread."""
 
 _AFTER_FAILURE_S: Final = 5.0
+_AT_ONCE: Final = 4
 _log = logging.getLogger(__name__)
 
 
 class Sweep:
-    """LISTs what is watched: every service is looked at, and every watch is checked."""
+    """LISTs what is watched: every service is looked at, and every watch is checked.
+
+    Each namespace that is served by name is swept by itself. One that is refused (it was deleted,
+    or the role in it) is no trouble of the others.
+    """
 
     def __init__(
         self,
@@ -28,19 +34,23 @@ class Sweep:
         watches: Iterable[Watch],
         metrics: Metrics,
         *,
-        namespaces: Sequence[str],
         every_s: float,
         add: Callable[[Place, float], None],
         known: Callable[[], Iterable[Place]],
     ) -> None:
         self._kube = kube
-        self._watches = tuple(watches)
         self._metrics = metrics
-        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._every_s = every_s
         self._add = add
         self._known = known
-        self._is_first = True
+        self._watches = defaultdict[str | None, list[Watch]](list)
+        for watch in watches:
+            self._watches[watch.namespace].append(watch)
+        self._looked_at = set[str | None]()
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self.troubles: Mapping[str | None, KubeError] = {}
+        """Why namespaces could not be swept; None stands for all of them."""
+
         self.last_end = time.monotonic()
         """When a sweep ended last."""
 
@@ -57,36 +67,51 @@ class Sweep:
 
     async def _once(self) -> float:
         """One sweep; gives the seconds until the next."""
-        try:
-            for watch in self._watches:
-                await self._check(watch)
-        except KubeError as error:
-            _log.warning("the sweep was cut short: %s", error)
+        errors = await asyncio.gather(*(self._sweep(namespace) for namespace in self._watches))
+        found = zip(self._watches, errors, strict=True)
+        self._note({namespace: error for namespace, error in found if error is not None})
+        # Who is refused has been answered: another process would be refused as well.
+        if all(isinstance(error, Transient) for error in errors):
             return _AFTER_FAILURE_S
         self.last_end = time.monotonic()
         self._metrics.last_sweep.set_to_current_time()
         return self._every_s
 
+    async def _sweep(self, namespace: str | None) -> KubeError | None:
+        """Look at one namespace; gives what stood in the way."""
+        try:
+            async with self._places:
+                for watch in self._watches[namespace]:
+                    await self._check(watch)
+        except KubeError as error:
+            return error
+        return None
+
+    def _note(self, troubles: Mapping[str | None, KubeError]) -> None:
+        for namespace, error in troubles.items():
+            if str(error) != str(self.troubles.get(namespace, "")):
+                where = namespace or "all namespaces"
+                _log.warning("the sweep of %s was cut short: %s", where, error)
+        self.troubles = troubles
+        for namespace in filter(None, self._watches):
+            self._metrics.swept.labels(namespace).set(namespace not in troubles)
+
     async def _check(self, watch: Watch) -> None:
         try:
-            items = await self._list(watch)
+            items = await self._kube.list(watch.kind, watch.namespace, watch.labels)
         except KindMissing:
             # Its watch waits for it, and the services that need it say so.
             items = []
         watch.ledger.compare(items, time.monotonic())
         if watch.kind == INFERENCE_SERVICE:
-            self._look_at({_place(item) for item in items} | set(self._known()))
+            self._look_at(watch.namespace, items)
 
-    async def _list(self, watch: Watch) -> list[Object]:
-        found: list[Object] = []
-        for namespace in self._namespaces:
-            found += await self._kube.list(watch.kind, namespace, watch.labels)
-        return found
-
-    def _look_at(self, places: set[Place]) -> None:
+    def _look_at(self, namespace: str | None, items: Iterable[Object]) -> None:
         """Have every service looked at, one after the other but for the first time."""
-        spread_s = 0.0 if self._is_first else self._every_s * _SPREAD
-        self._is_first = False
+        known = (place for place in self._known() if namespace in {None, place.namespace})
+        places = {_place(item) for item in items} | set(known)
+        spread_s = self._every_s * _SPREAD if namespace in self._looked_at else 0.0
+        self._looked_at.add(namespace)
         for index, place in enumerate(sorted(places, key=str)):
             self._add(place, spread_s * index / len(places))
 

@@ -33,6 +33,8 @@ class AioTransport(httpx2.AsyncBaseTransport):
                 str(request.url),
                 data=request.content or None,
                 headers=request.headers.multi_items(),
+                # It would go there with our token.
+                allow_redirects=False,
             ) as response:
                 content = await response.read()
         except TimeoutError as error:

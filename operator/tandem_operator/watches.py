@@ -5,13 +5,15 @@ streams that die silently. Its handlers here only say which object has changed. 
 no finalizers, no annotations, no Events, no peering.
 
 One kopf for each kind, because kopf ends when one of its kinds is not there: KubeRay may be
-installed after this operator, and may be taken away under it.
+installed after this operator, and may be taken away under it. And one for each namespace that is
+served by name, because kopf ends for all of them when one is refused: it may be deleted, and the
+role in it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import kopf
@@ -35,12 +37,16 @@ _CONNECT_TIMEOUT_S: Final = 30
 _REQUEST_TIMEOUT_S: Final = 30
 _LOOK_FOR_KIND_S: Final = 5.0
 _RESTART_AFTER_S: Final = 2.0
+_LONGEST_PAUSE_S: Final = 32.0
+_LONG_LIFE_S: Final = 60.0
+"""Seconds after which a watch that ends had worked."""
+
 _STALE_AFTER_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Watches one kind for as long as it exists, and waits for it while it does not."""
+    """Watches one kind, everywhere or in one namespace, for as long as it exists there."""
 
     def __init__(
         self,
@@ -48,13 +54,16 @@ class Watch:
         *,
         kube: Kube,
         login: KopfLogin,
-        namespaces: Sequence[str],
+        namespace: str | None,
         deliver: Deliver,
         appeared: Callable[[], None],
         on_start: Callable[[], None],
         labels: Selector | None = None,
     ) -> None:
         self.kind = kind
+        self.namespace = namespace
+        """The namespace that is watched; None: all of them."""
+
         self.labels = labels
         self.ledger = WatchLedger()
         """What it has delivered; the sweep holds it against what is there."""
@@ -64,18 +73,27 @@ class Watch:
 
         self._kube = kube
         self._login = login
-        self._namespaces = namespaces
         self._deliver = deliver
         self._appeared = appeared
         self._on_start = on_start
+        self._last_reason = ""
+
+    @property
+    def name(self) -> str:
+        """What is watched, in words."""
+        return self.kind.plural + (f" in {self.namespace}" if self.namespace else "")
 
     async def run(self) -> None:
         """Watch for ever."""
+        pauses = _pauses()
         while True:
             await self._wait_for_kind()
             self._appeared()
+            began = time.monotonic()
             await self._watch()
-            await asyncio.sleep(_RESTART_AFTER_S)
+            if time.monotonic() - began > _LONG_LIFE_S:
+                pauses = _pauses()
+            await asyncio.sleep(next(pauses))
 
     async def _wait_for_kind(self) -> None:
         is_told = False
@@ -103,8 +121,8 @@ class Watch:
             registry=self._registry(),
             settings=self._settings(),
             standalone=True,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
+            clusterwide=self.namespace is None,
+            namespaces=[self.namespace] if self.namespace else [],
         )
         # kopf takes the process's signals for itself.
         self._on_start()
@@ -112,9 +130,15 @@ class Watch:
         try:
             done, _ = await asyncio.wait({*tasks, stale}, return_when=asyncio.FIRST_COMPLETED)
             for reason in _reasons(done - {stale}):
-                _log.warning("the watch of %s is begun anew: %s", self.kind.plural, reason)
+                self._tell(reason)
         finally:
             await _end({*tasks, stale})
+
+    def _tell(self, reason: str) -> None:
+        """Warn of a reason once: where the right to watch is gone it comes again and again."""
+        level = logging.INFO if reason == self._last_reason else logging.WARNING
+        self._last_reason = reason
+        _log.log(level, "the watch of %s is begun anew: %s", self.name, reason)
 
     async def _wait_until_stale(self) -> None:
         late_s = 0.0
@@ -122,7 +146,7 @@ class Watch:
             await asyncio.sleep(_LOOK_FOR_KIND_S)
             late_s = self.ledger.late_s(time.monotonic())
         text = "the watch of %s is begun anew: it has owed a change for %.0f s"
-        _log.warning(text, self.kind.plural, late_s)
+        _log.warning(text, self.name, late_s)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -157,6 +181,14 @@ class Watch:
             where = (self.kind.group, self.kind.version, self.kind.plural)
             settings.watching.label_selectors[where] = _selector_text(self.labels)
         return settings
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between two lives of a watch: growing while they are short."""
+    pause_s = _RESTART_AFTER_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class _Backoffs:

@@ -2,6 +2,8 @@
 
 MindIE's maxLinkNum = N means: N requests are processed at once, 2N more may wait, and request
 number 3N + 1 is refused. Which of them run is the engine's choice; this rule bounds their sum.
+A request weighs as much as the sequences that it makes: every choice, and every beam, of every
+prompt costs the engine and the event loop as much as a request of its own.
 """
 
 import math
@@ -24,9 +26,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """All places are taken."""
+    """Too few places are free."""
 
     num_in_flight: int
+    """Sequences that hold a place now."""
     max_in_flight: int
     retry_after_s: int
     """When enough places should be free again, in whole seconds."""
@@ -36,7 +39,7 @@ Admission = Admitted | Refused
 
 
 def max_in_flight(max_link_num: int) -> int:
-    """Requests that may be in process and waiting together."""
+    """Sequences that may be in process and waiting together."""
     return PLACES_PER_LINK * max_link_num
 
 
@@ -47,13 +50,13 @@ def admit(
     num_new: int = 1,
     completions_per_s: float = 0.0,
 ) -> Admission:
-    """Decide on `num_new` requests that come together; they get in all or not at all.
+    """Decide on `num_new` sequences that come together; they get in all or not at all.
 
     Args:
-        num_in_flight: requests in process or waiting now.
+        num_in_flight: sequences in process or waiting now.
         max_link_num: MindIE's maxLinkNum.
-        num_new: requests that ask to come in.
-        completions_per_s: how fast requests have ended of late; 0 when that is not known.
+        num_new: sequences that ask to come in.
+        completions_per_s: how fast sequences have ended of late; 0 when that is not known.
     """
     allowed = max_in_flight(max_link_num)
     num_missing = num_in_flight + num_new - allowed
@@ -74,3 +77,25 @@ def estimate_retry_after(num_missing: int, completions_per_s: float) -> int:
     if seconds >= MAX_RETRY_AFTER_S:
         return MAX_RETRY_AFTER_S
     return max(MIN_RETRY_AFTER_S, math.ceil(seconds))
+
+
+SMALL_BODY_BYTES: Final = 64 * 2**10
+"""A body up to this is small: most requests are, and a server reads as much ahead anyway."""
+LARGE_SHARE: Final = 0.5
+"""Share of the budget that bodies above that may fill; the rest is kept for small ones."""
+
+
+def admit_bytes(*, num_held: int, num_more: int, num_body: int, budget: int) -> bool:
+    """Decide whether a body may take `num_more` bytes of the budget of all bodies in flight.
+
+    Large bodies are refused first, so that some callers with much to say cannot keep out the many
+    with little.
+
+    Args:
+        num_held: bytes that all bodies hold now.
+        num_more: bytes that this one asks for.
+        num_body: bytes that this one will have, as far as that is known.
+        budget: bytes that all bodies may hold.
+    """
+    allowed = budget if num_body <= SMALL_BODY_BYTES else int(LARGE_SHARE * budget)
+    return num_held + num_more <= allowed

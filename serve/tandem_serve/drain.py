@@ -14,7 +14,11 @@ A worker
 Each wait ends, too, when no connection has been open for a while over which a request could run:
 Serve tries to stop a HAProxy only once, and one whose actor has died is nobody's.
 
-The head holds Serve's controller, which the workers need for this, so it waits for them.
+The head holds Serve's controller, which workers need for this. When the whole RayCluster goes the
+head waits for all of them, else for those that leave as well: the others do not go because it does,
+and waiting for them would only keep a node from being drained. Ray may also be away for a while:
+a head that was lost comes back elsewhere, if it has a store that outlives it, and a worker that
+leaves meanwhile tells it then.
 
 HAProxy is not signalled from here: Serve takes one whose admin socket has closed for dead, and
 after three seconds kills it with all its streams (measured, Ray 2.60).
@@ -34,6 +38,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S, HEAD_TIMEOUT_S, SERVE_PORT
+from tandem_serve.own_cluster import IsGoing, OwnCluster
 from tandem_serve.processes import Process, all_processes, command_line, is_alive
 
 DASHBOARD: Final = "http://127.0.0.1:8265"
@@ -49,7 +54,10 @@ _REPLICA_PORTS: Final = range(30_000, 31_001)
 # State of a TCP connection, as /proc/net/tcp has it.
 _ESTABLISHED: Final = "01"
 _IPV6: Final = 6
-_ASK_TIMEOUT_S: Final = 60.0
+_ASK_TIMEOUT_S: Final = 30.0
+# Longer than a new head takes to start. Where none comes, because the service is being deleted or
+# its store is lost, nothing that is waited for could be told.
+_HEAD_AWAY_S: Final = 120
 _ANSWER_TIMEOUT_S: Final = 5.0
 _TRIES: Final = 3
 _POLL_S: Final = 0.5
@@ -74,6 +82,7 @@ class Raylet:
     process: Process
     node_id: str
     gcs_address: str
+    """As it was told: a name, and a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,25 +107,70 @@ def drain_node(raylet: Raylet, haproxies: Sequence[Process]) -> None:
     deadline = time.monotonic() + GRACEFUL_SHUTDOWN_TIMEOUT_S
     if haproxies:
         _say(f"waiting up to {_IDLE_CONNECTIONS_S} s for the connections of HAProxy")
-        tell_ray(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S + _IDLE_CONNECTIONS_S)
+        left_s = GRACEFUL_SHUTDOWN_TIMEOUT_S + _IDLE_CONNECTIONS_S
+        if not make_ray_hear(raylet, time_left_s=left_s):
+            return
         wait_for_end(haproxies, timeout_s=_IDLE_CONNECTIONS_S, is_busy=has_connections)
-    left_s = deadline - time.monotonic()
-    _say(f"waiting up to {left_s:.0f} s for running requests")
-    tell_ray(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S)
-    wait_for_end([raylet.process], timeout_s=left_s, is_busy=has_connections)
+    _say(f"waiting up to {deadline - time.monotonic():.0f} s for running requests")
+    if make_ray_hear(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S):
+        left = deadline - time.monotonic()
+        wait_for_end([raylet.process], timeout_s=left, is_busy=has_connections)
 
 
-def drain_head(dashboard: str = DASHBOARD, timeout_s: float = HEAD_TIMEOUT_S) -> None:
-    """Wait until no other node of the Ray cluster is alive, or Ray does not answer."""
+def make_ray_hear(raylet: Raylet, *, time_left_s: int) -> bool:
+    """Tell Ray that the node ends in `time_left_s`, again and again until it has heard.
+
+    Returns:
+        False: the node has ended, no request can run on it, or no head has come back in time.
+    """
+    said = False
+
+    def has_heard() -> bool:
+        nonlocal said
+        try:
+            tell_ray(raylet, time_left_s=time_left_s)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            if not said:
+                _say(f"{error}; asking again")
+            said = True
+            return False
+        return True
+
+    return wait_for_end(
+        [raylet.process],
+        timeout_s=_HEAD_AWAY_S,
+        is_busy=has_connections,
+        is_enough=has_heard,
+    )
+
+
+def drain_head(
+    dashboard: str = DASHBOARD,
+    timeout_s: float = HEAD_TIMEOUT_S,
+    cluster: OwnCluster | None = None,
+) -> None:
+    """Wait until no other node of the Ray cluster needs this one, or Ray does not answer."""
     deadline = time.monotonic() + timeout_s
     said = None
-    while (others := _answer(lambda: other_nodes(dashboard))) and time.monotonic() < deadline:
+    cluster = cluster or OwnCluster.of_this_pod()
+    while time.monotonic() < deadline:
+        nodes = _answer(lambda: worker_addresses(dashboard))
+        if nodes is None:
+            _say("Ray does not answer; going on")
+            return
+        try:
+            leaving = None if cluster is None or not nodes else cluster.leaving_workers()
+        except IsGoing:
+            cluster = leaving = None
+        except (OSError, ValueError, LookupError, TypeError):
+            leaving = None
+        others = len(nodes if leaving is None else leaving.intersection(nodes))
+        if not others:
+            return
         if others != said:
             _say(f"waiting up to {timeout_s:.0f} s for {others} other node(s) of the Ray cluster")
             said = others
         time.sleep(_POLL_S)
-    if others is None:
-        _say("Ray does not answer; going on")
 
 
 def find_raylets() -> Iterator[Raylet]:
@@ -127,7 +181,7 @@ def find_raylets() -> Iterator[Raylet]:
             yield Raylet(
                 process=process,
                 node_id=options["--node_id"],
-                gcs_address=reachable_address(process, options["--gcs-address"]),
+                gcs_address=options["--gcs-address"],
             )
 
 
@@ -185,18 +239,19 @@ def find_haproxies() -> list[Process]:
 
 
 def tell_ray(raylet: Raylet, *, time_left_s: int) -> None:
-    """Say that the node ends in `time_left_s`.
+    """Tell Ray, once, that the node ends in `time_left_s`.
 
     Serve stops the node's replicas when less time is left than they may take to finish.
 
     Raises:
-        RuntimeError: Ray has not heard it.
+        RuntimeError, TimeoutExpired: Ray has not heard it.
     """
     # A process of its own: Ray's client takes the whole process down when Ray is not there.
     done = subprocess.run(  # noqa: S603  # Ray's own command
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
-            *("--address", raylet.gcs_address, "--node-id", raylet.node_id),
+            *("--address", reachable_address(raylet.process, raylet.gcs_address)),
+            *("--node-id", raylet.node_id),
             *("--reason", "DRAIN_NODE_REASON_PREEMPTION"),
             *("--reason-message", "The pod is being deleted."),
             *("--deadline-remaining-seconds", str(time_left_s)),
@@ -211,8 +266,8 @@ def tell_ray(raylet: Raylet, *, time_left_s: int) -> None:
         raise RuntimeError(f"Ray did not take it that its node is going: {last_words}")
 
 
-def other_nodes(dashboard: str) -> int:
-    """Worker nodes of the Ray cluster that are alive.
+def worker_addresses(dashboard: str) -> list[str]:
+    """The addresses of the worker nodes of the Ray cluster that are alive.
 
     Raises:
         OSError, ValueError: Ray did not answer, or not with a list of nodes.
@@ -224,10 +279,11 @@ def other_nodes(dashboard: str) -> int:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=_ANSWER_TIMEOUT_S) as response:
         nodes = json.load(response)["data"]["result"]["result"]
-    return sum(node["state"] == "ALIVE" and not node["is_head_node"] for node in nodes)
+    alive = [node for node in nodes if node["state"] == "ALIVE" and not node["is_head_node"]]
+    return [node["node_ip"] for node in alive]
 
 
-def _answer(ask: Callable[[], int]) -> int | None:
+def _answer(ask: Callable[[], list[str]]) -> list[str] | None:
     """What `ask` returns; None: it failed several times."""
     for _ in range(_TRIES):
         try:
@@ -249,26 +305,35 @@ def wait_for_end(
     *,
     timeout_s: float,
     is_busy: Callable[[], bool],
-    quiet_s: float = _QUIET_S,
-) -> None:
+    quiet_s: float | None = None,
+    is_enough: Callable[[], bool] = lambda: False,
+) -> bool:
     """Wait until all of `processes` have ended, the time is up, or long enough nothing was busy.
 
     Args:
         processes: What is to end.
         timeout_s: The longest wait.
         is_busy: Whether there is something to wait for.
-        quiet_s: How long it must say no.
+        quiet_s: How long it must say no; None: 20 seconds.
+        is_enough: Whether waiting may end before all that.
+
+    Returns:
+        Whether it was enough.
     """
+    quiet_s = _QUIET_S if quiet_s is None else quiet_s
     started = busy_at = time.monotonic()
     while (now := time.monotonic()) < started + timeout_s:
         if not any(is_alive(process.pid, process.started) for process in processes):
-            return
+            return False
+        if is_enough():
+            return True
         if is_busy():
             busy_at = now
         if now - busy_at > quiet_s:
             _say(f"no connection for {quiet_s:.0f} s; going on")
-            return
+            return False
         time.sleep(_POLL_S)
+    return False
 
 
 def _say(text: str) -> None:

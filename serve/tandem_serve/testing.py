@@ -40,6 +40,7 @@ LIMITS: Final = EngineLimits(
     cache_block_size=16,
     num_kv_blocks=64,
     max_sequences=8,
+    max_batch_size=200,
 )
 
 

@@ -10,7 +10,14 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tandem_serve.api.profile import RAY_PROFILE
-from tandem_serve.drain import DASHBOARD, Raylet, drain_head, drain_node, find_raylets, other_nodes
+from tandem_serve.drain import (
+    DASHBOARD,
+    Raylet,
+    drain_head,
+    drain_node,
+    find_raylets,
+    worker_addresses,
+)
 from tandem_serve.ports import Ports, free_ports
 from tandem_serve.processes import descendants, kill_all, read_process
 from tests.e2e.harness import free_port, wait_for
@@ -65,7 +72,7 @@ def raylet_of(node: "subprocess.Popen[bytes]") -> Raylet | None:
 
 def number_of_workers(dashboard: str) -> int | None:
     try:
-        return other_nodes(dashboard)
+        return len(worker_addresses(dashboard))
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

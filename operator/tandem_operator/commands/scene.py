@@ -118,9 +118,9 @@ class Scene:
     @property
     def seen_generation(self) -> int:
         """Number of the newest spec that the operator has looked at; 0: none."""
-        ready = self.condition(Kind.READY)
-        seen = (self.status.get("observedGeneration"), ready.get("observedGeneration"))
-        return max(int(one or 0) for one in seen)
+        # Ready, and the whole status, stay behind until a spec is in effect.
+        seen = (self.status, *(self.condition(kind) for kind in Kind))
+        return max(int(one.get("observedGeneration") or 0) for one in seen)
 
     @property
     def written_at(self) -> str:

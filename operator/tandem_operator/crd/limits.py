@@ -7,7 +7,10 @@ counts a text without `maxLength` as megabytes. Each is what the thing itself ca
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tandem_serve.api.pods import LONGEST_SUBDOMAIN
+
 _LABEL: Final = {"maxLength": 63}
+_SUBDOMAIN: Final = {"maxLength": LONGEST_SUBDOMAIN}
 _PATH: Final = {"maxLength": 4096}
 
 
@@ -29,17 +32,22 @@ def _open_object(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def _secret_key(credential: str) -> dict[str, Mapping[str, Any]]:
+    at = f"{credential}.valueFrom.secretKeyRef"
+    return {f"{at}.name": _SUBDOMAIN, f"{at}.key": {"maxLength": 253}}
+
+
 LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
     "spec.model.name": {"maxLength": 256},
     "spec.model.source": _PATH,
     "spec.slo.ttft.target": {"maxLength": 16},
     "spec.slo.tpot.target": {"maxLength": 16},
-    "spec.server.apiKeysSecret": _LABEL,
+    "spec.server.apiKeysSecret": _SUBDOMAIN,
     "spec.resources.memory": {"maxLength": 32},
     "spec.resources.npuProfile": _LABEL,
     "spec.runtime.image": {"maxLength": 1024},
     "spec.runtime.imagePullSecrets": {"x-kubernetes-list-type": "set"},
-    "spec.runtime.imagePullSecrets[]": _LABEL,
+    "spec.runtime.imagePullSecrets[]": _SUBDOMAIN,
     "spec.runtime.env": _map_by("name"),
     "spec.runtime.env[].name": {"maxLength": 256},
     "spec.runtime.env[].value": {"maxLength": 32768},
@@ -57,6 +65,8 @@ LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
     "spec.runtime.tolerations": {"x-kubernetes-list-type": "atomic"},
     "spec.runtime.tolerations[].key": {"maxLength": 317},
     "spec.runtime.tolerations[].value": _LABEL,
-    "spec.runtime.tolerations[].tolerationSeconds": {"minimum": 0},
+    "spec.runtime.gcsFaultToleranceOptions.redisAddress": {"maxLength": 270},
+    **_secret_key("spec.runtime.gcsFaultToleranceOptions.redisUsername"),
+    **_secret_key("spec.runtime.gcsFaultToleranceOptions.redisPassword"),
 }
 """Path in the schema → what its node has besides."""

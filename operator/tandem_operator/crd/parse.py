@@ -4,9 +4,8 @@ The CRD refuses all of this already. It is said again because an object may be o
 and because nothing that Kubernetes would refuse in a pod may be rendered.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -14,14 +13,11 @@ from pydantic import ValidationError
 from tandem_operator.crd.rules import WAY_OUT
 from tandem_operator.names import MAX_NAME_LENGTH
 from tandem_serve.api.manifest import ManifestError
-from tandem_serve.api.pods import RuntimeSpec, Toleration
+from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.problems import known_part, unknown_fields, validation_problems
 from tandem_serve.api.spec import InferenceService, ModelSpec
 
-_Part = Mapping[str, Any]
-
 _METADATA: Final = ("name", "namespace", "labels", "annotations")
-_VOLUME_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def parse_object(obj: Mapping[str, Any]) -> InferenceService:
@@ -88,44 +84,6 @@ def _pod_problems(runtime: RuntimeSpec) -> Iterator[str]:
     path = "spec.runtime"
     yield from _twice(f"{path}.env", [variable.name for variable in runtime.env])
     yield from _twice(f"{path}.imagePullSecrets", runtime.image_pull_secrets)
-    yield from _volume_problems(path, runtime.volumes, runtime.volume_mounts)
-    yield from _toleration_problems(f"{path}.tolerations", runtime.tolerations)
-
-
-def _volume_problems(path: str, volumes: Sequence[_Part], mounts: Sequence[_Part]) -> Iterator[str]:
-    yield from _name_problems(f"{path}.volumes", volumes)
-    yield from _name_problems(f"{path}.volumeMounts", mounts)
-    yield from _twice(f"{path}.volumes", _texts(volumes, "name"))
-    yield from _twice(f"{path}.volumeMounts", _texts(mounts, "mountPath"))
-    for index, mount in enumerate(mounts):
-        if not isinstance(mount.get("mountPath"), str) or not mount["mountPath"]:
-            yield f"{path}.volumeMounts[{index}].mountPath: is missing; it has no default"
-
-
-def _name_problems(path: str, parts: Sequence[_Part]) -> Iterator[str]:
-    for index, part in enumerate(parts):
-        name = part.get("name")
-        if name is None:
-            yield f"{path}[{index}].name: is missing; it has no default"
-        elif not isinstance(name, str) or not _VOLUME_NAME.fullmatch(name):
-            yield (
-                f"{path}[{index}].name: '{name}' is not the name of an object; use up to 63 "
-                "lower-case letters, digits and '-', a letter or digit first and last"
-            )
-
-
-def _texts(parts: Sequence[_Part], key: str) -> list[str]:
-    return [part[key] for part in parts if isinstance(part.get(key), str)]
-
-
-def _toleration_problems(path: str, tolerations: Sequence[Toleration]) -> Iterator[str]:
-    for index, toleration in enumerate(tolerations):
-        seconds = toleration.toleration_seconds
-        if seconds is not None and toleration.effect != "NoExecute":
-            yield (
-                f"{path}[{index}].tolerationSeconds: tolerationSeconds {seconds} has no meaning "
-                "without effect NoExecute; set effect: NoExecute or leave tolerationSeconds out"
-            )
 
 
 def _twice(path: str, names: Iterable[str]) -> Iterator[str]:

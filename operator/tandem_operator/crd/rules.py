@@ -13,14 +13,32 @@ from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_operator.crd.cel import Rule
+from tandem_operator.crd.promises import IS_MIX, PROMISED, PROMISES, of_schedule
 from tandem_operator.names import MAX_NAME_LENGTH
-from tandem_serve.api.pods import ENGINE_ENV
+from tandem_serve.api.pods import (
+    ENGINE_ENV,
+    LABEL_KEY,
+    LABEL_KEY_FORM,
+    LABEL_VALUE,
+    LABEL_VALUE_FORM,
+    LONGEST_ENV,
+    LONGEST_SUBDOMAIN,
+    MOUNT_PATH,
+    REDIS_ADDRESS,
+    REDIS_ENV,
+    SECRET_KEY,
+    SUBDOMAIN,
+)
 
 NOT_FILLED: Final[Mapping[str, str]] = {
+    "spec.engine.schedule.templateType": ", or Mix with an SLO",
+    "spec.engine.schedule.maxBatchSize": ", or fewer where the memory holds no more",
     "spec.engine.schedule.maxPrefillBatchSize": ", or maxBatchSize where that is less",
     "spec.engine.schedule.maxPrefillTokens": "",
-    "spec.engine.schedule.maxIterTimes": "",
-    "spec.engine.schedule.splitFuse.splitStartBatchSize": ", or maxBatchSize where that is less",
+    "spec.engine.schedule.maxIterTimes": ", or maxSeqLen with an SLO",
+    "spec.engine.schedule.splitFuse.splitStartBatchSize": (
+        ", or maxBatchSize where that is less, or 0 with an SLO"
+    ),
     "spec.engine.schedule.splitFuse.maxLongPartialPrefills": (
         ", or maxNumPartialPrefills where that is less"
     ),
@@ -29,17 +47,20 @@ NOT_FILLED: Final[Mapping[str, str]] = {
 
 The spec refuses a value that does not fit its neighbours only where somebody wrote it; a default is
 lowered, or does no harm. Filled in, it would count as written, and `maxBatchSize: 8` alone would be
-refused for a maxPrefillBatchSize of 50.
+refused for a maxPrefillBatchSize of 50. Nor could anything else be chosen in its place.
 """
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_CLAIM: Final = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _MEMORY: Final = r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?"
 _DURATION: Final = r"[0-9]{1,7}(\.[0-9]{1,3})?(ms|s)"
 # maxPrefillTokens is not filled in, and a rule may need it all the same.
 _PREFILL_TOKENS: Final = (
     "(has(self.maxPrefillTokens) ? self.maxPrefillTokens : "
     f"{ScheduleConfig.model_fields['max_prefill_tokens'].default})"
+)
+_BATCH_SIZE: Final = (
+    "(has(self.maxBatchSize) ? self.maxBatchSize : "
+    f"{ScheduleConfig.model_fields['max_batch_size'].default})"
 )
 # In a URL either may be written as its number.
 _SLASH: Final = "(/|%2[fF])"
@@ -67,13 +88,57 @@ def _object_name(at: str) -> Rule:
     )
 
 
+def _secret_name(at: str) -> Rule:
+    return Rule(
+        at=at,
+        rule=f"self.matches(r'^{SUBDOMAIN}$')",
+        text=f"'%s' is not the name of an object; use up to {LONGEST_SUBDOMAIN} lower-case "
+        "letters, digits, '-' and '.', a letter or digit first and last and beside each '.'",
+        values=("self",),
+    )
+
+
+def _volume_name(at: str) -> Rule:
+    """The name of a volume, or of the one that is mounted; the schema asks for it."""
+    return Rule(
+        at=at,
+        rule=f"self.name.matches(r'^{_LABEL}$')",
+        text="name '%s' is not the name of an object; use up to 63 lower-case letters, digits and "
+        "'-', a letter or digit first and last",
+        values=("self.name",),
+        field=".name",
+    )
+
+
+def _label_key(text: str) -> str:
+    """CEL: a text is the key of a label or a taint."""
+    return (
+        f"{text}.matches(r'^{LABEL_KEY}$') && "
+        f"(!{text}.contains('/') || {text}.matches(r'^[^/]{{1,{LONGEST_SUBDOMAIN}}}/'))"
+    )
+
+
+def _redis_credential(name: str) -> tuple[Rule, Rule]:
+    """Which value of which Secret a credential is."""
+    at = f"spec.runtime.gcsFaultToleranceOptions.{name}.valueFrom.secretKeyRef"
+    return (
+        _secret_name(f"{at}.name"),
+        Rule(
+            at=f"{at}.key",
+            rule=f"self.matches(r'^{SECRET_KEY}$')",
+            text="'%s' is not a key of a Secret; use up to 253 letters, digits, '-', '.' and '_'",
+            values=("self",),
+        ),
+    )
+
+
 def _at_most_batch_size(name: str) -> Rule:
     """A parameter of the schedule that may not exceed maxBatchSize where somebody wrote it."""
     return Rule(
         at="spec.engine.schedule",
-        rule=f"!has(self.{name}) || self.{name} <= self.maxBatchSize",
+        rule=f"!has(self.{name}) || self.{name} <= {_BATCH_SIZE}",
         text=f"{name} %d is larger than maxBatchSize %d; lower it or raise maxBatchSize",
-        values=(f"self.{name}", "self.maxBatchSize"),
+        values=(f"self.{name}", _BATCH_SIZE),
         field=f".{name}",
         stands_for="ScheduleConfig._fits_batch_size",
     )
@@ -127,11 +192,20 @@ _NAMES: Final = (
         "a letter or digit first and last",
         values=("self",),
     ),
-    _object_name("spec.server.apiKeysSecret"),
+    _secret_name("spec.server.apiKeysSecret"),
     _object_name("spec.resources.npuProfile"),
-    _object_name("spec.runtime.imagePullSecrets[]"),
-    _object_name("spec.runtime.volumes[].name"),
-    _object_name("spec.runtime.volumeMounts[].name"),
+    _secret_name("spec.runtime.imagePullSecrets[]"),
+    _volume_name("spec.runtime.volumes[]"),
+    _volume_name("spec.runtime.volumeMounts[]"),
+    *_redis_credential("redisUsername"),
+    *_redis_credential("redisPassword"),
+    Rule(
+        at="spec.runtime.gcsFaultToleranceOptions.redisAddress",
+        rule=f"self.matches(r'^{REDIS_ADDRESS}$')",
+        text="'%s' is not the address of a Redis; write host:port or redis://host:port, such as "
+        "redis.storage.svc:6379",
+        values=("self",),
+    ),
 )
 
 _SOURCE: Final = (
@@ -164,7 +238,9 @@ _SOURCE: Final = (
     Rule(
         at="spec.model.source",
         rule="!self.startsWith('pvc://') || "
-        rf"(self.matches(r'^pvc://{_CLAIM}(/.*)?$') && !self.matches(r'/\.\.(/|$)'))",
+        rf"(self.matches(r'^pvc://{SUBDOMAIN}(/.*)?$') && "
+        rf"self.matches(r'^pvc://[^/]{{1,{LONGEST_SUBDOMAIN}}}(/|$)') && "
+        r"!self.matches(r'/\.\.(/|$)'))",
         text="'%s' names no folder in a volume claim; write pvc://claim/path: the claim's name in "
         "lower-case letters, digits, '-' and '.', then a path without '..'",
         values=("self",),
@@ -176,8 +252,7 @@ _SCHEDULE: Final = (
     _tiles("spec.engine.schedule.splitFuse.splitChunkTokens", low=16, high=8192),
     Rule(
         at="spec.engine.schedule",
-        rule="self.templateType == 'Mix' || "
-        "!has(self.splitFuse.enabled) || !self.splitFuse.enabled",
+        rule=f"{IS_MIX} || !has(self.splitFuse.enabled) || !self.splitFuse.enabled",
         text="splitFuse.enabled needs templateType Mix, not Standard; "
         "set templateType: Mix or leave splitFuse.enabled out",
         field=".splitFuse.enabled",
@@ -185,7 +260,7 @@ _SCHEDULE: Final = (
     ),
     Rule(
         at="spec.engine.schedule",
-        rule="self.templateType != 'Mix' || !has(self.splitFuse.enabled) || self.splitFuse.enabled",
+        rule=f"!{IS_MIX} || !has(self.splitFuse.enabled) || self.splitFuse.enabled",
         text="templateType Mix needs splitFuse.enabled true, not false; "
         "set templateType: Standard to run without SplitFuse",
         field=".splitFuse.enabled",
@@ -193,17 +268,16 @@ _SCHEDULE: Final = (
     ),
     Rule(
         at="spec.engine.schedule",
-        rule="!has(self.strategy) || "
-        "(self.strategy == 'splitfuse') == (self.templateType == 'Mix')",
+        rule=f"!has(self.strategy) || (self.strategy == 'splitfuse') == {IS_MIX}",
         text="strategy %s does not go with templateType %s; set templateType: Mix for splitfuse "
         "and Standard for the others, or leave strategy out",
-        values=("self.strategy", "self.templateType"),
+        values=("self.strategy", f"({IS_MIX} ? 'Mix' : 'Standard')"),
         field=".strategy",
         stands_for="ScheduleConfig._fits_template",
     ),
     Rule(
         at="spec.engine.schedule",
-        rule="self.templateType == 'Mix' || self.splitFuse.policyType == 0",
+        rule=f"{IS_MIX} || self.splitFuse.policyType == 0",
         text="splitFuse.policyType %d orders the steps of templateType Mix, not Standard; "
         "set templateType: Mix, or prefillPolicyType in its place",
         values=("self.splitFuse.policyType",),
@@ -212,7 +286,7 @@ _SCHEDULE: Final = (
     ),
     Rule(
         at="spec.engine.schedule",
-        rule="self.stageSelectPolicy == 0 || (self.templateType != 'Mix' && "
+        rule=f"self.stageSelectPolicy == 0 || (!{IS_MIX} && "
         "(!has(self.strategy) || self.strategy == 'continuous'))",
         text="stageSelectPolicy %d needs strategy continuous (the default of templateType "
         "Standard): any other leaves no choice between prefill and decode; "
@@ -232,7 +306,7 @@ _SCHEDULE: Final = (
     _one_order("decodePolicyType"),
     Rule(
         at="spec.engine.schedule",
-        rule="!self.dynamicBatchSizeEnable || self.templateType != 'Mix'",
+        rule=f"!self.dynamicBatchSizeEnable || !{IS_MIX}",
         text="dynamicBatchSizeEnable needs templateType Standard, not Mix; leave it out, and give "
         "an SLO (spec.slo), by which the budget of every step is chosen",
         field=".dynamicBatchSizeEnable",
@@ -287,7 +361,7 @@ _LENGTHS: Final = (
     ),
     Rule(
         at="spec",
-        rule="self.engine.schedule.templateType == 'Mix' || "
+        rule=f"{PROMISED} || {of_schedule(IS_MIX)} || "
         "(has(self.engine.schedule.strategy) && self.engine.schedule.strategy == 'chunked') || "
         "!has(self.model.maxInputTokenLen) || "
         "!has(self.engine.schedule.maxPrefillTokens) || "
@@ -302,6 +376,15 @@ _LENGTHS: Final = (
 )
 
 _RESOURCES: Final = (
+    Rule(
+        at="spec",
+        rule="self.resources.npu == 0 || self.engine.device != 'cpu'",
+        text="resources.npu %d reserves cards, and engine.device cpu computes on none of them; "
+        "leave npu and npuProfile out: no device for NPUs is built yet",
+        values=("self.resources.npu",),
+        field=".resources.npu",
+        stands_for="InferenceServiceSpec._cards_compute",
+    ),
     Rule(
         at="spec.resources.memory",
         rule=f"self.matches(r'^{_MEMORY}$')",
@@ -366,7 +449,58 @@ _RESOURCES: Final = (
 
 _SLO: Final = (*_duration("spec.slo.ttft.target"), *_duration("spec.slo.tpot.target"))
 
+_LENGTH_OF_ENV: Final = "self.map(e, size(e.name) + (has(e.value) ? size(e.value) : 0)).sum()"
+_MOUNTED_NOWHERE: Final = (
+    "self.volumeMounts.filter(m, !has(self.volumes) || !self.volumes.exists(v, v.name == m.name))"
+)
 _PODS: Final = (
+    Rule(
+        at="spec.runtime.env",
+        rule=f"{_LENGTH_OF_ENV} <= {LONGEST_ENV}",
+        text=f"the variables have %d characters together, of {LONGEST_ENV} at most; "
+        "mount a ConfigMap or a Secret for what is longer",
+        values=(_LENGTH_OF_ENV,),
+    ),
+    Rule(
+        at="spec.runtime.volumeMounts[]",
+        rule=f"self.mountPath.matches(r'^{MOUNT_PATH}$') && "
+        r"!self.mountPath.matches(r'/\.\.?(/|$)')",
+        text="mountPath '%s' is no place for a volume; write an absolute path below /, "
+        "without ':', '.', '..' and a '/' at its end, such as /data",
+        values=("self.mountPath",),
+        field=".mountPath",
+    ),
+    Rule(
+        at="spec.runtime",
+        rule=f"!has(self.volumeMounts) || {_MOUNTED_NOWHERE}.size() == 0",
+        text="volumeMounts names the volume '%s', which is none of volumes; "
+        "add it there, or name one that is",
+        values=(f"{_MOUNTED_NOWHERE}[0].name",),
+        field=".volumeMounts",
+        stands_for="RuntimeSpec._mounts_fit",
+    ),
+    Rule(
+        at="spec.runtime.nodeSelector",
+        rule=f"self.all(key, {_label_key('key')})",
+        text=f"a key of it is not the key of a label; {LABEL_KEY_FORM}",
+    ),
+    Rule(
+        at="spec.runtime.nodeSelector",
+        rule=f"self.all(key, self[key].matches(r'^{LABEL_VALUE}$'))",
+        text=f"a value of it is not the value of a label; {LABEL_VALUE_FORM}",
+    ),
+    Rule(
+        at="spec.runtime.tolerations[].key",
+        rule=f"self == '' || ({_label_key('self')})",
+        text=f"'%s' is not the key of a taint; {LABEL_KEY_FORM}",
+        values=("self",),
+    ),
+    Rule(
+        at="spec.runtime.tolerations[].value",
+        rule=f"self.matches(r'^{LABEL_VALUE}$')",
+        text=f"'%s' is not the value of a taint; {LABEL_VALUE_FORM}",
+        values=("self",),
+    ),
     Rule(
         at="spec.runtime.env[].name",
         rule="self.matches(r'^[-._a-zA-Z][-._a-zA-Z0-9]*$')",
@@ -380,6 +514,13 @@ _PODS: Final = (
         f"(!self.startsWith('TANDEM_') || self in {list(ENGINE_ENV)})",
         text="'%s' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken, but for "
         + ", ".join(ENGINE_ENV),
+        values=("self",),
+    ),
+    Rule(
+        at="spec.runtime.env[].name",
+        rule=f"!(self in {list(REDIS_ENV)})",
+        text="'%s' is set by KubeRay; name the Secret of the Redis in gcsFaultToleranceOptions, "
+        "or leave the variable out",
         values=("self",),
     ),
     Rule(
@@ -404,7 +545,17 @@ _PODS: Final = (
         "set effect: NoExecute or leave tolerationSeconds out",
         values=("self.tolerationSeconds",),
         field=".tolerationSeconds",
+        stands_for="Toleration._fits_together",
     ),
 )
 
-RULES: Final = (*_NAMES, *_SOURCE, *_SCHEDULE, *_LENGTHS, *_RESOURCES, *_SLO, *_PODS)
+RULES: Final = (
+    *_NAMES,
+    *_SOURCE,
+    *_SCHEDULE,
+    *_LENGTHS,
+    *PROMISES,
+    *_RESOURCES,
+    *_SLO,
+    *_PODS,
+)

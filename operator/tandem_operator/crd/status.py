@@ -12,7 +12,10 @@ def status_schema() -> Schema:
     """
     return _object(
         "What the operator sees of the service. It alone writes here.",
-        observedGeneration=_count("metadata.generation of the spec that this status speaks of."),
+        observedGeneration=_count(
+            "metadata.generation of the newest spec that is, or was, in effect: while a change is "
+            "under way, or refused, it stays behind. At first that of the first spec."
+        ),
         conditions={
             "description": "What holds of the service: Ready, and what Ready stands on.",
             "type": "array",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tandem_operator import names
+from tandem_operator.render.head_store import head_token
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.quantity import format_bytes, format_cpu, parse_cpu
 from tandem_operator.render.settings import ContainerResources, OperatorSettings
@@ -74,10 +75,11 @@ def head_template(
     Raises:
         RenderError: the manifest's volumes do not fit together with the settings'.
     """
-    storage = head_storage(service, settings)
+    storage = head_storage(settings)
     container = {
         **_container(service, settings, storage, ()),
         "name": "ray-head",
+        "env": [*environment(service, settings, ()), *head_token(service, settings)],
         "ports": [
             _port("gcs-server", GCS_PORT),
             _port("dashboard", names.DASHBOARD_PORT),
@@ -89,10 +91,11 @@ def head_template(
         "readinessProbe": dict(_HEAD_READY),
     }
     template = _template(service, settings, names.HEAD, container, storage)
-    # One image for all: it runs where the replicas' nodes are of its kind.
-    if profile is not None and _ARCHITECTURE in profile.node_selector:
-        architecture = {_ARCHITECTURE: profile.node_selector[_ARCHITECTURE]}
-        template["spec"]["nodeSelector"] = architecture | template["spec"].get("nodeSelector", {})
+    # One image for all: it runs where the replicas' nodes are of its kind. Whatever else the
+    # manifest says of nodes is meant for the replicas: a head has no business on one with cards.
+    chosen = (profile.node_selector if profile else {}) | service.spec.runtime.node_selector
+    if _ARCHITECTURE in chosen:
+        template["spec"]["nodeSelector"] = {_ARCHITECTURE: chosen[_ARCHITECTURE]}
     return template
 
 
@@ -115,8 +118,10 @@ def worker_template(
         "livenessProbe": dict(_WORKER_LIVES),
     }
     template = _template(service, settings, names.WORKER, container, storage)
+    template["spec"]["topologySpreadConstraints"] = [_one_per_node(service)]
     # A replica never speaks with Kubernetes, so whoever breaks into one gets no account of it.
     template["spec"]["automountServiceAccountToken"] = False
+    template["spec"] |= _chosen_nodes(service)
     return template if profile is None else _on_npu_nodes(template, profile)
 
 
@@ -186,16 +191,21 @@ def _template(
 
 
 def _placement(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    """Where pods may run and by what right; without what is empty, as Kubernetes keeps it."""
+    """By what right pods run; without what is empty, as Kubernetes keeps it."""
     runtime, replica = service.spec.runtime, settings.replica
     secrets = dict.fromkeys([*replica.image_pull_secrets, *runtime.image_pull_secrets])
-    tolerations = [_plain(toleration) for toleration in runtime.tolerations]
     fields = {
         "securityContext": replica.pod_security_context,
         "imagePullSecrets": [{"name": name} for name in secrets],
-        "nodeSelector": dict(runtime.node_selector),
-        "tolerations": tolerations,
     }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _chosen_nodes(service: InferenceService) -> dict[str, Any]:
+    """Where the manifest wants the replicas."""
+    runtime = service.spec.runtime
+    tolerations = [_plain(toleration) for toleration in runtime.tolerations]
+    fields = {"nodeSelector": dict(runtime.node_selector), "tolerations": tolerations}
     return {name: value for name, value in fields.items() if value}
 
 
@@ -211,6 +221,23 @@ def _on_npu_nodes(template: dict[str, Any], profile: NpuProfile) -> dict[str, An
     if profile.scheduler_name:
         spec["schedulerName"] = profile.scheduler_name
     return template
+
+
+def _one_per_node(service: InferenceService) -> dict[str, Any]:
+    """Replicas on different nodes where there are some: losing one then loses one replica.
+
+    A wish, not a condition: two replicas on a node are better than one, and than a replacement
+    that waits for a node which is not there. Zones are left to Kubernetes: a constraint on a label
+    that nodes do not have would have the scheduler pass over all of them, and this one, too.
+    """
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": names.pod_selector(service.name, names.WORKER)},
+        # The old cluster's pods, which are about to go, do not count.
+        "matchLabelKeys": [names.RAY_CLUSTER],
+    }
 
 
 def _replica_resources(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tandem_operator import names
+from tandem_operator.render.head_store import store_of
 from tandem_operator.render.settings import OperatorSettings, Peer
 from tandem_serve.api.spec import InferenceService
 
@@ -37,19 +38,32 @@ def head_policy(service: InferenceService, settings: OperatorSettings) -> dict[s
     )
 
 
-def disruption_budget(service: InferenceService) -> dict[str, Any]:
-    """The PodDisruptionBudget of the replicas: evictions take one at a time.
+def disruption_budget(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+    """The PodDisruptionBudget: evictions take one pod at a time.
+
+    With a store that outlives the head, head and replicas are one budget: replicas serve without a
+    head, and end their requests by it, so neither leaves before the other is back. Without one
+    nothing could keep the head's end from ending the service, and a budget over it alone would
+    only keep its node from ever being drained.
 
     `maxUnavailable: 1` would say just that, but Kubernetes works it out from the owner's scale,
     and a RayCluster has none: it then allows no eviction at all.
     """
+    replicas = service.spec.scaling.min_replicas
+    if store_of(service, settings) is None:
+        least, selector = replicas - 1, names.pod_selector(service.name, names.WORKER)
+    else:
+        least, selector = replicas, {names.SERVICE: service.name}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": names.disruption_budget(service.name)},
         "spec": {
-            "minAvailable": service.spec.scaling.min_replicas - 1,
-            "selector": {"matchLabels": _pods(service, names.WORKER)},
+            "minAvailable": least,
+            "selector": {"matchLabels": selector},
+            # Pods that do not serve are nobody's loss. Else a service that does not start would
+            # keep its nodes from being drained.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
 
@@ -69,7 +83,7 @@ def _network_policy(
         "kind": "NetworkPolicy",
         "metadata": {"name": names.network_policy(service.name, component)},
         "spec": {
-            "podSelector": {"matchLabels": _pods(service, component)},
+            "podSelector": {"matchLabels": names.pod_selector(service.name, component)},
             "policyTypes": ["Ingress"],
             "ingress": [*rules, own],
         },
@@ -80,7 +94,3 @@ def _from(peers: Iterable[Peer], port: int) -> list[dict[str, Any]]:
     """A rule for `peers`; none when there are none, since a rule without them lets everybody in."""
     named = [peer.manifest() for peer in peers]
     return [{"from": named, "ports": [{"protocol": "TCP", "port": port}]}] if named else []
-
-
-def _pods(service: InferenceService, component: str) -> dict[str, str]:
-    return {names.SERVICE: service.name, names.COMPONENT: component}

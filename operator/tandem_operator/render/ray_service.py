@@ -13,7 +13,8 @@ import yaml
 
 from tandem_operator import names
 from tandem_operator.render.fingerprint import fingerprint
-from tandem_operator.render.leaves import leaves
+from tandem_operator.render.head_store import cleanup_annotations, gcs_fault_tolerance
+from tandem_operator.render.leaves import digested, leaves
 from tandem_operator.render.npu import npu_profile
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.pods import environment, head_template, resources, worker_template
@@ -21,15 +22,15 @@ from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import head_storage
 from tandem_serve.api.changes import ChangeKind, kind_of
 from tandem_serve.api.document import RAY_NPU, Exposure, serve_document
-from tandem_serve.api.spec import InferenceService
+from tandem_serve.api.spec import MAX_REPLICAS, InferenceService
 
 API_VERSION: Final = "ray.io/v1"
 KIND: Final = "RayService"
 WORKER_GROUP: Final = "replica"
 
-# Far above any num_replicas. It is a fence, not a promise: the number of replicas decides, and a
-# bound that followed it would have to be changed before every growth.
-_MAX_WORKERS: Final = 1000
+# The most that a manifest may ask for. It is a fence, not a promise: the number of replicas
+# decides, and a bound that followed it would have to be changed before every growth.
+_MAX_WORKERS: Final = MAX_REPLICAS
 # Ray's smallest object store, with room: requests and answers never pass through it.
 _OBJECT_STORE_BYTES: Final = 80_000_000
 # A worker whose replica is gone counts as idle only when its HAProxy has drained as well, so a
@@ -50,7 +51,10 @@ def ray_service(service: InferenceService, settings: OperatorSettings) -> dict[s
         "kind": KIND,
         "metadata": {
             "name": names.ray_service(service.name),
-            "annotations": {names.SPEC: spec_annotation(service)},
+            "annotations": {
+                names.SPEC: spec_annotation(service),
+                **cleanup_annotations(service, settings),
+            },
         },
         "spec": {
             "serveConfigV2": _serve_config(service),
@@ -65,8 +69,12 @@ def ray_service(service: InferenceService, settings: OperatorSettings) -> dict[s
 
 
 def spec_annotation(service: InferenceService) -> str:
-    """The spec with every default filled in, as compact JSON."""
-    return json.dumps(service.resolved()["spec"], separators=(",", ":"), sort_keys=True)
+    """The spec with every default filled in, as compact JSON; of a long value only its hash.
+
+    Annotations have 256 KiB together. This one is only ever compared with another one.
+    """
+    spec = digested(service.resolved()["spec"])
+    return json.dumps(spec, separators=(",", ":"), sort_keys=True)
 
 
 def _serve_config(service: InferenceService) -> str:
@@ -89,6 +97,7 @@ def _ray_cluster(service: InferenceService, settings: OperatorSettings) -> dict[
         "autoscalerOptions": _autoscaler(service, settings),
         "headGroupSpec": {"rayStartParams": _head_start(), "template": head},
         "workerGroupSpecs": [_worker_group(service, profile, worker)],
+        **gcs_fault_tolerance(service, settings),
     }
     revision = _revision(service, cluster)
     for template in (head, worker):
@@ -172,7 +181,7 @@ def _autoscaler(service: InferenceService, settings: OperatorSettings) -> dict[s
         "imagePullPolicy": runtime.image_pull_policy or replica.image_pull_policy,
         "resources": resources(settings, replica.autoscaler_resources),
         "env": environment(service, settings, ()),
-        "volumeMounts": list(head_storage(service, settings).mounts),
+        "volumeMounts": list(head_storage(settings).mounts),
     }
     if replica.security_context:
         options["securityContext"] = replica.security_context

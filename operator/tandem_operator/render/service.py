@@ -24,7 +24,7 @@ def render(service: InferenceService, *, uid: str, settings: OperatorSettings) -
     objects = (
         head_policy(service, settings),
         worker_policy(service, settings),
-        disruption_budget(service),
+        disruption_budget(service, settings),
         ray_service(service, settings),
     )
     return Wanted(

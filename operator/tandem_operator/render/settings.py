@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from tandem_engine.api.model import Model
 from tandem_operator.render.npu_profiles import BUILT_IN, NpuProfile
 from tandem_operator.render.quantity import parse_cpu
-from tandem_serve.api.pods import EnvVar, ObjectName
+from tandem_serve.api.pods import EnvVar, GcsFaultToleranceOptions, ObjectName
 from tandem_serve.api.quantity import parse_memory
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
@@ -106,6 +106,10 @@ class ReplicaDefaults(Model):
     worker_overhead_cpu: Cpu = "1"
     """CPU of a worker pod for Ray and HAProxy, beside the replica's compute threads: without it the
     threads would use the pod's share up, and Kubernetes then stops all of the pod for a while."""
+
+    gcs_fault_tolerance_options: GcsFaultToleranceOptions | None = None
+    """A Redis that outlives the Ray heads of services that name none; its Secrets are in each of
+    their namespaces. Whoever may write to it runs code in the heads of all of them."""
 
     pod_security_context: dict[str, Any] = Field(default_factory=lambda: dict(_POD_SECURITY))
     """Security of the pods, as in Kubernetes."""
@@ -215,6 +219,10 @@ class OperatorSettings(Model):
 
     namespaces: list[ObjectName] = Field(default_factory=list)
     """Namespaces whose InferenceServices are served; empty means all."""
+
+    allow_host_path: bool = False
+    """Whether manifests may name folders of the nodes: file:// sources and hostPath volumes. The
+    settings' own volumes are not asked."""
 
     replica: ReplicaDefaults
     """The pods of every service, where its manifest says nothing."""

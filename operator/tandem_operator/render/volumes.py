@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.settings import OperatorSettings
-from tandem_operator.render.wanted import RenderError
+from tandem_operator.render.wanted import HostPathNotAllowed, RenderError
 from tandem_serve.api.document import API_KEYS_FOLDER
 from tandem_serve.api.spec import CLAIMS_FOLDER, InferenceService
 
@@ -49,13 +49,16 @@ class _Part:
     mounts: Iterable[Mapping[str, Any]]
 
 
-def head_storage(service: InferenceService, settings: OperatorSettings) -> Storage:
+def head_storage(settings: OperatorSettings) -> Storage:
     """What the head needs: it loads no model and checks no key.
+
+    Nor does it see the manifest's volumes: they are the replicas', and a claim that one node at a
+    time may mount would keep head and replicas apart for ever.
 
     Raises:
         RenderError: a name or a path comes twice.
     """
-    return _join([_writable(), _from_settings(settings), _from_manifest(service)])
+    return _join([_writable(), _from_settings(settings)])
 
 
 def worker_storage(
@@ -64,8 +67,10 @@ def worker_storage(
     """What a replica needs.
 
     Raises:
-        RenderError: a name or a path comes twice, or the source is no place in Kubernetes.
+        RenderError: a name or a path comes twice, the source is no place in Kubernetes, or a
+            folder of the node is asked for where that is not allowed.
     """
+    _check_folders(service, settings)
     parts = [_writable(), _model(service), _api_keys(service), _from_settings(settings)]
     if profile is not None:
         parts.append(
@@ -76,6 +81,29 @@ def worker_storage(
             )
         )
     return _join([*parts, _from_manifest(service)])
+
+
+def _check_folders(service: InferenceService, settings: OperatorSettings) -> None:
+    """Refuse folders of the node unless the operator's settings allow them.
+
+    Whoever may write an InferenceService could else read what any pod of a node may read.
+    """
+    if settings.allow_host_path:
+        return
+    model = service.spec.model
+    if model.source.startswith("file://"):
+        raise HostPathNotAllowed(
+            f"spec.model.source '{model.source}' is a folder of the node, and the operator's "
+            "settings do not allow those; name a volume claim (pvc://claim/path), or have "
+            "settings.allowHostPath set"
+        )
+    for volume in service.spec.runtime.volumes:
+        if "hostPath" in volume:
+            raise HostPathNotAllowed(
+                f"spec.runtime.volumes: '{volume['name']}' is a folder of the node (hostPath), and "
+                "the operator's settings do not allow those; take another kind of volume, or have "
+                "settings.allowHostPath set"
+            )
 
 
 def _writable() -> _Part:

@@ -2,11 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 class RenderError(Exception):
     """A service cannot be rendered under the operator's settings; the text is one sentence."""
+
+    reason: ClassVar[str] = "CannotBeHad"
+    """One word for conditions."""
+
+
+class HostPathNotAllowed(RenderError):
+    """A service asks for a folder of the node, and the settings do not allow those."""
+
+    reason = "HostPathNotAllowed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

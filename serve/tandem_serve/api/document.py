@@ -17,7 +17,7 @@ from tandem_engine.api.config import (
     ScheduleConfig,
 )
 from tandem_engine.api.model import Model
-from tandem_engine.api.rewrites import resolve_schedule
+from tandem_engine.api.rewrites import resolve_schedule, schedule_document
 from tandem_engine.api.slo import Slo
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S
 from tandem_serve.api.spec import InferenceService, ResourcesSpec, ServerSpec
@@ -127,7 +127,7 @@ class LiveSettings(Model):
     """`user_config` of the deployment: what running replicas take over between two steps."""
 
     schedule: dict[str, Any]
-    """ScheduleConfig by its outside names, without cacheBlockSize."""
+    """ScheduleConfig by its outside names, without cacheBlockSize and what the replica chooses."""
 
     slo: Slo = Slo()
     """The latencies that are promised."""
@@ -135,7 +135,7 @@ class LiveSettings(Model):
     @classmethod
     def of(cls, service: InferenceService) -> Self:
         """The live settings that `service` asks for."""
-        schedule = resolve_schedule(service.spec.engine.schedule).document()
+        schedule = schedule_document(resolve_schedule(service.spec.schedule))
         del schedule["cacheBlockSize"]
         return cls(schedule=schedule, slo=service.spec.slo.resolved())
 

@@ -5,6 +5,7 @@ A field that does not work yet is not here.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import unquote
 
@@ -22,9 +23,9 @@ from tandem_engine.api.config import (
     swap_without_memory,
 )
 from tandem_engine.api.model import Model
-from tandem_engine.api.rewrites import resolve_schedule
+from tandem_engine.api.rewrites import keep_promises, resolve_schedule, schedule_document
 from tandem_engine.api.slo import Slo
-from tandem_serve.api.pods import ObjectName, RuntimeSpec
+from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN, ObjectName, RuntimeSpec, SecretName
 from tandem_serve.api.quantity import format_memory, parse_memory
 
 GROUP: Final = "serving.tandem.dev"
@@ -36,8 +37,11 @@ _DNS_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,254}[A-Za-z0-9])?")
 _FILE_URL: Final = "file://"
 _CLAIM_URL: Final = re.compile(
-    r"pvc://(?P<claim>[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)(?P<path>/.*)?"
+    rf"pvc://(?=[^/]{{1,{LONGEST_SUBDOMAIN}}}(/|$))(?P<claim>{SUBDOMAIN})(?P<path>/.*)?"
 )
+MAX_REPLICAS: Final = 1000
+"""Replicas of one service at most: each is a worker of one group of Ray's."""
+
 CLAIMS_FOLDER: Final = "/mnt/claims"
 """Where a replica's pod mounts the volume claims of `pvc://` sources, each under its name."""
 
@@ -84,7 +88,8 @@ class ModelSpec(Model):
     quantised as it is read; none: a checkpoint in 8 bits is refused."""
 
     max_seq_len: MaxSeqLen | None = None
-    """Tokens of prompt and output of one request together; absent means the model's own limit."""
+    """Tokens of prompt and output of one request together; absent means the model's own limit, or
+    as many as the replica's memory holds."""
 
     max_input_token_len: MaxInputTokenLen | None = None
     """Tokens of a prompt; absent means maxSeqLen − 1."""
@@ -162,12 +167,14 @@ class ServerSpec(Model):
     """What one replica's HTTP server takes in."""
 
     max_link_num: Annotated[int, Field(ge=1, le=4096)] = 1000
-    """Requests that are processed at once; twice as many more may wait, the next is refused."""
+    """Sequences (every choice and beam of every prompt) that are processed at once; twice as many
+    more may wait, the next is refused."""
 
-    max_request_length: Annotated[int, Field(ge=1, le=100)] = 40
-    """Size of a request's body in MB."""
+    max_request_length: Annotated[int, Field(ge=1, le=100)] = 4
+    """Size of a request's body in MB. 4 hold a context of 262144 tokens as ids or as escaped text;
+    MindIE's default is 40."""
 
-    api_keys_secret: ObjectName | None = None
+    api_keys_secret: SecretName | None = None
     """Kubernetes Secret, in the service's namespace, whose values are the API keys; requests then
     need one of them as `Authorization: Bearer`. Absent: no key is asked for."""
 
@@ -175,7 +182,7 @@ class ServerSpec(Model):
 class ScalingSpec(Model):
     """How many replicas there are."""
 
-    min_replicas: Annotated[int, Field(ge=1)] = 1
+    min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     """Replicas that run."""
 
 
@@ -189,8 +196,7 @@ class ResourcesSpec(Model):
     """Memory of a replica, weights and KV cache included, as a Kubernetes quantity."""
 
     npu: Annotated[int, Field(ge=0, le=64)] = 0
-    """NPU cards of a replica. Kubernetes gives them to its pod and Ray to the replica; the engine
-    itself computes on engine.device."""
+    """NPU cards of a replica: 0, as no engine.device computes on them yet."""
 
     npu_profile: ObjectName | None = None
     """Kind of NPU node, one of the operator's profiles; absent takes the operator's default."""
@@ -227,7 +233,7 @@ class InferenceServiceSpec(Model):
 
     slo: Slo = Slo()
     """The latencies that the service promises; with a TPOT, the token budget of every step is
-    chosen by it."""
+    chosen by it. Needs templateType Mix, which is its default then."""
 
     server: ServerSpec = ServerSpec()
     """What one replica's HTTP server takes in."""
@@ -243,6 +249,25 @@ class InferenceServiceSpec(Model):
 
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=86400)] = 600
     """Seconds in which a new service, or a change, has to be ready; then it counts as stuck."""
+
+    @model_validator(mode="after")
+    def _promises_are_kept(self) -> Self:
+        """Refuse what would leave a promise without effect: only Mix has a budget and an order."""
+        schedule = self.engine.schedule
+        if not self.slo.is_given or schedule.is_split_fuse:
+            return self
+        if "template_type" in schedule.model_fields_set:
+            raise ValueError(
+                "engine.schedule.templateType Standard keeps no promise of slo: its steps have no "
+                "budget, and its prompts no order; set templateType: Mix, or leave templateType or "
+                "slo out"
+            )
+        for name, value in _needs_standard(schedule):
+            raise ValueError(
+                f"engine.schedule.{name} {value} needs templateType Standard, which keeps no "
+                f"promise of slo; leave {name} or slo out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _output_fits(self) -> Self:
@@ -263,7 +288,7 @@ class InferenceServiceSpec(Model):
         schedule, longest = self.engine.schedule, self.model.max_input_token_len
         if (
             longest is not None
-            and not schedule.cuts_prompts
+            and not self.schedule.cuts_prompts
             and "max_prefill_tokens" in schedule.model_fields_set
             and schedule.max_prefill_tokens < longest
         ):
@@ -272,6 +297,16 @@ class InferenceServiceSpec(Model):
                 f"model.maxInputTokenLen {longest}, and only templateType Mix and strategy chunked "
                 "cut prompts; raise maxPrefillTokens, lower maxInputTokenLen or set "
                 "templateType: Mix"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cards_compute(self) -> Self:
+        if self.resources.npu and self.engine.device == "cpu":
+            raise ValueError(
+                f"resources.npu {self.resources.npu} reserves cards, and engine.device cpu "
+                "computes on none of them; leave npu and npuProfile out: no device for NPUs is "
+                "built yet"
             )
         return self
 
@@ -308,6 +343,12 @@ class InferenceServiceSpec(Model):
             )
         return self
 
+    @property
+    def schedule(self) -> ScheduleConfig:
+        """engine.schedule with every default that can be known, those that slo chooses included."""
+        written, longest = self.engine.schedule, self.model.max_seq_len
+        return keep_promises(written, self.slo, max_seq_len=longest)
+
 
 class InferenceService(Model):
     """A model behind an OpenAI-compatible endpoint."""
@@ -339,14 +380,29 @@ class InferenceService(Model):
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def resolved(self) -> dict[str, Any]:
-        """The service as a document in which every default that can be known is filled in."""
+        """The service as a document in which every default that can be known is filled in.
+
+        What the replica chooses by its memory is left out.
+        """
         document = self.document()
         document["spec"]["model"]["name"] = self.model_name
-        document["spec"]["engine"]["schedule"] = resolve_schedule(
-            self.spec.engine.schedule
-        ).document()
+        document["spec"]["engine"]["schedule"] = schedule_document(
+            resolve_schedule(self.spec.schedule)
+        )
         document["spec"]["slo"] = self.spec.slo.resolved().document()
         return document
+
+
+def _needs_standard(schedule: ScheduleConfig) -> Iterator[tuple[str, Any]]:
+    """What does not go with templateType Mix: name and value."""
+    if schedule.strategy is not None:
+        yield "strategy", schedule.strategy
+    if schedule.split_fuse.enabled is False:
+        yield "splitFuse.enabled", "false"
+    if schedule.stage_select_policy:
+        yield "stageSelectPolicy", schedule.stage_select_policy
+    if schedule.dynamic_batch_size_enable:
+        yield "dynamicBatchSizeEnable", "true"
 
 
 def _wrong_source(value: str) -> str:

@@ -9,35 +9,23 @@ from typing import Any
 import pytest
 
 from tandem_operator.crd.manifest import CRD_FILE, NAME
-from tests.cluster_fixture import cluster
+from tests.figures import Figures
 from tests.integration.operator.process import Namespace, OperatorProcess, end_all, until
 from tools.cluster import Cluster, prepare
 from tools.cluster.modules import KUBERAY
 from tools.cluster.paths import CHECKOUT
 
-__all__ = ["cluster"]
-
 StartOperator = Callable[..., OperatorProcess]
+SECTION = "figures of the operator"
 RAY_CRDS = ("rayservices.ray.io", "rayclusters.ray.io")
 
 _numbers = itertools.count(1)
-_FIGURES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture
-def figures(request: pytest.FixtureRequest) -> list[str]:
+def figures(request: pytest.FixtureRequest) -> Figures:
     """Lines that are printed when the run ends."""
-    return request.config.stash.setdefault(_FIGURES, [])
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Print the figures that were taken."""
-    if lines := config.stash.get(_FIGURES, None):
-        terminalreporter.section("figures of the operator")
-        for line in lines:
-            terminalreporter.write_line(line)
+    return Figures.of(request.config)
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,11 @@ class OperatorProcess:
         return self
 
     def _settings(self) -> dict[str, Any]:
-        base = {"replica": {"image": "registry/tandem:1"}, "resyncSeconds": RESYNC_S}
+        base = {
+            "replica": {"image": "registry/tandem:1"},
+            "resyncSeconds": RESYNC_S,
+            "allowHostPath": True,
+        }
         return {**base, **self.settings}
 
     @property

@@ -62,11 +62,19 @@ def without(resource: str) -> list[dict[str, Any]]:
 def grant(namespace: Namespace, rules: list[dict[str, Any]], folder: Path) -> Path:
     """Give a new service account these rights in its namespace alone; its kubeconfig."""
     metadata = {"name": "operator", "namespace": namespace.name}
+    namespace.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    bind(namespace, rules, namespace)
+    token = namespace.kubectl("create", "token", "operator").strip()
+    return _kubeconfig(namespace, token, folder)
+
+
+def bind(home: Namespace, rules: list[dict[str, Any]], place: Namespace) -> None:
+    """Give the service account of `home` these rights in another namespace, or its own."""
+    metadata = {"name": "operator", "namespace": place.name}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"}
-    subject = {"kind": "ServiceAccount", **metadata}
+    subject = {"kind": "ServiceAccount", "name": "operator", "namespace": home.name}
     rbac = "rbac.authorization.k8s.io/v1"
-    namespace.apply(
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+    place.apply(
         {"apiVersion": rbac, "kind": "Role", "metadata": metadata, "rules": rules},
         {
             "apiVersion": rbac,
@@ -76,8 +84,6 @@ def grant(namespace: Namespace, rules: list[dict[str, Any]], folder: Path) -> Pa
             "subjects": [subject],
         },
     )
-    token = namespace.kubectl("create", "token", "operator").strip()
-    return _kubeconfig(namespace, token, folder)
 
 
 def _kubeconfig(namespace: Namespace, token: str, folder: Path) -> Path:

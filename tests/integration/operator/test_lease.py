@@ -5,7 +5,8 @@ import time
 import httpx
 import pytest
 
-from tests.integration.operator.conftest import StartOperator
+from tests.figures import Figures
+from tests.integration.operator.conftest import SECTION, StartOperator
 from tests.integration.operator.process import (
     Namespace,
     OperatorProcess,
@@ -58,13 +59,13 @@ def test_a_leader_that_is_asked_to_end_hands_over(
     namespace: Namespace,
     operator: OperatorProcess,
     standby: OperatorProcess,
-    figures: list[str],
+    figures: Figures,
 ) -> None:
     began = time.monotonic()
     assert operator.terminate() == 0
-    figures.append(f"SIGTERM → the leader has ended: {time.monotonic() - began:.1f} s")
+    figures.say(SECTION, f"SIGTERM → the leader has ended: {time.monotonic() - began:.1f} s")
     standby.wait_until_leading()
-    figures.append(f"SIGTERM → the next one leads: {time.monotonic() - began:.1f} s")
+    figures.say(SECTION, f"SIGTERM → the next one leads: {time.monotonic() - began:.1f} s")
 
     namespace.apply(manifest())
     until(lambda: children_of("tiny") <= set(namespace.children("tiny")), "the next one works")
@@ -75,13 +76,13 @@ def test_a_leader_that_is_killed_is_followed(
     namespace: Namespace,
     operator: OperatorProcess,
     standby: OperatorProcess,
-    figures: list[str],
+    figures: Figures,
 ) -> None:
     began = time.monotonic()
     operator.kill()
 
     standby.wait_until_leading()
-    figures.append(f"SIGKILL → the next one leads: {time.monotonic() - began:.1f} s")
+    figures.say(SECTION, f"SIGKILL → the next one leads: {time.monotonic() - began:.1f} s")
     assert holder(namespace) == "second"
 
 

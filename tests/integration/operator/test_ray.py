@@ -7,7 +7,7 @@ test writes. The real ones are in tests/e2e/kubernetes.
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, OperatorProcess, manifest, settle, until
 from tests.unit.operator.scenes import CAUSE, TRACEBACK, answer
+from tools.cluster import ClusterError
 
 pytestmark = pytest.mark.cluster
 
@@ -32,12 +33,14 @@ class StandInRay(ThreadingHTTPServer):
         self.answer: dict[str, Any] = {}
         self.token = ""
         self.refused = 0
+        self.asked = 0
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         ray = self.server
         assert isinstance(ray, StandInRay)
+        ray.asked += 1
         known = self.headers.get("Authorization") == f"Bearer {ray.token}"
         ray.refused += not known
         body = json.dumps(ray.answer if known else {}).encode()
@@ -76,18 +79,26 @@ def operator(
     return operator
 
 
-def make_head(namespace: Namespace) -> None:
-    """A pod that stands for the Ray head: no node takes it, its status is the test's."""
+def make_head(namespace: Namespace, name: str = "head", *, is_ours: bool = True) -> None:
+    """A pod that stands for the Ray head: no node takes it."""
+    owner = controlled_by(make_cluster(namespace)) if is_ours else {}
+    make_pod(namespace, name, "head", owner)
+
+
+def make_pod(
+    namespace: Namespace, name: str, node_type: str, owner: Mapping[str, Any] | None = None
+) -> None:
+    """A pod that is ready, by what the test writes into its status."""
     labels = {
         "serving.tandem.dev/service": "tiny",
         "ray.io/cluster": CLUSTER,
-        "ray.io/node-type": "head",
+        "ray.io/node-type": node_type,
     }
     namespace.apply(
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": "head", "labels": labels},
+            "metadata": {"name": name, "labels": labels, **(owner or {})},
             "spec": {
                 "schedulerName": "nobody",
                 "containers": [{"name": "ray-head", "image": "none"}],
@@ -100,7 +111,42 @@ def make_head(namespace: Namespace) -> None:
         "podIPs": [{"ip": "127.0.0.1"}],
         "conditions": [{"type": "Ready", "status": "True"}],
     }
-    namespace.patch("pod", "head", {"status": status}, "--subresource=status")
+    namespace.patch("pod", name, {"status": status}, "--subresource=status")
+
+
+def make_cluster(namespace: Namespace) -> dict[str, Any]:
+    """The RayCluster that KubeRay would make of the RayService."""
+    ray_service = namespace.get("rayservice", "tiny")
+    assert ray_service
+    spec = {
+        "headGroupSpec": {
+            "rayStartParams": {},
+            "template": {"spec": {"containers": [{"name": "ray-head", "image": "none"}]}},
+        }
+    }
+    namespace.apply(
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {"name": CLUSTER, **controlled_by(ray_service)},
+            "spec": spec,
+        }
+    )
+    found = namespace.get("raycluster", CLUSTER)
+    assert found
+    return found
+
+
+def controlled_by(owner: dict[str, Any]) -> dict[str, Any]:
+    metadata = owner["metadata"]
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    return {"ownerReferences": [reference]}
 
 
 def say(namespace: Namespace, **status: Any) -> None:
@@ -123,6 +169,20 @@ def test_a_replicas_own_error_is_in_the_status(
     until(lambda: CAUSE in event_messages(namespace), "an Event says so, too")
     assert not ray.refused, "the token was sent"
     assert ray.token not in operator.log.read_text()
+
+
+def test_a_pod_that_only_wears_the_labels_of_a_head_never_sees_the_token(
+    namespace: Namespace, operator: OperatorProcess, ray: StandInRay
+) -> None:
+    until(lambda: ray.asked, "the head is asked")
+    namespace.kubectl("delete", "pod", "head", "--grace-period=0", "--force")
+    operator.wait_for_sweeps()
+    ray.asked = 0
+
+    make_head(namespace, "collector", is_ours=False)
+    operator.wait_for_sweeps(2)
+
+    assert ray.asked == 0
 
 
 def event_messages(namespace: Namespace) -> set[str]:
@@ -154,6 +214,7 @@ def test_without_rays_answer_kuberays_digest_serves(
     namespace: Namespace, operator: OperatorProcess, ray: StandInRay
 ) -> None:
     ray.token = "another"  # noqa: S105  # the operator's is refused from now on
+    make_pod(namespace, "worker", "worker")
     say(
         namespace,
         activeServiceStatus={
@@ -167,4 +228,29 @@ def test_without_rays_answer_kuberays_digest_serves(
     until(lambda: namespace.has_condition("tiny", "Progressing", "Settled"), "it settles")
 
     assert dict(operator.samples("ray_requests_total"))[("result", "401"),] >= 1
+    assert operator.health()["ok"]
+
+
+def test_kubectl_waits_for_the_new_version_while_the_old_one_serves(
+    namespace: Namespace, operator: OperatorProcess, ray: StandInRay
+) -> None:
+    ray.answer = answer("RUNNING")
+    serves = {"activeServiceStatus": {"rayClusterName": CLUSTER}, "numServeEndpoints": 1}
+    say(namespace, pendingServiceStatus=None, **serves)
+    until(lambda: namespace.has_condition("tiny", "Progressing", "Settled"), "it settles")
+    wait = ("wait", "--for=condition=Ready", "isvc/tiny")
+    namespace.kubectl(*wait, "--timeout=60s")
+
+    namespace.apply(manifest(engine={"dtype": "float32"}))
+    with pytest.raises(ClusterError, match="timed out"):
+        namespace.kubectl(*wait, "--timeout=3s")
+    say(namespace, pendingServiceStatus={"rayClusterName": "tiny-fghij"}, **serves)
+
+    until(lambda: namespace.has_condition("tiny", "Ready", "ServingPrevious"), "the old one serves")
+    assert namespace.condition("tiny", "Ready")["status"] == "True"
+    with pytest.raises(ClusterError, match="timed out"):
+        namespace.kubectl(*wait, "--timeout=3s")
+
+    say(namespace, pendingServiceStatus=None, **serves)
+    namespace.kubectl(*wait, "--timeout=60s")
     assert operator.health()["ok"]

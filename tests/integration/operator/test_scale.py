@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from tests.integration.operator.conftest import StartOperator
+from tests.figures import Figures
+from tests.integration.operator.conftest import SECTION, StartOperator
 from tests.integration.operator.process import (
     Namespace,
     OperatorProcess,
@@ -16,16 +17,16 @@ from tests.integration.operator.process import (
 pytestmark = pytest.mark.cluster
 
 COUNT = 200
-SWEEP_S = 30
+SWEEP_S = 10
 SWEEPS = {"resyncSeconds": SWEEP_S}
 WINDOW_S = 2.0 * SWEEP_S
 
 
 def test_200_services_are_made_and_then_left_alone(
-    namespace: Namespace, start_operator: StartOperator, figures: list[str]
+    namespace: Namespace, start_operator: StartOperator, figures: Figures
 ) -> None:
     def say(what: str, value: float, unit: str) -> None:
-        figures.append(f"{COUNT} services: {what}: {value:.1f} {unit}")
+        figures.say(SECTION, f"{COUNT} services: {what}: {value:.1f} {unit}")
 
     namespace.apply(*(manifest(f"tiny-{number}") for number in range(COUNT)))
     first = start_operator("first", settings=SWEEPS).wait_until_leading()

@@ -23,7 +23,9 @@ from tandem_operator.seen import Seen
 from tandem_operator.status import status_document
 from tests.unit.operator.scenes import T1, answer, digest, facts, pod, ray_service, service, view
 
-SETTINGS = OperatorSettings(replica=ReplicaDefaults(image="registry/tandem:1"))
+SETTINGS = OperatorSettings(
+    allow_host_path=True, replica=ReplicaDefaults(image="registry/tandem:1")
+)
 MISSING = Problem("SecretMissing", "spec.server.apiKeysSecret: there is no Secret 'keys'")
 LOADING = view(
     ray_service(pending=digest("new")),
@@ -86,11 +88,14 @@ def test_a_spec_that_cannot_be_read_is_refused_with_every_problem() -> None:
     assert {one.reason for one in problems} == {"InvalidSpec"}
 
 
-def test_a_profile_that_nobody_knows_is_refused() -> None:
-    asked = interpret(found(resources={"npu": 1, "npuProfile": "nowhere"}), SETTINGS)
+def test_cards_are_refused() -> None:
+    document = found()
+    document["spec"]["resources"] = {"npu": 1, "npuProfile": "nowhere"}
+    asked = interpret(document, SETTINGS)
 
     assert asked.wanted is None
-    assert "nowhere" in decide(asked, seen()).problems[0].message
+    # Whatever its profile: no device computes on cards yet.
+    assert "reserves cards" in decide(asked, seen()).problems[0].message
 
 
 def test_somebody_elses_rayservice_is_left_alone_and_is_not_shown() -> None:

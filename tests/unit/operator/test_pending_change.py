@@ -32,7 +32,16 @@ from tests.unit.operator.render.services import (
         (
             {"slo": {"tpot": {"target": "50ms"}}},
             ChangeKind.LIVE,
-            ("spec.slo.tpot.percentile", "spec.slo.tpot.target"),
+            (
+                # What the promise chooses where nobody else did.
+                "spec.engine.schedule.templateType",
+                "spec.engine.schedule.strategy",
+                "spec.engine.schedule.splitFuse.enabled",
+                "spec.engine.schedule.splitFuse.splitStartBatchSize",
+                "spec.slo.tpot.percentile",
+                "spec.slo.tpot.target",
+                "spec.engine.schedule.maxIterTimes",
+            ),
         ),
         ({"engine": {"cpuMemSize": 1}}, ChangeKind.REPLACE, ("spec.engine.cpuMemSize",)),
         ({"scaling": {"minReplicas": 2}}, ChangeKind.IN_PLACE, ("spec.scaling.minReplicas",)),

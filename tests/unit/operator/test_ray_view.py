@@ -33,11 +33,28 @@ def test_rays_own_answer_counts_the_replicas() -> None:
     assert ray.ready_replicas == 2
 
 
-def test_without_rays_answer_the_endpoints_count() -> None:
-    ray = view(ray_service(active=digest("old", "RUNNING"), endpoints=3), pod("w"))
+def test_without_rays_answer_the_pods_that_are_ready_count() -> None:
+    workers = [pod(f"w{number}", ready=number < 3) for number in range(4)]
+    ray = view(ray_service(active=digest("old", "RUNNING"), endpoints=4), *workers)
 
     assert ray.is_serving
     assert ray.ready_replicas == 3
+
+
+def test_without_rays_answer_and_without_ready_pods_nobody_serves() -> None:
+    """KubeRay's count stands still while the head that it asks is away."""
+    found = ray_service(active=digest("old", "RUNNING"), endpoints=1)
+    ray = view(found, pod("head", head=True), pod("w", ready=False), pod("w", "new"))
+
+    assert not ray.is_serving
+    assert ray.ready_replicas == 0
+
+
+def test_pods_that_are_ready_serve_though_kuberay_counts_none() -> None:
+    found = ray_service(active=digest("old", "RUNNING"), endpoints=0)
+
+    assert view(found, pod("w")).is_serving
+    assert not view(found, pod("w"), old=answer("RUNNING")).is_serving, "Ray answers, so it counts"
 
 
 def test_while_ray_builds_it_says_no_replicas_and_they_serve_all_the_same() -> None:

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from tandem_operator.conditions import find_condition
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.plan import PendingChange
+from tandem_operator.pods import pod_view
+from tandem_operator.progress import served_during_a_change
+from tandem_operator.ray_view import ray_view
 from tandem_operator.status import blind_document, status_document
 from tandem_operator.transitions import transitions
 from tandem_serve.api.changes import ChangeKind
@@ -346,6 +349,105 @@ def test_events_tell_the_story() -> None:
         assert reasons(status, after) == expected
         assert reasons(after, after) == [], "what has been said is not said again"
         status = after
+
+
+def switched(*, endpoints: int, previous: dict[str, Any]) -> Any:
+    """The new cluster is the active one."""
+    found = ray_service(active=digest("new", "RUNNING"), endpoints=endpoints)
+    views = [pod_view(one) for one in (NEW_HEAD, pod("new-w", "new"))]
+    return ray_view(
+        found, views, {"new": answer("RUNNING")}, {},
+        was_serving=served_during_a_change(previous),
+    )  # fmt: skip
+
+
+def test_a_clean_switch_of_versions_is_no_reason_to_be_not_ready() -> None:
+    """KubeRay counts the pods behind the endpoint only after it has turned the endpoint to them."""
+    change = {"generation": 2, "last_write": T2, "now": T2}
+    before = status_document(facts(previous=settled(), ray=upgrading(), **change))
+    moved = switched(endpoints=0, previous=before)
+    at_the_switch = status_document(facts(previous=before, ray=moved, **change))
+    counted = switched(endpoints=1, previous=at_the_switch)
+    after = status_document(facts(previous=at_the_switch, ray=counted, **change))
+
+    assert find_condition(at_the_switch, "Ready")["status"] == "True"
+    assert find_condition(at_the_switch, "Progressing")["status"] == "True"
+    assert reasons(before, at_the_switch) + reasons(at_the_switch, after) == ["Updated"]
+    assert find_condition(after, "Progressing")["reason"] == "Settled"
+
+
+def test_an_endpoint_that_is_lost_without_a_change_is_said() -> None:
+    lost = status_document(facts(previous=settled(), ray=switched(endpoints=0, previous=settled())))
+
+    assert find_condition(lost, "Ready")["reason"] == "NoEndpoint"
+
+
+def test_a_first_version_is_not_ready_before_its_endpoint_is() -> None:
+    before = status_document(facts(ray=starting(NEW_HEAD, new=answer("RUNNING"))))
+    status = status_document(facts(previous=before, ray=switched(endpoints=0, previous=before)))
+
+    assert find_condition(status, "Ready")["reason"] == "NoEndpoint"
+
+
+def is_current(status: dict[str, Any], generation: int) -> bool:
+    """What `kubectl wait --for=condition=Ready`, kstatus and Argo's checks make of it."""
+    ready = find_condition(status, "Ready")
+    seen = {status["observedGeneration"], ready["observedGeneration"]}
+    assert len(seen) == 1, "they go by one or the other"
+    return ready["status"] == "True" and seen == {generation}
+
+
+def test_nobody_takes_the_previous_version_for_the_new_one() -> None:
+    second = service(engine={"dtype": "float32"})
+    story: list[tuple[dict[str, Any], bool]] = [
+        ({"is_applied": False, "change": REPLACE}, False),
+        ({"ray": serving(generation=2, seen=1)}, False),
+        ({"ray": upgrading()}, False),
+        ({"ray": upgrading(new=FAILING), "is_overdue": True}, False),
+        ({"service": None, "problems": (REFUSAL,)}, False),
+        ({}, True),
+        ({"ray": view(ray_service(active=digest("old", "RUNNING"), endpoints=1), HEAD, pod("w"),
+                      old=answer("STARTING"))}, False),
+        ({}, True),
+    ]  # fmt: skip
+    status = settled()
+    assert is_current(status, 1)
+    for changes, expected in story:
+        known = {"service": second, "generation": 2, "previous": status, "now": T2, **changes}
+        status = status_document(facts(**known))
+        assert is_current(status, 2) == expected
+        assert find_condition(status, "Accepted")["observedGeneration"] == 2
+
+
+def test_an_outage_in_the_middle_of_a_change_does_not_make_the_old_version_new() -> None:
+    down = view(
+        ray_service(active=digest("old", "RUNNING"), pending=digest("new"), endpoints=0),
+        HEAD, NEW_HEAD, old=answer("STARTING"),
+    )  # fmt: skip
+    status = status_document(facts(previous=settled(), generation=2, ray=down))
+    status = blind_document(status, FORBIDDEN, generation=2, now=T2)
+    status = status_document(facts(previous=status, generation=2, ray=upgrading()))
+
+    assert find_condition(status, "Ready")["status"] == "True"
+    assert not is_current(status, 2)
+
+
+def test_a_first_version_speaks_of_itself_from_the_beginning() -> None:
+    status = status_document(facts(ray=None, is_applied=False))
+
+    assert status["observedGeneration"] == 1
+    assert not is_current(status, 1)
+
+
+def test_a_dashboard_that_is_silent_is_told_with_its_reason() -> None:
+    views = [pod_view(one) for one in (HEAD, pod("w"))]
+    found = ray_service(active=digest("old", "RUNNING"), endpoints=1)
+    ray = ray_view(found, views, {}, {}, {"old": "it answers with the status 302"})
+
+    said = find_condition(status_document(facts(ray=ray)), "RayReady")
+
+    assert said["status"] == "True"
+    assert said["message"].endswith("does not answer: it answers with the status 302")
 
 
 def test_a_service_nobody_can_look_at_is_no_reason_for_more_than_a_warning() -> None:

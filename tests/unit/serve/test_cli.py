@@ -32,7 +32,6 @@ metadata: {name: tiny, namespace: models}
 spec:
   model: {source: pvc://models/tiny}
   server: {apiKeysSecret: keys}
-  resources: {npu: 2}
 """
 
 runner = CliRunner()
@@ -101,7 +100,24 @@ def test_validate_prints_the_manifest_with_its_defaults(manifest: Path) -> None:
 
     assert done.exit_code == 0
     assert f"source: file://{manifest.parent}/model\n" in done.stdout
-    assert "maxBatchSize: 200\n" in done.stdout
+    assert "maxIterTimes: 512\n" in done.stdout
+
+
+def test_validate_notes_what_defaults_do_to_requests(manifest: Path) -> None:
+    done = runner.invoke(app, ["validate", "-f", str(manifest)])
+
+    output, memory = done.stderr.splitlines()
+    assert output == (
+        "note: spec.engine.schedule.maxIterTimes is 512: every answer ends after 512 tokens at "
+        "most, a reasoning model's perhaps in mid-thought, with finish_reason length; raise it, "
+        "up to maxSeqLen; spec.slo would choose better"
+    )
+    assert memory == (
+        "note: a replica takes what spec.resources.memory 4Gi holds of maxSeqLen, up to the "
+        "model's limit, and of maxBatchSize, up to 200; its log, tandem status and GET /v1/models "
+        "say how much"
+    )
+    assert "maxBatchSize" not in done.stdout
 
 
 def test_validate_reads_standard_input() -> None:
@@ -157,13 +173,12 @@ def test_what_needs_kubernetes_is_refused_with_a_way_out(
     done = runner.invoke(app, [command, "-f", str(manifest)])
 
     assert done.exit_code == 1
-    source, npu, keys = done.stderr.splitlines()
+    source, keys = done.stderr.splitlines()
     assert source == (
         "error: spec.model.source: 'pvc://models/tiny' is a volume of Kubernetes; on this machine "
         "name a folder, file:///absolute/path or ./path, or give the manifest to a Kubernetes "
         "with kubectl apply"
     )
-    assert npu.startswith("error: spec.resources.npu: 2 is a number of cards that Kubernetes")
     assert keys.startswith("error: spec.server.apiKeysSecret: 'keys' is a Secret of Kubernetes; on")
     assert "tandem serve --api-keys FOLDER" in keys
 
@@ -175,6 +190,18 @@ def test_validate_takes_what_kubernetes_takes(manifest: Path) -> None:
 
     assert done.exit_code == 0
     assert "source: pvc://models/tiny\n" in done.stdout
+
+
+def test_cards_that_would_lie_idle_are_refused(manifest: Path) -> None:
+    manifest.write_text(f"{KUBERNETES}  resources: {{npu: 2}}\n")
+
+    done = runner.invoke(app, ["validate", "-f", str(manifest)])
+
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "error: spec: resources.npu 2 reserves cards, and engine.device cpu computes on none of "
+        "them; leave npu and npuProfile out: no device for NPUs is built yet\n"
+    )
 
 
 def test_what_has_no_meaning_here_is_only_noted(manifest: Path, taken_port: int) -> None:

@@ -13,11 +13,8 @@ from tandem_serve.cli import app
 from tests.unit.serve.local_services import RECORD
 
 SHAPE = ModelShape(
-    hidden_size=4096,
-    intermediate_size=14336,
     vocab_size=128_256,
     kv_bytes_per_token=131_072,
-    dtype_bytes=2,
     kv_dtype="bfloat16",
 )
 

@@ -77,9 +77,12 @@ def test_the_deployment_carries_replicas_and_resources() -> None:
 
 
 def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
-    npu = service(resources={"cpu": 2, "memory": "3Gi", "npu": 4, "npuProfile": "big"})
+    # The spec refuses cards until a device computes on them; the document is ready for it.
+    asked = service(resources={"cpu": 2, "memory": "3Gi"})
+    resources = asked.spec.resources.model_copy(update={"npu": 4, "npu_profile": "big"})
+    spec = asked.spec.model_copy(update={"resources": resources})
 
-    found = deployment(serve_document(npu, Exposure()))
+    found = deployment(serve_document(asked.model_copy(update={"spec": spec}), Exposure()))
 
     assert found["ray_actor_options"] == {
         "num_cpus": 2,
@@ -169,6 +172,47 @@ def test_live_settings_hold_the_promises_in_one_unit() -> None:
     }
 
 
+def schedule_of(**spec: Any) -> Any:
+    return deployment(serve_document(service(**spec), Exposure()))["user_config"]["schedule"]
+
+
+def test_what_the_replica_chooses_by_its_memory_is_left_to_it() -> None:
+    assert "maxBatchSize" not in schedule_of(engine={})
+    assert schedule_of(engine={"schedule": {"maxBatchSize": 200}})["maxBatchSize"] == 200
+
+
+def test_a_promise_chooses_how_steps_are_shared_where_nobody_else_did() -> None:
+    for slo in ({"tpot": {"target": "50ms"}}, {"ttft": {"target": "1s"}}):
+        chosen = schedule_of(engine={}, slo=slo)
+
+        assert (chosen["templateType"], chosen["strategy"]) == ("Mix", "splitfuse")
+        assert chosen["splitFuse"]["splitStartBatchSize"] == 0
+        # The service's maxSeqLen.
+        assert chosen["maxIterTimes"] == 1024
+
+
+def test_an_output_without_a_known_bound_is_left_to_the_replica_where_something_is_promised() -> (
+    None
+):
+    model = {"source": "file:///models/tiny"}
+
+    promised = schedule_of(model=model, engine={}, slo={"tpot": {"target": "50ms"}})
+    assert "maxIterTimes" not in promised
+    assert schedule_of(model=model, engine={})["maxIterTimes"] == 512
+
+
+def test_a_promise_changes_nothing_that_somebody_wrote() -> None:
+    written = {
+        "templateType": "Mix",
+        "maxIterTimes": 512,
+        "splitFuse": {"splitStartBatchSize": 16},
+    }
+    chosen = schedule_of(engine={"schedule": written}, slo={"tpot": {"target": "50ms"}})
+
+    assert chosen["maxIterTimes"] == 512
+    assert chosen["splitFuse"]["splitStartBatchSize"] == 16
+
+
 def test_a_promise_changes_nothing_that_needs_a_new_replica() -> None:
     (before,) = serve_document(service(), Exposure())["applications"]
     (after,) = serve_document(service(slo={"ttft": {"target": "1s"}}), Exposure())["applications"]
@@ -208,7 +252,7 @@ def test_a_replica_reads_back_what_was_asked_for() -> None:
 def test_writing_a_default_down_changes_nothing() -> None:
     short = service(server={}, resources={}, engine={"schedule": {"maxBatchSize": 8}})
     long = service(
-        server={"maxLinkNum": 1000, "maxRequestLength": 40},
+        server={"maxLinkNum": 1000, "maxRequestLength": 4},
         resources={"cpu": 1, "memory": "4Gi"},
         scaling={"minReplicas": 3},
         engine={

@@ -65,7 +65,10 @@ class _Nodes(BaseHTTPRequestHandler):
         self.server.tokens.add(self.headers["Authorization"])
         answers = self.server.answers
         nodes = answers.pop(0) if len(answers) > 1 else answers[0]
-        found = [{"state": state, "is_head_node": is_head} for state, is_head in nodes]
+        found = [
+            {"state": state, "is_head_node": is_head, "node_ip": f"10.0.0.{at}"}
+            for at, (state, is_head) in enumerate(nodes)
+        ]
         body = json.dumps({"data": {"result": {"result": found}}}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -226,6 +229,10 @@ def to_gcs(local_port: int, address: str) -> drain.Connection:
     return drain.Connection(local_port=local_port, peer=ip_address(address), peer_port=6379)
 
 
+def raylet() -> drain.Raylet:
+    return drain.Raylet(process=myself(), node_id="ab", gcs_address="head.default.svc:6379")
+
+
 def myself() -> Process:
     me = read_process(os.getpid())
     assert me is not None
@@ -252,3 +259,52 @@ def test_the_gcs_is_reached_as_the_raylet_is_connected_to_it() -> None:
 
 def test_without_a_connection_the_name_has_to_do() -> None:
     assert drain.reachable_address(myself(), "head.default.svc:1") == "head.default.svc:1"
+
+
+def test_ray_is_told_again_until_it_has_heard(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head is away: it comes back elsewhere, if something outlives it."""
+    failures = iter([RuntimeError("Ray is away"), subprocess.TimeoutExpired("ray", 1)])
+    told: list[int] = []
+
+    def tell(_: drain.Raylet, *, time_left_s: int) -> None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        told.append(time_left_s)
+
+    monkeypatch.setattr(drain, "tell_ray", tell)
+    monkeypatch.setattr(drain, "has_connections", lambda: True)
+
+    assert drain.make_ray_hear(raylet(), time_left_s=7)
+    assert told == [7]
+    assert capsys.readouterr().err == "tandem drain: Ray is away; asking again\n"
+
+
+def test_a_node_does_not_wait_for_ever_for_a_head_that_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: drain.Raylet, *, time_left_s: int) -> None:
+        raise RuntimeError(f"Ray is away, {time_left_s} s before the end")
+
+    monkeypatch.setattr(drain, "tell_ray", fail)
+    monkeypatch.setattr(drain, "has_connections", lambda: True)
+    monkeypatch.setattr(drain, "_HEAD_AWAY_S", 0.1)
+
+    drain.drain_node(raylet(), [])
+
+
+def test_requests_end_where_ray_never_hears_that_the_node_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: drain.Raylet, *, time_left_s: int) -> None:
+        raise RuntimeError(f"Ray is away, {time_left_s} s before the end")
+
+    busy = iter([True, True])
+    monkeypatch.setattr(drain, "tell_ray", fail)
+    monkeypatch.setattr(drain, "has_connections", lambda: next(busy, False))
+    monkeypatch.setattr(drain, "_QUIET_S", 0.6)
+
+    drain.drain_node(raylet(), [])
+
+    assert next(busy, None) is None

@@ -31,6 +31,7 @@ def test_nothing_said_leaves_all_to_the_operator() -> None:
         "volumeMounts": [],
         "nodeSelector": {},
         "tolerations": [],
+        "gcsFaultToleranceOptions": None,
     }
 
 

@@ -45,7 +45,7 @@ def test_the_smallest_manifest_is_a_name_and_a_source() -> None:
     assert service.model_name == "tiny"
     assert service.spec.model.path == "/models/tiny"
     assert service.spec.server.max_link_num == 1000
-    assert service.spec.server.max_request_length == 40
+    assert service.spec.server.max_request_length == 4
     assert service.spec.scaling.min_replicas == 1
     assert service.spec.resources.memory_bytes == 4 * 2**30
     assert service.spec.engine.schedule.max_batch_size == 200
@@ -185,7 +185,7 @@ def _without_nulls(document: Any) -> Any:
         (
             {"scaling": {"minReplicas": True}},
             "spec.scaling.minReplicas: true is a truth value (YAML reads yes, no, on and off as "
-            "such, too), where a whole number is wanted; allowed: 1 or more (default 1)",
+            "such, too), where a whole number is wanted; allowed: 1 to 1000 (default 1)",
         ),
         (
             {"resources": {"npu": 65}},
@@ -193,8 +193,25 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"server": {"apiKeysSecret": "My_Keys"}},
-            "spec.server.apiKeysSecret: 'My_Keys' is not the name of an object; use up to 63 "
-            "lower-case letters, digits and '-', a letter or digit first and last",
+            "spec.server.apiKeysSecret: 'My_Keys' is not the name of an object; use up to 253 "
+            "lower-case letters, digits, '-' and '.', a letter or digit first and last and beside "
+            "each '.'",
+        ),
+        (
+            {"runtime": {"volumeMounts": [{"name": "a", "mountPath": "/"}]}},
+            "spec.runtime.volumeMounts.0: mountPath '/' is no place for a volume; write an "
+            "absolute path below /, without ':', '.', '..' and a '/' at its end, such as /data",
+        ),
+        (
+            {"runtime": {"volumeMounts": [{"name": "a", "mountPath": "/a"}]}},
+            "spec.runtime: volumeMounts names the volume 'a', which is none of volumes; "
+            "add it there, or name one that is",
+        ),
+        (
+            {"runtime": {"nodeSelector": {"a b": "c"}}},
+            "spec.runtime.nodeSelector: 'a b' is not the key of a label; use up to 63 letters, "
+            "digits, '-', '_' and '.', a letter or digit first and last, and before it, if at "
+            "all, a domain in lower-case letters and a '/'",
         ),
         (
             {"progressDeadlineSeconds": 10},

@@ -146,3 +146,35 @@ def misfits() -> list[Bad]:
             "maxLongPartialPrefills 3 is larger than maxNumPartialPrefills 2; lower it or raise",
         ),
     ]
+
+
+def unkept_promises() -> list[Bad]:
+    """Schedules under which a promise would have no effect."""
+    standard = {
+        f"{SCHEDULE}.strategy": ("continuous", "continuous"),
+        f"{SPLIT}.enabled": (False, "false"),
+        f"{SCHEDULE}.stageSelectPolicy": (2, "2"),
+        f"{SCHEDULE}.dynamicBatchSizeEnable": (True, "true"),
+    }
+    return [
+        *(
+            Bad(
+                f"a {name} under Standard",
+                {f"spec.slo.{name}.target": "1s", f"{SCHEDULE}.templateType": "Standard"},
+                f"{SCHEDULE}.templateType",
+                "engine.schedule.templateType Standard keeps no promise of slo: its steps have no "
+                "budget, and its prompts no order; set templateType: Mix, or leave",
+            )
+            for name in ("ttft", "tpot")
+        ),
+        *(
+            Bad(
+                f"a promise beside {path.removeprefix('spec.engine.schedule.')}",
+                {"spec.slo.tpot.target": "50ms", path: value},
+                path,
+                f"{path.removeprefix('spec.')} {shown} needs templateType Standard, which keeps no "
+                "promise of slo; leave",
+            )
+            for path, (value, shown) in standard.items()
+        ),
+    ]

@@ -34,6 +34,7 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
 SCHEDULE: Final = "spec.engine.schedule"
 SPLIT: Final = f"{SCHEDULE}.splitFuse"
 RUNTIME: Final = "spec.runtime"
+STORE: Final = f"{RUNTIME}.gcsFaultToleranceOptions"
 
 
 @dataclass(frozen=True)

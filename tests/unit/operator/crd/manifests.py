@@ -2,8 +2,10 @@
 
 from typing import Any, Final
 
-from tests.unit.operator.crd.bad_schedules import misfits, out_of_range
-from tests.unit.operator.crd.forms import RUNTIME, SCHEDULE, SPLIT, Bad, wrong_value
+from tests.unit.operator.crd.bad_pods import misfitting_pods
+from tests.unit.operator.crd.bad_schedules import misfits, out_of_range, unkept_promises
+from tests.unit.operator.crd.bad_stores import bad_stores
+from tests.unit.operator.crd.forms import RUNTIME, SCHEDULE, SPLIT, STORE, Bad, wrong_value
 
 GOOD: Final[dict[str, dict[str, Any]]] = {
     "the smallest": {},
@@ -87,6 +89,22 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         "spec.slo": {"ttft": {"target": "1.5s"}, "tpot": {"percentile": 99, "target": "50ms"}}
     },
     "an SLO of nothing": {"spec.slo": {}},
+    "an SLO of nothing beside Standard": {"spec.slo": {}, f"{SCHEDULE}.templateType": "Standard"},
+    "an SLO beside Mix": {
+        "spec.slo.ttft.target": "1s",
+        f"{SCHEDULE}.templateType": "Mix",
+        f"{SPLIT}.splitStartBatchSize": 4,
+        f"{SCHEDULE}.maxIterTimes": 64,
+    },
+    "an SLO and a prompt above a step": {
+        "spec.slo.tpot.target": "50ms",
+        "spec.model.maxInputTokenLen": 9000,
+        f"{SCHEDULE}.maxPrefillTokens": 100,
+    },
+    "an SLO and a batch below the defaults": {
+        "spec.slo.tpot.target": "50ms",
+        f"{SCHEDULE}.maxBatchSize": 4,
+    },
     "the longest duration": {"spec.slo.tpot.target": "9999999.999ms"},
     "the largest tiles": {f"{SCHEDULE}.cacheBlockSize": 128, f"{SPLIT}.splitChunkTokens": 8192},
     "a cache just below the memory": {
@@ -94,8 +112,19 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         "spec.resources.memory": "4.0001Gi",
     },
     "memory in plain bytes": {"spec.resources.memory": "1073741824"},
-    "cards of a profile": {"spec.resources.npu": 2, "spec.resources.npuProfile": "910b"},
     "keys": {"spec.server.apiKeysSecret": "tiny-keys"},
+    "a Secret with points in its name": {
+        "spec.server.apiKeysSecret": "keys.example.com",
+        f"{RUNTIME}.imagePullSecrets": ["registry.example.com", "a" * 253],
+    },
+    "the most replicas": {"spec.scaling.minReplicas": 1000},
+    "the longest environment": {
+        f"{RUNTIME}.env": [
+            {"name": "A", "value": "\u00e4" * 32768},
+            {"name": "B" * 32, "value": ""},
+            {"name": "C", "value": "c" * 32734},
+        ],
+    },
     "a patient deadline": {"spec.progressDeadlineSeconds": 86400},
     "pods in full": {
         f"{RUNTIME}.image": "registry.example/tandem:1",
@@ -109,21 +138,31 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         f"{RUNTIME}.volumeMounts": [
             {"name": "scratch", "mountPath": "/scratch", "readOnly": True},
             {"name": "scratch", "mountPath": "/again"},
-            {"name": "of-the-operators-settings", "mountPath": "/there"},
+            {"name": "two", "mountPath": "/a/..b/.c d"},
         ],
-        f"{RUNTIME}.nodeSelector": {"kubernetes.io/arch": "arm64"},
+        f"{RUNTIME}.nodeSelector": {
+            "kubernetes.io/arch": "arm64",
+            "Pool_1.b": "",
+            "a" * 63: "A.b-c_d",
+            f"{'d' * 253}/a": "1",
+        },
         f"{RUNTIME}.tolerations": [
             {"operator": "Exists"},
             {"key": "npu", "value": "yes", "effect": "NoSchedule"},
+            {"key": "example.com/Npu", "value": "", "effect": "PreferNoSchedule"},
             {"key": "npu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60},
         ],
     },
+    "a store without a password": {f"{STORE}.redisAddress": "redis.storage.svc:6379"},
+    "a store with one": {
+        STORE: {
+            "redisAddress": "redis://10.0.0.1:1",
+            "redisUsername": {"valueFrom": {"secretKeyRef": {"name": "r", "key": "user"}}},
+            "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "r", "key": "pass.word_1"}}},
+        }
+    },
 }
 """What is good → the fields that differ from the smallest manifest."""
-
-
-def _volumes(*names: str) -> list[dict[str, Any]]:
-    return [{"name": name, "emptyDir": {}} for name in names]
 
 
 BAD: Final = (
@@ -155,6 +194,10 @@ BAD: Final = (
     wrong_value("spec.model.source", "file:///a/%2E%2e", "names no folder of the node"),
     wrong_value("spec.model.source", "file:///", "names no folder of the node"),
     wrong_value("spec.model.source", "pvc://Models/tiny", "names no folder in a volume claim"),
+    wrong_value("spec.model.source", "pvc://a..b/tiny", "names no folder in a volume claim"),
+    wrong_value(
+        "spec.model.source", f"pvc://{'a' * 254}/tiny", "names no folder in a volume claim"
+    ),
     wrong_value("spec.model.source", "pvc://models/../tiny", "then a path without '..'"),
     wrong_value("spec.model.maxSeqLen", 1, "greater than or equal to 2", "allowed: 2 or more"),
     wrong_value(
@@ -277,12 +320,16 @@ BAD: Final = (
         "less than or equal to 99",
         "allowed: 1 to 99",
     ),
+    *unkept_promises(),
     wrong_value("spec.server.maxLinkNum", 4097, "less than or equal to 4096", "allowed: 1 to 4096"),
     wrong_value(
         "spec.server.maxRequestLength", 0, "greater than or equal to 1", "allowed: 1 to 100"
     ),
     wrong_value("spec.server.apiKeysSecret", "Keys", "'Keys' is not the name of an object"),
-    wrong_value("spec.scaling.minReplicas", 0, "greater than or equal to 1", "allowed: 1 or more"),
+    wrong_value("spec.server.apiKeysSecret", "a..b", "'a..b' is not the name of an object"),
+    wrong_value("spec.server.apiKeysSecret", "a.-b", "'a.-b' is not the name of an object"),
+    wrong_value("spec.scaling.minReplicas", 0, "greater than or equal to 1", "allowed: 1 to 1000"),
+    wrong_value("spec.scaling.minReplicas", 1001, "less than or equal to 1000", "too large"),
     wrong_value("spec.resources.cpu", 0.5, "must be of type integer", "a whole number is wanted"),
     wrong_value(
         "spec.resources.memory", "4GB", "'4GB' is not an amount of memory; write a number and"
@@ -293,130 +340,30 @@ BAD: Final = (
     wrong_value(
         "spec.resources.npuProfile", "910b", "npuProfile '910b' has no meaning while npu is 0"
     ),
+    wrong_value(
+        "spec.resources.npu",
+        2,
+        "resources.npu 2 reserves cards, and engine.device cpu computes on none of them; leave",
+    ),
+    Bad(
+        "cards of a profile",
+        {"spec.resources.npu": 2, "spec.resources.npuProfile": "910b"},
+        "spec.resources.npu",
+        "reserves cards, and engine.device cpu computes on none of them; leave npu and npuProfile",
+    ),
     Bad(
         "a profile that is no name",
         {"spec.resources.npu": 1, "spec.resources.npuProfile": "910B"},
         "spec.resources.npuProfile",
         "'910B' is not the name of an object",
     ),
-    wrong_value(f"{RUNTIME}.image", "", "at least 1 chars long", "at least 1 char"),
-    wrong_value(f"{RUNTIME}.imagePullPolicy", "always", '"IfNotPresent"', "did you mean 'Always'?"),
+    *misfitting_pods(),
     Bad(
-        "a secret that is no name",
-        {f"{RUNTIME}.imagePullSecrets": ["one", "two_"]},
-        f"{RUNTIME}.imagePullSecrets[1]",
-        "'two_' is not the name of an object",
-    ),
-    Bad(
-        "a secret twice",
-        {f"{RUNTIME}.imagePullSecrets": ["one", "one"]},
-        f"{RUNTIME}.imagePullSecrets[1]",
-        "Duplicate value",
-        "'one' stands here 2 times",
-    ),
-    Bad(
-        "a variable of Ray's",
-        {f"{RUNTIME}.env": [{"name": "RAY_ADDRESS", "value": "elsewhere"}]},
+        "a variable of KubeRay's",
+        {f"{RUNTIME}.env": [{"name": "REDIS_PASSWORD", "value": "open"}]},
         f"{RUNTIME}.env[0].name",
-        "'RAY_ADDRESS' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken, but for "
-        "TANDEM_KERNELS, TANDEM_PIN, TANDEM_THREADS",
+        "'REDIS_PASSWORD' is set by KubeRay; name the Secret of the Redis in",
     ),
-    Bad(
-        "a variable of Tandem's",
-        {f"{RUNTIME}.env": [{"name": "TANDEM_PIN", "value": "on"}, {"name": "TANDEM_PINS"}]},
-        f"{RUNTIME}.env[1].name",
-        "'TANDEM_PINS' is set by Tandem",
-    ),
-    Bad(
-        "a variable that no shell could name",
-        {f"{RUNTIME}.env": [{"name": "A"}, {"name": "1A"}]},
-        f"{RUNTIME}.env[1].name",
-        "'1A' is not the name of a variable",
-    ),
-    Bad(
-        "a variable twice",
-        {f"{RUNTIME}.env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},
-        f"{RUNTIME}.env[1]",
-        "Duplicate value",
-        "'A' stands here 2 times; keep one",
-    ),
-    Bad(
-        "a variable without a name",
-        {f"{RUNTIME}.env": [{"value": "1"}]},
-        f"{RUNTIME}.env[0].name",
-        "Required value",
-        "is missing",
-    ),
-    Bad(
-        "a volume twice",
-        {f"{RUNTIME}.volumes": _volumes("a", "a")},
-        f"{RUNTIME}.volumes[1]",
-        "Duplicate value",
-        "'a' stands here 2 times",
-    ),
-    Bad(
-        "a volume without a name",
-        {f"{RUNTIME}.volumes": [{"emptyDir": {}}]},
-        f"{RUNTIME}.volumes[0].name",
-        "Required value",
-        "is missing",
-    ),
-    Bad(
-        "a mount without a path",
-        {f"{RUNTIME}.volumes": _volumes("a"), f"{RUNTIME}.volumeMounts": [{"name": "a"}]},
-        f"{RUNTIME}.volumeMounts[0].mountPath",
-        "Required value",
-        "is missing",
-    ),
-    Bad(
-        "a mount of what cannot be a volume",
-        {f"{RUNTIME}.volumeMounts": [{"name": "a_b", "mountPath": "/x"}]},
-        f"{RUNTIME}.volumeMounts[0].name",
-        "'a_b' is not the name of an object",
-    ),
-    Bad(
-        "two mounts at one path",
-        {
-            f"{RUNTIME}.volumes": _volumes("a", "b"),
-            f"{RUNTIME}.volumeMounts": [
-                {"name": "a", "mountPath": "/x"},
-                {"name": "b", "mountPath": "/x"},
-            ],
-        },
-        f"{RUNTIME}.volumeMounts[1]",
-        "Duplicate value",
-        "'/x' stands here 2 times",
-    ),
-    Bad(
-        "a volume whose name no pod may have",
-        {f"{RUNTIME}.volumes": _volumes("My_Volume")},
-        f"{RUNTIME}.volumes[0].name",
-        "'My_Volume' is not the name of an object",
-    ),
-    Bad(
-        "a toleration of everything with a value",
-        {f"{RUNTIME}.tolerations": [{"operator": "Exists", "value": "x"}]},
-        f"{RUNTIME}.tolerations[0].value",
-        "value 'x' has no meaning with operator Exists",
-    ),
-    Bad(
-        "a toleration of nothing",
-        {f"{RUNTIME}.tolerations": [{"effect": "NoSchedule"}]},
-        f"{RUNTIME}.tolerations[0].key",
-        "key is missing; operator Equal needs one, or set operator: Exists",
-    ),
-    Bad(
-        "patience without an end to it",
-        {f"{RUNTIME}.tolerations": [{"operator": "Exists", "tolerationSeconds": 5}]},
-        f"{RUNTIME}.tolerations[0].tolerationSeconds",
-        "tolerationSeconds 5 has no meaning without effect NoExecute",
-    ),
-    Bad(
-        "a label that is a number",
-        {f"{RUNTIME}.nodeSelector": {"a": 1}},
-        f"{RUNTIME}.nodeSelector.a",
-        "must be of type string",
-        "where text is wanted",
-    ),
+    *bad_stores(),
     wrong_value("spec.progressDeadlineSeconds", 29, "greater than or equal to 30", "30 to 86400"),
 )

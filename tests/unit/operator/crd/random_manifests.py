@@ -71,7 +71,7 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
         npuProfile=_of("910b", "a-b"),
     )
     toleration = _some(
-        key=_of("", "npu"),
+        key=_of("", "npu", "a.b/npu", "n/p/u"),
         operator=_of("Exists", "Equal"),
         value=_of("", "yes"),
         effect=_of("NoSchedule", "NoExecute"),
@@ -80,6 +80,21 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
     runtime = _some(
         env=st.lists(st.fixed_dictionaries({"name": _of("A", "B", "RAYS", "RAY_A")}), max_size=2),
         tolerations=st.lists(toleration, max_size=1),
+        volumes=st.lists(
+            _of("a", "b", "c_d").map(lambda name: {"name": name, "emptyDir": {}}), max_size=2
+        ),
+        volumeMounts=st.lists(
+            st.fixed_dictionaries(
+                {"name": _of("a", "b"), "mountPath": _of("/a", "/b", "/b/c", "/", "/b/", "c")}
+            ),
+            max_size=2,
+        ),
+        nodeSelector=st.dictionaries(
+            _of("a", "b.c/D", "b/c/d", "-a"), _of("", "a", "A.b", "a b"), max_size=2
+        ),
+        gcsFaultToleranceOptions=st.fixed_dictionaries(
+            {"redisAddress": _of("redis:6379", "redis://redis:1", "redis", "redis:65536")}
+        ),
     )
     spec = st.fixed_dictionaries(
         {"model": model},
@@ -90,7 +105,7 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
             "slo": _some(ttft=promise, tpot=promise),
             "resources": resources,
             "runtime": runtime,
-            "scaling": _some(minReplicas=_of(1, 3)),
+            "scaling": _some(minReplicas=_of(1, 3, 1000, 1001)),
         },
     )
     return spec.map(lambda value: manifest({"spec": value}))

@@ -96,8 +96,16 @@ def test_a_choice_of_numbers_is_a_number() -> None:
 def test_an_outer_default_holds_the_inner_ones_that_rules_look_at() -> None:
     default = node_at(SCHEMA, "spec.engine.schedule")["default"]
 
-    assert default["maxBatchSize"] == 200
+    assert default["maxPreemptCount"] == 0
     assert default["splitFuse"]["policyType"] == 0
+
+
+def test_a_batch_size_that_nobody_wrote_stays_open_for_the_replica_to_choose() -> None:
+    node = node_at(SCHEMA, "spec.engine.schedule.maxBatchSize")
+
+    assert "default" not in node
+    assert "Default: 200, or fewer where the memory holds no more." in node["description"]
+    assert "maxBatchSize" not in node_at(SCHEMA, "spec.engine.schedule")["default"]
 
 
 @pytest.mark.parametrize("changes", GOOD.values(), ids=GOOD)
@@ -123,6 +131,7 @@ def is_good(document: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("path", "beside"),
     {
+        "spec.engine.schedule.templateType": {"spec.slo.tpot.target": "50ms"},
         "spec.engine.schedule.maxPrefillBatchSize": {"spec.engine.schedule.maxBatchSize": 8},
         "spec.engine.schedule.maxPrefillTokens": {"spec.model.maxInputTokenLen": 9000},
         "spec.engine.schedule.maxIterTimes": {"spec.model.maxSeqLen": 128},

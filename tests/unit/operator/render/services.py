@@ -15,13 +15,33 @@ from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 
 UID = "8a4f2c1e-0000-4000-8000-000000000000"
-SETTINGS = OperatorSettings(replica=ReplicaDefaults(image="registry.test/replica:1"))
+SETTINGS = OperatorSettings(
+    allow_host_path=True, replica=ReplicaDefaults(image="registry.test/replica:1")
+)
 # A busy machine is no failure.
 UNTIMED = settings(deadline=None)
 SMALLEST: Mapping[str, Any] = {"model": {"source": "file:///models/tiny"}}
 
 
 def inference_service(spec: Mapping[str, Any] = SMALLEST, name: str = "tiny") -> InferenceService:
+    """A service; cards are put in afterwards, since the spec refuses them until one computes."""
+    resources = dict(spec.get("resources", {}))
+    cards = {key: resources.pop(key) for key in ("npu", "npuProfile") if key in resources}
+    spec = {**spec, "resources": resources}
+    return with_cards(_parsed(spec, name), cards.get("npu", 0), cards.get("npuProfile"))
+
+
+def with_cards(service: InferenceService, npu: int, profile: str | None) -> InferenceService:
+    """`service` as it will be once a device computes on cards: what is rendered of them stands."""
+    if not npu:
+        return service
+    update = {"npu": npu, "npu_profile": profile}
+    resources = service.spec.resources.model_copy(update=update)
+    spec = service.spec.model_copy(update={"resources": resources})
+    return service.model_copy(update={"spec": spec})
+
+
+def _parsed(spec: Mapping[str, Any], name: str) -> InferenceService:
     document = {
         "apiVersion": "serving.tandem.dev/v1alpha1",
         "kind": "InferenceService",

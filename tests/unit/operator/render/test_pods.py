@@ -8,7 +8,7 @@ from tandem_operator import names
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import HOME, TEMPORARY
-from tandem_operator.render.wanted import RenderError
+from tandem_operator.render.wanted import HostPathNotAllowed, RenderError
 from tandem_serve.api.profile import RAY_PROFILE
 from tests.unit.operator.render.services import (
     SETTINGS,
@@ -23,7 +23,9 @@ from tests.unit.operator.render.services import (
 
 
 def settings_with(**replica: Any) -> OperatorSettings:
-    return OperatorSettings.model_validate({"replica": {"image": "i", **replica}})
+    return OperatorSettings.model_validate(
+        {"allow_host_path": True, "replica": {"image": "i", **replica}}
+    )
 
 
 def environment(pod: Any) -> dict[str, str]:
@@ -223,19 +225,14 @@ def test_what_kubernetes_would_drop_is_dropped_from_volumes() -> None:
             id="KubeRay's name",
         ),
         pytest.param(
-            {"runtime": {"volumeMounts": [{"name": "site", "mountPath": "/models/tiny/"}]}},
+            {
+                "runtime": {
+                    "volumes": [{"name": "own", "emptyDir": {}}],
+                    "volumeMounts": [{"name": "own", "mountPath": "/models/tiny"}],
+                }
+            },
             "two volumes are mounted at '/models/tiny', one by spec.model.source, one by spec.runt",
             id="path",
-        ),
-        pytest.param(
-            {"runtime": {"volumeMounts": [{"name": "nowhere", "mountPath": "/x"}]}},
-            "mounts the volume 'nowhere', which nobody defines; add it .*site",
-            id="unknown volume",
-        ),
-        pytest.param(
-            {"runtime": {"volumes": [{"emptyDir": {}}]}},
-            "spec.runtime has a volume without name; give it one",
-            id="no name",
         ),
     ],
 )
@@ -244,6 +241,86 @@ def test_volumes_that_do_not_fit_together_are_refused(spec: dict[str, Any], said
 
     with pytest.raises(RenderError, match=said):
         rendered(spec, settings)
+
+
+@pytest.mark.parametrize(
+    ("replica", "said"),
+    [
+        pytest.param(
+            {"volume_mounts": [{"name": "nowhere", "mountPath": "/x"}]},
+            "mounts the volume 'nowhere', which nobody defines; add it .*tandem-tmp",
+            id="unknown volume",
+        ),
+        pytest.param(
+            {"volumes": [{"emptyDir": {}}]},
+            "the operator's settings has a volume without name; give it one",
+            id="no name",
+        ),
+    ],
+)
+def test_volumes_of_the_settings_that_do_not_fit_are_refused(
+    replica: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RenderError, match=said):
+        rendered(under=settings_with(**replica))
+
+
+RUNTIME = {
+    "volumes": [{"name": "own", "persistentVolumeClaim": {"claimName": "one-node-at-a-time"}}],
+    "volumeMounts": [{"name": "own", "mountPath": "/own"}],
+    "nodeSelector": {"cards": "many", "kubernetes.io/arch": "arm64"},
+    "tolerations": [{"key": "cards", "operator": "Exists"}],
+}
+
+
+def test_volumes_and_nodes_of_the_manifest_are_for_the_replicas_alone() -> None:
+    wanted = rendered({"runtime": RUNTIME})
+
+    worker, head = worker_pod(wanted), head_pod(wanted)
+    assert mount_at(worker, "/own")[1]["persistentVolumeClaim"]
+    assert worker["nodeSelector"] == RUNTIME["nodeSelector"]
+    assert worker["tolerations"] == RUNTIME["tolerations"]
+    autoscaler = cluster_of(wanted)["autoscalerOptions"]
+    for mounts in (head["containers"][0]["volumeMounts"], autoscaler["volumeMounts"]):
+        assert {one["mountPath"] for one in mounts} == {TEMPORARY, HOME}
+    assert {one["name"] for one in head["volumes"]} == {"tandem-tmp", "tandem-home"}
+    assert "tolerations" not in head
+    # One image for both.
+    assert head["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+
+
+CLOSED = SETTINGS.model_copy(update={"allow_host_path": False})
+HOST = [{"name": "root", "hostPath": {"path": "/"}}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            {"model": {"source": "file:///etc"}},
+            "spec.model.source 'file:///etc' is a folder of the node, and .* do not allow those; "
+            r"name a volume claim \(pvc://claim/path\), or have settings.allowHostPath set",
+        ),
+        (
+            {"model": {"source": "pvc://weights"}, "runtime": {"volumes": HOST}},
+            r"spec.runtime.volumes: 'root' is a folder of the node \(hostPath\), and the",
+        ),
+    ],
+    ids=["a source", "a volume"],
+)
+def test_folders_of_the_node_have_to_be_allowed(spec: dict[str, Any], said: str) -> None:
+    rendered(spec)  # Allowed.
+
+    with pytest.raises(HostPathNotAllowed, match=said):
+        rendered(spec, CLOSED)
+
+
+def test_folders_that_the_settings_mount_are_always_allowed() -> None:
+    settings = settings_with(volumes=[{"name": "site", "hostPath": {"path": "/site"}}])
+
+    closed = settings.model_copy(update={"allow_host_path": False})
+
+    rendered({"model": {"source": "pvc://weights"}}, closed)  # Does not raise.
 
 
 def test_a_source_beside_the_manifest_is_no_place_in_kubernetes() -> None:

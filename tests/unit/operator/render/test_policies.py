@@ -100,7 +100,11 @@ def test_a_policy_is_about_the_pods_of_its_kind(component: str) -> None:
 
 def test_nobody_named_means_nobody_let_in() -> None:
     settings = OperatorSettings.model_validate(
-        {"replica": {"image": "i"}, "access": {"clients": [], "prometheus": []}}
+        {
+            "allow_host_path": True,
+            "replica": {"image": "i"},
+            "access": {"clients": [], "prometheus": []},
+        }
     )
 
     policy = one(rendered(under=settings), "NetworkPolicy", "tiny-worker")

@@ -1,14 +1,18 @@
 """The RayService: what goes to Ray as a document, and what as a cluster."""
 
 import json
+from typing import Any
 
 import pytest
 import yaml
 
 from tandem_operator import names
+from tandem_operator.plan import pending_change
+from tandem_operator.render.ray_service import spec_annotation
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
 from tandem_operator.render.wanted import RenderError
 from tandem_serve.api.document import Exposure, serve_document
+from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
     cluster_of,
@@ -101,8 +105,41 @@ def test_the_spec_stands_in_an_annotation() -> None:
     assert json.loads(annotations[names.SPEC]) == inference_service().resolved()["spec"]
 
 
+def test_an_annotation_has_room_for_the_largest_manifest() -> None:
+    """Kubernetes takes 256 KiB of annotations."""
+    env = [{"name": "A", "value": "\u00e4" * 32768}, {"name": "B", "value": "b" * 32000}]
+    volumes = [
+        {"name": f"v{number}", "configMap": {"name": "c" * 253, "items": [{"key": "k" * 4000}]}}
+        for number in range(64)
+    ]
+    wanted = rendered({"runtime": {"env": env, "volumes": volumes}})
+
+    annotations = one(wanted, "RayService")["metadata"]["annotations"]
+
+    assert sum(len(key) + len(value) for key, value in annotations.items()) < 16_384
+
+
+def test_a_long_value_that_changes_is_still_a_change() -> None:
+    def asked(value: str) -> InferenceService:
+        return inference_service({"runtime": {"env": [{"name": "A", "value": value}]}})
+
+    def written(value: str) -> dict[str, Any]:
+        return {"metadata": {"annotations": {names.SPEC: spec_annotation(asked(value))}}}
+
+    change = pending_change(asked("a" * 9999 + "b"), written("a" * 10_000))
+
+    assert change
+    assert change.fields == ("spec.runtime.env",)
+    assert pending_change(asked("a" * 10_000), written("a" * 10_000)) is None
+    whole = json.dumps(asked("a" * 10_000).resolved()["spec"])
+    before = {"metadata": {"annotations": {names.SPEC: whole}}}
+    assert pending_change(asked("a" * 10_000), before) is None, "as earlier versions wrote it"
+
+
 def test_other_settings_make_other_pods() -> None:
-    other = OperatorSettings(replica=ReplicaDefaults(image="registry.test/replica:2"))
+    other = SETTINGS.model_copy(
+        update={"replica": ReplicaDefaults(image="registry.test/replica:2")}
+    )
 
     assert cluster_of(rendered()) != cluster_of(rendered(under=other))
 
@@ -141,6 +178,7 @@ def test_a_profile_adds_to_the_workers_alone() -> None:
     }
     settings = OperatorSettings.model_validate(
         {
+            "allow_host_path": True,
             "replica": {"image": "i"},
             "npu_profiles": {"mine": profile},
             "default_npu_profile": "mine",
