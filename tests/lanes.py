@@ -11,7 +11,7 @@ import pytest
 
 _TESTS: Final = Path(__file__).parent
 
-_SHARED: Final = (
+SHARED: Final = (
     # Longest first.
     ("e2e/kubernetes/test_faults.py", "kubernetes: faults"),
     ("e2e/kubernetes/test_head_fault_tolerance.py", "kubernetes: faults"),
@@ -27,12 +27,12 @@ _SHARED: Final = (
 
 def group_of(path: PurePosixPath) -> str:
     """Return the group of a test file, given relative to tests/."""
-    return next((group for start, group in _SHARED if path.is_relative_to(start)), str(path))
+    return next((group for start, group in SHARED if path.is_relative_to(start)), str(path))
 
 
 def rank_of(path: PurePosixPath) -> int:
     """Return the position of a file's group among all; those that are not listed come last."""
-    starts = [start for start, _ in _SHARED]
+    starts = [start for start, _ in SHARED]
     return next((at for at, start in enumerate(starts) if path.is_relative_to(start)), len(starts))
 
 

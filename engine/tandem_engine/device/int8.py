@@ -1,7 +1,7 @@
 """Linear layers in 8 bits by torch's own operators: see `quantization.int8` for the formulas.
 
-Two ways to multiply, equal to the last bit as long as a sum is below 2^24, and else to float32's
-rounding; which one is decided here alone, by what the CPU has:
+Two ways to multiply, equal to the last bit as long as a sum of the shifted bytes is below 2^24, and
+else to float32's rounding; which one is decided here alone, by what the CPU has:
 
 * oneDNN's product of bytes, where the CPU has VNNI. Without it oneDNN adds pairs of products in 16
   bits, which overflow.
