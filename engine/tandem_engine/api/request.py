@@ -19,6 +19,7 @@ MAX_SALT_CHARACTERS: Final = 256
 MAX_PENALTY: Final = 100.0
 MAX_BIAS: Final = 100.0
 MAX_BIASED_TOKENS: Final = 300
+"""OpenAI's limit of logit_bias."""
 GREEDY_BELOW: Final = 1e-5
 _SHOWN_CHARACTERS: Final = 60
 MAX_SEED: Final = 2**63 - 1

@@ -11,6 +11,7 @@ from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
 from tandem_engine.device.int8 import Int8Linear, WholeInt8Packing
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.device.sampling import RowSampler
 
 GATHER_BYTES = 1 << 20
 """Size of the keys (or values) that decoding gathers at a time.
@@ -135,6 +136,10 @@ class ReferenceKernels:
         for chunk in metadata.chunks:
             _attend_chunk(q, k_cache, v_cache, chunk, scale, out=out)
         return out.flatten(1)
+
+    def row_sampler(self) -> RowSampler | None:
+        """None: torch samples."""
+        return None
 
     def forward_pass(self, network: Network) -> ForwardPass | None:  # noqa: ARG002
         """None: one by one, so that each can be looked at."""

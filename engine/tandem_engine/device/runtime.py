@@ -14,6 +14,7 @@ from torch import Tensor
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.packing import Packs
+from tandem_engine.device.sampling import Samples
 
 
 class Memory(NamedTuple):
@@ -64,7 +65,7 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-class Kernels(Packs, Protocol):
+class Kernels(Packs, Samples, Protocol):
     """The operations that a decoder is made of. Results are new tensors of the inputs' dtype."""
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:

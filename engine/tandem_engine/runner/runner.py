@@ -52,7 +52,7 @@ class ModelRunner:
         self._block_size = block_size
         self._host_cache = host_cache
         self._drafter = drafter
-        self._sampler = Sampler()
+        self._sampler = Sampler(runtime.kernels.row_sampler())
         self._rows = Rows()
         self._decodes = Decodes(block_size)
         self._thread = ComputeThread()

@@ -8,9 +8,10 @@ which multiplies, it does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,17 +53,14 @@ class Adjustments:
         if not asking:
             return None
         biased = [at for at in asking if rows[at].sampling.logit_bias]
-        ids = chain.from_iterable(
-            (at * vocab_size + token_id for token_id in rows[at].sampling.logit_bias)
-            for at in biased
-        )
-        values = chain.from_iterable(rows[at].sampling.logit_bias.values() for at in biased)
+        places = [at * vocab_size + rows[at].asked.biased for at in biased]
+        biases = [rows[at].asked.biases for at in biased]
         return cls(
             rows=rows,
             vocab_size=vocab_size,
             device=device,
-            bias_places=torch.tensor(list(ids), dtype=torch.int64, device=device),
-            biases=torch.tensor(list(values), dtype=torch.float32, device=device),
+            bias_places=_joined(places, np.int64).to(device),
+            biases=_joined(biases, np.float32).to(device),
             with_minimum=[at for at in asking if rows[at].sampling.min_tokens],
             penalised=[at for at in asking if has_penalty(rows[at].sampling)],
         )
@@ -131,6 +129,10 @@ class Adjustments:
         chosen -= spread([p.frequency_penalty for p in params]) * counts
         chosen -= spread([p.presence_penalty for p in params]) * (counts > 0)
         flat[places] = chosen.float()
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *arrays]))
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:

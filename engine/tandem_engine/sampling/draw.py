@@ -1,6 +1,5 @@
 """Drawing one token a row from what temperature and filters leave, in torch for any device."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.sampling.chance import uniform
-from tandem_engine.sampling.row import Row
+from tandem_engine.sampling.row import Row, min_p_margin
 
 _WIDTHS: Final = (256, 2048, 16384)
 """Tokens that are looked at to find the likeliest; after the last of them all are."""
@@ -39,7 +38,7 @@ class Filters:
             return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
 
         top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-        margins = [min_p_margin(row) for row in rows]
+        margins = [min_p_margin(p) for p in params]
         return cls(
             temperature=column([p.temperature for p in params], torch.float32),
             margin=column(margins) if any(p.min_p for p in params) else None,
@@ -67,12 +66,6 @@ class Filters:
 def is_cut(row: Row, vocab_size: int) -> bool:
     """Whether top_k or top_p leaves a row only its likeliest tokens."""
     return 0 < row.sampling.top_k < vocab_size or row.sampling.top_p < 1.0
-
-
-def min_p_margin(row: Row) -> float:
-    """How far below the largest logit min_p lets a row's logits be: 0 or less."""
-    params = row.sampling
-    return params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
 
 
 def _width_for(top_k: int, vocab_size: int) -> int:

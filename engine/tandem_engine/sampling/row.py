@@ -1,9 +1,13 @@
 """One sequence as the sampler and the runner see it: its tokens, and how to sample the next."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.device.sampling import RowSampling
 from tandem_engine.sampling.tally import Tally
 
 _UNSIGNED_64 = 0xFFFFFFFFFFFFFFFF
@@ -30,6 +34,14 @@ class Row:
     output: list[int] = field(default_factory=list)
     """Tokens so far, beside the prompt."""
     _tally: Tally | None = None
+    _asked: RowSampling | None = None
+
+    @property
+    def asked(self) -> RowSampling:
+        """How it is sampled, in the form that devices take; made once, and kept by its twins."""
+        if self._asked is None:
+            self._asked = _asked_of(self.sampling, self.seed)
+        return self._asked
 
     @property
     def tally(self) -> Tally:
@@ -85,6 +97,7 @@ class Row:
             is_plain=self.is_plain,
             is_single=self.is_single,
             output=output,
+            _asked=self._asked,
         )
 
 
@@ -108,4 +121,29 @@ def has_penalty(sampling: SamplingParams) -> bool:
         sampling.repetition_penalty != 1.0
         or sampling.presence_penalty != 0.0
         or sampling.frequency_penalty != 0.0
+    )
+
+
+def min_p_margin(params: SamplingParams) -> float:
+    """How far below the largest logit min_p lets a row's logits be: 0 or less."""
+    return params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
+
+
+def _asked_of(params: SamplingParams, seed: int) -> RowSampling:
+    def single(value: float) -> float:
+        """In single precision, as the reference has it in its tensors."""
+        return float(np.float32(value))
+
+    return RowSampling(
+        temperature=0.0 if params.is_greedy else single(params.temperature),
+        margin=min_p_margin(params),
+        top_k=max(0, params.top_k),
+        top_p=params.top_p,
+        seed=seed,
+        repetition_penalty=single(params.repetition_penalty),
+        frequency_penalty=single(params.frequency_penalty),
+        presence_penalty=single(params.presence_penalty),
+        num_logprobs=params.logprobs,
+        biased=np.array(list(params.logit_bias), dtype=np.int64),
+        biases=np.array(list(params.logit_bias.values()), dtype=np.float32),
     )

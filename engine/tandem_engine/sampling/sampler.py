@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import SampledToken
+from tandem_engine.device.sampling import RowSampler
 from tandem_engine.sampling.adjust import Adjustments
 from tandem_engine.sampling.chosen import NO_TOKEN, Chosen
 from tandem_engine.sampling.draw import Filters, draw, is_cut
 from tandem_engine.sampling.likeliest import likeliest
 from tandem_engine.sampling.logprobs import logprobs_of
+from tandem_engine.sampling.on_device import DevicePlan
 from tandem_engine.sampling.row import Row
 
 # What a NamedTuple calls, past a function of its own that takes as long again.
@@ -27,9 +29,14 @@ class _Plan(Protocol):
 
 
 class Sampler:
-    """Samples all rows at once; keeps what it knows of the rows while they stay the same."""
+    """Samples all rows at once; keeps what it knows of the rows while they stay the same.
 
-    def __init__(self) -> None:
+    Args:
+        on_device: The device's own sampling; None: torch samples, which is the reference.
+    """
+
+    def __init__(self, on_device: RowSampler | None = None) -> None:
+        self._on_device = on_device
         self._rows: tuple[Row, ...] = ()
         self._vocab_size = 0
         self._plan: _Plan | None = None
@@ -54,8 +61,13 @@ class Sampler:
         vocab_size = logits.shape[1]
         if self._plan is None or rows != self._rows or vocab_size != self._vocab_size:
             self._rows, self._vocab_size = rows, vocab_size
-            self._plan = _ReferencePlan.of(rows, vocab_size=vocab_size, device=logits.device)
+            self._plan = self._new_plan(rows, logits)
         return self._plan
+
+    def _new_plan(self, rows: tuple[Row, ...], logits: Tensor) -> _Plan:
+        if self._on_device is not None:
+            return DevicePlan.of(rows, self._on_device)
+        return _ReferencePlan.of(rows, vocab_size=logits.shape[1], device=logits.device)
 
 
 def name_tokens(chosen: Chosen) -> list[SampledToken | None]:

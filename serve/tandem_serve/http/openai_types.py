@@ -22,7 +22,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tandem_engine.api.model import unknown_field_text
-from tandem_engine.api.request import MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
+from tandem_engine.api.request import (
+    MAX_BIASED_TOKENS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+)
 from tandem_serve.http.errors import cut
 from tandem_serve.http.unsupported import (
     IGNORED,
@@ -32,8 +37,6 @@ from tandem_serve.http.unsupported import (
 )
 
 MAX_MESSAGES: Final = 2048
-"""OpenAI's limit."""
-MAX_LOGIT_BIASES: Final = 300
 """OpenAI's limit."""
 MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_TEMPLATE_KWARGS: Final = 64
@@ -109,7 +112,7 @@ EarlyStopping = Annotated[bool | Literal["never"], expects('true, false or "neve
 LogitBias = Annotated[
     dict[str, float],
     expects("an object of token ids and numbers"),
-    at_most(MAX_LOGIT_BIASES, "token ids"),
+    at_most(MAX_BIASED_TOKENS, "token ids"),
 ]
 StopTokenIds = Annotated[TokenIds, at_most(MAX_STOP_TOKEN_IDS, "token ids")]
 ModelName = Annotated[str, at_most(MAX_MODEL_CHARACTERS, "characters")]

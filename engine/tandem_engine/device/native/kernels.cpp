@@ -6,6 +6,7 @@
 
 #include "crew.h"
 #include "forward.h"
+#include "sampling.h"
 
 using namespace tandem;
 
@@ -109,6 +110,14 @@ void run_forward(const Model<E>& model, const Step<Computed<E>>& step) {
   Forward<E> forward(model, step, Hall::members());
   in_team(step.places.tokens * model.num_layers * per_layer / kLanes,
           [&](Team& team) { forward(team); });
+}
+
+// Two looks at each logit, more or less.
+void run_sample(const Sampling& step) {
+  Desk shared(step.vocab, step.room);
+  std::atomic<int64_t> arrived{0};
+  in_team(2 * step.rows * step.vocab / kLanes,
+          [&](Team& team) { sample(team, step, shared, arrived); });
 }
 
 }  // namespace
@@ -215,6 +224,11 @@ void tandem_pack_int8(const int8_t* rows, int64_t first, int64_t count, int64_t 
     sum_rows(team, rows, count, inputs, sums + first);
   });
 }
+
+// Floats of room that a member of the team needs to sample.
+int64_t tandem_sampling_room(int64_t vocab) { return Desk::room(vocab); }
+
+void tandem_sample(const Sampling* step) { run_sample(*step); }
 
 float tandem_read(const float* data, int64_t count) { return run_read(data, count); }
 

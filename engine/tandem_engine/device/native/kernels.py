@@ -26,10 +26,12 @@ from tandem_engine.device.native.linear import (
     PanelPacking,
     input_args,
 )
+from tandem_engine.device.native.sampling import NativeRowSampler
 from tandem_engine.device.network import ForwardPass, Network, PackedLinear
 from tandem_engine.device.packing import Int8Packing, LinearPacking
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
+from tandem_engine.device.sampling import RowSampler
 from tandem_engine.quantization.int8 import StaticInput
 
 _LOG = logging.getLogger(__name__)
@@ -203,6 +205,10 @@ class NativeKernels:
             out.data_ptr(),
         )
         return out
+
+    def row_sampler(self) -> RowSampler | None:
+        """All rows in one call."""
+        return NativeRowSampler(self.library)
 
     def forward_pass(self, network: Network) -> ForwardPass | None:
         """One call a step; where the kernels cannot compute all of it, a warning says why."""

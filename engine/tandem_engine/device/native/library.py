@@ -4,7 +4,7 @@ import ctypes
 import logging
 import platform
 import re
-from ctypes import c_double, c_float, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -192,6 +192,49 @@ class StepArgs(ctypes.Structure):
     )
 
 
+class SampledRowArgs(ctypes.Structure):
+    """`SampledRow` of sampling_desk.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("temperature", c_double),
+        ("margin", c_double),
+        ("top_p", c_double),
+        ("top_k", _I),
+        ("seed", c_uint64),
+        ("position", _I),
+        ("num_logprobs", _I),
+        ("repetition", c_double),
+        ("frequency", c_double),
+        ("presence", c_double),
+        ("biased", _P),
+        ("biases", _P),
+        ("num_biased", _I),
+        ("seen", _P),
+        ("counts", _P),
+        ("num_seen", _I),
+        ("barred", _P),
+        ("num_barred", _I),
+    )
+
+
+class SamplingArgs(ctypes.Structure):
+    """`Sampling` of sampling.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("logits", _P),
+        ("asked", _P),
+        ("rows", _I),
+        ("vocab", _I),
+        ("tokens", _P),
+        ("logprobs", _P),
+        ("most", _I),
+        ("top_ids", _P),
+        ("top_logprobs", _P),
+        ("room", _P),
+        ("desks", _I),
+    )
+
+
 class Library:
     """The kernels of one variant, by name and dtype."""
 
@@ -201,6 +244,8 @@ class Library:
         self.pack_int8 = _declared(library, "tandem_pack_int8", [_P, _I, _I, _I, _P, _P], None)
         self.read = _declared(library, "tandem_read", [_P, _I], _F)
         """Sums floats: as fast as memory is read. For benchmarks."""
+        self.sample = _declared(library, "tandem_sample", [_P], None)
+        self.sampling_room = _declared(library, "tandem_sampling_room", [_I], _I)
         self._num_threads = _declared(library, "tandem_num_threads", [], _I)
         self._set_threads = _declared(library, "tandem_set_threads", [_I, _P, _I, _I], None)
         self._functions = {

@@ -1,0 +1,425 @@
+// One token a row, drawn or the likeliest, with log-probabilities where they are asked for.
+//
+// Rows have nothing to do with each other. Where there are more of them than threads, each thread
+// takes one after another, whose logits then stay in its cache; threads share out the blocks of
+// the last ones. Either way a row is a number of parts, and what one part has found is written
+// down at a desk before the next begins: a member of the team that was away decides nothing.
+//
+// The number that draws comes from (seed, position) alone, and is looked up among the cumulated
+// weights in the order of the vocabulary. Those of a block are summed up first, so that in the end
+// one block is looked at logit by logit.
+
+#pragma once
+
+#include <atomic>
+#include <utility>
+
+#include "sampling_desk.h"
+
+namespace tandem {
+
+// The step: tokens and log-probabilities are written, and logits are as before in the end.
+struct Sampling {
+  float* logits;  // [rows, vocab]
+  const SampledRow* asked;
+  int64_t rows, vocab;
+  int64_t* tokens;   // [rows]; -1: the logits are no numbers
+  float* logprobs;   // [rows]: of the tokens
+  int64_t most;      // room for the likeliest of each row
+  int64_t* top_ids;  // [rows, most], the likeliest first
+  float* top_logprobs;
+  float* room;  // [desks * Desk::room]
+  int64_t desks;
+};
+
+// SplitMix64's finaliser: see chance.py.
+inline uint64_t mixed(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// A number in [0, 1) for a seed and a position.
+inline double uniform(uint64_t seed, int64_t position) {
+  const uint64_t step = (static_cast<uint64_t>(position) + 1) * 0x9E3779B97F4A7C15u;
+  return static_cast<double>(mixed(mixed(seed) + step) >> 11) * 0x1p-53;
+}
+
+// Bias, then penalties, then what is barred; in double precision, rounded once, as the reference.
+class Change {
+ public:
+  Change(const SampledRow& row, float* logits, int64_t vocab, std::vector<float>& before)
+      : row_(row), logits_(logits), vocab_(vocab), before_(before) {}
+
+  void make() {
+    before_.clear();
+    for (int64_t at = 0; at < row_.num_biased; ++at) {
+      change(row_.biased[at], [&](float x) { return x + row_.biases[at]; });
+    }
+    for (int64_t at = 0; at < row_.num_seen; ++at) {
+      change(row_.seen[at], [&](float x) { return penalised(x, row_.counts[at]); });
+    }
+    for (int64_t at = 0; at < row_.num_barred; ++at) {
+      change(row_.barred[at], [](float) { return -kInfinity; });
+    }
+  }
+
+  // From the last to the first: a logit may have been changed twice.
+  void undo() {
+    const std::pair<const int64_t*, int64_t> lists[] = {{row_.barred, row_.num_barred},
+                                                        {row_.seen, row_.num_seen},
+                                                        {row_.biased, row_.num_biased}};
+    for (const auto& [ids, count] : lists) {
+      for (int64_t at = count - 1; at >= 0; --at) {
+        if (!is_token(ids[at])) continue;
+        logits_[ids[at]] = before_.back();
+        before_.pop_back();
+      }
+    }
+  }
+
+ private:
+  const SampledRow& row_;
+  float* const logits_;
+  const int64_t vocab_;
+  std::vector<float>& before_;
+
+  bool is_token(int64_t id) const { return id >= 0 && id < vocab_; }
+
+  template <class Rule>
+  void change(int64_t id, Rule&& rule) {
+    if (!is_token(id)) return;
+    before_.push_back(logits_[id]);
+    logits_[id] = rule(logits_[id]);
+  }
+
+  float penalised(float logit, float count) const {
+    double x = logit;
+    x = x > 0 ? x / row_.repetition : x * row_.repetition;
+    x -= row_.frequency * count;
+    if (count > 0) x -= row_.presence;
+    return static_cast<float>(x);
+  }
+};
+
+// Looks for the token of one row, alone or with others.
+class RowSampling {
+ public:
+  RowSampling(const Sampling& step, int64_t number, Team& team, Desk& desk)
+      : step_(step),
+        number_(number),
+        row_(step.asked[number]),
+        logits_(step.logits + number * step.vocab),
+        top_k_(row_.top_k > 0 && row_.top_k < step.vocab ? row_.top_k : 0),
+        team_(team),
+        desk_(desk) {}
+
+  void operator()() {
+    const bool shows_logprobs = row_.num_logprobs >= 0;
+    if (shows_logprobs) find_top();
+    if (row_.is_changed()) alone([&] { change().make(); });
+    if (row_.is_changed() || !shows_logprobs) find_peaks();
+    if (row_.is_greedy()) {
+      alone([&] { finish(desk_.has_failed ? -1 : likeliest()); });
+    } else if (top_k_ == 0 && row_.top_p >= 1.0) {
+      alone([&] { desk_.floor = floor_of_margin(); });
+      weigh_blocks();
+      alone([&] { finish(desk_.has_failed ? -1 : drawn({desk_.floor, desk_.vocab})); });
+    } else {
+      if (top_k_ > 0) {
+        gather_likeliest(top_k_, true);
+      } else {
+        gather_around_mass();
+      }
+      alone([&] { finish(desk_.has_failed ? -1 : drawn_of_cut()); });
+    }
+  }
+
+ private:
+  const Sampling& step_;
+  const int64_t number_;
+  const SampledRow& row_;
+  float* const logits_;
+  const int64_t top_k_;
+  Team& team_;
+  Desk& desk_;
+
+  static constexpr int64_t kAtOnce = 8;  // blocks
+
+  const float* block_at(int64_t block) const { return logits_ + block * kBlock; }
+  Change change() { return Change(row_, logits_, desk_.vocab, desk_.before); }
+  Weigher weigher() const { return Weigher(desk_.best, row_.temperature); }
+
+  // Calls body() in one member, while the others wait.
+  template <class Body>
+  void alone(Body&& body) {
+    for (const int64_t one : team_.each(1)) {
+      (void)one;
+      body();
+    }
+  }
+
+  // Calls body(block) for all blocks, in all members.
+  template <class Body>
+  void each_block(Body&& body) {
+    for (const int64_t piece : team_.each((desk_.blocks + kAtOnce - 1) / kAtOnce)) {
+      const int64_t end = std::min(desk_.blocks, (piece + 1) * kAtOnce);
+      for (int64_t block = piece * kAtOnce; block < end; ++block) body(block);
+    }
+  }
+
+  void find_peaks() {
+    each_block([&](int64_t block) {
+      bool is_wrong = false;
+      desk_.peaks[block] = peak_of(block_at(block), desk_.length(block), is_wrong);
+      desk_.wrongs[block] = is_wrong;
+    });
+    alone([&] {
+      desk_.best = -kInfinity;
+      bool is_wrong = false;
+      for (int64_t block = 0; block < desk_.blocks; ++block) {
+        desk_.best = std::max(desk_.best, desk_.peaks[block]);
+        is_wrong |= desk_.wrongs[block];
+      }
+      desk_.has_failed = is_wrong || !std::isfinite(desk_.best);
+    });
+  }
+
+  int64_t likeliest() const {
+    const float* peak = std::find(desk_.peaks, desk_.peaks + desk_.blocks, desk_.best);
+    const float* found = block_at(peak - desk_.peaks);
+    while (*found != desk_.best) ++found;
+    return found - logits_;
+  }
+
+  // What is below it min_p leaves out; -inf never stays.
+  float floor_of_margin() const {
+    return std::max(kLowest, static_cast<float>(desk_.best + row_.margin));
+  }
+
+  void weigh_blocks() {
+    each_block([&](int64_t block) {
+      if (desk_.has_failed) return;
+      desk_.masses[block] =
+          mass_of(block_at(block), desk_.length(block), weigher(), desk_.floor);
+      desk_.ties[block] = static_cast<int32_t>(kBlock);
+    });
+  }
+
+  // Gathers at least `count` of the largest, as far as there are so many: in as many blocks the
+  // largest is not below the last of the `count` largest.
+  void gather_likeliest(int64_t count, bool has_margin) {
+    alone([&] {
+      desk_.floor = has_margin ? floor_of_margin() : kLowest;
+      desk_.step = -1;
+      desk_.around = {desk_.floor, kInfinity};
+      if (desk_.has_failed || count > desk_.blocks) return;
+      float* last = desk_.spare + count - 1;
+      std::copy(desk_.peaks, desk_.peaks + desk_.blocks, desk_.spare);
+      std::nth_element(desk_.spare, last, desk_.spare + desk_.blocks, std::greater<float>());
+      desk_.around.low = std::max(desk_.floor, *last);
+    });
+    gather_blocks();
+  }
+
+  void gather_blocks() {
+    each_block([&](int64_t block) {
+      desk_.counts[block] = 0;
+      if (desk_.has_failed || desk_.peaks[block] < desk_.around.low) return;
+      const int64_t found = gather(block_at(block), desk_.length(block), desk_.around.low,
+                                   desk_.around.high, desk_.gathered + block * kBlock);
+      desk_.counts[block] = static_cast<int32_t>(found);
+    });
+  }
+
+  // Gathers those among which the mass of top_p is reached.
+  void gather_around_mass() {
+    constexpr float kBelow[kSteps] = {1, 2, 3, 4, 5, 6.5, 9, 13};  // the largest, in log-weights
+    alone([&] {
+      desk_.floor = floor_of_margin();
+      for (int step = 0; step < kSteps; ++step) {
+        const double below = kBelow[step] * row_.temperature;
+        desk_.steps[step] = std::max(desk_.floor, static_cast<float>(desk_.best - below));
+      }
+    });
+    each_block([&](int64_t block) {
+      if (desk_.has_failed) return;
+      desk_.masses[block] = masses_of(block_at(block), desk_.length(block), weigher(),
+                                      desk_.floor, desk_.steps, desk_.above + block * kSteps);
+    });
+    alone([&] {
+      if (!desk_.has_failed) bracket_mass();
+    });
+    gather_blocks();
+  }
+
+  void bracket_mass() {
+    double total = 0, above[kSteps] = {};
+    for (int64_t block = 0; block < desk_.blocks; ++block) {
+      total += desk_.masses[block];
+      for (int step = 0; step < kSteps; ++step) above[step] += desk_.above[block * kSteps + step];
+    }
+    int step = 0;
+    while (step < kSteps && above[step] < row_.top_p * total) ++step;
+    desk_.step = step - 1;
+    desk_.around.low = step < kSteps ? desk_.steps[step] : desk_.floor;
+    desk_.around.high = step > 0 ? desk_.steps[step - 1] : kInfinity;
+    desk_.mass_left = row_.top_p * total - (step > 0 ? above[step - 1] : 0.0);
+  }
+
+  // Copies all that was gathered to `spare`, and tells how many there are.
+  int64_t collect() {
+    int64_t count = 0;
+    for (int64_t block = 0; block < desk_.blocks; ++block) {
+      const float* from = desk_.gathered + block * kBlock;
+      std::copy(from, from + desk_.counts[block], desk_.spare + count);
+      count += desk_.counts[block];
+    }
+    return count;
+  }
+
+  Threshold cut_of_gathered(const Weigher& weigh, const Quota& quota) {
+    return cut_of(weigh, desk_.spare, collect(), quota);
+  }
+
+  int64_t drawn_of_cut() {
+    const Weigher weigh = weigher();
+    if (top_k_ == 0) {
+      const Threshold cut = cut_of_gathered(weigh, {desk_.vocab, desk_.mass_left});
+      keep(weigh, cut);
+      return drawn(cut);
+    }
+    Threshold cut = cut_of_gathered(weigh, {top_k_, kInfinity});
+    const double total = keep(weigh, cut);
+    if (row_.top_p < 1.0) {
+      cut = cut_of_gathered(weigh, {top_k_, row_.top_p * total});
+      keep(weigh, cut);
+    }
+    return drawn(cut);
+  }
+
+  // Notes what stays of each block, and returns the mass of all.
+  double keep(const Weigher& weigh, const Threshold& cut) {
+    const double weight = weigh.of(cut.value);
+    int64_t left = cut.ties;
+    double total = 0;
+    for (int64_t block = 0; block < desk_.blocks; ++block) {
+      Floats sum = {};
+      Ints equals = {};
+      over(desk_.gathered + block * kBlock, desk_.counts[block], [&](Floats some) {
+        sum += only_where(some > cut.value, weigh(some));
+        equals += some == cut.value;
+      });
+      const int64_t ties = std::min(left, count_of(equals));
+      const float above = desk_.step < 0 ? 0.0f : desk_.above[block * kSteps + desk_.step];
+      left -= ties;
+      desk_.ties[block] = static_cast<int32_t>(ties);
+      desk_.masses[block] =
+          static_cast<float>(above + sum_of(sum) + weight * static_cast<double>(ties));
+      total += desk_.masses[block];
+    }
+    return total;
+  }
+
+  int64_t drawn(const Threshold& cut) const {
+    double total = 0, sum = 0;
+    for (int64_t block = 0; block < desk_.blocks; ++block) total += desk_.masses[block];
+    const double number = uniform(row_.seed, row_.position) * total;
+    const double wanted = std::min(number, std::nextafter(total, 0.0));
+    int64_t block = 0;
+    while (sum + desk_.masses[block] <= wanted) sum += desk_.masses[block++];
+    return block * kBlock + drawn_in(block, wanted - sum, cut);
+  }
+
+  // The sum of a block and that of its logits are rounded in different places, so that the last
+  // one may be passed.
+  int64_t drawn_in(int64_t block, double wanted, const Threshold& cut) const {
+    const Weigher weigh = weigher();
+    const float* x = block_at(block);
+    int64_t ties = desk_.ties[block], last = 0;
+    double sum = 0;
+    for (int64_t at = 0; at < desk_.length(block); at += kLanes) {
+      const int64_t count = std::min<int64_t>(kLanes, desk_.length(block) - at);
+      const Floats weights = weigh(load_logits(x + at, count));
+      for (int64_t lane = 0; lane < count; ++lane) {
+        const float one = x[at + lane], weight = weights[lane];
+        const bool stays = one > cut.value || (one == cut.value && ties-- > 0);
+        if (!stays || weight <= 0) continue;
+        last = at + lane;
+        sum += weight;
+        if (sum > wanted) return last;
+      }
+    }
+    return last;
+  }
+
+  // Log-probabilities are the model's own: those of the likeliest, and what the chosen one's needs.
+  void find_top() {
+    find_peaks();
+    each_block([&](int64_t block) {
+      if (desk_.has_failed) return;
+      const Weigher weigh(desk_.best, 1.0);
+      desk_.masses[block] = mass_of(block_at(block), desk_.length(block), weigh, kLowest);
+    });
+    const int64_t count = std::min(row_.num_logprobs, desk_.vocab);
+    if (count > 0) gather_likeliest(count, false);
+    alone([&] {
+      std::fill_n(step_.top_ids + number_ * step_.most, step_.most, -1);
+      double total = 0;
+      for (int64_t block = 0; block < desk_.blocks; ++block) total += desk_.masses[block];
+      desk_.log_total = desk_.has_failed ? __builtin_nan("") : desk_.best + std::log(total);
+      if (count > 0 && !desk_.has_failed) write_top(count);
+    });
+  }
+
+  float logprob_of(float logit) const { return static_cast<float>(logit - desk_.log_total); }
+
+  void write_top(int64_t count) {
+    using Candidate = std::pair<float, int64_t>;  // the logit below 0, so that the largest is first
+    std::vector<Candidate> found;
+    Threshold cut = cut_of_gathered(Weigher(desk_.best, 1.0), {count, kInfinity});
+    for (int64_t id = 0; id < desk_.vocab; ++id) {
+      if (desk_.peaks[id / kBlock] < cut.value) {
+        id += kBlock - 1;
+        continue;
+      }
+      const float one = logits_[id];
+      if (one > cut.value || (one == cut.value && cut.ties-- > 0)) {
+        found.emplace_back(-one, id);
+      }
+    }
+    std::sort(found.begin(), found.end());
+    // Too few can come at all: then those that cannot, in their order.
+    for (int64_t id = 0; static_cast<int64_t>(found.size()) < count; ++id) {
+      if (logits_[id] == -kInfinity) found.emplace_back(kInfinity, id);
+    }
+    for (int64_t at = 0; at < count; ++at) {
+      step_.top_ids[number_ * step_.most + at] = found[at].second;
+      step_.top_logprobs[number_ * step_.most + at] = logprob_of(-found[at].first);
+    }
+  }
+
+  void finish(int64_t token) {
+    if (row_.is_changed()) change().undo();
+    step_.tokens[number_] = token;
+    if (row_.num_logprobs >= 0 && token >= 0) {
+      step_.logprobs[number_] = logprob_of(logits_[token]);
+    }
+  }
+};
+
+// All rows. `shared` is the desk for those that members compute together; `arrived` counts them.
+inline void sample(Team& team, const Sampling& step, Desk& shared,
+                   std::atomic<int64_t>& arrived) {
+  const int64_t number = arrived.fetch_add(1);
+  if (number >= step.desks) return;  // there are more members than desks: the others do it
+  const int64_t own_rows = step.rows - step.rows % team.size;
+  Desk own(step.vocab, step.room + number * Desk::room(step.vocab));
+  for (const int64_t row : team.each(own_rows)) {
+    Team nobody_else;
+    RowSampling(step, row, nobody_else, own)();
+  }
+  for (int64_t row = own_rows; row < step.rows; ++row) RowSampling(step, row, team, shared)();
+}
+
+}  // namespace tandem

@@ -1,0 +1,111 @@
+"""Sampling as one call into the library: see sampling.h."""
+
+import threading
+from collections.abc import Sequence
+from ctypes import addressof, byref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem_engine.device.native.library import Library, SampledRowArgs, SamplingArgs
+from tandem_engine.device.sampling import RowNow, RowSampling, Sampled
+
+
+class NativeRowSampler:
+    """Implements `sampling.RowSampler`; the room that threads work in is kept from step to step.
+
+    Args:
+        library: The kernels.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._room = torch.empty(0)
+        # Two threads may come at once, and there is one room.
+        self._turn = threading.Lock()
+
+    def prepare(self, rows: Sequence[RowSampling]) -> "NativeStepSampling":
+        """Bring all that stays into the library's form."""
+        return NativeStepSampling(self, rows)
+
+    def sample(self, args: SamplingArgs) -> None:
+        """Call the library; it writes to where `args` points."""
+        with self._turn:
+            desks = self._library.num_threads
+            count = desks * self._library.sampling_room(args.vocab)
+            if count > len(self._room):
+                self._room = torch.empty(count)
+            args.room, args.desks = self._room.data_ptr(), desks
+            self._library.sample(byref(args))
+
+
+class NativeStepSampling:
+    """Implements `sampling.StepSampling`.
+
+    Args:
+        sampler: Where the library and its room are.
+        rows: How they are sampled.
+    """
+
+    def __init__(self, sampler: NativeRowSampler, rows: Sequence[RowSampling]) -> None:
+        self._sampler = sampler
+        self._rows = rows  # its arrays are pointed at
+        self._args = (SampledRowArgs * len(rows))(*map(_row_args, rows))
+        self._most = max((row.num_logprobs or 0 for row in rows), default=0)
+
+    def __call__(self, logits: Tensor, now: Sequence[RowNow]) -> Sampled:
+        """One token a row."""
+        logits = logits.contiguous()
+        rows, vocab = logits.shape
+        most = min(self._most, vocab)
+        for args, of_row in zip(self._args, now, strict=True):
+            args.position = of_row.position
+            _point(args, "seen", "num_seen", of_row.seen)
+            _point(args, "counts", None, of_row.counts)
+            _point(args, "barred", "num_barred", of_row.barred)
+        found = Sampled(
+            torch.empty(rows, dtype=torch.int64),
+            torch.empty(rows),
+            torch.empty(rows, most, dtype=torch.int64),
+            torch.empty(rows, most),
+        )
+        self._sampler.sample(
+            SamplingArgs(
+                logits=logits.data_ptr(),
+                asked=addressof(self._args),
+                rows=rows,
+                vocab=vocab,
+                tokens=found.token_ids.data_ptr(),
+                logprobs=found.logprobs.data_ptr(),
+                most=most,
+                top_ids=found.top_ids.data_ptr(),
+                top_logprobs=found.top_logprobs.data_ptr(),
+            )
+        )
+        return found
+
+
+def _row_args(row: RowSampling) -> SampledRowArgs:
+    args = SampledRowArgs(
+        temperature=row.temperature,
+        margin=row.margin,
+        top_p=row.top_p,
+        top_k=row.top_k,
+        seed=row.seed,
+        num_logprobs=-1 if row.num_logprobs is None else row.num_logprobs,
+        repetition=row.repetition_penalty,
+        frequency=row.frequency_penalty,
+        presence=row.presence_penalty,
+    )
+    _point(args, "biased", "num_biased", row.biased)
+    _point(args, "biases", None, row.biases)
+    return args
+
+
+def _point(args: SampledRowArgs, name: str, count: str | None, array: Any) -> None:
+    """Let a row's arguments point at an array, or at none."""
+    length = 0 if array is None else len(array)
+    setattr(args, name, array.ctypes.data if length else None)
+    if count is not None:
+        setattr(args, count, length)

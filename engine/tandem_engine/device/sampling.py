@@ -1,0 +1,96 @@
+"""Sampling as a device's own kernel takes it: rows of logits in, a token each out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+TokenIds = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSampling:
+    """How one row is sampled, as long as there is the row."""
+
+    temperature: float
+    """0: the likeliest token is taken, and what follows has no part in it but for the bias."""
+    margin: float
+    """How far below the largest logit min_p lets one be: 0 or less."""
+    top_k: int
+    """0: off."""
+    top_p: float
+    """1: off."""
+    seed: int
+    """64 unsigned bits."""
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    num_logprobs: int | None
+    """None: none are asked for; else that of the token, and of so many of the likeliest."""
+    biased: TokenIds
+    """Tokens whose logits are changed first."""
+    biases: Values
+    """What is added to each."""
+
+
+class RowNow(NamedTuple):
+    """What a row is in this very step."""
+
+    position: int
+    """Of its next token in the output."""
+    seen: TokenIds | None = None
+    """Tokens that penalties look at; None: there are no penalties."""
+    counts: Values | None = None
+    """How often each of `seen` stands in the output."""
+    barred: TokenIds | None = None
+    """Tokens that may not come; None: all may."""
+
+
+class Sampled(NamedTuple):
+    """The tokens of a step, and log-probabilities, which are the model's own."""
+
+    token_ids: Tensor
+    """int64 [rows]; below 0: the logits, as they were changed, are no finite numbers."""
+    logprobs: Tensor
+    """float32 [rows]: of the tokens, in rows that ask."""
+    top_ids: Tensor
+    """int64 [rows, most]: the likeliest tokens, best first; below 0: there are no more."""
+    top_logprobs: Tensor
+    """float32 [rows, most]."""
+
+
+class StepSampling(Protocol):
+    """Samples the same rows step after step."""
+
+    def __call__(self, logits: Tensor, now: Sequence[RowNow]) -> Sampled:
+        """One token a row.
+
+        Args:
+            logits: float32 [rows, vocabulary]; the same after the call as before it, though not
+                during it.
+            now: One a row.
+        """
+
+
+class RowSampler(Protocol):
+    """A device's own sampling. It chooses as `tandem_engine.sampling` does in torch.
+
+    The rules are the same to the letter, and so is the number that a draw looks up; but weights and
+    their sums are rounded elsewhere. So a token can be another one where that number comes within
+    a millionth of the whole mass of the border between two tokens, or where `top_p` comes that
+    close to what the tokens before its last one add up to.
+    """
+
+    def prepare(self, rows: Sequence[RowSampling]) -> StepSampling:
+        """Get ready to sample such rows."""
+
+
+class Samples(Protocol):
+    """What kernels offer for it."""
+
+    def row_sampler(self) -> RowSampler | None:
+        """A sampler for one runner; None: sample in torch."""
