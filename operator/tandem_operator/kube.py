@@ -111,13 +111,24 @@ class Kube:
             return None
 
     async def list(
-        self, kind: Kind, namespace: str | None, labels: Selector | None = None
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: Selector | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """All objects of the kind in `namespace`; None: in all."""
+        """All objects of the kind in `namespace`; None: in all.
+
+        `labels` and `fields` are what they must have.
+        """
 
         async def collect() -> list[Object]:
             found = self._client.list(
-                resource_of(kind), namespace=namespace or "*", labels=dict(labels or {})
+                resource_of(kind),
+                namespace=namespace or "*",
+                labels=dict(labels or {}),
+                fields=dict(fields or {}),
             )
             return [item async for item in found]
 

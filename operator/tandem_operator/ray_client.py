@@ -48,7 +48,7 @@ class RayClient:
         self._limits = Limits(longest=LONGEST_ANSWER, timeout_s=timeout_s)
 
     async def ask(
-        self, heads: Mapping[str, PodView], service: str, namespace: str, token: str | None
+        self, heads: Mapping[str, PodView], service: str, namespace: str, token: str
     ) -> RayReplies:
         """What Ray says of `service` on each of `heads`, which have the names of their clusters.
 
@@ -70,7 +70,7 @@ class RayClient:
         ip = f"[{head.ip}]" if head.ip and ":" in head.ip else head.ip
         return self._address.format(ip=ip, cluster=cluster, namespace=namespace) + _PATH
 
-    async def _ask(self, url: str, service: str, token: str | None) -> dict[str, Any] | str:
+    async def _ask(self, url: str, service: str, token: str) -> dict[str, Any] | str:
         """What one head says, or why it says nothing."""
         try:
             answer = read_answer(await get(url, token, self._limits), service)

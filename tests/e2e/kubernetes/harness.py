@@ -94,7 +94,10 @@ class DeployedService:
 
     def ray_token(self) -> str:
         """The token that Ray's own interfaces ask for."""
-        found = self.kubernetes.get("secret", f"{self.name}-ray-token")
+        found = self.kubernetes.get("rayservice", self.name)
+        assert found is not None
+        secret = found["spec"]["rayClusterConfig"]["authOptions"]["secretName"]
+        found = self.kubernetes.get("secret", secret)
         assert found is not None
         return base64.b64decode(found["data"]["auth_token"]).decode()
 

@@ -47,14 +47,14 @@ async def dashboard(handler: Handler) -> AsyncIterator[str]:
 
 
 async def ask(
-    handler: Handler, counted: list[str] | None = None, *, token: str | None = TOKEN
+    handler: Handler, counted: list[str] | None = None, *, token: str = TOKEN
 ) -> RayReplies:
     async with dashboard(handler) as address:
         return await ask_at(address, counted, token=token)
 
 
 async def ask_at(
-    address: str, counted: list[str] | None = None, *, token: str | None = TOKEN
+    address: str, counted: list[str] | None = None, *, token: str = TOKEN
 ) -> RayReplies:
     count = [] if counted is None else counted
     client = RayClient(address, count.append, timeout_s=TIMEOUT_S)
