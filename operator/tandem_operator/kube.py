@@ -117,10 +117,11 @@ class Kube:
         labels: Selector | None = None,
         *,
         fields: Mapping[str, str] | None = None,
+        most: int | None = None,
     ) -> list[Object]:
         """All objects of the kind in `namespace`; None: in all.
 
-        `labels` and `fields` are what they must have.
+        `labels` and `fields` are what they must have; of more than `most`, some are read.
         """
 
         async def collect() -> list[Object]:
@@ -129,8 +130,14 @@ class Kube:
                 namespace=namespace or "*",
                 labels=dict(labels or {}),
                 fields=dict(fields or {}),
+                chunk_size=most,
             )
-            return [item async for item in found]
+            items: list[Object] = []
+            async for item in found:
+                items.append(item)
+                if len(items) == most:
+                    break
+            return items
 
         return await self._call("list", kind, namespace or "all namespaces", collect())
 

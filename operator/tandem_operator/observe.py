@@ -31,6 +31,9 @@ from tandem_serve.api.spec import InferenceService
 _MOST_TOLD: Final = 2
 """Pods whose Events are read in one pass: what keeps one keeps the others."""
 
+_MOST_EVENTS: Final = 50
+"""Events of a pod that are read; the kubelet counts up what it has said before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToken:
@@ -89,7 +92,7 @@ async def _view_pods(kube: Kube, namespace: str, pods: Iterable[Object]) -> tupl
 async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]:
     about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
     try:
-        return await kube.list(EVENT, namespace, fields=about)
+        return await kube.list(EVENT, namespace, fields=about, most=_MOST_EVENTS)
     except Forbidden:
         # A word less; it is in `kubectl describe pod`.
         return []

@@ -99,7 +99,7 @@ def test_the_address_is_that_of_a_running_pod() -> None:
     assert pod_view(pod("h", head=True, phase="Pending")).ip is None
 
 
-NOT_BEGUN = {
+NOT_BEGUN: dict[str, Any] = {
     "phase": "Pending",
     "conditions": [{"type": "PodScheduled", "status": "True"}],
     "initContainerStatuses": waiting("PodInitializing"),
