@@ -1,7 +1,6 @@
 """Carries out what was decided: the only writer of a service's objects."""
 
 import logging
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
@@ -10,9 +9,9 @@ from tandem_operator.errors import Outdated
 from tandem_operator.kinds import CHILDREN, SECRET
 from tandem_operator.kube import Kube
 from tandem_operator.plan import Action, ApplyObject, CreateToken, ObjectKey
+from tandem_operator.ray_token import RayToken
 from tandem_operator.seen import Seen
 
-_TOKEN_BYTES = 32
 _log = logging.getLogger(__name__)
 
 
@@ -27,28 +26,29 @@ async def apply(
     for action in actions:
         match action:
             case CreateToken():
-                await _create_token(kube, action.name, owner)
+                await _create_token(kube, action.token, owner)
             case ApplyObject():
                 await _apply_object(kube, action.manifest, seen)
             case _:
                 assert_never(action)
 
 
-async def _create_token(kube: Kube, name: str, owner: Mapping[str, Any]) -> None:
-    """A Secret with a new random token; another process's is as good."""
+async def _create_token(kube: Kube, token: RayToken, owner: Mapping[str, Any]) -> None:
+    """Make the Secret of the token. One of its name is there in general, and as it should be."""
     try:
-        await kube.create(SECRET, _token_manifest(name, owner))
+        await kube.create(SECRET, _token_manifest(token, owner))
     except Outdated:
         return
+    _log.info("Secret %s/%s is made", owner["metadata"]["namespace"], token.secret)
 
 
-def _token_manifest(name: str, owner: Mapping[str, Any]) -> dict[str, Any]:
+def _token_manifest(token: RayToken, owner: Mapping[str, Any]) -> dict[str, Any]:
     metadata = owner["metadata"]
     return {
         "apiVersion": SECRET.api_version,
         "kind": SECRET.name,
         "metadata": {
-            "name": name,
+            "name": token.secret,
             "namespace": metadata["namespace"],
             "labels": names.object_labels(metadata["name"]),
             "ownerReferences": [
@@ -65,7 +65,7 @@ def _token_manifest(name: str, owner: Mapping[str, Any]) -> dict[str, Any]:
         "type": "Opaque",
         # Ray's processes read it when they start: another token later would lock them out.
         "immutable": True,
-        "stringData": {names.TOKEN_KEY: secrets.token_urlsafe(_TOKEN_BYTES)},
+        "stringData": {names.TOKEN_KEY: token.value},
     }
 
 

@@ -42,6 +42,11 @@ class Intent:
     problems: tuple[Problem, ...] = ()
     """Why nothing is done; empty: it is."""
 
+    @property
+    def writes(self) -> bool:
+        """True when an object is to be written; that a token may be missing is no change."""
+        return any(isinstance(action, ApplyObject) for action in self.actions)
+
 
 def decide(asked: Asked, seen: Seen) -> Intent:
     """What to do so that what is there becomes what is asked for."""
@@ -84,7 +89,7 @@ def collect_facts(
         has_kuberay=seen.has_kuberay,
         ray=_ray_view(ray_service, seen, found.get("status", {})) if ray_service else None,
         last_write=progress.last_write(ray_service) if ray_service else None,
-        is_applied=not intent.actions and not _is_dying(ray_service),
+        is_applied=not intent.writes and not _is_dying(ray_service),
         change=intent.change,
         # A write that is not wanted any more has no trouble any more.
         trouble=trouble if intent.actions else None,

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.facts import Problem
+from tandem_operator.ray_token import RayToken
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.wanted import RenderError, Wanted
@@ -30,14 +31,15 @@ class Asked:
     """Why it cannot be read, or not be had."""
 
 
-def interpret(found: Mapping[str, Any], settings: OperatorSettings) -> Asked:
-    """What the object `found` asks for."""
+def interpret(found: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> Asked:
+    """What the object `found` asks for; `token` is that of its Ray."""
     try:
         service = parse_object(found)
     except ManifestError as error:
         return Asked(problems=tuple(Problem(INVALID_SPEC, text) for text in error.problems))
     try:
-        wanted = render(service, uid=found["metadata"]["uid"], settings=settings)
+        uid = found["metadata"]["uid"]
+        wanted = render(service, uid=uid, settings=settings, token=token)
     except RenderError as error:
         return Asked(service=service, problems=(Problem(error.reason, str(error)),))
     return Asked(service=service, wanted=wanted)

@@ -111,15 +111,33 @@ class Kube:
             return None
 
     async def list(
-        self, kind: Kind, namespace: str | None, labels: Selector | None = None
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: Selector | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
+        most: int | None = None,
     ) -> list[Object]:
-        """All objects of the kind in `namespace`; None: in all."""
+        """All objects of the kind in `namespace`; None: in all.
+
+        `labels` and `fields` are what they must have; of more than `most`, some are read.
+        """
 
         async def collect() -> list[Object]:
             found = self._client.list(
-                resource_of(kind), namespace=namespace or "*", labels=dict(labels or {})
+                resource_of(kind),
+                namespace=namespace or "*",
+                labels=dict(labels or {}),
+                fields=dict(fields or {}),
+                chunk_size=most,
             )
-            return [item async for item in found]
+            items: list[Object] = []
+            async for item in found:
+                items.append(item)
+                if len(items) == most:
+                    break
+            return items
 
         return await self._call("list", kind, namespace or "all namespaces", collect())
 

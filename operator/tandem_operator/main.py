@@ -55,7 +55,9 @@ def operate(
     ] = 8080,
     lease_namespace: Annotated[
         str | None,
-        typer.Option(help="Namespace of the Lease `tandem-operator`. Default: the pod's."),
+        typer.Option(
+            help="Namespace of the Lease and of the key of Ray's tokens. Default: the pod's."
+        ),
     ] = None,
     identity: Annotated[
         str | None, typer.Option(help="Name among those that would lead. Default: the host's name.")

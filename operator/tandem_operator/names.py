@@ -60,9 +60,9 @@ def dashboard_service(service: str) -> str:
     return f"{service}-head-svc"
 
 
-def token_secret(service: str) -> str:
-    """The Secret with Ray's token."""
-    return f"{service}-ray-token"
+def token_secret(service: str, digest: str) -> str:
+    """The Secret with the token of Ray whose hash, in hexadecimal, is `digest`."""
+    return f"{service}-token-{digest[:8]}"
 
 
 def disruption_budget(service: str) -> str:

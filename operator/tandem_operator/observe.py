@@ -1,9 +1,9 @@
 """Reads what is there of one service: its objects, its pods, and what Ray says."""
 
 import asyncio
-import base64
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
 
 from tandem_operator import names
 from tandem_operator.errors import Forbidden, KindMissing
@@ -12,42 +12,60 @@ from tandem_operator.interpret import Asked
 from tandem_operator.kinds import (
     CHILDREN,
     CORE_SERVICE,
+    EVENT,
     POD,
     RAY_CLUSTER,
     RAY_SERVICE,
-    SECRET,
     VOLUME_CLAIM,
 )
 from tandem_operator.kube import Kube, Object, Place
 from tandem_operator.owners import owned_by
 from tandem_operator.plan import ObjectKey, Observed, key_of
-from tandem_operator.pods import pod_view
+from tandem_operator.pods import PodView, held_up_by, is_held_up, is_missed, pod_view
 from tandem_operator.ray_client import RayClient
+from tandem_operator.ray_token import RayToken
 from tandem_operator.ray_view import clusters_in_doubt, clusters_named, own_heads
 from tandem_operator.seen import Seen
 from tandem_serve.api.spec import InferenceService
 
+_MOST_TOLD: Final = 2
+"""Pods whose Events are read in one pass: what keeps one keeps the others."""
 
-async def observe(kube: Kube, ray: RayClient, place: Place, asked: Asked, uid: str) -> Seen:
+_MOST_EVENTS: Final = 50
+"""Events of a pod that are read; the kubelet counts up what it has said before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownToken:
+    """Ray's token, and what this process knows of its Secret."""
+
+    token: RayToken
+    is_doubted: bool
+    """True when nobody has made sure for long that the Secret is there."""
+
+
+async def observe(
+    kube: Kube, ray: RayClient, place: Place, asked: Asked, *, uid: str, token: KnownToken
+) -> Seen:
     """Look at everything that belongs to the service at `place`, whose object has the id `uid`.
 
     Raises:
         KubeError: the API server does not say.
     """
-    (objects, ray_clusters, has_kuberay), secret, pods, missing = await asyncio.gather(
+    (objects, ray_clusters, has_kuberay), pods, missing = await asyncio.gather(
         _read_objects(kube, place, asked),
-        kube.get(SECRET, Place(place.namespace, names.token_secret(place.name))),
         kube.list(POD, place.namespace, {names.SERVICE: place.name}),
         _find_missing(kube, place.namespace, asked.service),
     )
-    views = tuple(pod_view(pod) for pod in pods)
+    views = await _view_pods(kube, place.namespace, pods)
     ray_service = objects.get(_ray_key(place))
     is_ours = ray_service is not None and owned_by(ray_service, uid)
     heads = own_heads(ray_service, ray_clusters, views) if ray_service and is_ours else {}
-    replies = await ray.ask(heads, place.name, place.namespace, _token_in(secret))
+    replies = await ray.ask(heads, place.name, place.namespace, token.token.value)
     doubted = clusters_in_doubt(ray_service) if ray_service else []
+    has_token = not token.is_doubted and not is_missed(token.token.secret, views)
     return Seen(
-        children=Observed(objects=objects, has_token=secret is not None),
+        children=Observed(objects=objects, has_token=has_token),
         pods=views,
         answers=replies.answers,
         silences=replies.silences,
@@ -55,6 +73,29 @@ async def observe(kube: Kube, ray: RayClient, place: Place, asked: Asked, uid: s
         missing=missing,
         has_kuberay=has_kuberay,
     )
+
+
+async def _view_pods(kube: Kube, namespace: str, pods: Iterable[Object]) -> tuple[PodView, ...]:
+    """Return the pods; those that cannot begin with the reason that their Events give."""
+    views = []
+    told = 0
+    for pod in pods:
+        view = pod_view(pod)
+        if is_held_up(pod) and told < _MOST_TOLD:
+            told += 1
+            failure = held_up_by(view.name, await _events_about(kube, namespace, pod))
+            view = replace(view, failure=failure)
+        views.append(view)
+    return tuple(views)
+
+
+async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]:
+    about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
+    try:
+        return await kube.list(EVENT, namespace, fields=about, most=_MOST_EVENTS)
+    except Forbidden:
+        # A word less; it is in `kubectl describe pod`.
+        return []
 
 
 async def _read_objects(
@@ -110,24 +151,13 @@ def _child_keys(asked: Asked) -> list[ObjectKey]:
 async def _find_missing(
     kube: Kube, namespace: str, service: InferenceService | None
 ) -> tuple[Problem, ...]:
-    """What the service refers to and is not there. Without it no pod would start."""
-    if service is None:
-        return ()
-    found = await asyncio.gather(
-        _missing_secret(kube, namespace, service.spec.server.api_keys_secret),
-        _missing_claim(kube, namespace, service.spec.model.claim),
-    )
-    return tuple(one for one in found if one is not None)
+    """Return the claims that are not there. Without them no pod would start.
 
-
-async def _missing_secret(kube: Kube, namespace: str, name: str | None) -> Problem | None:
-    if name is None or await kube.get(SECRET, Place(namespace, name)) is not None:
-        return None
-    return Problem(
-        "SecretMissing",
-        f"spec.server.apiKeysSecret: namespace '{namespace}' has no Secret '{name}'; "
-        "create it, or leave the field out to ask for no key",
-    )
+    Secrets are not among it: who may ask for one of any name may read them all. That one is missing
+    is in the Events of the pods that wait for it.
+    """
+    problem = await _missing_claim(kube, namespace, service.spec.model.claim if service else None)
+    return () if problem is None else (problem,)
 
 
 async def _missing_claim(kube: Kube, namespace: str, name: str | None) -> Problem | None:
@@ -145,8 +175,3 @@ async def _missing_claim(kube: Kube, namespace: str, name: str | None) -> Proble
         f"spec.model.source: namespace '{namespace}' has no PersistentVolumeClaim '{name}'; "
         "create it, or name another source",
     )
-
-
-def _token_in(secret: Mapping[str, Any] | None) -> str | None:
-    data = secret.get("data", {}).get(names.TOKEN_KEY) if secret else None
-    return base64.b64decode(data).decode() if data else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tandem_operator import names
+from tandem_operator.ray_token import RayToken
 from tandem_operator.render.leaves import digested, leaves
 from tandem_operator.render.quantity import parse_quantity
 from tandem_operator.render.wanted import Wanted
@@ -33,14 +34,14 @@ class Observed:
     """The objects of the wanted names, ours or not; the endpoint's Service may be among them."""
 
     has_token: bool = False
-    """Whether the Secret of Ray's token is there."""
+    """Whether the Secret of Ray's token is there, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateToken:
-    """Make the Secret with a random token."""
+    """Make the Secret with Ray's token, unless it is there."""
 
-    name: str
+    token: RayToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def plan(wanted: Wanted, seen: Observed) -> tuple[Action, ...]:
         Conflict: an object of a wanted name belongs to somebody else.
     """
     _check_owners(wanted, seen)
-    token = () if seen.has_token else (CreateToken(wanted.token_secret),)
+    token = () if seen.has_token else (CreateToken(wanted.token),)
     return (*token, *(ApplyObject(manifest) for manifest in _outdated(wanted, seen)))
 
 

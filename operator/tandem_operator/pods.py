@@ -1,6 +1,7 @@
 """What a pod's status says, and what keeps the pod from running, in words; pure."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,11 @@ _WAITS_FOR_GOOD: Final[Mapping[str, str]] = {
 }
 """Reasons of a waiting container that do not pass by themselves."""
 
+_HAS_NOT_BEGUN: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_VOLUME_TROUBLES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+# The kubelet's words, of a volume and of a variable alike.
+_MISSING_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
@@ -45,6 +51,9 @@ class PodView:
     owner: str | None = None
     """The uid of the object that controls it."""
 
+    lacks: frozenset[str] = frozenset()
+    """Secrets that its containers wait for, by name."""
+
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """What matters of a pod as the API server has it."""
@@ -59,7 +68,48 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP") if status.get("phase") == "Running" else None,
         failure=None if is_ready or "deletionTimestamp" in metadata else _failure(pod),
         owner=next((one["uid"] for one in controllers(metadata)), None),
+        lacks=_lacks(status),
     )
+
+
+def is_missed(secret: str, pods: Iterable[PodView]) -> bool:
+    """Return True when a pod waits for the Secret, or a head has ended, maybe for want of it."""
+    return any(secret in pod.lacks or (pod.is_head and pod.failure) for pod in pods)
+
+
+def is_held_up(pod: Mapping[str, Any]) -> bool:
+    """Return True when the pod has a node and no container has begun: volumes may be missing."""
+    status = pod.get("status", {})
+    if status.get("phase") != "Pending" or "deletionTimestamp" in pod["metadata"]:
+        return False
+    has_node = find_condition(status, "PodScheduled").get("status") == "True"
+    states = [one.get("state", {}) for one in _container_statuses(status)]
+    return has_node and all(
+        state.get("waiting", {}).get("reason") in _HAS_NOT_BEGUN for state in states
+    )
+
+
+def held_up_by(name: str, events: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the newest complaint about volumes in a pod's Events, as one sentence."""
+    told = [one for one in events if one.get("reason") in _VOLUME_TROUBLES]
+    if not told:
+        return None
+    message = max(told, key=_said_at).get("message", "")
+    way_out = "; make the Secret, or name another one" if _MISSING_SECRET.search(message) else ""
+    return _sentence(f"pod {name} waits for its volumes", message) + way_out
+
+
+def _said_at(event: Mapping[str, Any]) -> str:
+    times = ("lastTimestamp", "eventTime", "firstTimestamp")
+    return next((event[name] for name in times if event.get(name)), "")
+
+
+def _lacks(status: Mapping[str, Any]) -> frozenset[str]:
+    messages = (
+        one.get("state", {}).get("waiting", {}).get("message") or ""
+        for one in _container_statuses(status)
+    )
+    return frozenset(name for text in messages for name in _MISSING_SECRET.findall(text))
 
 
 def _failure(pod: Mapping[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ from tandem_operator.reconcile import Reconciler
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.signals import StopSignals
 from tandem_operator.sweep import Sweep
+from tandem_operator.token_key import TokenKey
 from tandem_operator.watches import Watch
 from tandem_operator.workers import Workers
 
@@ -130,7 +131,8 @@ class Leader:
         """Put the parts together; nothing runs yet."""
         settings = options.settings
         events = EventRecorder(kube, options.identity)
-        reconciler = Reconciler(kube, ray, settings, events, metrics)
+        key = TokenKey(kube, options.lease_namespace)
+        reconciler = Reconciler(kube, ray, settings, events, metrics, key=key)
         queue = WorkQueue[Place](Backoff(chance=random.random))
         workers = Workers(queue, reconciler.reconcile, metrics, count=_WORKERS)
 

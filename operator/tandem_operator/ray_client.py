@@ -5,6 +5,7 @@ bounded time, and is read no further than a whole answer may be long.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -12,7 +13,8 @@ from typing import Any, Final
 
 from tandem_operator.pods import PodView
 from tandem_operator.ray_answer import LONGEST_ANSWER, Garbled, read_answer
-from tandem_operator.ray_http import AnsweredWith, Limits, NoAnswer, get
+from tandem_operator.ray_http import AnsweredWith, Limits, NoAnswer, TooSlow, get
+from tandem_operator.ray_patience import RayPatience
 from tandem_operator.ray_view import RayAnswers
 
 DEFAULT_ADDRESS: Final = "http://{ip}:8265"
@@ -46,9 +48,10 @@ class RayClient:
         self._address = address
         self._count = count
         self._limits = Limits(longest=LONGEST_ANSWER, timeout_s=timeout_s)
+        self._patience = RayPatience[str]()
 
     async def ask(
-        self, heads: Mapping[str, PodView], service: str, namespace: str, token: str | None
+        self, heads: Mapping[str, PodView], service: str, namespace: str, token: str
     ) -> RayReplies:
         """What Ray says of `service` on each of `heads`, which have the names of their clusters.
 
@@ -70,16 +73,26 @@ class RayClient:
         ip = f"[{head.ip}]" if head.ip and ":" in head.ip else head.ip
         return self._address.format(ip=ip, cluster=cluster, namespace=namespace) + _PATH
 
-    async def _ask(self, url: str, service: str, token: str | None) -> dict[str, Any] | str:
-        """What one head says, or why it says nothing."""
+    async def _ask(self, url: str, service: str, token: str) -> dict[str, Any] | str:
+        """Return what one head says, or why it says nothing."""
+        if words := self._patience.words(url, time.monotonic()):
+            return words
         try:
-            answer = read_answer(await get(url, token, self._limits), service)
-        except AnsweredWith as error:
-            self._count(str(error.status))
-            return str(error)
-        except NoAnswer as error:
+            body = await get(url, token, self._limits)
+        except TooSlow as error:
+            self._patience.note_slow(url, str(error), time.monotonic())
             self._count("none")
             return str(error)
+        except NoAnswer as error:
+            self._patience.note_prompt(url)
+            self._count(str(error.status) if isinstance(error, AnsweredWith) else "none")
+            return str(error)
+        self._patience.note_prompt(url)
+        return self._read(body, service)
+
+    def _read(self, body: bytes, service: str) -> dict[str, Any] | str:
+        try:
+            answer = read_answer(body, service)
         except Garbled as error:
             self._count("garbled")
             return f"what it says is not Ray's: {error}"

@@ -32,6 +32,10 @@ class AnsweredWith(NoAnswer):
         self.status = status
 
 
+class TooSlow(NoAnswer):
+    """There is no whole answer in time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How far an answer is read."""
@@ -53,7 +57,7 @@ async def get(url: str, token: str | None, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.timeout_s):
             return await _get(url, token, limits.longest)
     except TimeoutError:
-        raise NoAnswer(f"it gives no whole answer within {limits.timeout_s:.0f} s") from None
+        raise TooSlow(f"it gives no whole answer within {limits.timeout_s:.0f} s") from None
     except (OSError, ValueError, h11.ProtocolError):
         raise NoAnswer("it gives no answer over HTTP") from None
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from dataclasses import replace
+from typing import Final
 
 from tandem_operator.apply import apply
 from tandem_operator.clock import now_text
@@ -21,14 +22,21 @@ from tandem_operator.interpret import Asked, interpret
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, Object, Place
 from tandem_operator.metrics import Metrics
-from tandem_operator.observe import observe
+from tandem_operator.observe import KnownToken, observe
+from tandem_operator.plan import CreateToken
 from tandem_operator.ray_client import RayClient
+from tandem_operator.ray_token import ray_token
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.report import Reporter, deadline_in_s
 from tandem_operator.restraint import Restraint
 from tandem_operator.seen import Seen
 from tandem_operator.status import blind_document, status_document
+from tandem_operator.token_doubts import TokenDoubts
+from tandem_operator.token_key import TokenKey
 from tandem_operator.troubles import Troubles
+
+_DOUBTED_AFTER: Final = 10
+"""Sweeps after which it is made sure once more that Ray's token is there."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +51,13 @@ class Reconciler:
         settings: OperatorSettings,
         events: EventRecorder,
         metrics: Metrics,
+        *,
+        key: TokenKey,
     ) -> None:
         self._kube = kube
         self._ray = ray
+        self._key = key
+        self._doubts = TokenDoubts[Place](_DOUBTED_AFTER * settings.resync_seconds)
         self._settings = settings
         self._events = events
         self._metrics = metrics
@@ -81,8 +93,7 @@ class Reconciler:
             return None
 
     async def _pass(self, found: Object, place: Place) -> float | None:
-        asked = interpret(found, self._settings)
-        seen = await self._observe(found, place, asked)
+        asked, seen = await self._look(found, place)
         intent = decide(asked, seen)
         # Before it is done, the status says what a change will do.
         again_s = await self._report(found, place, self._facts(found, place, asked, seen, intent))
@@ -90,7 +101,7 @@ class Reconciler:
             self._troubles.clear(place)
             return again_s
         await self._apply(found, place, intent, seen)
-        return max(again_s or 0.0, self._pause_s(found, place))
+        return max(again_s or 0.0, self._pause_s(found, place)) if intent.writes else again_s
 
     async def _read(self, place: Place) -> Object | None:
         """The InferenceService; None: it is gone, or going and takes its objects with it."""
@@ -115,12 +126,20 @@ class Reconciler:
         self._troubles.clear(place)
         self._restraint.clear(place)
         self._polled.discard(place)
+        self._doubts.clear(place)
         if uid := self._uids.pop(place, None):
             self._events.forget(uid)
 
-    async def _observe(self, found: Object, place: Place, asked: Asked) -> Seen:
+    async def _look(self, found: Object, place: Place) -> tuple[Asked, Seen]:
+        """Read what is asked for, and what is there."""
+        uid = found["metadata"]["uid"]
         try:
-            return await observe(self._kube, self._ray, place, asked, uid=found["metadata"]["uid"])
+            key = await self._key.read()
+            token = ray_token(key, namespace=place.namespace, service=place.name, uid=uid)
+            asked = interpret(found, self._settings, token)
+            is_doubted = self._doubts.is_doubted(place, token.secret, time.monotonic())
+            known = KnownToken(token=token, is_doubted=is_doubted)
+            return asked, await observe(self._kube, self._ray, place, asked, uid=uid, token=known)
         except KubeError as error:
             self._troubles.note(place, error)
             await self._report_blindness(found, place)
@@ -174,4 +193,10 @@ class Reconciler:
             self._troubles.note(place, error)
             raise
         self._troubles.clear(place)
+        self._note_token(place, intent)
         self._restraint.note(place, found["metadata"]["generation"], time.monotonic())
+
+    def _note_token(self, place: Place, intent: Intent) -> None:
+        for action in intent.actions:
+            if isinstance(action, CreateToken):
+                self._doubts.note(place, action.token.secret, time.monotonic())

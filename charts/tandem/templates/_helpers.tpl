@@ -71,17 +71,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# By name, never as a list: the operator sees no Secret whose name it does not know.
+# Ray's token is made and never read, so the operator sees no Secret of a service.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [create]
 # Claims of weights, and a Service that already has the endpoint's name.
 - apiGroups: [""]
   resources: [persistentvolumeclaims, services]
   verbs: [get]
+# Read are those about pods that cannot begin: a Secret or a volume may be missing.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create, patch]

@@ -13,22 +13,11 @@ from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_operator.crd.cel import Rule
+from tandem_operator.crd.names import object_name, secret_name
+from tandem_operator.crd.pod_rules import POD_RULES
 from tandem_operator.crd.promises import IS_MIX, PROMISED, PROMISES, of_schedule
 from tandem_operator.names import MAX_NAME_LENGTH
-from tandem_serve.api.pods import (
-    ENGINE_ENV,
-    LABEL_KEY,
-    LABEL_KEY_FORM,
-    LABEL_VALUE,
-    LABEL_VALUE_FORM,
-    LONGEST_ENV,
-    LONGEST_SUBDOMAIN,
-    MOUNT_PATH,
-    REDIS_ADDRESS,
-    REDIS_ENV,
-    SECRET_KEY,
-    SUBDOMAIN,
-)
+from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN
 
 NOT_FILLED: Final[Mapping[str, str]] = {
     "spec.engine.schedule.templateType": ", or Mix with an SLO",
@@ -50,7 +39,6 @@ lowered, or does no harm. Filled in, it would count as written, and `maxBatchSiz
 refused for a maxPrefillBatchSize of 50. Nor could anything else be chosen in its place.
 """
 
-_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _MEMORY: Final = r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?"
 _DURATION: Final = r"[0-9]{1,7}(\.[0-9]{1,3})?(ms|s)"
 # maxPrefillTokens is not filled in, and a rule may need it all the same.
@@ -75,60 +63,6 @@ def _tiles(at: str, *, low: int, high: int) -> Rule:
         rule=f"self < {low} || self > {high} || self % 16 == 0",
         text="%d is not a multiple of 16; use %d or %d",
         values=("self", "self / 16 * 16", "self / 16 * 16 + 16"),
-    )
-
-
-def _object_name(at: str) -> Rule:
-    return Rule(
-        at=at,
-        rule=f"self.matches(r'^{_LABEL}$')",
-        text="'%s' is not the name of an object; use up to 63 lower-case letters, digits and '-', "
-        "a letter or digit first and last",
-        values=("self",),
-    )
-
-
-def _secret_name(at: str) -> Rule:
-    return Rule(
-        at=at,
-        rule=f"self.matches(r'^{SUBDOMAIN}$')",
-        text=f"'%s' is not the name of an object; use up to {LONGEST_SUBDOMAIN} lower-case "
-        "letters, digits, '-' and '.', a letter or digit first and last and beside each '.'",
-        values=("self",),
-    )
-
-
-def _volume_name(at: str) -> Rule:
-    """The name of a volume, or of the one that is mounted; the schema asks for it."""
-    return Rule(
-        at=at,
-        rule=f"self.name.matches(r'^{_LABEL}$')",
-        text="name '%s' is not the name of an object; use up to 63 lower-case letters, digits and "
-        "'-', a letter or digit first and last",
-        values=("self.name",),
-        field=".name",
-    )
-
-
-def _label_key(text: str) -> str:
-    """CEL: a text is the key of a label or a taint."""
-    return (
-        f"{text}.matches(r'^{LABEL_KEY}$') && "
-        f"(!{text}.contains('/') || {text}.matches(r'^[^/]{{1,{LONGEST_SUBDOMAIN}}}/'))"
-    )
-
-
-def _redis_credential(name: str) -> tuple[Rule, Rule]:
-    """Which value of which Secret a credential is."""
-    at = f"spec.runtime.gcsFaultToleranceOptions.{name}.valueFrom.secretKeyRef"
-    return (
-        _secret_name(f"{at}.name"),
-        Rule(
-            at=f"{at}.key",
-            rule=f"self.matches(r'^{SECRET_KEY}$')",
-            text="'%s' is not a key of a Secret; use up to 253 letters, digits, '-', '.' and '_'",
-            values=("self",),
-        ),
     )
 
 
@@ -192,20 +126,8 @@ _NAMES: Final = (
         "a letter or digit first and last",
         values=("self",),
     ),
-    _secret_name("spec.server.apiKeysSecret"),
-    _object_name("spec.resources.npuProfile"),
-    _secret_name("spec.runtime.imagePullSecrets[]"),
-    _volume_name("spec.runtime.volumes[]"),
-    _volume_name("spec.runtime.volumeMounts[]"),
-    *_redis_credential("redisUsername"),
-    *_redis_credential("redisPassword"),
-    Rule(
-        at="spec.runtime.gcsFaultToleranceOptions.redisAddress",
-        rule=f"self.matches(r'^{REDIS_ADDRESS}$')",
-        text="'%s' is not the address of a Redis; write host:port or redis://host:port, such as "
-        "redis.storage.svc:6379",
-        values=("self",),
-    ),
+    secret_name("spec.server.apiKeysSecret"),
+    object_name("spec.resources.npuProfile"),
 )
 
 _SOURCE: Final = (
@@ -449,106 +371,6 @@ _RESOURCES: Final = (
 
 _SLO: Final = (*_duration("spec.slo.ttft.target"), *_duration("spec.slo.tpot.target"))
 
-_LENGTH_OF_ENV: Final = "self.map(e, size(e.name) + (has(e.value) ? size(e.value) : 0)).sum()"
-_MOUNTED_NOWHERE: Final = (
-    "self.volumeMounts.filter(m, !has(self.volumes) || !self.volumes.exists(v, v.name == m.name))"
-)
-_PODS: Final = (
-    Rule(
-        at="spec.runtime.env",
-        rule=f"{_LENGTH_OF_ENV} <= {LONGEST_ENV}",
-        text=f"the variables have %d characters together, of {LONGEST_ENV} at most; "
-        "mount a ConfigMap or a Secret for what is longer",
-        values=(_LENGTH_OF_ENV,),
-    ),
-    Rule(
-        at="spec.runtime.volumeMounts[]",
-        rule=f"self.mountPath.matches(r'^{MOUNT_PATH}$') && "
-        r"!self.mountPath.matches(r'/\.\.?(/|$)')",
-        text="mountPath '%s' is no place for a volume; write an absolute path below /, "
-        "without ':', '.', '..' and a '/' at its end, such as /data",
-        values=("self.mountPath",),
-        field=".mountPath",
-    ),
-    Rule(
-        at="spec.runtime",
-        rule=f"!has(self.volumeMounts) || {_MOUNTED_NOWHERE}.size() == 0",
-        text="volumeMounts names the volume '%s', which is none of volumes; "
-        "add it there, or name one that is",
-        values=(f"{_MOUNTED_NOWHERE}[0].name",),
-        field=".volumeMounts",
-        stands_for="RuntimeSpec._mounts_fit",
-    ),
-    Rule(
-        at="spec.runtime.nodeSelector",
-        rule=f"self.all(key, {_label_key('key')})",
-        text=f"a key of it is not the key of a label; {LABEL_KEY_FORM}",
-    ),
-    Rule(
-        at="spec.runtime.nodeSelector",
-        rule=f"self.all(key, self[key].matches(r'^{LABEL_VALUE}$'))",
-        text=f"a value of it is not the value of a label; {LABEL_VALUE_FORM}",
-    ),
-    Rule(
-        at="spec.runtime.tolerations[].key",
-        rule=f"self == '' || ({_label_key('self')})",
-        text=f"'%s' is not the key of a taint; {LABEL_KEY_FORM}",
-        values=("self",),
-    ),
-    Rule(
-        at="spec.runtime.tolerations[].value",
-        rule=f"self.matches(r'^{LABEL_VALUE}$')",
-        text=f"'%s' is not the value of a taint; {LABEL_VALUE_FORM}",
-        values=("self",),
-    ),
-    Rule(
-        at="spec.runtime.env[].name",
-        rule="self.matches(r'^[-._a-zA-Z][-._a-zA-Z0-9]*$')",
-        text="'%s' is not the name of a variable; use letters, digits, '-', '.' and '_', "
-        "no digit first",
-        values=("self",),
-    ),
-    Rule(
-        at="spec.runtime.env[].name",
-        rule="!self.startsWith('RAY_') && "
-        f"(!self.startsWith('TANDEM_') || self in {list(ENGINE_ENV)})",
-        text="'%s' is set by Tandem; names that begin with RAY_ or TANDEM_ are taken, but for "
-        + ", ".join(ENGINE_ENV),
-        values=("self",),
-    ),
-    Rule(
-        at="spec.runtime.env[].name",
-        rule=f"!(self in {list(REDIS_ENV)})",
-        text="'%s' is set by KubeRay; name the Secret of the Redis in gcsFaultToleranceOptions, "
-        "or leave the variable out",
-        values=("self",),
-    ),
-    Rule(
-        at="spec.runtime.tolerations[]",
-        rule="self.operator != 'Exists' || !has(self.value) || self.value == ''",
-        text="value '%s' has no meaning with operator Exists; leave it out or set operator: Equal",
-        values=("self.value",),
-        field=".value",
-        stands_for="Toleration._fits_together",
-    ),
-    Rule(
-        at="spec.runtime.tolerations[]",
-        rule="self.operator != 'Equal' || (has(self.key) && self.key != '')",
-        text="key is missing; operator Equal needs one, or set operator: Exists",
-        field=".key",
-        stands_for="Toleration._fits_together",
-    ),
-    Rule(
-        at="spec.runtime.tolerations[]",
-        rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-        text="tolerationSeconds %d has no meaning without effect NoExecute; "
-        "set effect: NoExecute or leave tolerationSeconds out",
-        values=("self.tolerationSeconds",),
-        field=".tolerationSeconds",
-        stands_for="Toleration._fits_together",
-    ),
-)
-
 RULES: Final = (
     *_NAMES,
     *_SOURCE,
@@ -557,5 +379,5 @@ RULES: Final = (
     *PROMISES,
     *_RESOURCES,
     *_SLO,
-    *_PODS,
+    *POD_RULES,
 )

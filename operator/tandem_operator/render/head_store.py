@@ -45,7 +45,9 @@ def cleanup_annotations(service: InferenceService, settings: OperatorSettings) -
     return {_DELETION_TIMEOUT: str(TERMINATION_GRACE_PERIOD_S + _CLEANUP_S)}
 
 
-def head_token(service: InferenceService, settings: OperatorSettings) -> list[Mapping[str, Any]]:
+def head_token(
+    service: InferenceService, settings: OperatorSettings, token_secret: str
+) -> list[Mapping[str, Any]]:
     """Ray's token in the head's environment, where KubeRay's own form of it would be in the way.
 
     The Secret goes with the InferenceService, before the cleanup Job starts. As KubeRay names it,
@@ -53,5 +55,5 @@ def head_token(service: InferenceService, settings: OperatorSettings) -> list[Ma
     """
     if store_of(service, settings) is None:
         return []
-    token = {"name": names.token_secret(service.name), "key": names.TOKEN_KEY, "optional": True}
+    token = {"name": token_secret, "key": names.TOKEN_KEY, "optional": True}
     return [{"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": token}}]

@@ -68,7 +68,11 @@ _WORKER_LIVES: Final[Mapping[str, Any]] = {
 
 
 def head_template(
-    service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
+    service: InferenceService,
+    settings: OperatorSettings,
+    profile: NpuProfile | None,
+    *,
+    token_secret: str,
 ) -> dict[str, Any]:
     """The pod template of the Ray head, which needs no card of `profile`.
 
@@ -79,7 +83,10 @@ def head_template(
     container = {
         **_container(service, settings, storage, ()),
         "name": "ray-head",
-        "env": [*environment(service, settings, ()), *head_token(service, settings)],
+        "env": [
+            *environment(service, settings, ()),
+            *head_token(service, settings, token_secret),
+        ],
         "ports": [
             _port("gcs-server", GCS_PORT),
             _port("dashboard", names.DASHBOARD_PORT),

@@ -40,8 +40,12 @@ _IDLE_TIMEOUT_S: Final = 10
 _OLD_CLUSTER_STAYS_S: Final = 15
 
 
-def ray_service(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+def ray_service(
+    service: InferenceService, settings: OperatorSettings, token_secret: str
+) -> dict[str, Any]:
     """The RayService of `service`, without what every object has (labels, owner).
+
+    `token_secret` is the Secret with Ray's token.
 
     Raises:
         RenderError: `service` asks for what `settings` cannot give.
@@ -58,7 +62,7 @@ def ray_service(service: InferenceService, settings: OperatorSettings) -> dict[s
         },
         "spec": {
             "serveConfigV2": _serve_config(service),
-            "rayClusterConfig": _ray_cluster(service, settings),
+            "rayClusterConfig": _ray_cluster(service, settings, token_secret),
             "serveService": _endpoint(service),
             # The head holds no replica: clients would take a detour through it.
             "excludeHeadPodFromServeSvc": True,
@@ -86,13 +90,15 @@ def _serve_document(service: InferenceService) -> dict[str, Any]:
     return serve_document(service, Exposure(port=names.SERVE_PORT))
 
 
-def _ray_cluster(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+def _ray_cluster(
+    service: InferenceService, settings: OperatorSettings, token_secret: str
+) -> dict[str, Any]:
     profile = npu_profile(service, settings)
-    head = head_template(service, settings, profile)
+    head = head_template(service, settings, profile, token_secret=token_secret)
     worker = worker_template(service, settings, profile)
     cluster = {
         "rayVersion": settings.replica.ray_version,
-        "authOptions": {"mode": "token", "secretName": names.token_secret(service.name)},
+        "authOptions": {"mode": "token", "secretName": token_secret},
         "enableInTreeAutoscaling": True,
         "autoscalerOptions": _autoscaler(service, settings),
         "headGroupSpec": {"rayStartParams": _head_start(), "template": head},

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem_operator import names
+from tandem_operator.ray_token import RayToken
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.policies import disruption_budget, head_policy, worker_policy
 from tandem_operator.render.ray_service import ray_service
@@ -12,7 +13,9 @@ from tandem_operator.render.wanted import RenderError, Wanted
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
 
 
-def render(service: InferenceService, *, uid: str, settings: OperatorSettings) -> Wanted:
+def render(
+    service: InferenceService, *, uid: str, settings: OperatorSettings, token: RayToken
+) -> Wanted:
     """The objects of `service`, whose object in Kubernetes has the id `uid`.
 
     The doors are closed before anything stands behind them: policies come first.
@@ -25,11 +28,11 @@ def render(service: InferenceService, *, uid: str, settings: OperatorSettings) -
         head_policy(service, settings),
         worker_policy(service, settings),
         disruption_budget(service, settings),
-        ray_service(service, settings),
+        ray_service(service, settings, token.secret),
     )
     return Wanted(
         objects=tuple(_owned(manifest, service, uid) for manifest in objects),
-        token_secret=names.token_secret(service.name),
+        token=token,
     )
 
 

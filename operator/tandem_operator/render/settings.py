@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from tandem_engine.api.model import Model
 from tandem_operator.render.npu_profiles import BUILT_IN, NpuProfile
 from tandem_operator.render.quantity import parse_cpu
-from tandem_serve.api.pods import EnvVar, GcsFaultToleranceOptions, ObjectName
+from tandem_serve.api.pods import EnvVar, GcsFaultToleranceOptions, ObjectName, SecretName
 from tandem_serve.api.quantity import parse_memory
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
@@ -74,7 +74,7 @@ class ReplicaDefaults(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled."""
 
-    image_pull_secrets: list[ObjectName] = Field(default_factory=list)
+    image_pull_secrets: list[SecretName] = Field(default_factory=list)
     """Secrets with the credentials of image registries, in the services' namespaces."""
 
     env: list[EnvVar] = Field(default_factory=list)

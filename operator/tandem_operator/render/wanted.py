@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tandem_operator.ray_token import RayToken
+
 
 class RenderError(Exception):
     """A service cannot be rendered under the operator's settings; the text is one sentence."""
@@ -25,5 +27,5 @@ class Wanted:
     objects: tuple[Mapping[str, Any], ...]
     """Complete manifests, with labels, owner and the hash of what was applied."""
 
-    token_secret: str
-    """Name of the Secret with Ray's token; made once, never rendered."""
+    token: RayToken
+    """Ray's token; its Secret is made once, never rendered."""

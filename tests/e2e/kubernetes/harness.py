@@ -92,9 +92,16 @@ class DeployedService:
     def pod_uids(self, component: str = "worker") -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.pods(component)}
 
+    def token_secret(self) -> str:
+        """The name of the Secret with Ray's token."""
+        found = self.kubernetes.get("rayservice", self.name)
+        assert found is not None
+        secret: str = found["spec"]["rayClusterConfig"]["authOptions"]["secretName"]
+        return secret
+
     def ray_token(self) -> str:
         """The token that Ray's own interfaces ask for."""
-        found = self.kubernetes.get("secret", f"{self.name}-ray-token")
+        found = self.kubernetes.get("secret", self.token_secret())
         assert found is not None
         return base64.b64decode(found["data"]["auth_token"]).decode()
 

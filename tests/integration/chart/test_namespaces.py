@@ -41,7 +41,14 @@ def test_it_makes_no_cluster_role(release: Release) -> None:
 
 def test_its_rights_end_where_its_namespaces_end(release: Release) -> None:
     account = f"system:serviceaccount:{release.namespace}:{OPERATOR}"
-    for verb, kind in (("list", "inferenceservices"), ("get", "secrets")):
+    for verb, kind in (("list", "inferenceservices"), ("create", "rayservices")):
         assert release.may(account, verb, kind, SERVED)
         assert not release.may(account, verb, kind, OTHER)
         assert not release.may(account, verb, kind, release.namespace)
+
+
+def test_no_secret_of_a_service_can_be_read(release: Release) -> None:
+    account = f"system:serviceaccount:{release.namespace}:{OPERATOR}"
+    for verb in ("get", "list", "watch", "update", "patch"):
+        for namespace in (SERVED, OTHER, release.namespace):
+            assert not release.may(account, verb, "secrets", namespace)

@@ -81,6 +81,7 @@ def live_through_everything(release: Release) -> None:
     waits_for_kuberay(release)
     kuberay.install(release.cluster)
     wait_for("the service serves", lambda: release.is_ready("tiny"))
+    names_a_secret_that_is_missing(release)
     counts_up_an_event(release)
     puts_back_what_others_changed(release)
     comes_back_after_a_crash(release)
@@ -93,6 +94,20 @@ def waits_for_kuberay(release: Release) -> None:
     release.apply(claim())
     release.apply(isvc("tiny", source="pvc://weights"))
     wait_for("it says why it waits", lambda: "KubeRay" in release.status("tiny").get("message", ""))
+
+
+def names_a_secret_that_is_missing(release: Release) -> None:
+    """The operator may not look for it: the pods' Events say so."""
+    locked = isvc("locked", source="pvc://weights", server={"apiKeysSecret": "no-keys"})
+    release.apply(locked)
+    wait_for("it is named", lambda: 'secret "no-keys" not found' in loading(release, "locked"))
+    release.kubectl("delete", "isvc", "locked", "--wait")
+
+
+def loading(release: Release, name: str) -> str:
+    """What the status says of loading the model."""
+    conditions = release.status(name).get("conditions", ())
+    return next((one["message"] for one in conditions if one["type"] == "ModelLoaded"), "")
 
 
 def counts_up_an_event(release: Release) -> None:

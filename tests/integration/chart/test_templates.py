@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tandem_operator.token_key import NAME
 from tests.integration.chart.helm import CHART, VALUES, Helm, HelmFailed, only
 
 pytestmark = pytest.mark.cluster
@@ -146,13 +147,25 @@ def test_a_role_of_a_namespace_allows_what_the_cluster_role_does(helm: Helm) -> 
     assert here["rules"] == everywhere["rules"]
 
 
-def test_no_role_lists_secrets_or_deletes_anything(helm: Helm) -> None:
+def test_no_role_deletes_anything(helm: Helm) -> None:
     rules = only(helm.template(), "ClusterRole", "tandem-operator")["rules"]
     verbs = {verb for rule in rules for verb in rule["verbs"]}
-    of_secrets = {v for rule in rules if "secrets" in rule["resources"] for v in rule["verbs"]}
 
     assert verbs.isdisjoint({"*", "delete", "deletecollection"})
-    assert of_secrets <= {"get", "create", "patch"}
+
+
+@pytest.mark.parametrize("served", ["", "namespaces={a,b}"], ids=["everywhere", "by name"])
+def test_the_one_secret_that_is_read_is_the_operators_own(helm: Helm, served: str) -> None:
+    objects = helm.template(*(["--set", served] if served else []))
+    read = [
+        (role["kind"], role["metadata"].get("namespace"), rule.get("resourceNames"))
+        for role in objects
+        if role["kind"] in {"Role", "ClusterRole"}
+        for rule in role["rules"]
+        if {"secrets", "*"} & set(rule["resources"]) and set(rule["verbs"]) != {"create"}
+    ]
+
+    assert read == [("Role", "sys", [NAME])]
 
 
 def test_bare_values_leave_roles_account_policy_and_crd_to_the_administrator(helm: Helm) -> None:

@@ -76,7 +76,11 @@ class Namespace:
         kinds = "rayservices,secrets,poddisruptionbudgets,networkpolicies"
         label = f"--selector=serving.tandem.dev/service={name}"
         items = json.loads(self.kubectl("get", kinds, label, "--output=json"))["items"]
-        return {f"{one['kind']}/{one['metadata']['name']}": one for one in items}
+        return {_child_name(one): one for one in items}
+
+    def token_secret(self, name: str) -> str:
+        """The Secret with the token of a service's Ray."""
+        return str(self.children(name)[f"Secret/{name}-token"]["metadata"]["name"])
 
     def versions(self) -> dict[str, str]:
         """The resource version of everything that the operator writes."""
@@ -119,11 +123,17 @@ def _documents(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             text = ""
 
 
+def _child_name(child: Mapping[str, Any]) -> str:
+    """kind/name; of the token's Secret without the hash at its end."""
+    kind, name = child["kind"], child["metadata"]["name"]
+    return f"{kind}/{name.rpartition('-')[0] if kind == 'Secret' else name}"
+
+
 def children_of(name: str) -> set[str]:
     """What a service has when all is there."""
     return {
         f"RayService/{name}",
-        f"Secret/{name}-ray-token",
+        f"Secret/{name}-token",
         f"PodDisruptionBudget/{name}",
         f"NetworkPolicy/{name}-head",
         f"NetworkPolicy/{name}-worker",
@@ -213,11 +223,13 @@ class OperatorProcess:
         return sum(self.samples(name).values())
 
     def writes(self) -> float:
-        """Requests that have written anything but the lease."""
+        """Requests that have written anything but the lease: what is there already is not made."""
         return sum(
             count
             for labels, count in self.samples("api_requests_total").items()
-            if dict(labels)["verb"] in WRITING and dict(labels)["resource"] != "leases"
+            if dict(labels)["verb"] in WRITING
+            and dict(labels)["resource"] != "leases"
+            and dict(labels)["code"] != "409"
         )
 
     def refused(self) -> set[str]:

@@ -9,7 +9,7 @@ import yaml
 
 from tests.integration.operator.process import Namespace
 
-# As the chart gives them, in one namespace.
+# As the chart gives them: where services live, and where the operator does.
 RULES: list[dict[str, Any]] = [
     {
         "apiGroups": ["serving.tandem.dev"],
@@ -28,13 +28,13 @@ RULES: list[dict[str, Any]] = [
     },
     {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
     {
         "apiGroups": [""],
         "resources": ["services", "persistentvolumeclaims"],
         "verbs": ["get"],
     },
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "create", "patch"]},
     {
         "apiGroups": ["policy"],
         "resources": ["poddisruptionbudgets"],
@@ -44,6 +44,14 @@ RULES: list[dict[str, Any]] = [
         "apiGroups": ["networking.k8s.io"],
         "resources": ["networkpolicies"],
         "verbs": ["get", "create", "patch"],
+    },
+]
+HOME_RULES: list[dict[str, Any]] = [
+    {
+        "apiGroups": [""],
+        "resources": ["secrets"],
+        "resourceNames": ["tandem-operator-token-key"],
+        "verbs": ["get"],
     },
     {
         "apiGroups": ["coordination.k8s.io"],
@@ -60,10 +68,14 @@ def without(resource: str) -> list[dict[str, Any]]:
 
 
 def grant(namespace: Namespace, rules: list[dict[str, Any]], folder: Path) -> Path:
-    """Give a new service account these rights in its namespace alone; its kubeconfig."""
+    """Give a new service account these rights, and those of its home, in its namespace alone.
+
+    Returns:
+        Its kubeconfig.
+    """
     metadata = {"name": "operator", "namespace": namespace.name}
     namespace.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
-    bind(namespace, rules, namespace)
+    bind(namespace, [*rules, *HOME_RULES], namespace)
     token = namespace.kubectl("create", "token", "operator").strip()
     return _kubeconfig(namespace, token, folder)
 

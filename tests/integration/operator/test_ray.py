@@ -71,7 +71,7 @@ def operator(
     operator = start_operator(options=(f"--ray-address={address}",)).wait_until_leading()
     namespace.apply(manifest())
     settle(namespace, operator)
-    secret = namespace.get("secret", "tiny-ray-token")
+    secret = namespace.get("secret", namespace.token_secret("tiny"))
     assert secret
     ray.token = base64.b64decode(secret["data"]["auth_token"]).decode()
     make_head(namespace)

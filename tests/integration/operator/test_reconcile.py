@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import (
     Namespace,
     OperatorProcess,
@@ -113,7 +114,7 @@ def wanted_part(namespace: Namespace) -> tuple[Any, Any]:
     return found["spec"], found["metadata"]["labels"]
 
 
-@pytest.mark.parametrize("child", ["networkpolicy/tiny-head", "pdb/tiny", "secret/tiny-ray-token"])
+@pytest.mark.parametrize("child", ["networkpolicy/tiny-head", "pdb/tiny"])
 def test_what_is_not_watched_comes_back_with_the_sweep(
     namespace: Namespace, operator: OperatorProcess, child: str
 ) -> None:
@@ -172,18 +173,115 @@ def test_somebody_elses_rayservice_is_left_alone(
     assert "RayService 'tiny' exists already" in namespace.condition("tiny", "Ready")["message"]
 
 
-def test_a_missing_secret_is_named_and_waited_for(
+def test_a_token_that_was_deleted_comes_back_as_it_was(
     namespace: Namespace, operator: OperatorProcess
 ) -> None:
+    """Running pods have the old one: any other would lock them out."""
+    namespace.apply(manifest())
+    settle(namespace, operator)
+    before, cluster = token(namespace), wanted_part(namespace)
+
+    namespace.kubectl("delete", "secret", namespace.token_secret("tiny"))
+    until(lambda: "Secret/tiny-token" in namespace.children("tiny"), "it is back by itself")
+
+    assert token(namespace) == before
+    assert wanted_part(namespace) == cluster
+
+
+def test_a_token_that_a_pod_waits_for_comes_back_at_once(
+    namespace: Namespace, start_operator: StartOperator
+) -> None:
+    operator = start_operator(settings={"resyncSeconds": 3600}).wait_until_leading()
+    namespace.apply(manifest())
+    settle(namespace, operator)
+    name = namespace.token_secret("tiny")
+    namespace.kubectl("delete", "secret", name)
+
+    text = f'secret "{name}" not found'
+    waiting = {"reason": "CreateContainerConfigError", "message": text}
+    make_pod(namespace, "worker", containerStatuses=[container(waiting)])
+
+    until(lambda: "Secret/tiny-token" in namespace.children("tiny"), "it is back")
+
+
+def token(namespace: Namespace) -> str:
+    data: str = namespace.children("tiny")["Secret/tiny-token"]["data"]["auth_token"]
+    return data
+
+
+def make_pod(namespace: Namespace, name: str, **status: Any) -> None:
+    """A pod of the service that has a node, by what the test writes into its status."""
+    labels = {
+        "serving.tandem.dev/service": "tiny",
+        "ray.io/cluster": "tiny-abcde",
+        "ray.io/node-type": "worker",
+    }
+    namespace.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "schedulerName": "nobody",
+                "containers": [{"name": "ray-worker", "image": "none"}],
+            },
+        }
+    )
+    has_node = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+    namespace.patch("pod", name, {"status": has_node | status}, "--subresource=status")
+
+
+def container(waiting: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": "ray-worker",
+        "image": "none",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"waiting": waiting},
+    }
+
+
+def test_a_secret_that_a_pod_cannot_mount_is_named(
+    namespace: Namespace, operator: OperatorProcess
+) -> None:
+    """The operator may not look for it; the kubelet says so in an Event."""
     namespace.apply(manifest(server={"apiKeysSecret": "keys"}))
-    until(lambda: namespace.has_condition("tiny", "Accepted", "SecretMissing"), "it is refused")
-    assert namespace.get("rayservice", "tiny") is None
-    assert "has no Secret 'keys'" in namespace.condition("tiny", "Accepted")["message"]
-
-    namespace.kubectl("create", "secret", "generic", "keys", "--from-literal=me=secret")
-
     settle(namespace, operator)
     assert namespace.has_condition("tiny", "Accepted", "Valid")
+
+    make_pod(namespace, "worker", containerStatuses=[container({"reason": "ContainerCreating"})])
+    complain(namespace, "worker", 'MountVolume.SetUp failed: secret "keys" not found')
+    found = namespace.get("rayservice", "tiny")
+    assert found
+    status = {
+        "observedGeneration": found["metadata"]["generation"],
+        "pendingServiceStatus": {"rayClusterName": "tiny-abcde"},
+    }
+    namespace.patch("rayservice", "tiny", {"status": status}, "--subresource=status")
+
+    until(lambda: namespace.has_condition("tiny", "ModelLoaded", "PodFailed"), "it is named")
+    said = namespace.condition("tiny", "ModelLoaded")["message"]
+    assert 'pod worker waits for its volumes: MountVolume.SetUp failed: secret "keys"' in said
+
+
+def complain(namespace: Namespace, pod: str, message: str) -> None:
+    """An Event about a pod, as the kubelet posts it."""
+    found = namespace.get("pod", pod)
+    assert found
+    about = {"kind": "Pod", "name": pod, "namespace": namespace.name}
+    namespace.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{pod}.1"},
+            "involvedObject": {**about, "uid": found["metadata"]["uid"]},
+            "type": "Warning",
+            "reason": "FailedMount",
+            "message": message,
+            "lastTimestamp": "2026-11-21T14:00:00Z",
+        }
+    )
 
 
 def test_a_missing_volume_claim_is_named(namespace: Namespace, operator: OperatorProcess) -> None:

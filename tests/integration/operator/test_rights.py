@@ -17,8 +17,8 @@ def test_a_role_in_its_namespace_is_enough(
     kubeconfig = grant(namespace, RULES, tmp_path)
     operator = start_operator("humble", kubeconfig=kubeconfig).wait_until_leading()
 
-    namespace.apply(manifest(server={"apiKeysSecret": "keys"}, model={"source": "pvc://claim"}))
-    until(lambda: namespace.has_condition("tiny", "Accepted", "SecretMissing"), "it is looked at")
+    namespace.apply(manifest(model={"source": "pvc://claim"}))
+    until(lambda: namespace.has_condition("tiny", "Accepted", "ClaimMissing"), "it is looked at")
     namespace.apply(manifest())
     settle(namespace, operator)
     operator.wait_for_sweeps()

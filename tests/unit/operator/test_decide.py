@@ -17,16 +17,18 @@ from tandem_operator.decide import (
 )
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.interpret import Asked, interpret
-from tandem_operator.plan import ApplyObject, ObjectKey, Observed
+from tandem_operator.plan import ApplyObject, CreateToken, ObjectKey, Observed
+from tandem_operator.ray_token import RayToken
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
 from tandem_operator.seen import Seen
 from tandem_operator.status import status_document
 from tests.unit.operator.scenes import T1, answer, digest, facts, pod, ray_service, service, view
 
+TOKEN = RayToken("tiny-token-0123abcd", "rays-own")
 SETTINGS = OperatorSettings(
     allow_host_path=True, replica=ReplicaDefaults(image="registry/tandem:1")
 )
-MISSING = Problem("SecretMissing", "spec.server.apiKeysSecret: there is no Secret 'keys'")
+MISSING = Problem("ClaimMissing", "spec.model.source: there is no claim 'weights'")
 LOADING = view(
     ray_service(pending=digest("new")),
     pod("h", "new", head=True),
@@ -60,19 +62,19 @@ def written_kinds(asked: Asked, there: Seen) -> set[str]:
 
 
 def test_everything_is_written_for_a_new_service() -> None:
-    kinds = written_kinds(interpret(found(), SETTINGS), seen())
+    kinds = written_kinds(interpret(found(), SETTINGS, TOKEN), seen())
 
     assert kinds == {"RayService", "PodDisruptionBudget", "NetworkPolicy"}
 
 
 def test_without_kuberay_all_but_the_rayservice_is_written() -> None:
-    kinds = written_kinds(interpret(found(), SETTINGS), seen(has_kuberay=False))
+    kinds = written_kinds(interpret(found(), SETTINGS, TOKEN), seen(has_kuberay=False))
 
     assert kinds == {"PodDisruptionBudget", "NetworkPolicy"}
 
 
 def test_nothing_is_written_while_something_is_missing() -> None:
-    intent = decide(interpret(found(), SETTINGS), seen(missing=(MISSING,)))
+    intent = decide(interpret(found(), SETTINGS, TOKEN), seen(missing=(MISSING,)))
 
     assert intent.actions == ()
     assert intent.problems == (MISSING,)
@@ -82,7 +84,7 @@ def test_a_spec_that_cannot_be_read_is_refused_with_every_problem() -> None:
     document = found()
     document["spec"] |= {"resources": {"cpu": 0}, "model": {"source": "/models"}}
 
-    problems = decide(interpret(document, SETTINGS), seen()).problems
+    problems = decide(interpret(document, SETTINGS, TOKEN), seen()).problems
 
     assert len(problems) == 2
     assert {one.reason for one in problems} == {"InvalidSpec"}
@@ -91,7 +93,7 @@ def test_a_spec_that_cannot_be_read_is_refused_with_every_problem() -> None:
 def test_cards_are_refused() -> None:
     document = found()
     document["spec"]["resources"] = {"npu": 1, "npuProfile": "nowhere"}
-    asked = interpret(document, SETTINGS)
+    asked = interpret(document, SETTINGS, TOKEN)
 
     assert asked.wanted is None
     # Whatever its profile: no device computes on cards yet.
@@ -100,7 +102,7 @@ def test_cards_are_refused() -> None:
 
 def test_somebody_elses_rayservice_is_left_alone_and_is_not_shown() -> None:
     foreign = ray_service(active=digest("theirs", "RUNNING"), endpoints=1)
-    asked, there = interpret(found(), SETTINGS), seen(foreign)
+    asked, there = interpret(found(), SETTINGS, TOKEN), seen(foreign)
     intent = decide(asked, there)
 
     known = collect_facts(found(), asked, there, intent, trouble=None, now=T1)
@@ -111,7 +113,7 @@ def test_somebody_elses_rayservice_is_left_alone_and_is_not_shown() -> None:
 
 
 def test_a_rayservice_that_goes_is_not_applied() -> None:
-    asked = interpret(found(), SETTINGS)
+    asked = interpret(found(), SETTINGS, TOKEN)
     assert asked.wanted
     manifests = json.loads(json.dumps(asked.wanted.objects))
     for manifest in manifests:
@@ -123,6 +125,21 @@ def test_a_rayservice_that_goes_is_not_applied() -> None:
     assert intent.actions == ()
     known = collect_facts(found(), asked, there, intent, trouble=None, now=T1)
     assert not known.is_applied
+
+
+def test_a_token_that_may_be_missing_is_made_and_is_no_change() -> None:
+    asked = interpret(found(), SETTINGS, TOKEN)
+    assert asked.wanted
+    manifests = json.loads(json.dumps(asked.wanted.objects))
+    for manifest in manifests:
+        manifest["metadata"]["generation"] = 1
+    there = seen(*manifests)
+    doubted = replace(there, children=replace(there.children, has_token=False))
+
+    intent = decide(asked, doubted)
+
+    assert intent.actions == (CreateToken(TOKEN),)
+    assert collect_facts(found(), asked, doubted, intent, trouble=None, now=T1).is_applied
 
 
 def again(known: Facts, deadline_in_s: float | None = 500.0, polled: int = 1) -> float | None:
@@ -163,7 +180,7 @@ def test_a_spec_that_cannot_be_read_waits_for_another() -> None:
 
 
 def test_a_contest_names_what_does_not_stay() -> None:
-    actions = decide(interpret(found(), SETTINGS), seen()).actions
+    actions = decide(interpret(found(), SETTINGS, TOKEN), seen()).actions
 
     problem = contest(actions)
 

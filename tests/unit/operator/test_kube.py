@@ -73,6 +73,18 @@ CALLS: dict[str, Callable[[Kube], Awaitable[object]]] = {
 }
 
 
+async def test_a_list_can_be_cut_short(kube: Kube, api: Api) -> None:
+    items = [{"metadata": {"name": f"e{number}"}} for number in range(4)]
+    api.body = {"items": items, "metadata": {"continue": "more"}}
+
+    found = await kube.list(POD, "demo", fields={"type": "Warning"}, most=3)
+
+    assert [one["metadata"]["name"] for one in found] == ["e0", "e1", "e2"]
+    ((_, _, query, _),) = api.requests
+    assert query["limit"] == "3"
+    assert query["fieldSelector"] == "type=Warning"
+
+
 @pytest.mark.parametrize(("verb", "call"), CALLS.items(), ids=CALLS)
 @pytest.mark.parametrize(
     ("code", "kind"),

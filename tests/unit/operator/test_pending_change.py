@@ -12,6 +12,7 @@ from tandem_serve.api.changes import ChangeKind
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
+    TOKEN,
     UID,
     UNTIMED,
     inference_service,
@@ -69,7 +70,7 @@ def test_a_pending_change_has_the_class_of_its_costliest_field(
 @UNTIMED
 @given(service=services)
 def test_nothing_is_pending_of_what_was_rendered(service: InferenceService) -> None:
-    there = one(render(service, uid=UID, settings=SETTINGS), "RayService")
+    there = one(render(service, uid=UID, settings=SETTINGS, token=TOKEN), "RayService")
 
     assert pending_change(service, there) is None
 

@@ -23,6 +23,7 @@ from tandem_operator.render.wanted import Wanted
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
+    TOKEN,
     UID,
     UNTIMED,
     one,
@@ -94,13 +95,13 @@ def test_at_first_everything_is_made_the_token_before_what_needs_it() -> None:
 
     actions = plan(wanted, Observed())
 
-    assert actions == (CreateToken("tiny-ray-token"), *map(ApplyObject, wanted.objects))
+    assert actions == (CreateToken(TOKEN), *map(ApplyObject, wanted.objects))
 
 
 @UNTIMED
 @given(service=services)
 def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
-    wanted = render(service, uid=UID, settings=SETTINGS)
+    wanted = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
 
     assert plan(wanted, all_applied(wanted)) == ()
 
@@ -110,7 +111,7 @@ def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
 def test_any_wanted_value_that_changed_is_written_again(
     data: st.DataObject, service: InferenceService
 ) -> None:
-    wanted = render(service, uid=UID, settings=SETTINGS)
+    wanted = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
     index = data.draw(st.integers(0, len(wanted.objects) - 1))
     manifest: Any = wanted.objects[index]
     paths = [path for path in leaf_paths(manifest) if not _is_identity(path)]
@@ -185,7 +186,7 @@ def test_a_lost_token_is_made_anew() -> None:
     wanted = rendered()
     seen = observed(*map(as_applied, wanted.objects), has_token=False)
 
-    assert plan(wanted, seen) == (CreateToken("tiny-ray-token"),)
+    assert plan(wanted, seen) == (CreateToken(TOKEN),)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.pods import pod_view
+from tandem_operator.pods import held_up_by, is_held_up, is_missed, pod_view
 from tests.unit.operator.scenes import pod
 
 WAITING = {"name": "ray-worker", "image": "registry/tandem:9"}
@@ -97,3 +97,75 @@ def test_a_pod_that_goes_has_no_failure() -> None:
 def test_the_address_is_that_of_a_running_pod() -> None:
     assert pod_view(pod("h", head=True)).ip == "10.0.0.7"
     assert pod_view(pod("h", head=True, phase="Pending")).ip is None
+
+
+NOT_BEGUN: dict[str, Any] = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "True"}],
+    "initContainerStatuses": waiting("PodInitializing"),
+    "containerStatuses": waiting("PodInitializing"),
+}
+RUNS = [{**WAITING, "state": {"running": {}}}]
+
+
+def event(message: str, reason: str = "FailedMount", **times: str) -> dict[str, Any]:
+    return {"reason": reason, "message": message, **times}
+
+
+def test_a_pod_whose_containers_have_not_begun_is_held_up() -> None:
+    assert is_held_up(pod("w", ready=False, **NOT_BEGUN))
+    assert is_held_up(pod("w", ready=False, **{**NOT_BEGUN, "containerStatuses": []}))
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Running"},
+        {"conditions": [{"type": "PodScheduled", "status": "False"}]},
+        {"initContainerStatuses": RUNS},
+        {"containerStatuses": waiting("ImagePullBackOff")},
+    ],
+    ids=["it runs", "it has no node", "a container has begun", "an image is what it lacks"],
+)
+def test_any_other_pod_is_not(status: dict[str, Any]) -> None:
+    assert not is_held_up(pod("w", ready=False, **{**NOT_BEGUN, **status}))
+
+
+def test_a_pod_that_goes_is_not_held_up() -> None:
+    going = pod("w", ready=False, **NOT_BEGUN)
+    going["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z"
+
+    assert not is_held_up(going)
+
+
+def test_the_newest_word_about_its_volumes_says_what_holds_a_pod_up() -> None:
+    message = 'MountVolume.SetUp failed for volume "tandem-api-keys" : secret "keys" not found'
+    events = [
+        event("Unable to attach", lastTimestamp="2026-11-21T14:00:00Z"),
+        event(message, lastTimestamp="2026-11-21T14:02:00Z"),
+        event("older", eventTime="2026-11-21T14:01:00.000000Z", lastTimestamp=""),
+        event("Back-off", "BackOff", lastTimestamp="2026-11-21T14:03:00Z"),
+    ]
+
+    assert held_up_by("w", events) == (
+        f"pod w waits for its volumes: {message}; make the Secret, or name another one"
+    )
+    assert held_up_by("w", events[:1]) == "pod w waits for its volumes: Unable to attach"
+    assert held_up_by("w", events[3:]) is None
+
+
+def test_a_secret_that_a_container_waits_for_is_missed() -> None:
+    lacks = waiting("CreateContainerConfigError", 'secret "tiny-token-1" not found')
+    pods = [pod_view(pod("w", ready=False, containerStatuses=lacks))]
+
+    assert is_missed("tiny-token-1", pods)
+    assert not is_missed("tiny-token-2", pods)
+    assert not is_missed("tiny-token-1", [pod_view(pod("w"))])
+
+
+def test_a_head_that_has_ended_may_have_missed_its_token() -> None:
+    """Beside a store the token is optional: the head starts without it, and ends."""
+    ended = [{**WAITING, "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]
+
+    assert is_missed("t", [pod_view(pod("h", head=True, ready=False, containerStatuses=ended))])
+    assert not is_missed("t", [pod_view(pod("w", ready=False, containerStatuses=ended))])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tandem_operator.pods import PodView
 from tandem_operator.ray_answer import LONGEST_ANSWER, Garbled, read_answer
 from tandem_operator.ray_client import RayClient, RayReplies
+from tandem_operator.ray_patience import RayPatience
 from tandem_operator.ray_view import own_heads
 from tandem_operator.status import status_document
 from tests.unit.operator.scenes import NAME, NAMESPACE, answer, digest, facts, ray_service
@@ -47,14 +48,14 @@ async def dashboard(handler: Handler) -> AsyncIterator[str]:
 
 
 async def ask(
-    handler: Handler, counted: list[str] | None = None, *, token: str | None = TOKEN
+    handler: Handler, counted: list[str] | None = None, *, token: str = TOKEN
 ) -> RayReplies:
     async with dashboard(handler) as address:
         return await ask_at(address, counted, token=token)
 
 
 async def ask_at(
-    address: str, counted: list[str] | None = None, *, token: str | None = TOKEN
+    address: str, counted: list[str] | None = None, *, token: str = TOKEN
 ) -> RayReplies:
     count = [] if counted is None else counted
     client = RayClient(address, count.append, timeout_s=TIMEOUT_S)
@@ -275,6 +276,47 @@ async def test_one_hostile_head_leaves_the_other_ones_answer_alone() -> None:
 
     assert set(replies.answers) == {"old"}
     assert set(replies.silences) == {"new"}
+
+
+async def test_a_head_that_uses_up_its_time_is_left_alone_for_a_while() -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        return await silent(request)
+
+    async with dashboard(handler) as address:
+        client = RayClient(address, lambda _: None, timeout_s=TIMEOUT_S)
+        first = await client.ask({"old": head()}, NAME, NAMESPACE, TOKEN)
+        second = await client.ask({"old": head()}, NAME, NAMESPACE, TOKEN)
+
+    assert len(asked) == 1
+    assert first == second, "the status stays as it is"
+
+
+def test_a_slow_head_rests_ever_longer_until_it_is_prompt() -> None:
+    patience, now = RayPatience[str](), 0.0
+    rests = []
+    for _ in range(7):
+        patience.note_slow("url", "slow", now)
+        rests.append(next(rest for rest in range(100) if not patience.words("url", now + rest)))
+        now += rests[-1]
+
+    assert rests == [3, 6, 12, 24, 48, 60, 60]
+    patience.note_prompt("url")
+    patience.note_slow("url", "slow", now)
+    assert patience.words("url", now + 2.9) == "slow"
+    assert patience.words("url", now + 3.0) is None
+    assert patience.words("another", now) is None
+
+
+def test_no_more_slow_heads_are_kept_in_mind_than_there_may_be() -> None:
+    patience = RayPatience[int]()
+    for number in range(5000):
+        patience.note_slow(number, "slow", 0.0)
+
+    assert patience.words(0, 0.0) is None
+    assert patience.words(4999, 0.0) == "slow"
 
 
 async def test_cookies_are_not_kept() -> None:

@@ -46,6 +46,14 @@ def test_an_image_is_all_that_must_be_said() -> None:
     ]
 
 
+def test_a_registrys_secret_may_have_points_in_its_name() -> None:
+    settings = parse_settings(
+        "replica: {image: registry.test/replica:1, imagePullSecrets: [pull.registry.test]}"
+    )
+
+    assert settings.replica.image_pull_secrets == ["pull.registry.test"]
+
+
 @pytest.mark.parametrize("model", models_below(OperatorSettings), ids=lambda model: model.__name__)
 def test_every_field_is_described(model: type[BaseModel]) -> None:
     assert all(field.description for field in model.model_fields.values())

@@ -75,7 +75,8 @@ def test_kubernetes_own_names_are_understood() -> None:
         (
             {"imagePullSecrets": ["-registry"]},
             "spec.runtime.imagePullSecrets.0: '-registry' is not the name of an object; use up to "
-            "63 lower-case letters, digits and '-', a letter or digit first and last",
+            "253 lower-case letters, digits, '-' and '.', a letter or digit first and last and "
+            "beside each '.'",
         ),
         ({"env": {"A": "b"}}, "spec.runtime.env: this is a mapping, where a list is wanted"),
         (

@@ -8,6 +8,7 @@ import yaml
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tandem_operator.ray_token import RayToken
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
 from tandem_operator.render.wanted import Wanted
@@ -15,6 +16,7 @@ from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 
 UID = "8a4f2c1e-0000-4000-8000-000000000000"
+TOKEN = RayToken("tiny-token-0123abcd", "rays-own")
 SETTINGS = OperatorSettings(
     allow_host_path=True, replica=ReplicaDefaults(image="registry.test/replica:1")
 )
@@ -52,9 +54,13 @@ def _parsed(spec: Mapping[str, Any], name: str) -> InferenceService:
 
 
 def rendered(
-    spec: Mapping[str, Any] = SMALLEST, under: OperatorSettings = SETTINGS, name: str = "tiny"
+    spec: Mapping[str, Any] = SMALLEST,
+    under: OperatorSettings = SETTINGS,
+    name: str = "tiny",
+    *,
+    token: RayToken = TOKEN,
 ) -> Wanted:
-    return render(inference_service(spec, name), uid=UID, settings=under)
+    return render(inference_service(spec, name), uid=UID, settings=under, token=token)
 
 
 def one(wanted: Wanted, kind: str, name: str | None = None) -> Any:

@@ -7,6 +7,7 @@ import pytest
 from tandem_operator.render.settings import OperatorSettings
 from tests.unit.operator.render.services import (
     SETTINGS,
+    TOKEN,
     cluster_of,
     head_pod,
     one,
@@ -19,11 +20,12 @@ PASSWORD = {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}}
 STORE = {"redisAddress": "redis.storage.svc:6379", "redisPassword": PASSWORD}
 OTHER = {"redisAddress": "redis.team.svc:6379"}
 WITH_STORE = {"runtime": {"gcsFaultToleranceOptions": STORE}}
-TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105  # a name
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # noqa: S105  # a name
 
 
 def settings(**replica: Any) -> OperatorSettings:
-    return OperatorSettings.model_validate({"replica": {"image": "i", **replica}})
+    document = {"allowHostPath": True, "replica": {"image": "i", **replica}}
+    return OperatorSettings.model_validate(document)
 
 
 def revision_of(wanted: Any) -> str:
@@ -32,11 +34,15 @@ def revision_of(wanted: Any) -> str:
     return revision
 
 
+def variables(pod: Any) -> set[str]:
+    return {entry["name"] for entry in pod["containers"][0]["env"]}
+
+
 def test_without_a_store_kuberay_is_told_of_none() -> None:
     wanted = rendered()
 
     assert "gcsFaultToleranceOptions" not in cluster_of(wanted)
-    assert TOKEN not in {entry["name"] for entry in head_pod(wanted)["containers"][0]["env"]}
+    assert TOKEN_VARIABLE not in variables(head_pod(wanted))
     annotations = one(wanted, "RayService")["metadata"]["annotations"]
     assert not [name for name in annotations if name.startswith("ray.io/")]
 
@@ -70,15 +76,13 @@ def test_the_cleanup_job_waits_for_no_secret_that_has_gone_with_its_service() ->
     """KubeRay makes the Job of the head's pod, and keeps a token that is there already."""
     container = head_pod(rendered(WITH_STORE))["containers"][0]
 
-    (token,) = [entry for entry in container["env"] if entry["name"] == TOKEN]
+    (token,) = [entry for entry in container["env"] if entry["name"] == TOKEN_VARIABLE]
     assert token["valueFrom"]["secretKeyRef"] == {
-        "name": "tiny-ray-token",
+        "name": TOKEN.secret,
         "key": "auth_token",
         "optional": True,
     }
-    assert TOKEN not in {
-        entry["name"] for entry in worker_pod(rendered(WITH_STORE))["containers"][0]["env"]
-    }
+    assert TOKEN_VARIABLE not in variables(worker_pod(rendered(WITH_STORE)))
 
 
 def test_kuberay_waits_for_the_cleanup_until_the_last_request_has_ended() -> None:

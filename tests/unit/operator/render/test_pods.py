@@ -12,6 +12,7 @@ from tandem_operator.render.wanted import HostPathNotAllowed, RenderError
 from tandem_serve.api.profile import RAY_PROFILE
 from tests.unit.operator.render.services import (
     SETTINGS,
+    TOKEN,
     UID,
     cluster_of,
     head_pod,
@@ -330,4 +331,4 @@ def test_a_source_beside_the_manifest_is_no_place_in_kubernetes() -> None:
     service = service.model_copy(update={"spec": spec})
 
     with pytest.raises(RenderError, match=r"'\./' is relative .*write file:///absolute/path"):
-        render(service, uid=UID, settings=SETTINGS)
+        render(service, uid=UID, settings=SETTINGS, token=TOKEN)

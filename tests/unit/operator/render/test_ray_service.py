@@ -8,13 +8,15 @@ import yaml
 
 from tandem_operator import names
 from tandem_operator.plan import pending_change
+from tandem_operator.ray_token import RayToken
 from tandem_operator.render.ray_service import spec_annotation
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
-from tandem_operator.render.wanted import RenderError
+from tandem_operator.render.wanted import RenderError, Wanted
 from tandem_serve.api.document import Exposure, serve_document
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
+    TOKEN,
     cluster_of,
     head_pod,
     inference_service,
@@ -25,6 +27,12 @@ from tests.unit.operator.render.services import (
 )
 
 NPU = {"resources": {"npu": 2, "npuProfile": "atlas-800i-a2", "cpu": 4, "memory": "16Gi"}}
+
+
+def revision_of(wanted: Wanted) -> str:
+    annotations = worker_of(wanted)["template"]["metadata"]["annotations"]
+    revision: str = annotations[names.REVISION]
+    return revision
 
 
 def test_kuberay_gets_the_serve_document_as_text() -> None:
@@ -70,8 +78,19 @@ def test_no_replica_lives_on_the_head() -> None:
 def test_ray_asks_for_the_token_of_the_service() -> None:
     wanted = rendered()
 
-    assert cluster_of(wanted)["authOptions"] == {"mode": "token", "secretName": "tiny-ray-token"}
-    assert wanted.token_secret == names.token_secret("tiny")
+    assert cluster_of(wanted)["authOptions"] == {"mode": "token", "secretName": TOKEN.secret}
+    assert wanted.token == TOKEN
+
+
+def test_another_token_makes_another_cluster() -> None:
+    """Ray's processes read it when they start."""
+    another = RayToken("tiny-token-89abcdef", "another")
+
+    assert revision_of(rendered(token=another)) != revision_of(rendered())
+
+
+def test_no_object_that_is_rendered_has_the_token_in_it() -> None:
+    assert TOKEN.value not in json.dumps(rendered().objects)
 
 
 def test_the_bounds_of_the_workers_never_follow_the_replicas() -> None:
@@ -147,12 +166,8 @@ def test_other_settings_make_other_pods() -> None:
 def test_tolerations_alone_change_the_revision() -> None:
     """KubeRay leaves them out when it compares two clusters."""
     borne = {"runtime": {"tolerations": [{"key": "npu", "operator": "Exists"}]}}
-    revisions = [
-        worker_of(rendered(spec))["template"]["metadata"]["annotations"][names.REVISION]
-        for spec in ({}, borne)
-    ]
 
-    assert revisions[0] != revisions[1]
+    assert revision_of(rendered(borne)) != revision_of(rendered())
 
 
 def test_cards_bring_the_profile_of_their_nodes() -> None:

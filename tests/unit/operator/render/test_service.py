@@ -16,6 +16,7 @@ from tandem_serve.api.changes import ChangeKind, classify
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
+    TOKEN,
     UID,
     UNTIMED,
     cluster_of,
@@ -28,7 +29,7 @@ LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
 def cluster_text(service: InferenceService) -> str:
-    return json.dumps(cluster_of(render(service, uid=UID, settings=SETTINGS)))
+    return json.dumps(cluster_of(render(service, uid=UID, settings=SETTINGS, token=TOKEN)))
 
 
 def values_below(value: Any) -> Iterator[Any]:
@@ -52,7 +53,7 @@ def test_the_ray_cluster_changes_exactly_when_a_field_needs_new_replicas(
 @UNTIMED
 @given(service=services)
 def test_rendering_twice_gives_the_same(service: InferenceService) -> None:
-    once, again = (render(service, uid=UID, settings=SETTINGS) for _ in range(2))
+    once, again = (render(service, uid=UID, settings=SETTINGS, token=TOKEN) for _ in range(2))
 
     assert json.dumps(once.objects) == json.dumps(again.objects)
 
@@ -60,7 +61,7 @@ def test_rendering_twice_gives_the_same(service: InferenceService) -> None:
 @UNTIMED
 @given(service=services)
 def test_every_object_is_labelled_owned_and_fingerprinted(service: InferenceService) -> None:
-    for manifest in render(service, uid=UID, settings=SETTINGS).objects:
+    for manifest in render(service, uid=UID, settings=SETTINGS, token=TOKEN).objects:
         metadata = manifest["metadata"]
         assert metadata["namespace"] == "models"
         assert metadata["labels"] == names.object_labels("tiny")
@@ -79,7 +80,7 @@ def test_every_object_is_labelled_owned_and_fingerprinted(service: InferenceServ
 @given(service=services)
 def test_nothing_is_rendered_that_kubernetes_would_leave_out(service: InferenceService) -> None:
     """KubeRay writes a RayService back: an empty text would be gone, and look like drift."""
-    for manifest in render(service, uid=UID, settings=SETTINGS).objects:
+    for manifest in render(service, uid=UID, settings=SETTINGS, token=TOKEN).objects:
         for value in values_below(manifest):
             assert value is not None
             assert value != ""
@@ -96,7 +97,7 @@ def test_the_longest_name_leaves_room_for_what_is_appended() -> None:
         assert len(manifest["metadata"]["name"]) <= 63
         for value in manifest["metadata"]["labels"].values():
             assert LABEL_VALUE.fullmatch(value)
-    assert len(wanted.token_secret) <= 63
+    assert len(wanted.token.secret) <= 63
 
 
 def test_a_longer_name_is_refused_with_the_way_out() -> None:
@@ -115,6 +116,6 @@ def test_a_service_without_a_namespace_is_in_the_default_one() -> None:
     metadata = service.metadata.model_copy(update={"namespace": None})
     service = service.model_copy(update={"metadata": metadata})
 
-    wanted = render(service, uid=UID, settings=SETTINGS)
+    wanted = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
 
     assert {manifest["metadata"]["namespace"] for manifest in wanted.objects} == {"default"}

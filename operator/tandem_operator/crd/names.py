@@ -1,0 +1,50 @@
+"""CEL rules: what may be a name or a label in Kubernetes."""
+
+from typing import Final
+
+from tandem_operator.crd.cel import Rule
+from tandem_serve.api.pods import LABEL_KEY, LONGEST_SUBDOMAIN, SUBDOMAIN
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+
+
+def object_name(at: str) -> Rule:
+    """Return the rule of a name without points."""
+    return Rule(
+        at=at,
+        rule=f"self.matches(r'^{_LABEL}$')",
+        text="'%s' is not the name of an object; use up to 63 lower-case letters, digits and '-', "
+        "a letter or digit first and last",
+        values=("self",),
+    )
+
+
+def secret_name(at: str) -> Rule:
+    """Return the rule of a Secret's name, which may have points."""
+    return Rule(
+        at=at,
+        rule=f"self.matches(r'^{SUBDOMAIN}$')",
+        text=f"'%s' is not the name of an object; use up to {LONGEST_SUBDOMAIN} lower-case "
+        "letters, digits, '-' and '.', a letter or digit first and last and beside each '.'",
+        values=("self",),
+    )
+
+
+def volume_name(at: str) -> Rule:
+    """The name of a volume, or of the one that is mounted; the schema asks for it."""
+    return Rule(
+        at=at,
+        rule=f"self.name.matches(r'^{_LABEL}$')",
+        text="name '%s' is not the name of an object; use up to 63 lower-case letters, digits and "
+        "'-', a letter or digit first and last",
+        values=("self.name",),
+        field=".name",
+    )
+
+
+def label_key(text: str) -> str:
+    """CEL: a text is the key of a label or a taint."""
+    return (
+        f"{text}.matches(r'^{LABEL_KEY}$') && "
+        f"(!{text}.contains('/') || {text}.matches(r'^[^/]{{1,{LONGEST_SUBDOMAIN}}}/'))"
+    )
