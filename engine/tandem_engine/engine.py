@@ -6,7 +6,6 @@ made and handed in while one is computed, so that the device has no gap between 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
@@ -38,7 +37,32 @@ class _Launched:
 
     step: Step
     record: StepRecord | None
-    result: Callable[[], StepResult]
+    flight: Flight
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDemand:
+    """A step that is computed when its result is asked for; a `Flight`."""
+
+    runner: Runner
+    step: Step
+    has_failed = False
+
+    def result(self) -> StepResult:
+        """Compute it."""
+        return self.runner.run(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A step that could not even be handed in; a `Flight`."""
+
+    error: Exception
+    has_failed = True
+
+    def result(self) -> StepResult:
+        """Raise the reason."""
+        raise self.error
 
 
 class Engine:
@@ -81,19 +105,20 @@ class Engine:
     def step(self, clock: Clock) -> Progress:
         """Compute one step, which may be empty while requests wait for company.
 
-        A step that raises takes down the sequences that were in it, with the cause, and no other.
+        A step that raises takes down the sequences that were in it, and those whose blocks it was
+        to move, with the cause; no other.
 
         Args:
             clock: Tells the time, in seconds; that of `Request.arrived`.
         """
         now = clock()
         current = self._ahead or self._launch(self._scheduler.schedule(now))
-        self._ahead = self._go_ahead(now)
+        # Nobody can count on the tokens of a step that has come to nothing.
+        self._ahead = None if current.flight.has_failed else self._go_ahead(now)
         try:
-            result = current.result()
+            result = current.flight.result()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
-            cause = f"{type(error).__name__}: {error}"
-            result = StepResult(failed=dict.fromkeys(current.step.sequence_ids, cause))
+            result = StepResult(failed=_lost_with(current.step, error))
         failed = self._scheduler.all_of(result.failed)
         advances = self._scheduler.complete(current.step, result, clock())
         self._forget()
@@ -120,7 +145,7 @@ class Engine:
         """Begin to compute a step, if it need not be waited for; else it begins when it is."""
         record = self._scheduler.records.last
         if not self._scheduler.may_go_ahead:
-            return _Launched(step, record, lambda: self._runner.run(step))
+            return _Launched(step, record, _OnDemand(self._runner, step))
         return _Launched(step, record, self._submit(step))
 
     def _go_ahead(self, now: float) -> _Launched | None:
@@ -130,17 +155,19 @@ class Engine:
             return None
         return _Launched(step, self._scheduler.records.last, self._submit(step))
 
-    def _submit(self, step: Step) -> Callable[[], StepResult]:
+    def _submit(self, step: Step) -> Flight:
         try:
-            flight: Flight = self._runner.submit(step)
+            return self._runner.submit(step)
         except Exception as error:  # noqa: BLE001 - it is the step's, and told when its turn comes
-            return partial(_raise, error)
-        return flight.result
+            return _Failed(error)
 
     def _forget(self) -> None:
         for sequence_id in self._scheduler.take_ended():
             self._runner.remove(sequence_id)
 
 
-def _raise(error: Exception) -> StepResult:
-    raise error
+def _lost_with(step: Step, error: Exception) -> dict[str, str]:
+    """Who is lost with a step of which nobody knows whether its copies were made, and why."""
+    cause = f"{type(error).__name__}: {error}"
+    moved = f"its KV blocks were lost with a step that failed: {cause}"
+    return {**dict.fromkeys(step.moved, moved), **dict.fromkeys(step.sequence_ids, cause)}

@@ -58,13 +58,27 @@ class CountingRunner:
 
     def run(self, step: Step) -> StepResult:
         """Count further for each row whose known tokens are all computed."""
+        self.begin(step)
+        self.copy(step)
+        return self.count(step)
+
+    def begin(self, step: Step) -> None:
+        """Take note of what a step says of sequences and blocks, before anything is computed."""
         self._move(step)
         if self._ledger is not None:
             _check_columns(step, self._sequences)
-            self._ledger.follow(step)
+            self._ledger.hold(step)
         for sequence_id in step.preempted:
             if sequence_id in self._sequences:
                 self._sequences[sequence_id].num_computed = 0
+
+    def copy(self, step: Step) -> None:
+        """Make the copies of a step."""
+        if self._ledger is not None:
+            self._ledger.copy(step)
+
+    def count(self, step: Step) -> StepResult:
+        """Compute the rows of a step whose copies are made."""
         tokens: dict[str, Sequence[SampledToken]] = {}
         candidates: dict[str, Sequence[Candidate]] = {}
         for at, sequence_id in enumerate(step.sequence_ids):
@@ -87,8 +101,12 @@ class CountingRunner:
             return _Counted(self.run(step), None)
         except Exception as error:  # noqa: BLE001 - the promise of `Runner.submit`
             # They may be in one more step before anybody learns of it.
-            self._lost.update(step.sequence_ids)
+            self.lose((*step.sequence_ids, *step.moved))
             return _Counted(None, error)
+
+    def lose(self, sequence_ids: Iterable[str]) -> None:
+        """Compute no more of these, whatever is asked of them until they are removed."""
+        self._lost.update(sequence_ids)
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -177,6 +195,11 @@ class _Counted:
 
     counted: StepResult | None
     error: Exception | None
+
+    @property
+    def has_failed(self) -> bool:
+        """A device tells so at the end only."""
+        return False
 
     def result(self) -> StepResult:
         """Tell it, or raise what the step raised."""
@@ -272,10 +295,8 @@ class _Ledger:
         self._tables: dict[str, tuple[int, ...]] = {}
         self._holders: dict[int, set[str]] = {}
 
-    def follow(self, step: Step) -> None:
-        """Make the step's copies, and note its tables."""
-        _check_targets(chain(step.swapped_in, step.copied), "KV")
-        _check_targets(step.swapped_out, "host")
+    def hold(self, step: Step) -> None:
+        """Note the step's tables, and who holds no blocks any more."""
         for sequence_id in step.preempted:
             self._forget(sequence_id)
         rows = set(step.sequence_ids)
@@ -284,11 +305,16 @@ class _Ledger:
         }
         for sequence_id in leaving - rows:
             self._forget(sequence_id)
+        for sequence_id, table in zip(step.sequence_ids, step.block_tables, strict=True):
+            self._hold(sequence_id, tuple(table))
+
+    def copy(self, step: Step) -> None:
+        """Make the step's copies."""
+        _check_targets(chain(step.swapped_in, step.copied), "KV")
+        _check_targets(step.swapped_out, "host")
         self._host.take(self._device, step.swapped_out)
         self._device.take(self._host, step.swapped_in)
         self._device.take(self._device, step.copied)
-        for sequence_id, table in zip(step.sequence_ids, step.block_tables, strict=True):
-            self._hold(sequence_id, tuple(table))
 
     def write(
         self, row: _Sequence, table: Sequence[int], start: int, end: int, drafts: list[int]

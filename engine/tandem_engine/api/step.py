@@ -33,6 +33,10 @@ class Step:
     Before anything is computed the runner makes the moves of beams, then copies blocks: out to the
     host, in from the host, and on the device, in this order. No block is the target of two copies,
     and none is read in a list after it was written in the same one.
+
+    The copies are a transaction of their own. Where they are made, a step that fails takes its rows
+    with it and nobody else; where they are not, or nobody knows, it takes `moved` too, whose blocks
+    hold the content of others then.
     """
 
     sequence_ids: Sequence[str] = ()
@@ -53,6 +57,8 @@ class Step:
     """Host block → KV block."""
     copied: Sequence[BlockCopy] = ()
     """KV block → KV block: a sequence is about to write into a block that others read."""
+    moved: Sequence[str] = ()
+    """Sequences whose blocks the copies fill, and that are no rows: swapped out or in."""
     beam_moves: Mapping[str, BeamMove] = field(default_factory=dict)
     """Sequence id → what it has become since the last step; all moves happen at once."""
     preempted: tuple[str, ...] = ()
@@ -108,8 +114,16 @@ class Advance(NamedTuple):
 class Flight(Protocol):
     """A step that was handed in and may still be computed."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known already to come to nothing, so that no step may count on it."""
+
     def result(self) -> StepResult:
-        """Wait for what came of it. An exception means that all of its rows are lost."""
+        """Wait for what came of it.
+
+        An exception means that its copies may not be made: its rows are lost, and `Step.moved`. A
+        step that fails behind its copies tells so in `StepResult.failed`.
+        """
 
 
 class Runner(Protocol):
@@ -119,7 +133,7 @@ class Runner(Protocol):
         """Learn the prompt and the sampling of a request before its first step."""
 
     def run(self, step: Step) -> StepResult:
-        """Compute `step`. An exception means that all of its rows are lost."""
+        """Compute `step`; as to exceptions, see `Flight.result`."""
 
     def submit(self, step: Step) -> Flight:
         """Begin to compute `step`, behind all that was handed in before; do not wait for it.

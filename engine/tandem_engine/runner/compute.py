@@ -28,8 +28,10 @@ class ComputeThread:
     def put(self, work: Work) -> None:
         """Let work be done after all that was put here before; it must not raise."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tandem-compute", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="tandem-compute", daemon=True)
+            # If it cannot start there is none, and the next work tries again.
+            thread.start()
+            self._thread = thread
         self._queue.put(work)
 
     def close(self) -> None:

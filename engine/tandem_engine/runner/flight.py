@@ -1,5 +1,6 @@
 """A step on its way through the device: handed in, computed, and its tokens taken."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -10,6 +11,8 @@ from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.sampling.chosen import Chosen
 from tandem_engine.sampling.sampler import name_tokens
+
+_LOG = logging.getLogger(__name__)
 
 Sample = Callable[[Tensor, FlatBatch], StepResult]
 
@@ -27,6 +30,8 @@ class Flight:
         batch: Its tensors; None: it has no rows.
         before: The step that was handed in before it, if its tokens are fed into this one.
         sample: Finds the tokens of rows that yield anything but one token each.
+        error: Why its rows cannot be computed. Its copies are made all the same: those whose blocks
+            they move have nothing to do with it.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Flight:
         batch: FlatBatch | None,
         before: "Flight | None",
         sample: Sample,
+        error: Exception | None = None,
     ) -> None:
         self.step = step
         self.batch = batch
@@ -43,19 +49,24 @@ class Flight:
         """A token for each row that yields; None: it failed, or is not done."""
         self.is_collected = False
         """Whether whoever handed it in has its result."""
+        self.has_copied = False
+        """Whether its copies are made: from then on it takes nobody with it but its rows."""
         self._sample = sample
         self._logits: Tensor | None = None
         self._result: StepResult | None = None
-        self._error: Exception | None = None
+        self._error = error
         self._settling = threading.Lock()
         self._done = threading.Event()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known already to come to nothing."""
+        return self._error is not None
 
     def compute(self, work: Callable[["Flight"], None]) -> None:
         """Carry out `work`, which may end with `choose` or `keep`; an exception is kept."""
         try:
-            work(self)
-        except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
-            self._error = error
+            self._keep_error(lambda: work(self))
         finally:
             self.before = None
             self._done.set()
@@ -82,28 +93,48 @@ class Flight:
         return None if self.chosen is None else self.chosen.token_ids
 
     def settle(self) -> None:
-        """Let the rows know their tokens, once."""
+        """Let the rows know their tokens, once; an exception is kept.
+
+        The step after this one asks for it too, and has other rows that can go on.
+        """
         with self._settling:
-            if self._result is not None or self.chosen is None or self.batch is None:
+            if self._error is not None or self._result is not None or self.chosen is None:
                 return
-            self._result = _note(self.batch, name_tokens(self.chosen))
+            self._keep_error(self._note_chosen)
 
     def result(self) -> StepResult:
-        """Wait for the end; raise what the computation raised."""
+        """Wait for the end; see `tandem_engine.api.step.Flight`."""
         self._done.wait()
         self.is_collected = True
-        if self._error is not None:
-            raise self._error
         self.settle()
-        if self._result is None:
-            self._result = self._finish()
-        return self._result
+        if self._error is None and self._result is None:
+            self._keep_error(self._finish)
+        if self._error is not None:
+            return self._lost(self._error)
+        return self._result or StepResult()
 
-    def _finish(self) -> StepResult:
+    def _keep_error(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
+            self._error = error
+
+    def _note_chosen(self) -> None:
+        if self.batch is not None and self.chosen is not None:
+            self._result = _note(self.batch, name_tokens(self.chosen))
+
+    def _finish(self) -> None:
         logits, self._logits = self._logits, None
-        if self.batch is None or logits is None:
-            return StepResult()
-        return self._sample(logits, self.batch)
+        if self.batch is not None and logits is not None:
+            self._result = self._sample(logits, self.batch)
+
+    def _lost(self, error: Exception) -> StepResult:
+        """Its rows have come to nothing; raise where its copies have, too."""
+        _LOG.error("A step of %d rows failed", len(self.step.sequence_ids), exc_info=error)
+        if not self.has_copied:
+            raise error
+        cause = f"{type(error).__name__}: {error}"
+        return StepResult(failed=dict.fromkeys(self.step.sequence_ids, cause))
 
 
 def _note(batch: FlatBatch, tokens: list[SampledToken | None]) -> StepResult:

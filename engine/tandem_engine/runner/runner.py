@@ -95,20 +95,28 @@ class ModelRunner:
         self._thread.close()
 
     def _launch(self, step: Step) -> Flight:
+        """Lay a step out; what cannot be laid out has its copies made and comes to nothing."""
+        try:
+            batch = self._lay_out(step)
+        except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
+            self._decodes.forget()
+            return Flight(step, None, None, self.sample_any, error)
+        before = self._last if batch is not None and batch.fed is not None else None
+        flight = Flight(step, batch, before, self.sample_any)
+        if batch is not None:
+            self._last = flight
+        return flight
+
+    def _lay_out(self, step: Step) -> FlatBatch | None:
         if step.beam_moves:
             self._rows.move(step.beam_moves)
             self._decodes.forget()
-        if not step.sequence_ids:
-            return Flight(step, None, None, self.sample_any)
-        batch = self.prepare(step)
-        before = self._last if batch.fed is not None else None
-        flight = Flight(step, batch, before, self.sample_any)
-        self._last = flight
-        return flight
+        return self.prepare(step) if step.sequence_ids else None
 
     def _compute(self, flight: Flight) -> None:
         """All of a step that the device does."""
         self._copy(flight.step)
+        flight.has_copied = True
         batch, before = flight.batch, flight.before
         if batch is None:
             return

@@ -66,8 +66,8 @@ class Round:
     """Those that lost their blocks, and what was computed with them."""
     swapped: list[str] = field(default_factory=list)
     """Those that lost their blocks to the host."""
-    has_resumed: bool = False
-    """Whether anybody came back from the host."""
+    resumed: list[Sequence] = field(default_factory=list)
+    """Those that came back from the host."""
     may_swap: bool = True
     """Whether who loses its blocks may go to the host."""
     held_up: Reason | None = None
@@ -129,7 +129,7 @@ class Round:
                 return
             if not self.blocks.swap_in(sequence, spare=self._reserve()):
                 return
-            self.has_resumed = True
+            self.resumed.append(sequence)
             self.queues.run(sequence)
             if sequence.is_decoding and not sequence.group.beams:
                 self._take_decode(sequence, 1)
@@ -287,9 +287,18 @@ class Round:
             swapped_out=copies.swapped_out,
             swapped_in=copies.swapped_in,
             copied=copies.copied,
+            moved=self._moved(rows),
             beam_moves=_take_moves(rows) if self.queues.num_beams else {},
             preempted=tuple(self.recomputed),
         )
+
+    def _moved(self, rows: Collection[Sequence]) -> tuple[str, ...]:
+        """Those that go to the host or come from there in this step, and have no row in it."""
+        if not self.swapped and not self.resumed:
+            return ()
+        # Who came back may have lost its blocks to others again, and the copies with them.
+        came = (one for one in self.resumed if one.state == State.RUNNING and one not in rows)
+        return (*self.swapped, *(one.sequence_id for one in came))
 
     def _drafts(self) -> dict[str, int]:
         if not self.most_drafts:
@@ -422,7 +431,7 @@ class Round:
 
     def _swaps(self, sequence: Sequence) -> bool:
         # The runner copies out before it copies in, so nobody goes once somebody has come back.
-        if self.has_resumed or not self.may_swap or sequence.group.beams:
+        if self.resumed or not self.may_swap or sequence.group.beams:
             return False
         if len(self.swapped) >= self.schedule.max_preempt_count:
             return False

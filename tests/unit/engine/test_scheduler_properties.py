@@ -98,18 +98,23 @@ class MoodyRunner(CountingRunner):
         self.fails = 0
         """The row that fails, from 1 on, modulo the rows; 0: none does."""
         self.raises = False
-        self.has_raised = False
-        """Whether any step was lost, and with it what it would have told of blocks."""
+        self.loses_rows = False
         self.bench: Bench
         self.removed: Counter[str] = Counter()
 
     def run(self, step: Step) -> StepResult:
         raises, self.raises = self.raises, False
+        loses_rows, self.loses_rows = self.loses_rows, False
         fails, self.fails = self.fails, 0
         leaves, self.leaves = self.leaves, None
         if raises:
-            self.has_raised = True
+            self.begin(step)
             raise RuntimeError("no such kernel")
+        if loses_rows:
+            self.begin(step)
+            self.copy(step)
+            self.lose(step.sequence_ids)
+            return StepResult(failed=dict.fromkeys(step.sequence_ids, "no such kernel"))
         result = super().run(step)
         if leaves is not None:
             self.bench.engine.abort(leaves)
@@ -237,6 +242,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.runner.raises = True
         self.one_step(0.25)
 
+    @rule()
+    def break_a_step_behind_its_copies(self) -> None:
+        self.runner.loses_rows = True
+        self.one_step(0.25)
+
     @rule(schedule=schedules(), slo=slos | st.none())
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
         self.never_evicts = self.never_evicts and schedule.no_evict
@@ -270,8 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         progress = self.bench.step(seconds)
         step = progress.step
         self.gone.update(progress.failed)
-        if not self.runner.has_raised:
-            assert not any("AssertionError" in cause for cause in progress.failed.values())
+        assert not any("AssertionError" in cause for cause in progress.failed.values())
         self.check_rows(step, num_rows)
         self.check_decodes(step)
         # What is known of before the call says nothing of steps that were made in another one.
