@@ -1,6 +1,7 @@
 """How kopf reaches the API server: the same way, and with the same rights, as the rest of us."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ import kopf
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import User
 
+from tandem_operator.json_depth import cut_short
 from tandem_operator.kubeconfig import tls_of, user_of
 
 _PAUSE_S: Final = 5.0
@@ -29,6 +31,7 @@ class KopfLogin:
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=tls_of(config)),
             middlewares=(_Bearer(user_of(config)),),
+            response_class=_Answer,
         )
         return kopf.AiohttpSession(server=config.cluster.server, aiohttp_session=session)
 
@@ -38,6 +41,17 @@ class KopfLogin:
         if left_s > 0:
             await asyncio.sleep(left_s)
         self._last = time.monotonic()
+
+
+class _Answer(aiohttp.ClientResponse):
+    """An answer that is read however deep it is nested."""
+
+    async def json(self, **options: Any) -> Any:
+        """Parse the answer; of what is too deep, the upper levels."""
+        try:
+            return await super().json(**options)
+        except RecursionError:
+            return json.loads(await asyncio.to_thread(cut_short, await self.read()))
 
 
 class _Bearer:

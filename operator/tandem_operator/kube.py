@@ -230,6 +230,13 @@ class Kube:
                 f"the API server did not answer '{verb} {kind.plural} {where}' "
                 f"({str(error) or type(error).__name__})"
             ) from error
+        except (ValueError, RecursionError) as error:
+            # Of msgspec, httpx2 and json alike; something else has answered.
+            code = "garbled"
+            raise errors.Unreachable(
+                f"what came back for '{verb} {kind.plural} {where}' is none of the API server's "
+                f"answers ({error})"
+            ) from error
         finally:
             self._count(verb, kind.plural + part, code)
 

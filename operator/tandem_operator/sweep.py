@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from tandem_operator.errors import KindMissing, KubeError, Transient
+from tandem_operator.errors import KindMissing, KubeError, Refused, Transient
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, Object, Place
 from tandem_operator.metrics import Metrics
@@ -85,6 +85,10 @@ class Sweep:
                     await self._check(watch)
         except KubeError as error:
             return error
+        except Exception as error:  # noqa: BLE001
+            # The last guard: what one object does to a sweep must not end the process for all.
+            _log.exception("this is a bug, please report it")
+            return Refused(f"it ended with {error!r}; this is a bug")
         return None
 
     def _note(self, troubles: Mapping[str | None, KubeError]) -> None:

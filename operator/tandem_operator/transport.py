@@ -4,10 +4,13 @@ The transport of lightkube's own HTTP library takes two to three times the CPU t
 and requests are most of what the operator does.
 """
 
+import asyncio
 import ssl
 
 import aiohttp
 import httpx2
+
+from tandem_operator.json_depth import cut_short, is_too_deep
 
 _CONNECTIONS = 16
 _KEEP_S = 90.0
@@ -42,7 +45,8 @@ class AioTransport(httpx2.AsyncBaseTransport):
         except aiohttp.ClientError as error:
             raise httpx2.NetworkError(_text_of(error), request=request) from error
         headers = [(name.decode(), value.decode()) for name, value in response.raw_headers]
-        return httpx2.Response(response.status, headers=headers, content=content, request=request)
+        answer = httpx2.Response(response.status, headers=headers, content=content, request=request)
+        return await _readable(answer)
 
     async def aclose(self) -> None:
         """Let go of the connections."""
@@ -61,6 +65,18 @@ class AioTransport(httpx2.AsyncBaseTransport):
                 auto_decompress=False,
             )
         return self._session
+
+
+async def _readable(answer: httpx2.Response) -> httpx2.Response:
+    """Return an answer that a JSON parser gets through."""
+    if not is_too_deep(answer.content):
+        return answer
+    # It takes a second for some megabytes.
+    content = await asyncio.to_thread(cut_short, answer.content)
+    kind = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
+    return httpx2.Response(
+        answer.status_code, headers=kind, content=content, request=answer.request
+    )
 
 
 def _text_of(error: Exception) -> str:

@@ -41,7 +41,7 @@ def test_it_makes_no_cluster_role(release: Release) -> None:
 
 def test_its_rights_end_where_its_namespaces_end(release: Release) -> None:
     account = f"system:serviceaccount:{release.namespace}:{OPERATOR}"
-    for verb, kind in (("list", "inferenceservices"), ("create", "rayservices")):
+    for verb, kind in (("list", "inferenceservices"), ("create", "networkpolicies")):
         assert release.may(account, verb, kind, SERVED)
         assert not release.may(account, verb, kind, OTHER)
         assert not release.may(account, verb, kind, release.namespace)

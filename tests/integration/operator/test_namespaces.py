@@ -1,5 +1,6 @@
 """One operator for some namespaces: what befalls one of them stays there."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +87,26 @@ def test_a_namespace_that_comes_back_is_served_again(
     until(lambda: is_swept(operator, other), "it is swept")
     other.kubectl("delete", "rayservice", "back")
     until(lambda: other.get("rayservice", "back"), "and watched")
+
+
+def test_an_object_of_a_thousand_levels_is_its_authors_trouble_alone(
+    namespace: Namespace, other: Namespace, operator: OperatorProcess
+) -> None:
+    """Kubernetes takes ten thousand, and no parser of Python's does."""
+    deep = '{"a":' * 3000 + "1" + "}" * 3000
+    document = json.dumps(
+        manifest("deep", runtime={"volumes": [{"name": "v", "emptyDir": "DEEP"}]})
+    )
+    text = document.replace('"DEEP"', deep)
+    other.cluster.kubectl("create", f"--namespace={other.name}", "--filename=-", input=text)
+
+    operator.wait_for_sweeps(2)
+    namespace.apply(manifest("second"))
+    settle(namespace, operator, "second")
+    other.apply(manifest("beside"))
+
+    until(lambda: children_of("beside") <= set(other.children("beside")), "it is served")
+    assert is_swept(operator, other)
+    assert operator.health()["ok"]
+    restarted = operator.log.read_text().count("this is a bug")
+    assert not restarted, operator.log.read_text()

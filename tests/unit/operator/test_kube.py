@@ -1,5 +1,6 @@
 """What the API server answers, as errors with words; over a real HTTP connection."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ class Api:
     code: int
     body: Any
     headers: dict[str, str]
+    text: str | None = None
+    """What is answered in place of the body."""
 
     def says(self, code: int, details: dict[str, Any] | None = None, **headers: str) -> None:
         status = {"kind": "Status", "code": code, "message": "no", "details": details or {}}
@@ -41,6 +44,8 @@ class Api:
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.method, request.path, dict(request.query), body))
+        if self.text is not None:
+            return web.Response(text=self.text, content_type="application/json")
         return web.json_response(self.body, status=self.code, headers=self.headers)
 
     def count(self, verb: str, resource: str, code: str) -> None:
@@ -71,6 +76,32 @@ CALLS: dict[str, Callable[[Kube], Awaitable[object]]] = {
     "update": lambda kube: kube.replace(RAY_SERVICE, MANIFEST),
     "patch": lambda kube: kube.apply(RAY_SERVICE, MANIFEST, force=True),
 }
+
+
+async def test_one_deep_object_does_not_hide_the_others(kube: Kube, api: Api) -> None:
+    """Whoever may write one object could else blind the operator for all."""
+    deep: Any = 1
+    for _ in range(700):
+        deep = {"a": deep}
+    items = [{"metadata": {"name": "deep"}, "spec": deep}, {"metadata": {"name": "plain"}}]
+    api.body = {"items": items, "metadata": {}}
+    text = json.dumps(api.body).replace('{"a": 1}', '{"a": ' * 5000 + "1" + "}" * 5000)
+    api.text = text
+
+    found = await kube.list(RAY_SERVICE, None)
+
+    assert [one["metadata"]["name"] for one in found] == ["deep", "plain"]
+
+
+@pytest.mark.parametrize("text", ["<html>sign in</html>", '{"items": [', "", "[]", '{"items": 1}'])
+async def test_what_is_no_answer_of_the_api_server_passes_by(
+    kube: Kube, api: Api, text: str
+) -> None:
+    api.text = text
+
+    with pytest.raises(errors.Unreachable, match="none of the API server's answers"):
+        await kube.list(RAY_SERVICE, None)
+    assert api.counted == [("list", "rayservices", "garbled")]
 
 
 async def test_a_list_can_be_cut_short(kube: Kube, api: Api) -> None:

@@ -1,0 +1,49 @@
+"""JSON that is nested deeper than a parser follows; pure.
+
+Kubernetes takes objects of ten thousand levels, and whoever may write one in a namespace may write
+such a one: in the open parts of a volume, or in managedFields. A LIST has the objects of everybody,
+so what it has of the deepest is cut short, where no field that anybody reads has its place.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+DEEPEST: Final = 100
+"""Levels that are kept; a pod has some twenty."""
+
+# Held against the interpreter's own limit on recursion, these leave room for what is done with a
+# document once it has been read.
+_AROUND: Final = 800
+# All up to the next bracket; one in a string is none.
+_TO_BRACKET: Final = re.compile(rb'(?:[^"\[\]{}]+|"(?:[^"\\]|\\.)*")*([\[\]{}])', re.DOTALL)
+_OPEN: Final = frozenset({b"[", b"{"})
+
+
+def is_too_deep(text: bytes) -> bool:
+    """Return True when `text` is JSON that a parser may give up on; nothing is built for it."""
+    try:
+        msgspec.json.decode(b"[" * _AROUND + text + b"]" * _AROUND, type=msgspec.Raw)
+    except RecursionError:
+        return True
+    except msgspec.DecodeError:
+        # Whoever reads it says what is wrong with it.
+        return False
+    return False
+
+
+def cut_short(text: bytes) -> bytes:
+    """Return the JSON in `text` with null in place of what lies deeper than DEEPEST levels."""
+    kept = []
+    depth = begin = 0
+    for found in _TO_BRACKET.finditer(text):
+        if found[1] in _OPEN:
+            depth += 1
+            if depth == DEEPEST + 1:
+                kept += [text[begin : found.start(1)], b"null"]
+        else:
+            if depth == DEEPEST + 1:
+                begin = found.end()
+            depth -= 1
+    return b"".join([*kept, text[begin:]])
