@@ -93,9 +93,19 @@ class Engine:
         return self._scheduler.can_ever_hold(request)
 
     def add(self, request: Request) -> None:
-        """Take a request; its first step comes when the scheduler says so."""
-        self._runner.add(request)
-        self._scheduler.add(request)
+        """Take a request; its first step comes when the scheduler says so.
+
+        Whatever is raised, nothing of it is kept.
+        """
+        try:
+            self._runner.add(request)
+            self._scheduler.add(request)
+        except Exception:
+            for sequence_id in request.sequences:
+                self._scheduler.abort(sequence_id)
+                self._runner.remove(sequence_id)
+            self._forget()
+            raise
 
     def abort(self, sequence_id: str) -> None:
         """Forget a sequence and free what it holds; unknown ids are ignored."""

@@ -39,7 +39,7 @@ class Replica:
             self._engine = await self._start(live)
         else:
             schedule = live.schedule_config(self._args.engine.cache_block_size)
-            self._engine.reconfigure(schedule, live.slo)
+            await self._engine.reconfigure(schedule, live.slo)
 
     async def _start(self, live: LiveSettings) -> EngineFront:
         starts = UnfinishedStarts.of_environment()

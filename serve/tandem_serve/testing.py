@@ -180,7 +180,7 @@ class FakeFront:
         self.submitted.append(submitted)
         return FakeStream(self, submitted)
 
-    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
+    async def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Note it; there is nothing to schedule."""
         self.reconfigured.append((schedule, slo))
 

@@ -245,7 +245,7 @@ async def test_one_step_ahead_through_the_front_the_tokens_are_the_same_and_all_
         stream = front.submit("left", conversation(3), asked)
         await anext(aiter(stream))
         stream.abort()
-        front.reconfigure(schedule, Slo())
+        await front.reconfigure(schedule, Slo())
         again = await _text(front, stops)
         while front.stats().num_running:
             await asyncio.sleep(0.01)

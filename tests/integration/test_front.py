@@ -246,9 +246,9 @@ async def test_live_settings_change_between_steps_and_lose_nothing(checkpoint: P
         for chunk in (16, 512, 32):
             split = SplitFuseConfig(split_chunk_tokens=chunk, split_start_batch_size=0)
             changed = MIX.model_copy(update={"split_fuse": split, "max_batch_size": 4})
-            front.reconfigure(changed, Slo())
+            await front.reconfigure(changed, Slo())
             await asyncio.sleep(0)
-        front.reconfigure(ScheduleConfig(cache_block_size=16), Slo())
+        await front.reconfigure(ScheduleConfig(cache_block_size=16), Slo())
 
         assert all(tokens(outputs) == expected for outputs in await asyncio.gather(*running))
 
@@ -256,7 +256,7 @@ async def test_live_settings_change_between_steps_and_lose_nothing(checkpoint: P
 async def test_a_block_size_is_not_a_live_setting(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
         with pytest.raises(ConfigError, match="cacheBlockSize 32 needs a restart"):
-            front.reconfigure(MIX.model_copy(update={"cache_block_size": 32}), Slo())
+            await front.reconfigure(MIX.model_copy(update={"cache_block_size": 32}), Slo())
 
 
 async def test_a_step_that_raises_fails_its_requests_with_the_cause(

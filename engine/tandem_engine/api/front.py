@@ -110,11 +110,13 @@ class EngineFront(Protocol):
             EngineStopped: the engine takes no more requests.
         """
 
-    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
+    async def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Take over live settings between two steps.
 
         Raises:
             ConfigError: a setting needs a restart; nothing was changed.
+            EngineStopped: the engine takes nothing over any more.
+            Exception: it failed; the settings before it are in force.
         """
 
     def stats(self) -> EngineStats:

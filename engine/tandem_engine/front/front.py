@@ -90,7 +90,7 @@ class ThreadedFront:
         with_logprobs = sampling.logprobs is not None
         return BestOfStream(stream, num_best=sampling.n, with_logprobs=with_logprobs)
 
-    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
+    async def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Take over live settings; see `EngineFront.reconfigure`."""
         if schedule.cache_block_size != self._schedule.cache_block_size:
             raise ConfigError(
@@ -101,8 +101,8 @@ class ThreadedFront:
         self._warn_of_memory(schedule)
         for one in consequences(schedule, slo, max_seq_len=self._limits.max_seq_len):
             _LOG.info("%s", one.text)
+        await asyncio.wrap_future(self._loop.reconfigure(schedule, slo))
         self._schedule = schedule
-        self._loop.reconfigure(schedule, slo)
 
     def stats(self) -> EngineStats:
         """The inner state after the last step."""

@@ -6,6 +6,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
@@ -25,8 +28,16 @@ from tandem_engine.scheduler.explain import explain
 
 _LOG = logging.getLogger(__name__)
 
-Command = Callable[[], None]
 Delivery = tuple[RequestStream, Output | Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """What is to be done between two steps, for one caller."""
+
+    work: Callable[[], None]
+    tell: Callable[[Exception], None]
+    """Let the caller, and nobody else, know why it was not done."""
 
 
 class EngineLoop:
@@ -45,7 +56,7 @@ class EngineLoop:
         self._engine = engine
         self._metrics = metrics
         self._pacer = Pacer[Delivery](schedule)
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._choices: dict[str, Choice] = {}
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -79,15 +90,37 @@ class EngineLoop:
         with self._ending:
             if self.stopped is not None:
                 raise self.stopped
-            self._commands.put(lambda: self._begin(request, choices))
+            self._commands.put(
+                _Command(
+                    partial(self._begin, request, choices), partial(self._refuse, choices[0].stream)
+                )
+            )
 
     def abort(self, sequence_ids: Sequence[str]) -> None:
         """Free what these sequences hold, before the next step; from any thread."""
-        self._commands.put(lambda: self._abort(sequence_ids))
+        # Whoever left is not told anything any more.
+        self._commands.put(_Command(partial(self._abort, sequence_ids), lambda _error: None))
 
-    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
-        """Take over live settings before the next step; from any thread."""
-        self._commands.put(lambda: self._reconfigure(schedule, slo))
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> "Future[None]":
+        """Take over live settings before the next step; from any thread.
+
+        Returns:
+            Done when they are taken over; an exception means that the old ones are in force.
+
+        Raises:
+            EngineStopped: the thread has ended.
+        """
+        changed: Future[None] = Future()
+
+        def change() -> None:
+            self._reconfigure(schedule, slo)
+            changed.set_result(None)
+
+        with self._ending:
+            if self.stopped is not None:
+                raise self.stopped
+            self._commands.put(_Command(change, changed.set_exception))
+        return changed
 
     def steps(self, since: int, limit: int, *, with_decodes: bool) -> list[StepExplanation]:
         """What the last steps did and why; from any thread."""
@@ -131,7 +164,20 @@ class EngineLoop:
                 return False
             # Whatever it is, it may be what a forming batch has waited for.
             self._sleeps_until = -inf
-            command()
+            self._carry_out(command)
+
+    def _carry_out(self, command: _Command) -> None:
+        """Do what one caller asks for; if it fails, the others go on.
+
+        Unless it has left behind what nobody can go on with: that ends the thread, and all learn
+        of it.
+        """
+        try:
+            command.work()
+        except Exception as error:
+            _LOG.exception("A command to the engine failed")
+            command.tell(error)
+            self._engine.check_integrity()
 
     def _idle_s(self) -> float:
         """Seconds in which there is nothing to do, unless a command comes; inf: for ever."""
@@ -150,20 +196,39 @@ class EngineLoop:
 
     def _begin(self, request: Request, choices: Sequence[Choice]) -> None:
         self._metrics.received(len(choices))
+        try:
+            self._engine.add(request)
+        except Exception:
+            self._metrics.failed(len(choices))
+            raise
         for choice in choices:
             self._choices[choice.sequence_id] = choice
-        self._engine.add(request)
+
+    def _refuse(self, stream: RequestStream, error: Exception) -> None:
+        """Tell a request that it was never begun."""
+        if not isinstance(error, EngineStopped):
+            error = RequestFailed(f"The request failed: {type(error).__name__}: {error}.")
+        self._deliver([(stream, error)])
 
     def _abort(self, sequence_ids: Sequence[str]) -> None:
+        errors: list[Exception] = []
         for sequence_id in sequence_ids:
-            self._pacer.drop(sequence_id)
-            self._engine.abort(sequence_id)
-            if self._choices.pop(sequence_id, None) is not None:
-                self._metrics.aborted()
+            try:
+                self._abort_one(sequence_id)
+            except Exception as error:  # noqa: BLE001 - the others are to be given up all the same
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup("Sequences could not be given up", errors)
+
+    def _abort_one(self, sequence_id: str) -> None:
+        self._pacer.drop(sequence_id)
+        if self._choices.pop(sequence_id, None) is not None:
+            self._metrics.aborted()
+        self._engine.abort(sequence_id)
 
     def _reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
-        self._pacer.schedule = schedule
         self._engine.reconfigure(schedule, slo)
+        self._pacer.schedule = schedule
 
     def _observe(self, progress: Progress) -> None:
         record = progress.record
@@ -247,22 +312,15 @@ class EngineLoop:
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
             self.stopped = reason
-        try:
-            self._drop_commands()
-        except Exception:  # noqa: BLE001 - the engine is gone; the streams must learn of it
-            _LOG.exception("A last command failed")
-        finally:
-            ended = [(choice.stream, reason) for choice in self._choices.values()]
-            self._deliver([*self._pacer.flush(), *ended])
-            self._choices.clear()
-        self._engine.close()
-
-    def _drop_commands(self) -> None:
-        """Carry out what came in before the end, so that its streams learn of the end too."""
+        ended = [(choice.stream, reason) for choice in self._choices.values()]
+        self._deliver([*self._pacer.flush(), *ended])
+        self._choices.clear()
         while not self._commands.empty():
+            # What came in before the end, and is not done any more.
             command = self._commands.get()
             if command is not None:
-                command()
+                command.tell(reason)
+        self._engine.close()
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         if not deliveries or self._event_loop is None:

@@ -161,9 +161,9 @@ class EngineMetrics(Collector):
         if timeline.tpot is not None:
             self._tpot.observe(timeline.tpot)
 
-    def failed(self) -> None:
-        """Note that a request died."""
-        self._counts["request_failed"] += 1
+    def failed(self, num_requests: int = 1) -> None:
+        """Note that requests died."""
+        self._counts["request_failed"] += num_requests
 
     def aborted(self) -> None:
         """Note that a client left its request."""

@@ -56,9 +56,9 @@ class Queues:
 
     def expect(self, first: Sequence) -> None:
         """Let the first sequence of a request wait; the others stand behind it until they are."""
+        self.waiting.push(first)
         for sequence_id in first.group.request.sequences:
             self._places[sequence_id] = first
-        self.waiting.push(first)
 
     def wait(self, sequence: Sequence) -> None:
         """Let a sequence wait that has just lost its blocks."""
@@ -153,6 +153,28 @@ class Queues:
         """Take out a running sequence whose id another one takes over."""
         self.leave(sequence)
         sequence.state = State.ENDED
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when a sequence is nowhere, or a sum is not that of its parts."""
+        if self.longest_tokens != sum(one.max_total for one in self.running()):
+            raise AssertionError("The tokens of those that run are miscounted; this is a bug.")
+        if self.num_rows != sum(one.rows for one in self.running()):
+            raise AssertionError("The rows of those that run are miscounted; this is a bug.")
+        known = set(self)
+        num_waiting = sum(one.state == State.WAITING for one in known)
+        if not num_waiting == len(self.waiting) == len(set(self.waiting)):
+            raise AssertionError(
+                f"{num_waiting} sequences wait, {len(self.waiting)} were counted and "
+                f"{len(set(self.waiting))} stand in the queue; this is a bug."
+            )
+        running = {one for one in known if one.state == State.RUNNING}
+        retiring = {self._places[each] for each in self._retiring}
+        if running != {*self.running(), *retiring} or known != {
+            *running,
+            *self.swapped.values(),
+            *(one for one in known if one.state == State.WAITING),
+        }:
+            raise AssertionError("A sequence is in no queue, or in two; this is a bug.")
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter({id(one): one for one in self._places.values()}.values())

@@ -199,10 +199,16 @@ class Scheduler:
         return every
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
-        """Take over new settings from the next step on; running requests keep their blocks."""
-        self._policies.reconfigure(schedule, slo)
-        self._queues.waiting.reorder(self._policies.prompt_order)
-        self._apply(schedule)
+        """Take over new settings from the next step on; running requests keep their blocks.
+
+        Whatever is raised, the settings before are in force again.
+        """
+        before = self._policies.schedule, self._policies.slo
+        try:
+            self._take_over(schedule, slo)
+        except Exception:
+            self._take_over(*before)
+            raise
 
     def stats(self) -> EngineStats:
         """Queues and blocks as data."""
@@ -230,13 +236,17 @@ class Scheduler:
         Or when a sequence lacks one unnoticed, or a sum is not that of its parts.
         """
         queues, short = self._queues, set(self._blocks.short())
+        queues.check_integrity()
         if any(one.is_short and one not in short for one in queues.decoding.values()):
             raise AssertionError("A sequence needs a block and nobody knows; this is a bug.")
-        if queues.longest_tokens != sum(one.max_total for one in queues.running()):
-            raise AssertionError("The tokens of those that run are miscounted; this is a bug.")
         tables = [sequence.table for sequence in self._queues]
         self._blocks.pool.check_integrity(tables)
         self._blocks.host.check_integrity()
+
+    def _take_over(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
+        self._policies.reconfigure(schedule, slo)
+        self._queues.waiting.reorder(self._policies.prompt_order)
+        self._apply(schedule)
 
     def _apply(self, schedule: ScheduleConfig) -> None:
         self._blocks.switch_prefix_cache(on=schedule.enable_prefix_cache)

@@ -1,0 +1,158 @@
+"""Commands to the engine that fail: their caller learns of it, and the other streams go on."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_engine.api.errors import EngineStopped, RequestFailed
+from tandem_engine.api.request import Request
+from tandem_engine.api.slo import Slo
+from tandem_engine.front.front import ThreadedFront
+from tandem_engine.scheduler.queues import Queues
+from tests.integration.test_front import (
+    MIX,
+    PROMPT,
+    all_free,
+    checkpoint,
+    counter,
+    front_of,
+    params,
+    read,
+    tokens,
+    until,
+)
+
+__all__ = ["checkpoint"]
+
+LONG = params(max_tokens=200)
+
+
+def breaks(owner: Any, name: str, is_odd: Callable[..., bool], patch: pytest.MonkeyPatch) -> None:
+    """Let a method raise, once, when its arguments are odd."""
+    method, odd = getattr(owner, name), [True]
+
+    def broken(*given: Any, **named: Any) -> Any:
+        if odd and is_odd(*given):
+            odd.clear()
+            raise KeyError("there is no such row")
+        return method(*given, **named)
+
+    patch.setattr(owner, name, broken)
+
+
+def is_odd(given: Any) -> bool:
+    return (given.request_id if isinstance(given, Request) else given).startswith("odd")
+
+
+async def beside(front: ThreadedFront) -> tuple[list[int], "asyncio.Task[list[int]]"]:
+    """What a request says alone, and the same one again, begun and still running."""
+    alone = tokens(await read(front, LONG))
+    stream = front.submit("near", PROMPT, LONG)
+    first = await anext(aiter(stream))
+
+    async def rest() -> list[int]:
+        return tokens([first, *[output async for output in stream]])
+
+    return alone, asyncio.create_task(rest())
+
+
+@pytest.mark.parametrize("part", ["_runner", "_scheduler"])
+async def test_a_request_that_cannot_be_added_fails_alone(
+    checkpoint: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+) -> None:
+    async with front_of(checkpoint) as front:
+        alone, near = await beside(front)
+        breaks(getattr(front._loop._engine, part), "add", is_odd, monkeypatch)
+        with pytest.raises(RequestFailed, match="KeyError: 'there is no such row'"):
+            await read(front, params(n=3), "odd")
+
+        assert await near == alone
+        assert len(tokens(await read(front, params(), "odd"))) == 16
+        assert counter(front, "request_failed") == 3
+        await until(lambda: all_free(front))
+
+
+async def test_an_abort_that_fails_harms_nobody(
+    checkpoint: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with front_of(checkpoint) as front:
+        alone, near = await beside(front)
+        breaks(front._loop._engine, "abort", is_odd, monkeypatch)
+        stream = front.submit("odd", PROMPT, params(max_tokens=400, n=3))
+        await anext(aiter(stream))
+        stream.abort()
+
+        assert await near == alone
+        # One choice was not given up: it runs to its end, and nobody reads it.
+        await until(lambda: all_free(front))
+        front.check_health()
+
+
+async def test_a_live_change_that_fails_is_told_and_leaves_the_settings_before(
+    checkpoint: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with front_of(checkpoint) as front:
+        alone, near = await beside(front)
+        scheduler: Any = front._loop._engine._scheduler
+        before = scheduler._policies.schedule
+        breaks(scheduler._queues.waiting, "reorder", lambda *_: True, monkeypatch)
+        changed = MIX.model_copy(update={"max_batch_size": 3})
+        with pytest.raises(KeyError, match="there is no such row"):
+            await front.reconfigure(changed, Slo())
+
+        assert scheduler._policies.schedule is before
+        assert await near == alone
+        await front.reconfigure(changed, Slo())
+        assert scheduler._policies.schedule.max_batch_size == 3
+
+
+async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
+    checkpoint: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with front_of(checkpoint) as front:
+        _, near = await beside(front)
+        forget = Queues.forget
+
+        def half(queues: Queues, sequence_id: str) -> None:
+            forget(queues, sequence_id)
+            if is_odd(sequence_id):
+                raise KeyError(sequence_id)
+
+        monkeypatch.setattr(Queues, "forget", half)
+        stream = front.submit("odd", PROMPT, LONG)
+        await anext(aiter(stream))
+        stream.abort()
+
+        with pytest.raises(EngineStopped, match="this is a bug"):
+            await near
+        with pytest.raises(EngineStopped, match="The engine died: AssertionError"):
+            front.check_health()
+
+
+async def test_whoever_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:  # noqa: F811
+    async with front_of(checkpoint) as front:
+        loop = front._loop
+        loop.stop()
+        late: list[Any] = []
+        while loop.stopped is None:
+            try:
+                late.append(front.submit("late", PROMPT, LONG))
+                late.append(loop.reconfigure(MIX, Slo()))
+            except EngineStopped:
+                break
+        for each in late:
+            with pytest.raises(EngineStopped):
+                if isinstance(each, asyncio.Future) or hasattr(each, "add_done_callback"):
+                    await asyncio.wrap_future(each)
+                else:
+                    _ = [output async for output in each]
+        with pytest.raises(EngineStopped):
+            await front.reconfigure(MIX, Slo())
