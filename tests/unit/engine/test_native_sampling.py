@@ -146,16 +146,16 @@ def batches(draw: st.DrawFn) -> Batch:
     count = draw(st.integers(1, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     logits = torch.randn(count, vocab, generator=generator)
-    for of_row in logits:
+    for at in range(count):
         kind = draw(st.sampled_from(["spread", "peaked", "ties", "flat", "far", "few", "huge"]))
         spread = {"peaked": 12.0, "flat": 0.0, "far": 60.0, "huge": 1e30}.get(kind, 2.0)
-        of_row *= spread
+        logits[at] *= spread
         if kind == "ties":
-            of_row.round_()
+            logits[at].round_()
         if kind == "few":
             hidden = torch.rand(vocab, generator=generator) < 0.99
             hidden[draw(st.integers(0, vocab - 1))] = False
-            of_row[hidden] = -torch.inf
+            logits[at, hidden] = -torch.inf
     return Batch(logits, [row_of_any(draw, vocab) for _ in range(count)])
 
 
@@ -191,6 +191,18 @@ def test_each_row_gets_the_token_that_its_rules_give(kernels: NativeKernels, bat
             assert math.isclose(logprob, float(table[token_id]), rel_tol=1e-5, abs_tol=1e-5)
 
 
+MANY_WAYS: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 5.0},
+    {"top_p": 0.9},
+    {"top_p": 0.5},
+    {"top_k": 40},
+    {"top_k": 20, "top_p": 0.95},
+    {"min_p": 0.02},
+]
+
+
 def test_hardly_a_token_is_not_the_references(kernels: NativeKernels) -> None:
     # Of flat rows too, where a border is never far: rounding shows in one of thousands.
     generator = torch.Generator().manual_seed(1)
@@ -199,10 +211,7 @@ def test_hardly_a_token_is_not_the_references(kernels: NativeKernels) -> None:
         logits = torch.randn(8, 3000, generator=generator) * (0.5 + seed / 10)
         rows = [
             row(seed=100 * seed + at, **params)  # type: ignore[arg-type]
-            for at, params in enumerate(
-                [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.02}, {"temperature": 0.6}]
-                + [{"top_k": 20, "top_p": 0.95}, {"top_p": 0.5}, {"temperature": 5.0}]
-            )
+            for at, params in enumerate(MANY_WAYS)
         ]
         expected = Sampler().choose(logits, rows).token_ids
         differ += int((sampler_of(kernels).choose(logits, rows).token_ids != expected).sum())

@@ -240,6 +240,18 @@ def test_what_a_row_asks_for_is_put_into_tensors_once(monkeypatch: pytest.Monkey
     assert made == []
 
 
+def test_what_a_row_asks_for_stays_whoever_comes_and_goes() -> None:
+    biased, sampler = row(logit_bias={9: 5.0, 3: -1.0}), new_sampler()
+    sampler.sample(torch.randn(1, VOCAB), [biased])
+    asked = biased.asked
+
+    sampler.sample(torch.randn(2, VOCAB), [row(seed=1), biased])
+
+    assert biased.asked is asked
+    assert biased.ahead([3]).asked is asked
+    assert (asked.biased.tolist(), asked.biases.tolist()) == ([9, 3], [5.0, -1.0])
+
+
 class Work:
     """Counts the values that are put in order, whoever does it."""
 
