@@ -12,7 +12,7 @@ NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/native/*.[hc]*)
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help up serve down test test-all test-quick check format crds bench
+.PHONY: help up serve down test test-all test-quick check check-native format crds bench
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ check: $(READY)  ## Lint, type-check, and hold the layers apart
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check-native: $(READY)  ## Run the native kernels' tests under ASan, UBSan and TSan; not part of CI
+	$(BIN)/python -m tools.check_native
 
 format: $(READY)  ## Lay out the code
 	$(BIN)/ruff check --fix .

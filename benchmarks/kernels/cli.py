@@ -27,6 +27,10 @@ Whole steps of the small model alone; one kernel of the other variants:
     python -m benchmarks.kernels --model S --no-kernels
 
     python -m benchmarks.kernels --variant avx2 --only attention --no-steps
+
+Sampling alone, at 16 rows of Qwen3's vocabulary:
+
+    python -m benchmarks.kernels --only sample --no-steps
 """
 
 app = command_line()

@@ -1,5 +1,6 @@
 """One run of the benchmark."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -7,9 +8,10 @@ from typing import Final
 import torch
 from rich.console import Console
 
-from benchmarks.kernels.cases import cases_of
+from benchmarks.kernels.cases import Case, cases_of
 from benchmarks.kernels.measure import Limits, Stopwatch, measure_limits
 from benchmarks.kernels.report import CaseTimes, kernel_table, show, step_table, write_json
+from benchmarks.kernels.sampling import NUM_ROWS, VOCAB_SIZE, sampling_cases
 from benchmarks.kernels.shapes import MODELS, Batch
 from benchmarks.kernels.steps import StepTimes, measure_steps
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
@@ -30,6 +32,7 @@ KERNEL_BATCHES: Final = [
     Batch.prompt(256),
     Batch.prompt(2048),
 ]
+SAMPLED: Final = (VOCAB_SIZE, NUM_ROWS)
 _WIDTH: Final = 132
 STEP_BATCHES: Final = [Batch.decode(1, 64), Batch.decode(16, 64), Batch.prompt(2048)]
 
@@ -96,18 +99,24 @@ class Session:
 
     def _kernels(self, native: NativeKernels, watch: Stopwatch) -> list[CaseTimes]:
         results = []
-        for model in self._settings.models:
-            seen = set[tuple[str, str]]()
-            for case in cases_of(MODELS[model], KERNEL_BATCHES):
-                key = (case.kernel, case.shape)
-                if self._settings.only not in case.kernel or key in seen:
-                    continue
-                seen.add(key)
-                works = {"native": case.make(native), "reference": case.make(self._reference)}
-                with torch.inference_mode():
-                    taken = watch.alternate(works)
-                results.append(CaseTimes(model, case, taken["native"], taken["reference"]))
+        seen = set[tuple[str, str, str]]()
+        for model, case in self._cases():
+            key = (model, case.kernel, case.shape)
+            if self._settings.only not in case.kernel or key in seen:
+                continue
+            seen.add(key)
+            works = {"native": case.make(native), "reference": case.make(self._reference)}
+            with torch.inference_mode():
+                taken = watch.alternate(works)
+            results.append(CaseTimes(model, case, taken["native"], taken["reference"]))
         return results
+
+    def _cases(self) -> Iterator[tuple[str, Case]]:
+        for model in self._settings.models:
+            for case in cases_of(MODELS[model], KERNEL_BATCHES):
+                yield model, case
+        for case in sampling_cases(*SAMPLED):
+            yield "any", case
 
     def _steps(self, native: NativeKernels, watch: Stopwatch) -> list[StepTimes]:
         reference = self._reference if self._settings.reference else None

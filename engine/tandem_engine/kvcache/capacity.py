@@ -28,7 +28,7 @@ class StepCost:
     per_token: int
     """Activations of a token."""
     per_row: int
-    """Logits of a row that yields, and the copies that sampling makes of them."""
+    """Logits of a row that yields, and copies of them: where choices fork, or torch samples."""
     per_context: int = 0
     """Of a token in the cache, where attention copies a row's context out of it."""
 

@@ -19,6 +19,7 @@ from benchmarks.kernels.cases import Case, cases_of
 from benchmarks.kernels.cli import app
 from benchmarks.kernels.measure import Limits, Stopwatch, measure_limits
 from benchmarks.kernels.report import CaseTimes, kernel_table, show, step_table, write_json
+from benchmarks.kernels.sampling import sampling_cases
 from benchmarks.kernels.shapes import BLOCK_SIZE, MODELS, Batch, make_cache, make_decoder
 from benchmarks.kernels.steps import (
     StepTimes,
@@ -49,6 +50,7 @@ DECODE = Batch.decode(3, 70)
 PROMPT = Batch.prompt(5)
 MIXED = Batch("both", ((1, 9), (4, 2)))
 LIMITS = Limits(read_bytes_per_s=1e9, gemm_per_s=1e12)
+SAMPLED = (700, 3)
 ONCE = Stopwatch(num_threads=1, seconds=0)
 
 runner = CliRunner()
@@ -73,6 +75,7 @@ def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_PEAK_SHAPE", (4, 16, 32))
     monkeypatch.setattr(session, "KERNEL_BATCHES", [DECODE, PROMPT])
     monkeypatch.setattr(session, "STEP_BATCHES", [DECODE, PROMPT])
+    monkeypatch.setattr(session, "SAMPLED", SAMPLED)
 
 
 def step(batch: Batch = DECODE, *, reference: float | None = 0.3) -> StepTimes:
@@ -155,6 +158,18 @@ def test_every_kernel_runs_on_both_kinds_and_says_the_same() -> None:
         "linear 16 to 48, W8A8",
         "linear 24 to 16, W8A8",
     }
+
+
+def test_every_way_of_sampling_runs_on_both_kinds_and_chooses_the_same() -> None:
+    native, reference = native_kernels(), ReferenceKernels()
+    found = list(sampling_cases(*SAMPLED))
+
+    for one in found:
+        (got, shown), (expected, _) = one.make(native)(), one.make(reference)()  # type: ignore[misc]
+        assert torch.equal(got, expected)
+        assert bool(shown) == (one.kernel == "sample, logprobs 20")
+    assert len({one.kernel for one in found}) == len(found)
+    assert {one.num_bytes for one in found} == {3 * 700 * 4}
 
 
 def tensors(result: object) -> list[torch.Tensor]:
@@ -395,7 +410,8 @@ def test_a_run_shows_tables_and_writes_a_file(tmp_path: Path) -> None:
     assert "1 threads, CPU time; this machine reads" in result.output
     assert "attention, int8" in result.output
     found = json.loads(out.read_text())
-    assert len(found["kernels"]) == len(list(cases_of(TINY, [DECODE, PROMPT])))
+    cases_run = [*cases_of(TINY, [DECODE, PROMPT]), *sampling_cases(*SAMPLED)]
+    assert len(found["kernels"]) == len(cases_run)
     assert [one["batch"] for one in found["steps"]] == ["3 x 1 at 70", "prompt of 5"]
 
 

@@ -1,8 +1,10 @@
 """The compiled kernels, for tests: skipped where nothing can compile them, and only there."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +12,14 @@ from tandem_engine.device.cores import ThreadPlan
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import AUTO, load_library
 
+FOLDER = os.environ.get("TANDEM_TEST_KERNELS")
+"""Where other kernels are than the package's; `tools.check_native` has one variant there."""
+
 
 def native_kernels(variant: str = AUTO) -> NativeKernels:
-    library = load_library(variant)
+    if FOLDER and variant != AUTO and not list(Path(FOLDER).glob(f"kernels-{variant}-*.so")):
+        pytest.skip(f"{FOLDER} has no kernels of the variant {variant}")
+    library = load_library(variant, Path(FOLDER)) if FOLDER else load_library(variant)
     if library is None and shutil.which("g++") is None:
         pytest.skip("there is no g++ that could have built the kernels")
     assert library is not None, "build them: python -m tandem_engine.device.native.build"

@@ -1,8 +1,8 @@
-"""Sampling, against plain formulas row by row."""
+"""Sampling, against plain formulas row by row: in torch, and by every native variant."""
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.sampling import RowSampler
 from tandem_engine.sampling.candidates import candidates_of
 from tandem_engine.sampling.chance import derive_seed, uniform
 from tandem_engine.sampling.row import Row, row_of
 from tandem_engine.sampling.sampler import Sampler
+from tests.unit.engine.native import native_kernels
 
 VOCAB = 24
 
@@ -42,8 +45,28 @@ def row(
     return made
 
 
+class Samplers:
+    """Makes samplers of the kind that the tests run on."""
+
+    native: RowSampler | None = None
+
+    def __call__(self) -> Sampler:
+        return Sampler(self.native)
+
+
+new_sampler = Samplers()
+
+
+@pytest.fixture(scope="module", params=["reference", *runnable_variants()], autouse=True)
+def _kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    is_native = request.param != "reference"
+    new_sampler.native = native_kernels(request.param).row_sampler() if is_native else None
+    yield
+    new_sampler.native = None
+
+
 def sample(logits: torch.Tensor, rows: list[Row]) -> list[int]:
-    return [token.token_id for token in Sampler().sample(logits, rows) if token is not None]
+    return [token.token_id for token in new_sampler().sample(logits, rows) if token is not None]
 
 
 def allowed_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
@@ -201,7 +224,7 @@ def test_a_bias_comes_before_penalties(own: dict[str, Any], logit: float, token:
 
 def test_what_a_row_asks_for_is_put_into_tensors_once(monkeypatch: pytest.MonkeyPatch) -> None:
     biased = row(temperature=0.0, logit_bias={9: 5.0}, stop_token_ids=(4,), min_tokens=9)
-    logits, sampler = torch.randn(1, VOCAB), Sampler()
+    logits, sampler = torch.randn(1, VOCAB), new_sampler()
     sampler.sample(logits, [biased])
     made: list[object] = []
 
@@ -215,6 +238,18 @@ def test_what_a_row_asks_for_is_put_into_tensors_once(monkeypatch: pytest.Monkey
         sampler.sample(logits, [biased])
 
     assert made == []
+
+
+def test_what_a_row_asks_for_stays_whoever_comes_and_goes() -> None:
+    biased, sampler = row(logit_bias={9: 5.0, 3: -1.0}), new_sampler()
+    sampler.sample(torch.randn(1, VOCAB), [biased])
+    asked = biased.asked
+
+    sampler.sample(torch.randn(2, VOCAB), [row(seed=1), biased])
+
+    assert biased.asked is asked
+    assert biased.ahead([3]).asked is asked
+    assert (asked.biased.tolist(), asked.biases.tolist()) == ([9, 3], [5.0, -1.0])
 
 
 class Work:
@@ -235,7 +270,7 @@ class Work:
 
     def of(self, logits: torch.Tensor, rows: list[Row]) -> int:
         before = self.count
-        sample(logits, rows)
+        Sampler().sample(logits, rows)
         return self.count - before
 
 
@@ -257,7 +292,7 @@ def test_a_row_that_needs_many_tokens_looked_at_costs_the_others_nothing(
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     asks = row(temperature=0.0, logprobs=3, logit_bias={7: 100.0})
-    [token] = Sampler().sample(logits, [asks])
+    [token] = new_sampler().sample(logits, [asks])
     table = torch.log_softmax(logits[0], -1)
 
     assert token is not None
@@ -274,7 +309,7 @@ def test_a_row_without_numbers_gives_no_token_and_disturbs_nobody() -> None:
     logits[1, 3] = torch.nan
     logits[2, 6] = 1.0
     rows = [row(seed=1), row(seed=2), row(temperature=0.0)]
-    tokens = Sampler().sample(logits, rows)
+    tokens = new_sampler().sample(logits, rows)
 
     assert tokens[1] is None
     assert tokens[0] is not None

@@ -12,9 +12,10 @@
 #pragma once
 
 #include <atomic>
+#include <numeric>
 #include <utility>
 
-#include "sampling_desk.h"
+#include "sampling_sample.h"
 
 namespace tandem {
 
@@ -116,6 +117,9 @@ class RowSampling {
 
   void operator()() {
     const bool shows_logprobs = row_.num_logprobs >= 0;
+    // Then those of the draw are those of the log-probabilities.
+    const bool has_masses = shows_logprobs && !row_.is_changed() && row_.temperature == 1.0 &&
+                            row_.margin == -HUGE_VAL;
     if (shows_logprobs) find_top();
     if (row_.is_changed()) alone([&] { change().make(); });
     if (row_.is_changed() || !shows_logprobs) find_peaks();
@@ -123,8 +127,8 @@ class RowSampling {
       alone([&] { finish(desk_.has_failed ? -1 : likeliest()); });
     } else if (top_k_ == 0 && row_.top_p >= 1.0) {
       alone([&] { desk_.floor = floor_of_margin(); });
-      weigh_blocks();
-      alone([&] { finish(desk_.has_failed ? -1 : drawn({desk_.floor, desk_.vocab})); });
+      if (!has_masses) weigh_blocks();
+      alone([&] { finish(desk_.has_failed ? -1 : drawn_of_all()); });
     } else {
       if (top_k_ > 0) {
         gather_likeliest(top_k_, true);
@@ -159,13 +163,20 @@ class RowSampling {
     }
   }
 
+  // Calls body(begin, end) for runs of blocks that make up all, in all members.
+  template <class Body>
+  void each_run(Body&& body) {
+    for (const int64_t run : team_.each((desk_.blocks + kAtOnce - 1) / kAtOnce)) {
+      body(run * kAtOnce, std::min(desk_.blocks, (run + 1) * kAtOnce));
+    }
+  }
+
   // Calls body(block) for all blocks, in all members.
   template <class Body>
   void each_block(Body&& body) {
-    for (const int64_t piece : team_.each((desk_.blocks + kAtOnce - 1) / kAtOnce)) {
-      const int64_t end = std::min(desk_.blocks, (piece + 1) * kAtOnce);
-      for (int64_t block = piece * kAtOnce; block < end; ++block) body(block);
-    }
+    each_run([&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) body(block);
+    });
   }
 
   void find_peaks() {
@@ -202,45 +213,62 @@ class RowSampling {
       if (desk_.has_failed) return;
       desk_.masses[block] =
           mass_of(block_at(block), desk_.length(block), weigher(), desk_.floor);
-      desk_.ties[block] = static_cast<int32_t>(kBlock);
     });
   }
 
-  // Gathers at least `count` of the largest, as far as there are so many: in as many blocks the
-  // largest is not below the last of the `count` largest.
+  // Gathers at least `count` of the largest, as far as there are so many.
   void gather_likeliest(int64_t count, bool has_margin) {
     alone([&] {
       desk_.floor = has_margin ? floor_of_margin() : kLowest;
       desk_.step = -1;
-      desk_.around = {desk_.floor, kInfinity};
-      if (desk_.has_failed || count > desk_.blocks) return;
-      float* last = desk_.spare + count - 1;
-      std::copy(desk_.peaks, desk_.peaks + desk_.blocks, desk_.spare);
-      std::nth_element(desk_.spare, last, desk_.spare + desk_.blocks, std::greater<float>());
-      desk_.around.low = std::max(desk_.floor, *last);
+      if (!desk_.has_failed) desk_.around = {least_of_likeliest(count), kInfinity};
     });
-    gather_blocks();
+    gather_blocks([&] { return !desk_.has_failed; });
+    if (count <= desk_.blocks) return;
+    alone([&] {
+      desk_.is_short = !desk_.has_failed && count_gathered() < count;
+      desk_.around.low = desk_.floor;
+    });
+    gather_blocks([&] { return desk_.is_short; });
   }
 
-  void gather_blocks() {
-    each_block([&](int64_t block) {
-      desk_.counts[block] = 0;
-      if (desk_.has_failed || desk_.peaks[block] < desk_.around.low) return;
-      const int64_t found = gather(block_at(block), desk_.length(block), desk_.around.low,
-                                   desk_.around.high, desk_.gathered + block * kBlock);
-      desk_.counts[block] = static_cast<int32_t>(found);
+  // In as many blocks the largest is not below the last of the `count` largest. Where there are
+  // not as many, a sample tells; it may be wrong.
+  float least_of_likeliest(int64_t count) {
+    if (count > desk_.blocks) return std::max(desk_.floor, Sample(desk_, logits_).least_of(count));
+    float* last = desk_.spare + count - 1;
+    std::copy(desk_.peaks, desk_.peaks + desk_.blocks, desk_.spare);
+    std::nth_element(desk_.spare, last, desk_.spare + desk_.blocks, std::greater<float>());
+    return std::max(desk_.floor, *last);
+  }
+
+  template <class IsWanted>
+  void gather_blocks(IsWanted&& is_wanted) {
+    each_run([&](int64_t begin, int64_t end) {
+      if (!is_wanted()) return;
+      int64_t start = begin * kBlock;
+      for (int64_t block = begin; block < end; ++block) {
+        int64_t found = 0;
+        if (desk_.peaks[block] >= desk_.around.low) {
+          found = gather(block_at(block), desk_.length(block), desk_.around.low,
+                         desk_.around.high, desk_.gathered + start);
+        }
+        desk_.starts[block] = static_cast<int32_t>(start);
+        desk_.counts[block] = static_cast<int32_t>(found);
+        start += found;
+      }
     });
+  }
+
+  int64_t count_gathered() const {
+    return std::accumulate(desk_.counts, desk_.counts + desk_.blocks, int64_t{0});
   }
 
   // Gathers those among which the mass of top_p is reached.
   void gather_around_mass() {
-    constexpr float kBelow[kSteps] = {1, 2, 3, 4, 5, 6.5, 9, 13};  // the largest, in log-weights
     alone([&] {
       desk_.floor = floor_of_margin();
-      for (int step = 0; step < kSteps; ++step) {
-        const double below = kBelow[step] * row_.temperature;
-        desk_.steps[step] = std::max(desk_.floor, static_cast<float>(desk_.best - below));
-      }
+      if (!desk_.has_failed) Sample(desk_, logits_).set_steps(weigher(), row_.top_p);
     });
     each_block([&](int64_t block) {
       if (desk_.has_failed) return;
@@ -250,7 +278,7 @@ class RowSampling {
     alone([&] {
       if (!desk_.has_failed) bracket_mass();
     });
-    gather_blocks();
+    gather_blocks([&] { return !desk_.has_failed; });
   }
 
   void bracket_mass() {
@@ -271,11 +299,16 @@ class RowSampling {
   int64_t collect() {
     int64_t count = 0;
     for (int64_t block = 0; block < desk_.blocks; ++block) {
-      const float* from = desk_.gathered + block * kBlock;
+      const float* from = desk_.gathered + desk_.starts[block];
       std::copy(from, from + desk_.counts[block], desk_.spare + count);
       count += desk_.counts[block];
     }
     return count;
+  }
+
+  int64_t drawn_of_all() {
+    std::fill_n(desk_.ties, desk_.blocks, static_cast<int32_t>(kBlock));
+    return drawn({desk_.floor, desk_.vocab});
   }
 
   Threshold cut_of_gathered(const Weigher& weigh, const Quota& quota) {
@@ -306,7 +339,7 @@ class RowSampling {
     for (int64_t block = 0; block < desk_.blocks; ++block) {
       Floats sum = {};
       Ints equals = {};
-      over(desk_.gathered + block * kBlock, desk_.counts[block], [&](Floats some) {
+      over(desk_.gathered + desk_.starts[block], desk_.counts[block], [&](Floats some) {
         sum += only_where(some > cut.value, weigh(some));
         equals += some == cut.value;
       });

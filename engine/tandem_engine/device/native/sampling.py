@@ -35,7 +35,8 @@ class NativeRowSampler:
             desks = self._library.num_threads
             count = desks * self._library.sampling_room(args.vocab)
             if count > len(self._room):
-                self._room = torch.empty(count)
+                # Written to at once, so that whoever measures the first step finds all of it.
+                self._room = torch.empty(count).fill_(0.0)
             args.room, args.desks = self._room.data_ptr(), desks
             self._library.sample(byref(args))
 

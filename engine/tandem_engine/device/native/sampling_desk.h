@@ -45,7 +45,8 @@ class Desk {
     above = masses + blocks;
     gathered = above + blocks * kSteps;
     spare = gathered + blocks * kBlock;
-    counts = reinterpret_cast<int32_t*>(spare + blocks * kBlock);
+    starts = reinterpret_cast<int32_t*>(spare + blocks * kBlock);
+    counts = starts + blocks;
     ties = counts + blocks;
     wrongs = reinterpret_cast<uint8_t*>(ties + blocks);
   }
@@ -53,7 +54,7 @@ class Desk {
   // Floats that a desk is made of, in whole cache lines.
   static int64_t room(int64_t vocab) {
     const int64_t blocks = (vocab + kBlock - 1) / kBlock;
-    return round_up(blocks * (5 + kSteps + 2 * kBlock), 16);
+    return round_up(blocks * (6 + kSteps + 2 * kBlock), 16);
   }
 
   int64_t length(int64_t block) const { return std::min(kBlock, vocab - block * kBlock); }
@@ -62,8 +63,9 @@ class Desk {
   float* peaks;      // the largest
   float* masses;     // the mass of what stays
   float* above;      // [kSteps]: the mass from each step on
-  float* gathered;   // [kBlock]: those around the cut
-  int32_t* counts;   // how many were gathered
+  float* gathered;   // [kBlock]: those around the cut, of some blocks side by side
+  int32_t* starts;   // where in `gathered`
+  int32_t* counts;   // and how many
   int32_t* ties;     // how many of those at the cut stay
   uint8_t* wrongs;   // whether something is no number
 
@@ -76,6 +78,7 @@ class Desk {
   float steps[kSteps];
   Bracket around;      // where the cut is looked for
   int step;          // the last of `steps` that is above it, or -1
+  bool is_short;     // too few were gathered
   double mass_left;  // what top_p has left for those around the cut
   double log_total;  // of the model's own logits: what log-probabilities fall short of them
   std::vector<float> before;  // logits where they were changed

@@ -12,7 +12,7 @@
 namespace tandem {
 
 constexpr int64_t kBlock = 512;  // logits: a draw ends with a look at one block, logit by logit
-constexpr int kSteps = 8;        // thresholds that masses are summed above at once
+constexpr int kSteps = 6;        // thresholds that masses are summed above at once
 constexpr float kLowest = -FLT_MAX;
 constexpr float kInfinity = __builtin_inff();
 constexpr uint32_t kInfinityBits = 0x7f800000;
@@ -27,16 +27,24 @@ struct Weigher {
   Weigher(float best, double temperature)
       : best(best), scale(static_cast<float>(1.4426950408889634 / temperature)) {}
 
-  Floats operator()(Floats x) const { return exp2_of<6>((x - best) * scale); }
+  // Nothing comes to less than 2^-126, and so not even -inf to 0: a CPU takes a hundred times as
+  // long over what is smaller. Whoever sums weights leaves out what may not come.
+  Floats operator()(Floats x) const {
+    return exp2_of<6>(larger(splat(-126.0f), (x - best) * scale));
+  }
   double of(float x) const { return (*this)(splat(x))[0]; }
 };
 
-// The first `count` values, and -inf behind them: of no weight, and below every threshold.
+// The first `count` values, and -inf behind them: below every threshold.
 inline Floats load_logits(const float* x, int64_t count) {
+#if defined(__AVX512F__)
+  return _mm512_mask_loadu_ps(splat(-kInfinity), static_cast<__mmask16>((1u << count) - 1), x);
+#else
   float some[kLanes];
   for (float& one : some) one = -kInfinity;
   std::memcpy(some, x, count * sizeof(float));
   return load(some);
+#endif
 }
 
 // Calls body(values) for the vectors of a block.
@@ -73,10 +81,15 @@ inline bool any_of(Ints mask) {
 #endif
 }
 
-inline int64_t count_of(Ints mask) {
+// Of comparisons that were added up.
+inline int64_t count_of(Ints masks) {
+#if defined(__AVX512F__)
+  return -_mm512_reduce_add_epi32(same_bits<__m512i>(masks));
+#else
   int64_t count = 0;
-  for (int lane = 0; lane < kLanes; ++lane) count -= mask[lane];
+  for (int lane = 0; lane < kLanes; ++lane) count -= masks[lane];
   return count;
+#endif
 }
 
 // The largest of a block; is_wrong: there is something among them that is no number.
@@ -143,11 +156,9 @@ inline int64_t gather(const float* x, int64_t count, float low, float high, floa
 #if defined(__AVX512F__)
     const __mmask16 from = _mm512_cmp_ps_mask(some, splat(low), _CMP_GE_OQ);
     const __mmask16 inside = _mm512_mask_cmp_ps_mask(from, some, splat(high), _CMP_LT_OQ);
-    if (!inside) continue;
-    const int here = __builtin_popcount(inside);
-    const auto first = static_cast<__mmask16>((1u << here) - 1);
-    _mm512_mask_storeu_ps(out + found, first, _mm512_maskz_compress_ps(inside, some));
-    found += here;
+    // As many as were read, of which the first are wanted: a branch would be guessed wrong.
+    store(out + found, _mm512_maskz_compress_ps(inside, some));
+    found += __builtin_popcount(inside);
 #else
     if (any_of((some >= low) & (some < high))) take(at, at + kLanes);
 #endif

@@ -1,0 +1,127 @@
+"""`make check-native`: the tests of the native kernels under sanitizers.
+
+These find what goes well by luck: memory that is not theirs, undefined results, threads that race.
+
+    python -m tools.check_native                 both, one after the other
+    python -m tools.check_native thread          one of them: address or thread
+
+Each has a library of its own, of one variant, compiled with what the sanitizer needs, and the tests
+run in a Python into which its runtime is preloaded. Of Python and torch, which are not compiled so,
+nothing is reported.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tandem_engine.device.native import build
+from tandem_engine.device.native.library import runnable_variants
+
+FOLDER_VARIABLE: Final = "TANDEM_TEST_KERNELS"
+"""Where tests look for the kernels; see tests/unit/engine/native.py."""
+_TESTS: Final = ("kernels", "sampling", "forward", "team")
+_COMMON: Final = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+_FAILED: Final = 66
+"""Exit code of what a sanitizer has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sanitizer:
+    """One way of looking for faults."""
+
+    flags: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    """Libraries that are preloaded."""
+    options: Mapping[str, str]
+    """Variables of the runtime."""
+    deselect: str
+    """Tests that cannot run under it, as pytest's -k has it."""
+
+
+SANITIZERS: Final = {
+    "address": Sanitizer(
+        flags=("-fsanitize=address,undefined",),
+        runtimes=("libasan.so", "libubsan.so", "libstdc++.so.6"),
+        options={
+            # What Python and torch leave behind at their end is not looked for.
+            "ASAN_OPTIONS": f"detect_leaks=0:exitcode={_FAILED}",
+            "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:exitcode={_FAILED}",
+        },
+        deselect="child",
+    ),
+    "thread": Sanitizer(
+        flags=("-fsanitize=thread",),
+        runtimes=("libtsan.so", "libstdc++.so.6"),
+        options={
+            "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1:"
+            f"report_signal_unsafe=0:exitcode={_FAILED}"
+        },
+        # A child of a process with threads may not start any under it.
+        deselect="child or signals",
+    ),
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Run the tests under each sanitizer that is named; exit with 1 at the first fault."""
+    for name in names or list(SANITIZERS):
+        if name not in SANITIZERS:
+            sys.exit(f"'{name}' is no sanitizer; there are {', '.join(SANITIZERS)}.")
+        with tempfile.TemporaryDirectory(prefix="tandem-sanitized-") as folder:
+            _check(name, SANITIZERS[name], Path(folder))
+
+
+def _check(name: str, sanitizer: Sanitizer, folder: Path) -> None:
+    variant = runnable_variants()[0]
+    print(f"Compiling the {variant} kernels with the {name} sanitizer …", flush=True)  # noqa: T201
+    _compile(variant, sanitizer, folder)
+    tests = [f"tests/unit/engine/test_native_{test}.py" for test in _TESTS]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k"]
+    done = _run(
+        # The same addresses each time: a new layout may be one that the runtime does not know.
+        ["setarch", "-R", sys.executable, *command, f"not ({sanitizer.deselect})", *tests],
+        env={
+            **os.environ,
+            **sanitizer.options,
+            "LD_PRELOAD": ":".join(map(_runtime, sanitizer.runtimes)),
+            FOLDER_VARIABLE: str(folder),
+        },
+    )
+    if done:
+        sys.exit(f"The native kernels failed under the {name} sanitizer (exit code {done}).")
+
+
+def _compile(variant: str, sanitizer: Sanitizer, folder: Path) -> None:
+    optimised = ("-O3",)
+    common = [flag for flag in build.COMMON_FLAGS if flag not in optimised]
+    library = folder / build.library_name(variant, build.sources_hash())
+    flags = [*common, *_COMMON, *sanitizer.flags, *build.variants()[variant]]
+    source = str(build.HERE / "kernels.cpp")
+    if _run([_compiler(), *flags, "-shared", source, "-o", str(library)]):
+        sys.exit("The compiler refused the kernels.")
+
+
+def _runtime(name: str) -> str:
+    """Where the compiler has a library of its own."""
+    asked = [_compiler(), f"-print-file-name={name}"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(found).is_absolute():
+        sys.exit(f"There is no {name}; it comes with g++ (Debian's libgcc-12-dev).")
+    return str(Path(found).resolve())
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+def _run(command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+    return subprocess.run(command, env=env, check=False).returncode
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
