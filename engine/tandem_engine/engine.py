@@ -4,7 +4,7 @@ Where nothing speaks against it (`Scheduler.may_go_ahead`) it is one step ahead:
 made and handed in while one is computed, so that the device has no gap between the two.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem_engine.api.config import ScheduleConfig
@@ -27,6 +27,8 @@ class Progress:
     """Sequences that got tokens."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Sequences that died in this step → why; their blocks are free again."""
+    expired: Sequence[str] = ()
+    """Sequences that were not in this step because their deadline was over; they are forgotten."""
     record: StepRecord | None = None
     """What it was made of, and how long it took."""
 
@@ -122,6 +124,7 @@ class Engine:
             clock: Tells the time, in seconds; that of `Request.arrived`.
         """
         now = clock()
+        expired = self._expire(now)
         current = self._ahead or self._launch(self._scheduler.schedule(now))
         # Nobody can count on the tokens of a step that has come to nothing.
         self._ahead = None if current.flight.has_failed else self._go_ahead(now)
@@ -132,7 +135,13 @@ class Engine:
         failed = self._scheduler.all_of(result.failed)
         advances = self._scheduler.complete(current.step, result, clock())
         self._forget()
-        return Progress(step=current.step, advances=advances, failed=failed, record=current.record)
+        return Progress(
+            step=current.step,
+            advances=advances,
+            failed=failed,
+            expired=expired,
+            record=current.record,
+        )
 
     def close(self) -> None:
         """Compute nothing any more; what was handed in ahead of time is dropped."""
@@ -150,6 +159,12 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise AssertionError when a block is lost or held by another number than holds it."""
         self._scheduler.check_integrity()
+
+    def _expire(self, now: float) -> list[str]:
+        expired = self._scheduler.expire(now)
+        if expired:
+            self._forget()
+        return expired
 
     def _launch(self, step: Step) -> _Launched:
         """Begin to compute a step, if it need not be waited for; else it begins when it is."""

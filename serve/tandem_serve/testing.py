@@ -6,9 +6,11 @@ use them. Nothing here looks at a clock.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from math import inf
+from types import MappingProxyType
 from typing import Any, Final
 
 import httpx
@@ -95,6 +97,7 @@ class Submitted:
     sampling: SamplingParams
     priority: int
     cache_salt: str
+    timeout_s: float = inf
 
 
 class FakeFront:
@@ -156,6 +159,7 @@ class FakeFront:
         *,
         priority: int = LOWEST_PRIORITY,
         cache_salt: str = "",
+        timeout_s: float = inf,
     ) -> "FakeStream":
         """Answer a prompt.
 
@@ -176,6 +180,7 @@ class FakeFront:
             sampling=sampling,
             priority=priority,
             cache_salt=cache_salt,
+            timeout_s=timeout_s,
         )
         self.submitted.append(submitted)
         return FakeStream(self, submitted)
@@ -357,7 +362,14 @@ class Caller:
     httpx's own transport gives a response only when it is complete.
     """
 
-    def __init__(self, app: ASGIApp, path: str, body: object) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str,
+        body: object,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._app = app
         self._scope = {
             "type": "http",
@@ -369,7 +381,7 @@ class Caller:
             "root_path": "",
             "scheme": "http",
             "query_string": b"",
-            "headers": [],
+            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
             "server": ("test", 80),
             "client": ("test", 1),
         }

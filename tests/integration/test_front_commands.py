@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ async def beside(front: ThreadedFront) -> tuple[list[int], "asyncio.Task[list[in
 
 @pytest.mark.parametrize("part", ["_runner", "_scheduler"])
 async def test_a_request_that_cannot_be_added_fails_alone(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
     part: str,
 ) -> None:
@@ -78,7 +79,7 @@ async def test_a_request_that_cannot_be_added_fails_alone(
 
 
 async def test_an_abort_that_fails_harms_nobody(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with front_of(checkpoint) as front:
@@ -95,7 +96,7 @@ async def test_an_abort_that_fails_harms_nobody(
 
 
 async def test_a_live_change_that_fails_is_told_and_leaves_the_settings_before(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with front_of(checkpoint) as front:
@@ -114,7 +115,7 @@ async def test_a_live_change_that_fails_is_told_and_leaves_the_settings_before(
 
 
 async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with front_of(checkpoint) as front:
@@ -137,22 +138,19 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
             front.check_health()
 
 
-async def test_whoever_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:  # noqa: F811
+async def test_whoever_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
         loop = front._loop
         loop.stop()
-        late: list[Any] = []
-        while loop.stopped is None:
-            try:
-                late.append(front.submit("late", PROMPT, LONG))
-                late.append(loop.reconfigure(MIX, Slo()))
-            except EngineStopped:
-                break
-        for each in late:
+        streams, changes = [], []
+        with suppress(EngineStopped):
+            while True:
+                streams.append(front.submit("late", PROMPT, LONG))
+                changes.append(asyncio.wrap_future(loop.reconfigure(MIX, Slo())))
+        for stream in streams:
             with pytest.raises(EngineStopped):
-                if isinstance(each, asyncio.Future) or hasattr(each, "add_done_callback"):
-                    await asyncio.wrap_future(each)
-                else:
-                    _ = [output async for output in each]
+                await anext(aiter(stream))
+        results = await asyncio.gather(*changes, return_exceptions=True)
+        assert all(isinstance(each, EngineStopped) for each in results)
         with pytest.raises(EngineStopped):
             await front.reconfigure(MIX, Slo())

@@ -7,6 +7,7 @@ EngineError
 │   ├── InvalidParameter     a value is of the wrong type or out of range
 │   └── PromptTooLong        the prompt leaves no room for a token
 ├── RequestFailed            a request died while running; the engine goes on
+├── DeadlineExceeded         a request was not done in time, and is computed no further
 └── EngineStopped            the engine takes no more requests
 """
 
@@ -41,6 +42,10 @@ class PromptTooLong(RequestError):
 
 class RequestFailed(EngineError):
     """A request died while running, perhaps with others of its step; the text is the cause."""
+
+
+class DeadlineExceeded(EngineError):
+    """A request was not done by its deadline: it is computed no further."""
 
 
 class EngineStopped(EngineError):

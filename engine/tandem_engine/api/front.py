@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from tandem_engine.api.config import ScheduleConfig
@@ -69,6 +70,7 @@ class OutputStream(Protocol):
 
         Raises (while iterating):
             RequestFailed: the request died; the text is the cause.
+            DeadlineExceeded: the request was not done in time.
             EngineStopped: the engine stopped before the end.
         """
 
@@ -95,6 +97,7 @@ class EngineFront(Protocol):
         *,
         priority: int = LOWEST_PRIORITY,
         cache_salt: str = "",
+        timeout_s: float = inf,
     ) -> OutputStream:
         """Queue a request; its choices are n (or best_of) sequences.
 
@@ -104,6 +107,8 @@ class EngineFront(Protocol):
             sampling: How to continue it.
             priority: 1, the highest, to 5; counts where a policy goes by priority.
             cache_salt: Requests of different salts share no KV blocks.
+            timeout_s: Seconds from now on; if it is not done then, its stream ends with
+                DeadlineExceeded, and nothing more is computed for it.
 
         Raises (at once):
             RequestError: the request can never be served; nothing was queued.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Literal
 
 from tandem_engine.api.errors import InvalidParameter
@@ -252,6 +253,8 @@ class Request:
     """Requests of different salts share no KV blocks; at most 256 characters."""
     arrived: float = 0.0
     """Seconds, on the clock by which the engine's steps are timed."""
+    deadline: float = inf
+    """Seconds, on the same clock; from then on nothing is computed for it. inf: there is none."""
 
     def __post_init__(self) -> None:
         check_priority(self.priority)

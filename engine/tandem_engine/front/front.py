@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import ConfigError, InvalidParameter, PromptTooLong
@@ -70,6 +71,7 @@ class ThreadedFront:
         *,
         priority: int = LOWEST_PRIORITY,
         cache_salt: str = "",
+        timeout_s: float = inf,
     ) -> OutputStream:
         """Queue a request; see `EngineFront.submit`."""
         self.check_health()
@@ -77,7 +79,13 @@ class ThreadedFront:
         self._loop.attach(asyncio.get_running_loop())
         # The caller's id may come twice; the engine's may not.
         name = f"{request_id}-{next(self._numbers)}"
-        request = self._request(name, tuple(prompt_token_ids), sampling, priority, cache_salt)
+        request = self._request(name, tuple(prompt_token_ids), sampling)
+        request = replace(
+            request,
+            priority=priority,
+            cache_salt=cache_salt,
+            deadline=request.arrived + timeout_s,
+        )
         self._check_blocks(request)
         # All choices are computed at once. Of beams, only the best are shown, when all are done.
         num_shown = sampling.n if sampling.use_beam_search else sampling.num_sequences
@@ -138,14 +146,7 @@ class ThreadedFront:
                 *(sized.largest_step, sized.max_batch_size),
             )
 
-    def _request(
-        self,
-        name: str,
-        prompt: tuple[int, ...],
-        sampling: SamplingParams,
-        priority: int,
-        cache_salt: str,
-    ) -> Request:
+    def _request(self, name: str, prompt: tuple[int, ...], sampling: SamplingParams) -> Request:
         if sampling.use_beam_search and sampling.num_sequences == 1:
             # As in `transformers`, one beam alone is greedy decoding.
             sampling = replace(sampling, use_beam_search=False, temperature=0.0)
@@ -162,8 +163,6 @@ class ThreadedFront:
             stop_token_ids=own_ends.union(sampling.stop_token_ids),
             seeds=tuple(derive_seed(seed, index) for index in places),
             sequence_ids=tuple(f"{name}-{index}" for index in places),
-            priority=priority,
-            cache_salt=cache_salt,
             arrived=time.perf_counter(),
         )
 

@@ -12,7 +12,7 @@ from functools import partial
 from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.errors import EngineStopped, RequestFailed
+from tandem_engine.api.errors import DeadlineExceeded, EngineStopped, RequestFailed
 from tandem_engine.api.output import EngineStats, Output
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
@@ -174,7 +174,7 @@ class EngineLoop:
         """
         try:
             command.work()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other callers go on
             _LOG.exception("A command to the engine failed")
             command.tell(error)
             self._engine.check_integrity()
@@ -191,8 +191,14 @@ class EngineLoop:
         self._sleeps_until = -inf if progress.step.sequence_ids else self._engine.wake_at
         self._observe(progress)
         self._publish()
-        deliveries = [*self._outputs(progress, now), *self._failures(progress, now)]
-        self._deliver([*deliveries, *self._pacer.due(now)])
+        self._deliver(
+            [
+                *self._outputs(progress, now),
+                *self._failures(progress, now),
+                *self._expired(progress, now),
+                *self._pacer.due(now),
+            ]
+        )
 
     def _begin(self, request: Request, choices: Sequence[Choice]) -> None:
         self._metrics.received(len(choices))
@@ -301,9 +307,23 @@ class EngineLoop:
             return []
         _LOG.error("Request %s failed: %s", sequence_id, cause)
         self._metrics.failed()
-        delivery = (choice.stream, RequestFailed(f"The request failed: {cause}."))
+        return self._end_with(choice, RequestFailed(f"The request failed: {cause}."), now)
+
+    def _expired(self, progress: Progress, now: float) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        for sequence_id in progress.expired:
+            choice = self._choices.pop(sequence_id, None)
+            if choice is not None:
+                self._metrics.expired()
+                deliveries += self._end_with(choice, _too_late(choice), now)
+        return deliveries
+
+    def _end_with(self, choice: Choice, error: Exception, now: float) -> list[Delivery]:
+        """End a choice with an error, behind all that it has said."""
         arrived = choice.timeline.arrived
-        return self._pacer.push(sequence_id, delivery, None, arrived=arrived, now=now)
+        return self._pacer.push(
+            choice.sequence_id, (choice.stream, error), None, arrived=arrived, now=now
+        )
 
     def _publish(self) -> None:
         self.stats = self._engine.stats()
@@ -329,6 +349,19 @@ class EngineLoop:
             self._event_loop.call_soon_threadsafe(_hand_over, deliveries)
         except RuntimeError:  # the event loop has closed: nobody reads any more
             _LOG.debug("No event loop to deliver to")
+
+
+def _too_late(choice: Choice) -> DeadlineExceeded:
+    request, timeline = choice.request, choice.timeline
+    if timeline.scheduled is None:
+        state = "it was still waiting in the queue"
+    else:
+        state = f"{timeline.num_tokens} tokens of its answer were there"
+    return DeadlineExceeded(
+        f"The request was not done within the {request.deadline - request.arrived:.3g} s that the "
+        f"engine had for it: {state}. Allow it more time, ask for fewer tokens, or send fewer "
+        "requests at once."
+    )
 
 
 def _hand_over(deliveries: Sequence[Delivery]) -> None:

@@ -86,6 +86,7 @@ _COUNTERS: Final = MappingProxyType(
         "request_success": "Requests finished.",
         "request_failed": "Requests that died while running.",
         "request_aborted": "Requests that their client left.",
+        "request_expired": "Requests that were not done by their deadline.",
         "prompt_tokens": "Prompt tokens of finished prefills.",
         "generation_tokens": "Generated tokens.",
         "step_prediction_error_seconds": "Sum of |actual - predicted| over the predicted steps.",
@@ -168,6 +169,10 @@ class EngineMetrics(Collector):
     def aborted(self) -> None:
         """Note that a client left its request."""
         self._counts["request_aborted"] += 1
+
+    def expired(self) -> None:
+        """Note that a request was not done by its deadline."""
+        self._counts["request_expired"] += 1
 
     def step(self, record: StepRecord | None, *, num_sampled: int) -> None:
         """Note one step that is over; one that computed nothing is not counted.

@@ -35,6 +35,11 @@ class Queues:
         return self._places.get(sequence_id)
 
     @property
+    def num_known(self) -> int:
+        """Sequences that have not ended, those included that wait for the prompt of another."""
+        return len(self._places)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
         return len(self.decoding) + len(self.prefilling)

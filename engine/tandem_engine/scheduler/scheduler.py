@@ -15,6 +15,7 @@ from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.blocks import Blocks
 from tandem_engine.scheduler.booking import Booking
+from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.policies import Policies
 from tandem_engine.scheduler.queues import Queues
@@ -46,6 +47,7 @@ class Scheduler:
         self._blocks = Blocks(pool, host or HostPool(0))
         self._policies = Policies(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
+        self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
         self._booking = Booking(self._queues, self._blocks, has_drafts=most_drafts > 0)
         self._most_drafts = most_drafts
         self._number = 0
@@ -59,8 +61,12 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float:
-        """Seconds; after an empty step, when the next one may have somebody in it."""
-        return self.records.last.wake_at if self.records.last else -inf
+        """Seconds; after an empty step, when the next one may have somebody in it.
+
+        Or when somebody's deadline is over.
+        """
+        wake_at = self.records.last.wake_at if self.records.last else -inf
+        return min(wake_at, self._deadlines.next_at)
 
     def add(self, request: Request) -> None:
         """Let a request wait for its first step."""
@@ -71,6 +77,7 @@ class Scheduler:
             group, block_size=pool.block_size, keeps_keys=pool.caches_prefixes
         )
         self._queues.expect(sequence)
+        self._deadlines.add(request, self._queues.num_known)
 
     def can_ever_hold(self, request: Request) -> bool:
         """Whether the KV blocks suffice for a request, were it alone."""
@@ -94,6 +101,16 @@ class Scheduler:
         else:
             self._booking.end(sequence)
         return True
+
+    def expire(self, now: float) -> list[str]:
+        """Forget the requests that were to be done by `now`, in seconds; return their sequences.
+
+        Nobody waits for them any more, whether they run, wait or are swapped out.
+        """
+        over = self._deadlines.take_over(now)
+        for sequence_id in over:
+            self.abort(sequence_id)
+        return over
 
     def take_ended(self) -> list[str]:
         """Ids of the sequences that have ended since the last call, however they did."""

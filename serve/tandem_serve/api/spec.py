@@ -174,6 +174,10 @@ class ServerSpec(Model):
     """Size of a request's body in MB. 4 hold a context of 262144 tokens as ids or as escaped text;
     MindIE's default is 40."""
 
+    e2e_timeout: Annotated[int, Field(ge=1, le=65535, alias="e2eTimeout")] = 600
+    """Seconds from the first byte of a request to the last of its answer; then it ends with an
+    error, and nothing more is computed for it. A caller may ask for less (X-Request-Timeout)."""
+
     api_keys_secret: SecretName | None = None
     """Kubernetes Secret, in the service's namespace, whose values are the API keys; requests then
     need one of them as `Authorization: Bearer`. Absent: no key is asked for."""

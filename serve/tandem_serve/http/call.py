@@ -16,6 +16,7 @@ from tandem_engine.api.request import (
     check_priority,
 )
 from tandem_serve.http.answer import Answer, Form
+from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.disconnect import until_disconnect
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.gate import Wanted
@@ -103,6 +104,7 @@ async def answer_call(
     *,
     id_prefix: str,
     held: ExitStack,
+    deadline: Deadline,
 ) -> Response:
     """Submit, and answer with a stream or with a whole.
 
@@ -112,7 +114,7 @@ async def answer_call(
     call_id = http.outside.new_id()
     engine_id = f"{request.state.request_id}-{call_id[-NUM_ID_DIGITS:]}"
     answer = Answer(
-        generation=Generation(call.engine, call.engine_requests, engine_id, held),
+        generation=Generation(call.engine, call.engine_requests, engine_id, held, deadline),
         form=call.form,
         choices_per_prompt=call.choices_per_prompt,
         answer_id=f"{id_prefix}-{call_id}",

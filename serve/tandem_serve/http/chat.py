@@ -16,6 +16,7 @@ from tandem_serve.http.call import (
     engine_request,
     wanted_places,
 )
+from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import chat_logprobs
@@ -29,9 +30,10 @@ ID_PREFIX: Final = "chatcmpl"
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
+    deadline = Deadline.of(request)
     with ExitStack() as held:
         call = await _call(request, held)
-        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held)
+        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline)
 
 
 async def _call(request: Request, held: ExitStack) -> Call:

@@ -19,6 +19,7 @@ from tandem_serve.http.call import (
     engine_request,
     wanted_places,
 )
+from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import TextOffsets, completion_logprobs
@@ -37,9 +38,10 @@ ID_PREFIX: Final = "cmpl"
 
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
+    deadline = Deadline.of(request)
     with ExitStack() as held:
         call = await _call(request, held)
-        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held)
+        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline)
 
 
 async def _call(request: Request, held: ExitStack) -> Call:

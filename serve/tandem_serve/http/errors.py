@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from tandem_engine.api.errors import (
+    DeadlineExceeded,
     EngineError,
     EngineStopped,
     PromptTooLong,
@@ -193,6 +194,22 @@ def prompt_too_long(message: str, param: str | None) -> ApiError:
     return ApiError(message, param=param, code="context_length_exceeded")
 
 
+def deadline_exceeded(message: str) -> ApiError:
+    """The answer was not done in time: 504, whether it was begun or not.
+
+    It is what gRPC's DEADLINE_EXCEEDED is over HTTP. 408 is for a request that comes too slowly,
+    and 503 asks to send it again: OpenAI's clients would do so at once, for nobody, were it not for
+    the header.
+    """
+    return ApiError(
+        message,
+        status=HTTPStatus.GATEWAY_TIMEOUT,
+        kind=SERVER_ERROR,
+        code="deadline_exceeded",
+        headers={"X-Should-Retry": "false"},
+    )
+
+
 def engine_starting() -> ApiError:
     """The replica has no engine yet."""
     return ApiError(
@@ -222,6 +239,8 @@ def from_engine(error: EngineError) -> ApiError:
             return prompt_too_long(str(error), error.parameter)
         case RequestError():
             return ApiError(str(error), param=error.parameter, code="invalid_value")
+        case DeadlineExceeded():
+            return deadline_exceeded(str(error))
         case EngineStopped():
             return ApiError(
                 str(error) or "The engine is stopping and takes no more requests.",

@@ -9,6 +9,7 @@ from typing import TypedDict
 from tandem_engine.api.front import EngineFront, OutputStream
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
+from tandem_serve.http.deadline import Deadline
 
 
 class Usage(TypedDict):
@@ -30,7 +31,7 @@ class EngineRequest:
     cache_salt: str = ""
     """Requests of different salts share no computed prefixes."""
 
-    def submit(self, engine: EngineFront, request_id: str) -> OutputStream:
+    def submit(self, engine: EngineFront, request_id: str, *, timeout_s: float) -> OutputStream:
         """Queue it; see `EngineFront.submit`."""
         return engine.submit(
             request_id,
@@ -38,6 +39,7 @@ class EngineRequest:
             self.sampling,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            timeout_s=timeout_s,
         )
 
 
@@ -50,18 +52,21 @@ class Generation:
         requests: Sequence[EngineRequest],
         id_prefix: str,
         held: ExitStack,
+        deadline: Deadline,
     ) -> None:
         """Submit all of `requests`; `held` aborts them when it closes.
 
         Raises:
+            DeadlineExceeded: there is no time left for them.
             RequestError: one cannot be served; the caller's `held` aborts those before it.
             EngineStopped: the engine takes no more.
         """
+        timeout_s = deadline.left_s()
         self._num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._num_completion_tokens = 0
         self._streams: list[OutputStream] = []
         for i, request in enumerate(requests):
-            stream = request.submit(engine, f"{id_prefix}-{i}")
+            stream = request.submit(engine, f"{id_prefix}-{i}", timeout_s=timeout_s)
             held.callback(stream.abort)
             self._streams.append(stream)
 
@@ -70,6 +75,7 @@ class Generation:
 
         Raises:
             RequestFailed: a request died.
+            DeadlineExceeded: a request was not done in time.
             EngineStopped: the engine stopped before the end.
         """
         async with aclosing(_interleaved(self._streams)) as outputs:

@@ -12,6 +12,9 @@ from tandem_engine.api.errors import ConfigError
 MAX_LINK_NUM: Final = 4096
 """MindIE's upper bound."""
 
+MAX_TIMEOUT_S: Final = 65535
+"""MindIE's upper bound of e2eTimeout."""
+
 SPARE_READERS: Final = 32
 """Half of what Ray Serve lets in beyond 4 maxLinkNum."""
 
@@ -39,6 +42,9 @@ class HttpSettings:
     """How long a body may take to come, beside a second for each MiB of it."""
     least_body_timeout_s: float = 1.0
     """The same for the oldest ones, where more than max_readers come at once."""
+    e2e_timeout_s: float = 600.0
+    """MindIE's e2eTimeout: how long a call may take from its first byte to its last; callers may
+    ask for less."""
     max_inline_length: int = 8192
     """Bodies (bytes) and prompts (characters) up to this are handled on the event loop at once;
     longer ones in a thread, so that they do not hold up the streams of others."""
@@ -53,6 +59,11 @@ class HttpSettings:
         if not 1 <= self.max_link_num <= MAX_LINK_NUM:
             raise ConfigError(
                 f"max_link_num is {self.max_link_num}; it must be in [1, {MAX_LINK_NUM}]."
+            )
+        if not 0 < self.e2e_timeout_s <= MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"e2e_timeout_s is {self.e2e_timeout_s}; it must be above 0 and at most "
+                f"{MAX_TIMEOUT_S}."
             )
         if self.max_request_bytes < 1:
             raise ConfigError(

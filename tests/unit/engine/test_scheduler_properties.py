@@ -1,7 +1,8 @@
 """What holds for the scheduler and the pool whatever comes: a state machine drives them."""
 
 from collections import Counter
-from math import isfinite
+from dataclasses import replace
+from math import inf, isfinite
 from typing import Any
 
 from hypothesis import settings
@@ -185,6 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "pepper"]),
         ago=st.sampled_from([0.0, 0.0, 0.125, 4.0]),
         ends_at=st.sampled_from([None, None, 0, 5]),
+        lives_s=st.sampled_from([inf, inf, inf, 0.0, 0.2, 1.0, 3.0]),
     )
     def add(
         self,
@@ -196,6 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         ago: float,
         ends_at: int | None,
+        lives_s: float,
     ) -> str:
         number = len(self.requests)
         name = f"r{number}-"
@@ -211,6 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             use_beam_search=is_beams and n > 1,
             stop_token_ids=() if ends_at is None or is_beams else (ends_at,),
         )
+        wanted = replace(wanted, deadline=self.bench.now + lives_s)
         if n > self.schedule.max_batch_size or not self.bench.engine.can_ever_hold(wanted):
             return ""  # the front refuses it
         self.requests[name] = wanted
@@ -280,6 +284,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         progress = self.bench.step(seconds)
         step = progress.step
         self.gone.update(progress.failed)
+        self.gone.update(progress.expired)
+        self.check_deadlines(progress, started)
         assert not any("AssertionError" in cause for cause in progress.failed.values())
         self.check_rows(step, num_rows)
         self.check_decodes(step)
@@ -295,6 +301,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert isfinite(wake_at), f"nothing would ever wake the loop: {self.bench.record}"
             self.bench.now = max(self.bench.now, wake_at)
         return progress
+
+    def check_deadlines(self, progress: Progress, now: float) -> None:
+        """Who is late is told so once, by the next step, and in no step that is made from then."""
+        expired = progress.expired
+        assert len(set(expired)) == len(expired)
+        assert all(self.request_of[each].deadline <= now for each in expired)
+        assert not progress.failed.keys() & set(expired)
+        assert not {advance.sequence_id for advance in progress.advances} & set(expired)
+        late = {each for each, one in self.request_of.items() if one.deadline <= now}
+        assert not any(self.bench.scheduler._queues.find(each) for each in late)
+        ahead = self.bench.engine._ahead
+        assert ahead is None or not late & set(ahead.step.sequence_ids)
 
     def check_rows(self, step: Step, num_rows: int) -> None:
         most = self.schedule.max_batch_size

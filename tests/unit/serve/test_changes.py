@@ -86,6 +86,7 @@ specs = st.fixed_dictionaries(
         "server": optional(
             maxLinkNum=st.integers(1, 4096),
             maxRequestLength=st.integers(1, 100),
+            e2eTimeout=st.integers(1, 65535),
             apiKeysSecret=st.sampled_from(["keys", "other-keys"]),
         ),
         "scaling": optional(minReplicas=st.integers(1, 4)),

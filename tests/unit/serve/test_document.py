@@ -252,7 +252,7 @@ def test_a_replica_reads_back_what_was_asked_for() -> None:
 def test_writing_a_default_down_changes_nothing() -> None:
     short = service(server={}, resources={}, engine={"schedule": {"maxBatchSize": 8}})
     long = service(
-        server={"maxLinkNum": 1000, "maxRequestLength": 4},
+        server={"maxLinkNum": 1000, "maxRequestLength": 4, "e2eTimeout": 600},
         resources={"cpu": 1, "memory": "4Gi"},
         scaling={"minReplicas": 3},
         engine={

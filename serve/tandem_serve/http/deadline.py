@@ -1,0 +1,73 @@
+"""How long a call may take: the service's e2eTimeout, or less where the caller says so.
+
+The header is not Ray Serve's `x-request-timeout-seconds`: that one Ray carries out itself, by
+cutting a stream in the middle and answering other calls with plain text.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi import Request
+
+from tandem_engine.api.errors import DeadlineExceeded
+from tandem_serve.http.errors import ApiError, cut
+from tandem_serve.http.settings import MAX_TIMEOUT_S
+from tandem_serve.http.state import state_of
+
+TIMEOUT_HEADER: Final = "X-Request-Timeout"
+"""Seconds that the caller will wait for the end of the answer."""
+
+_SECONDS: Final = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When one call must be done."""
+
+    timeout_s: float
+    at_s: float
+    """On the clock of `monotonic_s`."""
+    monotonic_s: Callable[[], float]
+
+    @classmethod
+    def of(cls, request: Request) -> "Deadline":
+        """The deadline of a call that begins now.
+
+        Raises:
+            ApiError: the caller's own is no number of seconds that may be.
+        """
+        http = state_of(request)
+        timeout_s = http.settings.e2e_timeout_s
+        asked = request.headers.getlist(TIMEOUT_HEADER)
+        if asked:
+            timeout_s = min(timeout_s, _seconds(", ".join(asked)))
+        now = http.outside.monotonic_s()
+        return cls(timeout_s, now + timeout_s, http.outside.monotonic_s)
+
+    def left_s(self) -> float:
+        """Seconds that are left, more than 0.
+
+        Raises:
+            DeadlineExceeded: there are none.
+        """
+        left_s = self.at_s - self.monotonic_s()
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"The request was not done within the {self.timeout_s:g} s that it had: its prompt "
+                "was not ready for the engine. Allow it more time, or send less at once."
+            )
+        return left_s
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text) if _SECONDS.fullmatch(text) else 0.0
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise ApiError(
+            f"{TIMEOUT_HEADER} is '{cut(text)}'; it must be a number of seconds, such as 30 or "
+            f"0.5, above 0 and at most {MAX_TIMEOUT_S}.",
+            param=TIMEOUT_HEADER,
+            code="invalid_value",
+        )
+    return seconds

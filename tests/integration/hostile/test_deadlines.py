@@ -1,0 +1,143 @@
+"""What nobody will read any more is not computed: deadlines and callers that leave, real HTTP."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.integration.hostile.attack import COMPLETIONS, MODEL, Target, read_answer
+from tests.integration.hostile.conftest import Server
+
+pytestmark = pytest.mark.usefixtures("stream")
+
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "<|user|>Reverse: abcd<|end|><|assistant|>",
+    "max_tokens": 1000,
+    "ignore_eos": True,
+    "temperature": 0,
+    "skip_special_tokens": False,
+}
+HEADER = "X-Request-Timeout"
+WAIT_S = 60
+STREAM_ROWS = 1
+"""The stream beside the attack."""
+
+
+def value(server: Target, name: str) -> float:
+    """A metric of the server."""
+    with server.connect() as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: tandem\r\n\r\n")
+        text = read_answer(connection).body.decode()
+    found = re.search(rf"^tandem_{name}{{[^}}]*}} (\S+)$", text, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+    """Wait for a condition; fails by a limit that no working server comes near."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.02)
+
+
+def is_idle(server: Target) -> bool:
+    """Whether nobody runs or waits but the stream, of which one or none may be there."""
+    running = value(server, "num_requests_running")
+    return running <= STREAM_ROWS and value(server, "num_requests_waiting") <= STREAM_ROWS
+
+
+def expired(server: Target) -> float:
+    return value(server, "request_expired_total")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_answer_that_is_not_done_in_time_is_a_504(server: Server, n: int) -> None:
+    before = expired(server)
+    answer = server.post(COMPLETIONS, LONG | {"n": n}, {HEADER: "0.3"})
+
+    assert answer.status == 504
+    error = json.loads(answer.body)["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert re.match(r"The request was not done within the 0\.\d+ s that the engine", answer.message)
+    wait_until(lambda: is_idle(server), lambda: value(server, "num_requests_running"))
+    assert expired(server) - before == n
+
+
+def test_a_stream_that_is_not_done_in_time_ends_with_an_error(server: Server) -> None:
+    data = json.dumps(LONG | {"stream": True}).encode()
+    with server.opened(COMPLETIONS, len(data), {HEADER: "0.5", "Connection": "close"}) as stream:
+        stream.sendall(data)
+        received = b""
+        while piece := stream.recv(65536):
+            received += piece
+    events = [line for line in received.split(b"\n") if line.startswith(b"data: ")]
+
+    assert received.startswith(b"HTTP/1.1 200")
+    assert json.loads(events[-1][6:])["error"]["code"] == "deadline_exceeded"
+    assert len(events) > 1
+    wait_until(lambda: is_idle(server), lambda: value(server, "num_requests_running"))
+
+
+def test_those_that_wait_in_the_queue_are_told_too_and_never_computed(server: Server) -> None:
+    body = json.dumps(LONG | {"n": 2}).encode()
+    with ExitStack() as held:
+        # 24 sequences run at once.
+        for _ in range(13):
+            held.enter_context(server.opened(COMPLETIONS, len(body))).sendall(body)
+        wait_until(
+            lambda: value(server, "num_requests_waiting") >= 1,
+            lambda: value(server, "num_requests_running"),
+        )
+        late = [
+            held.enter_context(server.opened(COMPLETIONS, len(body), {HEADER: "0.3"}))
+            for _ in range(8)
+        ]
+        for connection in late:
+            connection.sendall(body)
+        answers = [read_answer(connection) for connection in late]
+
+    assert {answer.status for answer in answers} == {504}
+    assert all("it was still waiting in the queue" in answer.message for answer in answers)
+    wait_until(lambda: is_idle(server), lambda: value(server, "num_requests_running"))
+    assert server.post(COMPLETIONS, LONG | {"max_tokens": 1}, {HEADER: "60"}).status == 200
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon", "1e400", "65536"])
+def test_a_time_that_is_none_is_a_400(server: Server, wrong: str) -> None:
+    answer = server.post(COMPLETIONS, LONG, {HEADER: wrong})
+
+    assert answer.status == 400
+    assert answer.message.startswith(f"{HEADER} is '{wrong}'; it must be a number of seconds")
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("num_calls", "metric", "least"),
+    [(1, "num_requests_running", 3), (12, "num_requests_waiting", 2)],
+    ids=["running", "queued"],
+)
+def test_callers_that_leave_free_what_they_held(
+    server: Server, num_calls: int, metric: str, least: int, *, is_stream: bool
+) -> None:
+    before = value(server, "request_aborted_total")
+    body = json.dumps(LONG | {"stream": is_stream, "n": 3}).encode()
+    with ExitStack() as held:
+        for _ in range(num_calls):
+            connection = held.enter_context(server.opened(COMPLETIONS, len(body)))
+            connection.sendall(body)
+        wait_until(
+            lambda: value(server, metric) >= least,
+            lambda: value(server, metric),
+        )
+
+    wait_until(lambda: is_idle(server), lambda: value(server, "num_requests_running"))
+    wait_until(
+        lambda: value(server, "request_aborted_total") - before == 3 * num_calls,
+        lambda: value(server, "request_aborted_total") - before,
+    )
