@@ -93,7 +93,7 @@ def _random_model(architecture: str, shape: dict[str, Any], seed: int) -> Any:
 
 def _save_tokenizer(folder: Path) -> None:
     """One token for each byte, in the order of the bytes, then the special tokens."""
-    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    vocabulary = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     added = [
         {
             "id": NUM_BYTES + number,
@@ -126,7 +126,7 @@ def _save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _byte_symbols() -> list[str]:
+def byte_symbols() -> list[str]:
     """The visible character that stands for each byte in a byte-level vocabulary (GPT-2's)."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = itertools.count(0x100)

@@ -46,6 +46,8 @@ _MIB = 2**20
 _WARM_UP_PROMPT = 32
 _REPORT_EVERY_S = 0.5
 _BAR_WIDTH = 24
+_ANGLE_BYTES = 12
+"""Of a position and value of a head, while its cosines and sines are computed."""
 
 Report = Callable[[str], None]
 
@@ -68,8 +70,9 @@ def build_engine(
     if folder.is_dir():
         check_readable(folder)
     codec = load_codec(folder)
-    max_positions = _max_positions(config, read_decoder_config(folder))
+    model = read_decoder_config(folder)
     runtime = open_device(config.device, memory_bytes=config.memory_bytes)
+    max_positions = _max_positions(config, model, runtime)
     report(runtime.set_num_threads(config.num_threads))
     process = runtime.memory().used
     decoder = _load(config, runtime, max_positions, report)
@@ -100,8 +103,12 @@ def build_engine(
     )
 
 
-def _max_positions(config: EngineConfig, model: DecoderConfig) -> int:
-    """The longest sequence that may be asked for: maxSeqLen, or else the model's limit."""
+def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRuntime) -> int:
+    """The longest sequence that may be asked for: maxSeqLen, or else the model's limit.
+
+    Angles are kept for each position; there is no use for more positions than the memory holds with
+    their keys and values, even in 8 bits and without weights.
+    """
     limit = model.max_position_embeddings
     wanted = config.max_seq_len or limit
     if wanted > limit:
@@ -113,7 +120,22 @@ def _max_positions(config: EngineConfig, model: DecoderConfig) -> int:
             f"maxInputTokenLen is {config.max_input_token_len}; it must be below maxSeqLen "
             f"{wanted}, so that there is room for an answer."
         )
-    return wanted
+    total = runtime.memory().total
+    of_token = kv_bytes_per_token(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_dim,
+        dtype_bytes=1,
+    )
+    of_token += _ANGLE_BYTES * model.head_dim
+    most = max(1, total // of_token)
+    if config.max_seq_len is not None and wanted > most:
+        raise ConfigError(
+            f"maxSeqLen is {wanted}; keys, values and angles of such a sequence take at least "
+            f"{in_gib(wanted * of_token)}, and this replica's memory is {in_gib(total)}: "
+            f"lower maxSeqLen, or raise resources.memory."
+        )
+    return min(wanted, most)
 
 
 def _load(

@@ -26,7 +26,7 @@ def read_object(path: Path, *, if_missing: str = "") -> dict[str, Any]:
         if if_missing and isinstance(error, FileNotFoundError):
             reason = f"does not exist; {if_missing}"
         raise CheckpointError(f"{path} {reason}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise CheckpointError(f"{path} is not a JSON object")

@@ -11,6 +11,10 @@ EngineError
 └── EngineStopped            the engine takes no more requests
 """
 
+from typing import Final
+
+_LONGEST_MESSAGE: Final = 1000
+
 
 class EngineError(Exception):
     """Base of all errors of the engine; the text is one sentence for a person."""
@@ -21,7 +25,14 @@ class ConfigError(EngineError):
 
 
 class CheckpointError(EngineError):
-    """A model's files are missing, damaged or of a kind that is not understood."""
+    """A model's files are missing, damaged or of a kind that is not understood.
+
+    Files may hold anything, and the text quotes them: it stays one line that any terminal and any
+    log can show, and is cut where it is endless.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
 
 
 class RequestError(EngineError):
@@ -50,3 +61,13 @@ class DeadlineExceeded(EngineError):
 
 class EngineStopped(EngineError):
     """The engine is stopping or has stopped and takes no more requests."""
+
+
+def _one_line(message: str) -> str:
+    """What cannot be shown is written as in Python; the middle of a long text is left out."""
+    half = _LONGEST_MESSAGE // 2
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:half]} … {message[-half:]}"
+    if message.isprintable():
+        return message
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)

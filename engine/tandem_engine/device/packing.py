@@ -56,6 +56,34 @@ class Packs(Protocol):
         """A layer in 8 bits; `linear` quantises what comes in, by a given scale if static."""
 
 
+class ShapesOnly:
+    """Packs nothing: for parameters on the device `meta`, which have shapes and no memory."""
+
+    def computed_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The same."""
+        return dtype
+
+    def packing(self, *_layer: object) -> LinearPacking:
+        """One that is never filled."""
+        return _Nothing()
+
+    def packing_int8(self, *_layer: object, is_static: bool) -> Int8Packing:  # noqa: ARG002
+        """One that is never filled."""
+        return _Nothing()
+
+
+class _Nothing:
+    def put(self, first: int, rows: Tensor) -> None:
+        raise _never_filled(first, rows)
+
+    def finish(self, *parts: object) -> PackedLinear:
+        raise _never_filled(*parts)
+
+
+def _never_filled(*given: object) -> Exception:
+    return AssertionError(f"only shapes are looked at, and {len(given)} values came; a bug")
+
+
 def pack(kernels: Packs, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """Pack a weight [out, in] that is there as a whole, on the host: in tests and benchmarks."""
     outputs, inputs = weight.shape

@@ -27,6 +27,8 @@ from tandem_engine.model.rope import (
 GENERATION_CONFIG_FILE = "generation_config.json"
 _MOST_POSITIONS: Final = 2**32 - 1
 """MindIE's upper limit of maxSeqLen."""
+_WIDEST: Final = 2**24
+"""Far above any width, vocabulary or number of layers; products of two of them are no trouble."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -144,11 +146,14 @@ class _Fields:
             return self.error(f"{self.within}{key} is missing")
         return self.error(f"{self.within}{key} is {json.dumps(self.get(key))}, not {wanted}")
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, *, most: int = _WIDEST) -> int:
         value = default if self.get(key) is None else self.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refuse(key, "a whole number above 0")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise self.refuse(key, f"a whole number from 1 to {most}")
         return value
+
+    def positions(self, key: str, default: int | None = None) -> int:
+        return self.count(key, default, most=_MOST_POSITIONS)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = default if self.get(key) is None else self.get(key)
@@ -214,6 +219,11 @@ def _head_dim(fields: _Fields, family: _Family, heads: int) -> int:
     head_dim = fields.count("head_dim", family.head_dim or fields.count("hidden_size") // heads)
     if head_dim % 2:
         raise fields.error(f"head_dim is {head_dim}; it must be even to be rotated")
+    if heads * head_dim > _WIDEST:
+        raise fields.error(
+            f"{heads} attention heads of {head_dim} are {heads * head_dim} wide, "
+            f"which must be at most {_WIDEST}"
+        )
     return head_dim
 
 
@@ -234,7 +244,7 @@ def _longest_sequence(fields: _Fields, rope: Rope) -> int:
     it was extended to with Llama 3's and LongRoPE, and either of them with YaRN, whose factor
     counts from original_max_position_embeddings.
     """
-    written = fields.count("max_position_embeddings")
+    written = fields.positions("max_position_embeddings")
     match rope:
         case RopeLinear(factor=factor) | RopeDynamic(factor=factor):
             extended = written * factor
@@ -252,7 +262,7 @@ def _longest_sequence(fields: _Fields, rope: Rope) -> int:
 
 def _rope(fields: _Fields, head_dim: int) -> Rope:
     """Read rope_parameters (transformers 5) or rope_scaling beside rope_theta (before)."""
-    max_positions = fields.count("max_position_embeddings")
+    max_positions = fields.positions("max_position_embeddings")
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     values = fields.get(key) or {}
     if not isinstance(values, dict):
@@ -262,10 +272,10 @@ def _rope(fields: _Fields, head_dim: int) -> Rope:
         raise fields.error("partial_rotary_factor is not 1; only whole heads are rotated")
     theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
     # The field beside the object goes first, as in transformers.
-    original = fields.get("original_max_position_embeddings") and fields.count(
+    original = fields.get("original_max_position_embeddings") and fields.positions(
         "original_max_position_embeddings"
     )
-    original = original or scaling.count("original_max_position_embeddings", max_positions)
+    original = original or scaling.positions("original_max_position_embeddings", max_positions)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     match kind:
         case "default":
@@ -347,7 +357,12 @@ def _eos_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
         if value is None:
             continue
         ids: Sequence[Any] = value if isinstance(value, list) else [value]
-        if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-            raise source.refuse("eos_token_id", "a token id or a list of them")
+        if not all(_is_token_id(one, fields) for one in ids):
+            raise source.refuse("eos_token_id", "a token id below vocab_size, or a list of them")
         return tuple(dict.fromkeys(ids))
     return ()
+
+
+def _is_token_id(value: Any, fields: _Fields) -> bool:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return is_whole and 0 <= value < fields.count("vocab_size")

@@ -1,11 +1,16 @@
 """From a checkpoint's folder to a decoder on a device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from tandem_engine.api.config import DType, Quantization
+from tandem_engine.api.errors import CheckpointError
+from tandem_engine.device.packing import ShapesOnly
 from tandem_engine.device.runtime import DeviceRuntime
+from tandem_engine.documents import CONFIG_FILE
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.network import build_network
@@ -20,7 +25,7 @@ from tandem_engine.model.rope import RopeTable
 from tandem_engine.quantization.read import resolve_scheme
 from tandem_engine.quantization.scheme import Scheme
 from tandem_engine.weights.checkpoint import Checkpoint
-from tandem_engine.weights.load import Progress, fill
+from tandem_engine.weights.load import Progress, check, fill
 
 _MIB = 2**20
 
@@ -56,6 +61,7 @@ def load_decoder(
     scheme = resolve_scheme(quantization, folder)
     with Checkpoint.open(folder) as checkpoint:
         torch_dtype = _resolve_dtype(dtype, config, checkpoint)
+        _check(checkpoint, config, scheme)
         parameters = allocate_parameters(
             config,
             dtype=torch_dtype,
@@ -69,15 +75,42 @@ def load_decoder(
             is_harmless=lambda name: is_harmless(config, parameters, name),
             progress=progress,
         )
-    rope = RopeTable(
-        config.rope,
-        head_dim=config.head_dim,
-        num_positions=max_positions or config.max_position_embeddings,
-        dtype=runtime.kernels.computed_in(torch_dtype),
-        device=runtime.device,
-    )
-    network = build_network(config, parameters, rope)
+    with _naming(Path(folder) / CONFIG_FILE):
+        rope = RopeTable(
+            config.rope,
+            head_dim=config.head_dim,
+            num_positions=max_positions or config.max_position_embeddings,
+            dtype=runtime.kernels.computed_in(torch_dtype),
+            device=runtime.device,
+        )
+    with _naming(folder):
+        network = build_network(config, parameters, rope)
     return Decoder(config, network, runtime.kernels, quantization=_in_words(scheme, parameters))
+
+
+def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> None:
+    """Make sure that config.json describes these tensors, before any memory is taken for them."""
+    names = frozenset(checkpoint.names())
+    last = f"model.layers.{config.num_layers - 1}"
+    if not any(name.startswith(f"{last}.") for name in names):
+        checkpoint.entry(f"{last}.input_layernorm.weight")  # says that it is missing
+    layout = allocate_parameters(
+        config, dtype=torch.bfloat16, device="meta", kernels=ShapesOnly(), scheme=scheme
+    )
+    check(
+        checkpoint,
+        list(checkpoint_parts(layout, names)),
+        is_harmless=lambda name: is_harmless(config, layout, name),
+    )
+
+
+@contextmanager
+def _naming(place: Path | str) -> Iterator[None]:
+    """Name the place in what is raised within, by those who do not know it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
 
 
 def _in_words(scheme: Scheme, parameters: Parameters) -> str | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tandem_engine.api.errors import CheckpointError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeDefault:
@@ -204,7 +206,11 @@ def _wavelengths(theta: float | Tensor, head_dim: int) -> Tensor:
 
 
 class RopeTable:
-    """Cosines and sines of every position."""
+    """Cosines and sines of every position.
+
+    Raises:
+        CheckpointError: The numbers of the rope do not come to angles.
+    """
 
     def __init__(
         self,
@@ -217,9 +223,23 @@ class RopeTable:
     ) -> None:
         if isinstance(rope, RopeDynamic | RopeLong):
             rope = replace(rope, num_positions=num_positions)
+        frequencies = _finite(rope, head_dim)
         positions = torch.arange(num_positions, dtype=torch.float32)
-        angles = positions[:, None] * rope.inverse_frequencies(head_dim)  # [positions, head_dim/2]
+        angles = positions[:, None] * frequencies  # [positions, head_dim/2]
         # One half of each is kept, side by side: the other half of a head is the same.
         table = torch.cat((angles.cos(), angles.sin()), dim=1) * rope.amplitude
         self.table = table.to(dtype=dtype, device=device)
         """[positions, head_dim]: cosines of one half of a head, then sines."""
+
+
+def _finite(rope: Rope, head_dim: int) -> Tensor:
+    """The frequencies of a rope; raise CheckpointError where they, or its amplitude, are none."""
+    try:
+        frequencies, amplitude = rope.inverse_frequencies(head_dim), rope.amplitude
+    except (ArithmeticError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the rope scaling cannot be computed ({error})") from error
+    if not (bool(frequencies.isfinite().all()) and math.isfinite(amplitude)):
+        raise CheckpointError(
+            "the rope scaling does not come to finite angles; its numbers are off"
+        )
+    return frequencies

@@ -108,7 +108,9 @@ def load_codec(folder: Path) -> CheckpointCodec:
         raise CheckpointError(f"{path} is missing; a checkpoint needs a fast tokenizer.")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises plain Exception; its panics are none
         raise CheckpointError(f"{path} is not a tokenizer: {error}.") from error
     # Settings for training batches, which would cut or fill prompts without a word.
     tokenizer.no_truncation()
@@ -136,7 +138,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
-    source = _read_text(path) if path.is_file() else settings.get("chat_template")
+    is_apart = path.is_file()
+    source = _read_text(path) if is_apart else settings.get("chat_template")
     if isinstance(source, list):  # several named templates, as in some older checkpoints
         named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
         source = named[0].get("template") if named else None
@@ -146,7 +149,10 @@ def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | Non
         raise CheckpointError(
             f"{folder / SETTINGS_FILE}: chat_template is no text and no list of named ones."
         )
-    return ChatTemplate(source, _special_tokens(settings))
+    try:
+        return ChatTemplate(source, _special_tokens(settings))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path if is_apart else folder / SETTINGS_FILE}: {error}") from error
 
 
 def _read_text(path: Path) -> str:

@@ -33,6 +33,9 @@ INDEX_FILE = "model.safetensors.index.json"
 MODELSLIM_FILES = "quant_model_weight*.safetensors"
 MODELSLIM_INDEX = "quant_model_weight*.safetensors.index.json"
 LENGTH_BYTES = 8
+LONGEST_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library."""
+MOST_DIMENSIONS = 16
 FLOATS = ("BF16", "F16", "F32")
 """The types that weights usually have."""
 DTYPES = {
@@ -183,6 +186,8 @@ class Checkpoint:
         """Call `take` with a tensor as it lies in the file; it must not keep it."""
         entry = self.entry(name)
         data = self._map(entry.path)
+        if len(data) < entry.end:
+            raise CheckpointError(f"{entry.path} was cut off while it was read; leave it as it is")
         # The view must not live on: it reads from the map, which `__exit__` closes.
         view = torch.frombuffer(data, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
         take(_typed(view, entry).view(entry.shape))
@@ -190,9 +195,12 @@ class Checkpoint:
 
     def _map(self, path: Path) -> mmap.mmap:
         if path not in self._maps:
-            file = self._open.enter_context(path.open("rb"))
             # A private map, because torch warns of memory that it may not write to.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            try:
+                file = self._open.enter_context(path.open("rb"))
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:  # ValueError: it has become empty
+                raise _unreadable(path, error) from error
             self._maps[path] = self._open.enter_context(data)
         return self._maps[path]
 
@@ -238,7 +246,11 @@ def check_readable(folder: Path) -> None:
 
 def _read_shards(index: Path) -> dict[str, Entry]:
     """The tensors of all files that the index names."""
-    document = _parse_json(index, index.read_bytes(), "the index")
+    try:
+        content = index.read_bytes()
+    except OSError as error:
+        raise _unreadable(index, error) from error
+    document = _parse_json(index, content, "the index")
     weight_map = document.get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(file, str) for file in weight_map.values()
@@ -254,16 +266,35 @@ def _read_shards(index: Path) -> dict[str, Entry]:
 
 
 def _shard_path(index: Path, file: str) -> Path:
-    if Path(file).name != file:
+    if Path(file).name != file or file in ("", ".."):
         raise CheckpointError(f"{index} names {file}, which is not a file beside it")
     path = index.parent / file
-    if not path.exists():
+    if not _exists(path):
         raise CheckpointError(f"{path} does not exist, but {index.name} names it")
     return path
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name that a file can have
+        return False
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return CheckpointError(f"{path} cannot be read: {reason}")
+
+
 def _read_header(path: Path) -> dict[str, Entry]:
     """What one safetensors file holds, every range checked against its length."""
+    try:
+        return _read_header_of(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_header_of(path: Path) -> dict[str, Entry]:
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(LENGTH_BYTES)
@@ -274,6 +305,11 @@ def _read_header(path: Path) -> dict[str, Entry]:
             raise CheckpointError(
                 f"{path} is not a safetensors file, or is cut off within its header "
                 f"({size} bytes long)"
+            )
+        if length > LONGEST_HEADER:
+            raise CheckpointError(
+                f"{path} says that its header is {length} bytes long, which must be at most "
+                f"{LONGEST_HEADER}; it is not a safetensors file"
             )
         header = _parse_json(path, file.read(length), "the header of a safetensors file")
     data_start = LENGTH_BYTES + length
@@ -294,7 +330,7 @@ def _read_header(path: Path) -> dict[str, Entry]:
 def _parse_json(path: Path, data: bytes, what: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} does not hold {what}: {error}") from error
     if not isinstance(document, dict):
         raise CheckpointError(f"{path} does not hold {what}: it is not a JSON object")
@@ -307,7 +343,7 @@ def _entry(path: Path, name: str, fields: Any, data_start: int) -> Entry:
             "dtype": str(dtype_name),
             "shape": [*shape],
             "data_offsets": [int(start), int(end)],
-        } if 0 <= start <= end and all(isinstance(size, int) and size >= 0 for size in shape):
+        } if 0 <= start <= end and _is_shape(shape):
             pass
         case _:
             raise CheckpointError(f"{path}: the header does not say what the tensor {name} is")
@@ -318,3 +354,9 @@ def _entry(path: Path, name: str, fields: Any, data_start: int) -> Entry:
             f"which is not the size of {shape} in {dtype_name}"
         )
     return entry
+
+
+def _is_shape(sizes: Sequence[Any]) -> bool:
+    return len(sizes) <= MOST_DIMENSIONS and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes
+    )

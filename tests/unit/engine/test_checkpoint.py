@@ -282,6 +282,18 @@ def test_what_is_known_to_be_harmless_is_passed_over(
             "is a Git LFS pointer, not the file; run 'git lfs pull'",
             id="Git LFS",
         ),
+        pytest.param(
+            (100_000).to_bytes(8, "little") + b"[" * 100_000,
+            "does not hold the header of a safetensors file: maximum recursion depth",
+            id="nested without end",
+        ),
+        pytest.param(
+            (68).to_bytes(8, "little")
+            + b'{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}    '
+            + bytes(4),
+            "the header does not say what the tensor a is",
+            id="a size that is no number",
+        ),
     ],
 )
 def test_a_file_that_is_not_safetensors_is_named(folder: Path, content: bytes, reason: str) -> None:
@@ -301,6 +313,13 @@ def test_a_file_that_is_not_safetensors_is_named(folder: Path, content: bytes, r
         pytest.param(
             '{"weight_map": {"x": "../x"}}', "names ../x, which is not a file beside it", id="path"
         ),
+        pytest.param(
+            '{"weight_map": {"x": ".."}}', "names .., which is not a file beside it", id="parent"
+        ),
+        pytest.param(
+            '{"weight_map": {"x": ""}}', "names , which is not a file beside it", id="no name"
+        ),
+        pytest.param("[" * 100_000, "does not hold the index: maximum recursion", id="deep"),
     ],
 )
 def test_a_bad_index_is_named(sharded: Path, content: str, reason: str) -> None:
@@ -308,6 +327,99 @@ def test_a_bad_index_is_named(sharded: Path, content: str, reason: str) -> None:
     index.write_text(content)
 
     assert refusal(sharded).startswith(f"{index} {reason}")
+
+
+def test_a_shard_of_an_impossible_name_does_not_exist(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    name = "x" * 5000
+    index.write_text(json.dumps({"weight_map": {"x": name}}))
+
+    message = refusal(sharded)
+    assert message.startswith(f"{sharded}/xxx")
+    assert message.endswith(f"does not exist, but {index.name} names it")
+    assert len(message) < 1100
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model.safetensors.index.json", "config.json"]
+)
+def test_a_folder_in_place_of_a_file_is_named(sharded: Path, name: str) -> None:
+    path = sharded / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+    assert refusal(sharded) == f"{path} cannot be read: Is a directory"
+
+
+def test_a_header_without_end_is_not_read(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    with path.open("wb") as file:
+        file.write((2**40).to_bytes(8, "little"))
+        file.truncate(2**41)  # a file with a hole: it takes up nothing
+
+    assert refusal(folder) == (
+        f"{path} says that its header is {2**40} bytes long, which must be at most 100000000; "
+        "it is not a safetensors file"
+    )
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened_is_named(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    with Checkpoint.open(folder) as checkpoint:
+        last = max(checkpoint.names(), key=lambda name: checkpoint.entry(name).end)
+        os.truncate(path, path.stat().st_size - 1)
+
+        with pytest.raises(CheckpointError, match=f"{path} was cut off while it was read"):
+            checkpoint.hand_over(last, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("key", "size"), [("vocab_size", 2**24), ("intermediate_size", 2**24), ("hidden_size", 2**24)]
+)
+def test_a_size_that_the_tensors_do_not_have_takes_no_memory(
+    folder: Path, key: str, size: int
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: size}))
+
+    held = RUNTIME.peak_memory(lambda: None)
+    peak = RUNTIME.peak_memory(lambda: refusal(folder))
+
+    assert str(size) in refusal(folder)
+    assert peak - held < 2**26
+
+
+def test_layers_that_are_not_there_are_not_allocated(folder: Path) -> None:
+    path = folder / "config.json"
+    document = json.loads(path.read_text()) | {"num_hidden_layers": 2**24}
+    document.pop("layer_types", None)
+    path.write_text(json.dumps(document))
+
+    expected = f"lacks the tensor model.layers.{2**24 - 1}.input_layernorm.weight"
+    assert refusal(folder) == f"{folder / 'model.safetensors'} {expected}"
+
+
+def test_what_files_say_is_quoted_in_one_line(folder: Path) -> None:
+    name = "a\nb\ud800\x1b[31m" + "x" * 10_000
+
+    def add(tensors: dict[str, Tensor]) -> None:
+        tensors["stranger"] = torch.zeros(1)
+
+    rewrite(folder, add)
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header[name] = header.pop("stranger")
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+    message = refusal(folder)
+
+    assert message.startswith(rf"{path} holds the tensor a\nb\ud800\x1b[31mxxx")
+    assert message.endswith("the weights and config.json do not belong together")
+    assert message.isprintable()
+    assert len(message) < 1100
 
 
 def test_a_folder_without_weights_is_named(folder: Path) -> None:

@@ -241,8 +241,18 @@ def test_the_longest_sequence_counts_the_rope_scaling_in(
         pytest.param({"hidden_size": None}, "hidden_size is missing", id="missing size"),
         pytest.param(
             {"hidden_size": "896"},
-            'hidden_size is "896", not a whole number above 0',
+            'hidden_size is "896", not a whole number from 1 to 16777216',
             id="size of a wrong type",
+        ),
+        pytest.param(
+            {"num_hidden_layers": 10**12},
+            "num_hidden_layers is 1000000000000, not a whole number from 1 to 16777216",
+            id="more layers than any memory holds",
+        ),
+        pytest.param(
+            {"num_attention_heads": 2**20, "num_key_value_heads": 1, "head_dim": 2**10},
+            "1048576 attention heads of 1024 are 1073741824 wide, which must be at most 16777216",
+            id="heads too wide together",
         ),
         pytest.param(
             {"num_key_value_heads": 3},
@@ -306,8 +316,13 @@ def test_the_longest_sequence_counts_the_rope_scaling_in(
         ),
         pytest.param(
             {"eos_token_id": "</s>"},
-            'eos_token_id is "</s>", not a token id or a list of them',
+            'eos_token_id is "</s>", not a token id below vocab_size, or a list of them',
             id="eos token",
+        ),
+        pytest.param(
+            {"eos_token_id": [2, 10**9]},
+            "eos_token_id is [2, 1000000000], not a token id below vocab_size, or a list of them",
+            id="an eos token that the model cannot yield",
         ),
     ],
 )

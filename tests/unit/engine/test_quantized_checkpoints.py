@@ -238,7 +238,8 @@ def test_scales_that_are_no_numbers_are_named(compressed: Path) -> None:
     no_numbers = torch.full((64, 1), float("nan"))
     rewrite(compressed, lambda tensors: tensors.update({f"{name}.weight_scale": no_numbers}))
 
-    assert refusal(compressed) == f"the scales of {name} are not all numbers other than 0"
+    told = f"{compressed}: the scales of {name} are not all numbers other than 0"
+    assert refusal(compressed) == told
 
 
 def test_none_refuses_a_checkpoint_in_8_bits(compressed: Path) -> None:
@@ -354,7 +355,7 @@ def test_tensors_of_modelslim_that_are_not_computed_are_named(
     modelslim(folder, {n: "W8A8" if "self_attn" in n else "W8A8_DYNAMIC" for n in linear_names()})
     change_first(folder, name, value)
 
-    assert refusal(folder).startswith(reason)
+    assert refusal(folder).startswith(f"{folder}: {reason}")
 
 
 @pytest.mark.parametrize(
