@@ -35,7 +35,7 @@ from tandem_operator.token_doubts import TokenDoubts
 from tandem_operator.token_key import TokenKey
 from tandem_operator.troubles import Troubles
 
-_DOUBTED_AFTER: Final = 10
+_DOUBTED_AFTER: Final = 3
 """Sweeps after which it is made sure once more that Ray's token is there."""
 
 _log = logging.getLogger(__name__)

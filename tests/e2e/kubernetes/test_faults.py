@@ -83,19 +83,6 @@ def test_a_worker_pod_is_killed(service: DeployedService, cluster: Cluster, time
     assert serves(service)
 
 
-def test_the_token_of_ray_is_deleted_and_then_a_worker_killed(
-    service: DeployedService, cluster: Cluster, times: Times
-) -> None:
-    """Pods that run have the token; the one that comes waits for it."""
-    head = service.pod_uids("head")
-    service.kubernetes.kubectl("delete", "secret", service.token_secret())
-    with times.measure("Ray's token deleted, and a worker pod killed → whole"):
-        lost = kill_pods(service, cluster, "worker")
-        wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
-    assert serves(service)
-    assert service.pod_uids("head") == head
-
-
 def test_the_ray_head_is_killed(service: DeployedService, cluster: Cluster, times: Times) -> None:
     with times.measure("Ray head killed → a new one is ready, and says that the service runs"):
         lost = kill_pods(service, cluster, "head")
