@@ -142,7 +142,7 @@ class Batch:
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    vocab = draw(st.sampled_from([1, 2, 15, 16, 17, 511, 512, 513, 700, 4096, 5000, 20_001]))
+    vocab = draw(st.sampled_from([1, 2, 15, 16, 17, 511, 512, 513, 700, 1087, 4096, 5000, 20_001]))
     count = draw(st.integers(1, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     logits = torch.randn(count, vocab, generator=generator)

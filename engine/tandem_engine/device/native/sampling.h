@@ -54,6 +54,7 @@ class Change {
 
   void make() {
     before_.clear();
+    before_.reserve(row_.num_biased + row_.num_seen + row_.num_barred);
     for (int64_t at = 0; at < row_.num_biased; ++at) {
       change(row_.biased[at], [&](float x) { return x + row_.biases[at]; });
     }

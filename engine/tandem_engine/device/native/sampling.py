@@ -62,9 +62,11 @@ class NativeStepSampling:
         most = min(self._most, vocab)
         for args, of_row in zip(self._args, now, strict=True):
             args.position = of_row.position
-            _point(args, "seen", "num_seen", of_row.seen)
-            _point(args, "counts", None, of_row.counts)
-            _point(args, "barred", "num_barred", of_row.barred)
+            if of_row.seen is not None:
+                _point(args, "seen", "num_seen", of_row.seen)
+                _point(args, "counts", None, of_row.counts)
+            if of_row.barred is not None or args.num_barred:
+                _point(args, "barred", "num_barred", of_row.barred)
         found = Sampled(
             torch.empty(rows, dtype=torch.int64),
             torch.empty(rows),

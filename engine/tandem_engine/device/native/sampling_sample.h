@@ -12,7 +12,7 @@ namespace tandem {
 class Sample {
  public:
   Sample(Desk& desk, const float* logits) : desk_(desk) {
-    const int64_t apart = std::max<int64_t>(kRun, desk.vocab / kRuns);
+    const int64_t apart = std::max<int64_t>(kRun, (desk.vocab + kRuns - 1) / kRuns);
     for (int64_t at = 0; at < desk.vocab; at += apart) {
       const int64_t length = std::min(kRun, desk.vocab - at);
       for (int64_t one = at; one < at + length; ++one) {
@@ -51,7 +51,7 @@ class Sample {
 
   Desk& desk_;
   const Weigher* weigh_ = nullptr;
-  float values_[kRun * (kRuns + 2)], some_[kRun * (kRuns + 2)];
+  float values_[kRun * kRuns], some_[kRun * kRuns];
   int64_t count_ = 0, looked_at_ = 0;
   double peaks_mass_ = 0, mass_ = 0;
 
