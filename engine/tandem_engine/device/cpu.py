@@ -6,9 +6,9 @@ stream and event objects are not used: recording an event on the CPU raises.
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
-from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -18,11 +18,12 @@ from tandem_engine.device.claims import Claims
 from tandem_engine.device.cores import Pin, ThreadPlan
 from tandem_engine.device.host_cores import read_host_cores
 from tandem_engine.device.host_memory import available_memory, peak_memory, resident_memory
-from tandem_engine.device.huge_pages import HugePages
+from tandem_engine.device.huge_pages import HugePages, Patience
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import AUTO, Library, load_library
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import Event, Kernels, Memory, Stream
+from tandem_engine.device.spare_time import SpareTime
 from tandem_engine.device.threads import ComputeThreads, read_thread_settings
 
 KERNELS_VARIABLE = "TANDEM_KERNELS"
@@ -81,7 +82,8 @@ class CpuRuntime:
     def __init__(self, *, memory_bytes: int | None = None, kernels: str | None = None) -> None:
         self.device = torch.device("cpu")
         self._library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
-        self._pages = HugePages(later=True)
+        self._pages = HugePages(patience=Patience())
+        self._spare_time = SpareTime(self._pages.join_next)
         self._native = NativeKernels(self._library, self._pages) if self._library else None
         self.kernels: Kernels = self._native or ReferenceKernels()
         self._threads = _compute_threads(self._library)
@@ -113,7 +115,7 @@ class CpuRuntime:
         return plan.in_words()
 
     def begin_steps(self) -> None:
-        """Leave the cores to the kernels' threads, and join the pages that the weights lie in.
+        """Leave the cores to the kernels' threads, and join the pages that weights lie in.
 
         After an operator, torch's threads spin for milliseconds, in which the kernels' threads want
         the cores. What is left to torch in a step is small, and one thread does it as fast, unless
@@ -122,7 +124,11 @@ class CpuRuntime:
         if self._native and self._native.is_whole:
             torch.set_num_threads(1)
         if self._library:
-            Thread(target=self._pages.collapse, name="tandem-pages", daemon=True).start()
+            self._spare_time.begin()
+
+    def step(self) -> AbstractContextManager[None]:
+        """Join no pages while a step is computed."""
+        return self._spare_time.step()
 
 
 def _compute_threads(library: Library | None) -> ComputeThreads:

@@ -1,19 +1,22 @@
 """Memory in huge pages, for what is read from front to back in every step.
 
 A huge page at the first touch makes whoever touches it wait until the kernel has put 2 MB of free
-memory together: 5 ms where it is in small pieces, which for weights of 1 GB was most of the time to
-load them. So an engine writes its weights into small pages, and joins these later, beside the work.
+memory together: nothing where there are such pieces, and 5 ms where memory is in small ones, which
+for weights of 1 GB was most of the time to load them. So an engine waits for it as long as it has
+patience, writes the rest of its weights into small pages, and joins these in its spare time
+(`spare_time`).
 """
 
 import ctypes
 import errno
 import math
 import mmap
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
-from typing import Final, NamedTuple
+from functools import cache, partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,6 +28,10 @@ ALIGNMENT: Final = 64
 """A cache line, and the widest vector."""
 _MADV_COLLAPSE: Final = 25
 """Linux 6.1; Python has no name for it."""
+PATIENCE_S: Final = 1.0
+"""By which huge pages may lengthen the time to load a model, beyond what small ones take."""
+_SAMPLES: Final = 3
+"""Huge pages filled with small ones, to know what those take; the quickest counts."""
 _NOT_NOW: Final = (0, errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
 """Answers of a kernel that can do it, if not at once."""
 
@@ -36,13 +43,17 @@ class HugePages:
     up fewer addresses and fetches ahead further.
 
     Args:
-        later: Begin with small pages, where the kernel can join them; `collapse` does.
+        patience: None: all pages are huge at the first touch, whatever it takes. Else they are as
+            long as it lasts, and small from then on, where the kernel can join them later
+            (`join_next`).
     """
 
-    def __init__(self, *, later: bool = False) -> None:
-        self._later = later
+    def __init__(self, *, patience: "Patience | None" = None) -> None:
+        self._patience = patience
         self._chunk: Tensor | None = None
         self._taken = 0
+        self._made = 0
+        """Bytes of the chunk whose pages were made: a whole number of them."""
         self._small: list[_Mapped] = []
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -51,22 +62,34 @@ class HugePages:
         chunk = self._chunk
         if chunk is None or self._taken + size > len(chunk):
             chunk = self._chunk = self._map(max(size, CHUNK_BYTES))
-            self._taken = 0
+            self._taken = self._made = 0
         begin = self._taken
         self._taken = -(-(begin + size) // ALIGNMENT) * ALIGNMENT
+        self._make_pages(chunk, begin + size)
         return chunk[begin : begin + size].view(dtype)
 
-    def collapse(self) -> None:
-        """Join the pages of what was handed out and written so far; any thread may do it.
+    def join_next(self) -> bool:
+        """Join one more page of what was handed out and written; false: there is none left.
 
-        A huge page takes milliseconds; all but a moment of them others read and write what is in
-        it. One that the kernel cannot make now is left to its own daemon.
+        It takes about a millisecond, all but a moment of which others read and write what is in it.
+        A page that the kernel cannot make now is left to its own daemon.
         """
         while self._small:
-            self._small.pop(0).collapse()
+            if self._small[0].join_next():
+                return True
+            self._small.pop(0)
+        return False
+
+    def _make_pages(self, chunk: Tensor, end: int) -> None:
+        """Take the pages up to byte `end` of a chunk, huge ones while there is patience."""
+        while self._patience is not None and self._made < end:
+            address = chunk.data_ptr() + self._made
+            self._made += HUGE_PAGE
+            if self._patience.is_left:
+                self._patience.spend(partial(_touch_huge, address))
 
     def _map(self, size: int) -> Tensor:
-        if not (self._later and can_collapse()):
+        if self._patience is None or not can_collapse():
             return _bytes_of(_map(size, in_huge_pages=True), size)
         mapping = _map(size, in_huge_pages=False)
         chunk = _bytes_of(mapping, size)
@@ -74,22 +97,65 @@ class HugePages:
         return chunk
 
 
-class _Mapped(NamedTuple):
-    """Small pages that are to be joined, unless they are given back before."""
+class Patience:
+    """For how long making huge pages may hold others up, in seconds of the maker's CPU time.
 
-    mapping: weakref.ref[mmap.mmap]
-    address: int
-    """Of the first huge page."""
-    size: int
+    Waiting for other programs is not the fault of the pages; putting free memory together is work
+    of the thread that wants the page.
 
-    def collapse(self) -> None:
-        held = self.mapping()  # so that it is not given back meanwhile
+    Args:
+        seconds: In all.
+        usual: Seconds for a page, which are not counted; None: what small pages take here.
+        clock: The thread's CPU time.
+    """
+
+    def __init__(
+        self,
+        seconds: float = PATIENCE_S,
+        *,
+        usual: float | None = None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._left = seconds
+        self._usual = usual
+        self._clock = clock
+
+    @property
+    def is_left(self) -> bool:
+        """Whether one more page may be made."""
+        return self._left > 0
+
+    def spend(self, make: Callable[[], object]) -> None:
+        """Make a page, and count how much longer it took than usual."""
+        if self._usual is None:
+            self._usual = min(self._time(_fill_small) for _ in range(_SAMPLES))
+        self._left -= max(0.0, self._time(make) - self._usual)
+
+    def _time(self, work: Callable[[], object]) -> float:
+        begin = self._clock()
+        work()
+        return self._clock() - begin
+
+
+class _Mapped:
+    """Pages that are to be joined where they are small, unless they are given back before."""
+
+    def __init__(self, mapping: "weakref.ref[mmap.mmap]", address: int, size: int) -> None:
+        self._mapping = mapping
+        self._address, self._size = address, size
+        self._next = address
+
+    def join_next(self) -> bool:
+        held = self._mapping()  # so that it is not given back meanwhile
         if held is None:
-            return
-        for at in range(self.address, self.address + self.size, HUGE_PAGE):
-            _advise(at, HUGE_PAGE, _MADV_COLLAPSE)
+            return False
+        if self._next < self._address + self._size:
+            _advise(self._next, HUGE_PAGE, _MADV_COLLAPSE)
+            self._next += HUGE_PAGE
+            return True
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            _advise(self.address, self.size, mmap.MADV_HUGEPAGE)
+            _advise(self._address, self._size, mmap.MADV_HUGEPAGE)
+        return False
 
 
 def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -106,6 +172,20 @@ def can_collapse() -> bool:
     page = _bytes_of(mapping, HUGE_PAGE)
     page[0] = 1  # there is nothing to join where nothing is written
     return _advise(page.data_ptr(), HUGE_PAGE, _MADV_COLLAPSE) in _NOT_NOW
+
+
+def _touch_huge(address: int) -> None:
+    """Let the kernel make the page now, huge if it can."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        _advise(address, HUGE_PAGE, mmap.MADV_HUGEPAGE)
+    ctypes.memset(address, 0, 1)
+
+
+def _fill_small() -> None:
+    """Write to as many small pages as a huge one takes the place of."""
+    with _map(HUGE_PAGE, in_huge_pages=False) as mapping:
+        for at in range(0, HUGE_PAGE, mmap.PAGESIZE):
+            mapping[at] = 1
 
 
 def _advise(address: int, size: int, advice: int) -> int:

@@ -5,6 +5,7 @@ package (see `registry`); `reference` holds the kernels in plain torch, which th
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -181,3 +182,6 @@ class DeviceRuntime(Protocol):
 
     def begin_steps(self) -> None:
         """Called once when the model is loaded, before its first step."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Entered for each step: what the device puts off for its spare time stands still in it."""

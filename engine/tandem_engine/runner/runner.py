@@ -115,6 +115,10 @@ class ModelRunner:
 
     def _compute(self, flight: Flight) -> None:
         """All of a step that the device does."""
+        with self._runtime.step():
+            self._compute_held(flight)
+
+    def _compute_held(self, flight: Flight) -> None:
         self._copy(flight.step)
         flight.has_copied = True
         batch, before = flight.batch, flight.before

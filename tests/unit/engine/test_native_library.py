@@ -5,7 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ from tandem_engine.device.huge_pages import (
     CHUNK_BYTES,
     HUGE_PAGE,
     HugePages,
+    Patience,
     can_collapse,
     zeros_in_huge_pages,
 )
@@ -283,7 +284,7 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
         pytest.skip("this kernel does not join pages (Linux 6.1 does)")
     if "[always]" in HUGE_PAGES_MODE.read_text():
         pytest.skip("this kernel gives huge pages at once")
-    pages = HugePages(later=True)
+    pages = HugePages(patience=Patience(0))
     kept, gone = pages.empty(CHUNK_BYTES, torch.uint8), pages.empty(CHUNK_BYTES, torch.uint8)
     unwritten = pages.empty(CHUNK_BYTES, torch.uint8)
     kept.random_(generator=torch.Generator().manual_seed(0))
@@ -292,7 +293,8 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
     del gone
     resident = resident_memory()
 
-    pages.collapse()
+    while pages.join_next():
+        pass
 
     assert huge_kib() - before > CHUNK_BYTES / 2**11  # half of it; the kernel need not find all
     assert torch.equal(kept, expected)
@@ -301,7 +303,7 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
 
 
 def test_memory_that_is_let_go_is_not_kept_to_join_its_pages() -> None:
-    pages = HugePages(later=True)
+    pages = HugePages(patience=Patience(0))
     large = pages.empty(2 * CHUNK_BYTES, torch.uint8)
     large.fill_(1)
     pages.empty(1, torch.uint8)
@@ -327,3 +329,73 @@ def test_large_tensors_lie_in_huge_pages_where_the_kernel_gives_them() -> None:
     tensor.fill_(1)
 
     assert huge_kib() - before > 32 << 10  # of 64 MiB; the kernel need not find all
+
+
+class Clock:
+    """A thread's time, by which each page takes as long as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passing(self, seconds: float) -> Callable[[], None]:
+        def work() -> None:
+            self.now += seconds
+
+        return work
+
+
+def test_patience_lasts_as_long_as_pages_take_no_longer_than_usual() -> None:
+    clock = Clock()
+    patience = Patience(0.010, usual=0.001, clock=clock)
+
+    for _ in range(1000):
+        patience.spend(clock.passing(0.001))
+
+    assert patience.is_left
+
+
+def test_patience_ends_when_pages_have_taken_that_much_longer() -> None:
+    clock = Clock()
+    patience = Patience(0.010, usual=0.001, clock=clock)
+    num_pages = 0
+
+    while patience.is_left:
+        patience.spend(clock.passing(0.005))
+        num_pages += 1
+
+    assert num_pages == 3  # 4 ms too much for each
+
+
+def test_pages_are_huge_from_the_start_while_patience_lasts_and_small_from_then_on() -> None:
+    if not can_collapse():
+        pytest.skip("this kernel does not join pages (Linux 6.1 does)")
+    if "[madvise]" not in HUGE_PAGES_MODE.read_text():
+        pytest.skip("this kernel gives huge pages at once, or not at all")
+    clock = Clock()
+    patience = Patience(1.0, usual=0.0, clock=clock)
+    pages = HugePages(patience=patience)
+    before = huge_kib()
+
+    patient = pages.empty(CHUNK_BYTES // 2, torch.uint8)
+    while_patient = huge_kib() - before
+    patience.spend(clock.passing(1.0))
+    hasty = pages.empty(CHUNK_BYTES // 2, torch.uint8)
+    hasty.fill_(1)
+
+    assert while_patient > CHUNK_BYTES / 2**12  # half of them; the kernel need not find all
+    assert huge_kib() - before == while_patient
+    assert not patient.any()
+    assert hasty.all()
+
+
+def test_what_nobody_asked_for_takes_up_nothing() -> None:
+    pages = HugePages(patience=Patience())
+    pages.empty(1, torch.uint8)
+    before = resident_memory()
+
+    pages.empty(1, torch.uint8)
+
+    assert resident_memory() - before < CHUNK_BYTES / 2
