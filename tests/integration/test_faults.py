@@ -129,7 +129,7 @@ def injected(faults: Faults) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
-        threading.setprofile(before)  # type: ignore[arg-type]
+        threading.setprofile(before)
 
 
 SAMPLINGS: list[dict[str, Any]] = [

@@ -38,7 +38,7 @@ async def test_the_lesser_of_both_goes_to_the_engine(
     path: str, asked: str | None, service: float | None, in_force: float
 ) -> None:
     front = FakeFront()
-    settings = {} if service is None else {"e2e_timeout_s": service}
+    settings: dict[str, Any] = {} if service is None else {"e2e_timeout_s": service}
     async with client_of(fake_app(front, **settings)) as client:
         headers = {} if asked is None else {HEADER: asked}
         response = await client.post(path, json=BODIES[path], headers=headers)

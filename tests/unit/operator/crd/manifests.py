@@ -325,6 +325,9 @@ BAD: Final = (
     wrong_value(
         "spec.server.maxRequestLength", 0, "greater than or equal to 1", "allowed: 1 to 100"
     ),
+    wrong_value(
+        "spec.server.e2eTimeout", 65536, "less than or equal to 65535", "allowed: 1 to 65535"
+    ),
     wrong_value("spec.server.apiKeysSecret", "Keys", "'Keys' is not the name of an object"),
     wrong_value("spec.server.apiKeysSecret", "a..b", "'a..b' is not the name of an object"),
     wrong_value("spec.server.apiKeysSecret", "a.-b", "'a.-b' is not the name of an object"),
