@@ -79,7 +79,12 @@ def main(names: Sequence[str]) -> None:
 def _check(name: str, sanitizer: Sanitizer, folder: Path) -> None:
     variant = runnable_variants()[0]
     print(f"Compiling the {variant} kernels with the {name} sanitizer …", flush=True)  # noqa: T201
-    _compile(variant, sanitizer, folder)
+    library = folder / build.library_name(variant, build.sources_hash())
+    _compile(build.HERE / "kernels.cpp", library, variant, sanitizer)
+    program = folder / "sampling"
+    _compile(Path("tests/native/sampling.cpp"), program, variant, sanitizer)
+    if done := _run(["setarch", "-R", str(program)], env={**os.environ, **sanitizer.options}):
+        sys.exit(f"Sampling failed under the {name} sanitizer (exit code {done}).")
     tests = [f"tests/unit/engine/test_native_{test}.py" for test in _TESTS]
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k"]
     done = _run(
@@ -96,14 +101,12 @@ def _check(name: str, sanitizer: Sanitizer, folder: Path) -> None:
         sys.exit(f"The native kernels failed under the {name} sanitizer (exit code {done}).")
 
 
-def _compile(variant: str, sanitizer: Sanitizer, folder: Path) -> None:
-    optimised = ("-O3",)
-    common = [flag for flag in build.COMMON_FLAGS if flag not in optimised]
-    library = folder / build.library_name(variant, build.sources_hash())
-    flags = [*common, *_COMMON, *sanitizer.flags, *build.variants()[variant]]
-    source = str(build.HERE / "kernels.cpp")
-    if _run([_compiler(), *flags, "-shared", source, "-o", str(library)]):
-        sys.exit("The compiler refused the kernels.")
+def _compile(source: Path, target: Path, variant: str, sanitizer: Sanitizer) -> None:
+    common = [flag for flag in build.COMMON_FLAGS if flag != "-O3"]
+    flags = [*common, *_COMMON, *sanitizer.flags, *build.variants()[variant], f"-I{build.HERE}"]
+    kind = ["-shared"] if target.suffix == ".so" else []
+    if _run([_compiler(), *flags, *kind, str(source), "-o", str(target)]):
+        sys.exit(f"The compiler refused {source}.")
 
 
 def _runtime(name: str) -> str:
