@@ -9,11 +9,12 @@ from typing import Annotated, Final
 
 import typer
 
+from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES, shape_called
 from benchmarks.serving.case import parse_case
 from benchmarks.serving.words import command_line, errors_in_words
 
-ROWS: Final = ("1x32x64", "16x32x64", "1x2048x1", "16x256x64")
+ROWS: Final = ("1x32x64", "16x32x64", "16x32x64:drawn", "1x2048x1", "16x256x64")
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -23,7 +24,7 @@ The peers' environments, once, and the models:
     python -m benchmarks.peers environments --folder ~/peers
     python -m benchmarks.peers models
 
-All engines on both models, bf16 and 8 bit, three times in turns:
+All engines on all models, bf16 and 8 bit, three times in turns:
 
     python -m benchmarks.peers run --openvino ~/peers/openvino/bin/python \
 --llamacpp ~/peers/llamacpp/bin/python --vllm ~/peers/vllm/bin/python --out benchmarks/results/peers
@@ -65,12 +66,12 @@ def main() -> None:
 @app.command()
 def models(
     *,
-    only: Annotated[str | None, typer.Option(help="S or M; default: both.")] = None,
+    only: Annotated[str | None, typer.Option(help="S, M or Q; default: all.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder that gets S and M; default: the per-user cache.")
+        Path | None, typer.Option(help="Folder that gets them; default: the per-user cache.")
     ] = None,
 ) -> None:
-    """Make the checkpoints S (29 M) and M (473 M): random weights, always the same."""
+    """Make the checkpoints S (29 M), M (473 M) and Q (596 M): random weights, always the same."""
     with errors_in_words():
         from benchmarks.peers.models import cache_folder, ensure_model
         from benchmarks.serving.result import status_line
@@ -113,15 +114,23 @@ def run(
         Path | None, typer.Option(help="Python that has llama-cpp-python and gguf.")
     ] = None,
     vllm: Annotated[Path | None, typer.Option(help="Python that has vllm for CPUs.")] = None,
-    only: Annotated[str | None, typer.Option(help="S or M; default: both.")] = None,
+    only: Annotated[str | None, typer.Option(help="S, M or Q; default: all.")] = None,
     types: Annotated[str, typer.Option(help="Comma-separated: bf16, w8a8.")] = "bf16,w8a8",
     rows: Annotated[
-        str, typer.Option(help="Comma-separated SEQUENCESxPROMPTxOUTPUT, lengths in tokens.")
+        str,
+        typer.Option(
+            help="Comma-separated SEQUENCESxPROMPTxOUTPUT, lengths in tokens; with :drawn behind "
+            "it, tokens are drawn with temperature 1 and top_p 0.95."
+        ),
     ] = ",".join(ROWS),
     repeats: Annotated[int, typer.Option(min=1, help="How often every engine has its turn.")] = 3,
     row_seconds: Annotated[
         float, typer.Option(min=0, help="A row is repeated within a turn for so long.")
     ] = 2.0,
+    first_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="So long one sequence runs right after loading, in samples."),
+    ] = 10.0,
     threads: _Threads = None,
     pin: Annotated[
         bool, typer.Option(help="Bind each thread to one core, for a machine without other work.")
@@ -141,9 +150,10 @@ def run(
                 interpreters={"openvino": openvino, "llamacpp": llamacpp, "vllm": vllm},
                 shapes=[shape_called(only)] if only else list(SHAPES.values()),
                 types=tuple(types.split(",")),
-                rows=tuple(parse_case(row) for row in rows.split(",")),
+                rows=tuple(parse_row(row) for row in rows.split(",")),
                 repeats=repeats,
                 row_s=row_seconds,
+                first_s=first_seconds,
                 threads=threads,
                 pin=pin,
                 timeout_s=timeout,
@@ -156,7 +166,7 @@ def run(
 @app.command("through-http")
 def through_http(
     *,
-    model: Annotated[str, typer.Option(help="S or M.")] = "M",
+    model: Annotated[str, typer.Option(help="S, M or Q.")] = "M",
     row: Annotated[
         str, typer.Option(help="CONCURRENCYxPROMPTxOUTPUT, lengths in tokens.")
     ] = "16x32x64",

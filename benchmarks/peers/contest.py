@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from benchmarks.peers.engines import ROOFLINE, TYPES, Contestant
 from benchmarks.peers.process import RunnerFailed, RunnerProcess
 from benchmarks.peers.roofline import RoofLine, sizes_of
+from benchmarks.peers.rows import PeerRow
 from benchmarks.peers.runners.protocol import (
     Load,
     Loaded,
@@ -20,10 +22,12 @@ from benchmarks.peers.runners.protocol import (
     Times,
 )
 from benchmarks.peers.shapes import ModelShape
-from benchmarks.serving.case import Case
 
 _FIRST: Final = 32
 """Tokens of the prompt whose first token ends the loading."""
+_FIRST_OUTPUT: Final = 64
+"""Tokens of each answer in the first seconds."""
+SAMPLE_S: Final = 0.5
 _WARM_PROMPT: Final = 512
 _WARM_OUTPUT: Final = 2
 _ORDINARY: Final = 16
@@ -37,12 +41,14 @@ _Answer = TypeVar("_Answer", Loaded, Times, Roof)
 class Settings:
     """How a comparison is carried out."""
 
-    rows: tuple[Case, ...]
+    rows: tuple[PeerRow, ...]
     repeats: int
     row_s: float
     """A row is measured again until it was measured for so long, in each process."""
     timeout_s: float
     """Longest answer of a runner."""
+    first_s: float = 0.0
+    """So long one sequence runs right after loading; 0: it does not."""
     cores: tuple[int, ...]
     """Logical CPUs that engines may use, as many as they have threads."""
     pin: bool = False
@@ -64,7 +70,7 @@ class Turn:
 class Sample:
     """A row, measured once."""
 
-    row: Case
+    row: PeerRow
     times_s: Sequence[Sequence[float]]
     """When each token of each sequence came, after the row was submitted."""
 
@@ -82,6 +88,8 @@ class TurnResult:
     load_s: float | None = None
     """From the start of the process to its first token."""
     peak_bytes: int | None = None
+    first_rates: Sequence[float] = ()
+    """Tokens a second of one sequence in each half of a second right after loading."""
     samples: Sequence[Sample] = ()
     error: str | None = None
     """Why there is nothing, or not everything."""
@@ -160,6 +168,7 @@ def measure(
     chance = Random(settings.seed + turn.repeat)  # noqa: S311  # load, not secrets
     name = f"{turn.contestant.kind.title} {turn.model} {turn.weights}"
     samples: list[Sample] = []
+    first_rates: list[float] = []
     load_s: float | None = None
     loaded = Loaded(version="", settings={})
     try:
@@ -168,6 +177,8 @@ def measure(
         loaded = _expect(answer, Loaded)
         runner.ask(_prompts(shape, 1, _FIRST, 1, chance), timeout_s=settings.timeout_s)
         load_s = time.perf_counter() - runner.begin_s
+        note(f"{name}: the first seconds")
+        first_rates = _measure_first(runner, shape, settings, chance)
         for row in settings.rows:
             note(f"{name}: {row}")
             samples += _measure_row(runner, shape, row, settings, chance)
@@ -183,6 +194,7 @@ def measure(
         settings=loaded.settings,
         load_s=load_s,
         peak_bytes=runner.peak_bytes(),
+        first_rates=first_rates,
         samples=samples,
         error=error,
     )
@@ -210,8 +222,35 @@ def measure_roof(
     return line, roof.bandwidth_by
 
 
+def _measure_first(
+    runner: Runner, shape: ModelShape, settings: Settings, chance: Random
+) -> list[float]:
+    """Run one sequence after the other for `first_s`; what came in each half of a second."""
+    rows: list[Sequence[float]] = []
+    while sum(times[-1] for times in rows) < settings.first_s:
+        asked = _prompts(shape, 1, _FIRST, _FIRST_OUTPUT, chance)
+        answer = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Times)
+        rows += answer.times_s
+    return rates_of(rows)
+
+
+def rates_of(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Tokens a second in each half of a second, of rows one after the other; prompts not counted.
+
+    Args:
+        rows: When each token of a row came, after the row was submitted.
+    """
+    gaps: dict[int, list[float]] = {}
+    begin_s = 0.0
+    for times in rows:
+        for before, after in pairwise(times):
+            gaps.setdefault(int((begin_s + after) / SAMPLE_S), []).append(after - before)
+        begin_s += times[-1]
+    return [len(within) / sum(within) for _, within in sorted(gaps.items())]
+
+
 def _measure_row(
-    runner: Runner, shape: ModelShape, row: Case, settings: Settings, chance: Random
+    runner: Runner, shape: ModelShape, row: PeerRow, settings: Settings, chance: Random
 ) -> list[Sample]:
     """Warm a row's shapes up, then measure it until `row_s` is spent."""
     length, num_output = row.shape.num_input, row.shape.num_output
@@ -221,34 +260,44 @@ def _measure_row(
         min(length, _WARM_PROMPT),
         min(num_output, _WARM_OUTPUT),
         chance,
+        is_drawn=row.is_drawn,
     )
     runner.ask(warm, timeout_s=settings.timeout_s)
     samples: list[Sample] = []
     spent_s = 0.0
     while not samples or (spent_s < settings.row_s and len(samples) < _MOST_SAMPLES):
-        asked = _prompts(shape, row.concurrency, length, num_output, chance)
+        asked = _prompts(shape, row.concurrency, length, num_output, chance, is_drawn=row.is_drawn)
         answer = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Times)
         samples.append(Sample(row=row, times_s=answer.times_s))
         spent_s += max(times[-1] for times in answer.times_s)
     return samples
 
 
-def _prompts(shape: ModelShape, count: int, length: int, num_output: int, chance: Random) -> Row:
+def _prompts(
+    shape: ModelShape,
+    count: int,
+    length: int,
+    num_output: int,
+    chance: Random,
+    *,
+    is_drawn: bool = False,
+) -> Row:
     """New prompts by chance: no prefix cache may know them."""
     ids = range(_ORDINARY, shape.vocab_size)
-    return Row(prompts=[chance.choices(ids, k=length) for _ in range(count)], num_output=num_output)
+    prompts = [chance.choices(ids, k=length) for _ in range(count)]
+    return Row(prompts=prompts, num_output=num_output, is_drawn=is_drawn)
 
 
 def _load(turn: Turn, shape: ModelShape, file: Path, settings: Settings) -> Load:
     num_tokens = max(row.concurrency * row.shape.num_tokens for row in settings.rows)
-    num_tokens = max(num_tokens, _FIRST + 1)
+    num_tokens = max(num_tokens, _FIRST + _FIRST_OUTPUT)
     return Load(
         model=str(file),
         weights=turn.weights,
         num_threads=len(settings.cores),
         num_sequences=max(row.concurrency for row in settings.rows),
         num_tokens=num_tokens,
-        longest=max(_FIRST + 1, *(row.shape.num_tokens for row in settings.rows)),
+        longest=max(_FIRST + _FIRST_OUTPUT, *(row.shape.num_tokens for row in settings.rows)),
         kv_bytes=num_tokens * shape.kv_bytes_per_token,
         pin=settings.pin,
     )

@@ -84,6 +84,10 @@ class ProcessFigures:
     """Median, from the start of the process to its first token."""
     peak_mib: float | None
     """Median of the most memory that it had."""
+    steady: float | None
+    """Tokens a second of one sequence once the first seconds are over."""
+    first_lowest: float | None
+    """The slowest half of a second within the first seconds, as a share of `steady`."""
     errors: tuple[str, ...]
 
 
@@ -105,6 +109,18 @@ def tpots_s(samples: Iterable[Sample]) -> list[float]:
         for times in sample.times_s
         if len(times) > 1
     )
+
+
+def steady_rate(first_rates: Sequence[float]) -> float | None:
+    """The median of the second half of the samples after loading; None: there are none."""
+    later = first_rates[len(first_rates) // 2 :]
+    return median(later) if later else None
+
+
+def first_lowest(first_rates: Sequence[float]) -> float | None:
+    """The lowest sample after loading, as a share of the steady rate."""
+    steady = steady_rate(first_rates)
+    return None if steady is None else min(first_rates) / steady
 
 
 def best_roof(roofs: Sequence[RoofLine]) -> RoofLine | None:
@@ -173,6 +189,8 @@ def process_figures(results: Sequence[TurnResult]) -> list[ProcessFigures]:
             version=next((each.version for each in group if each.version), ""),
             load_s=_median([each.load_s for each in group]),
             peak_mib=_in_mib(_median([each.peak_bytes for each in group])),
+            steady=_median([steady_rate(each.first_rates) for each in group]),
+            first_lowest=_median([first_lowest(each.first_rates) for each in group]),
             errors=tuple(dict.fromkeys(each.error for each in group if each.error)),
         )
         for (model, weights, engine), group in groups.items()

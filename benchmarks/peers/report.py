@@ -71,12 +71,17 @@ def latency_table(figures: Sequence[RowFigures]) -> Table:
 
 
 def process_table(figures: Sequence[ProcessFigures]) -> Table:
-    """Seconds from the start of a process to its first token, and the most memory (VmHWM)."""
+    """Load time, memory, and how fast one sequence is right after loading.
+
+    Load is the time from the start of a process to its first token, memory its VmHWM.
+    """
     table = _table("Load and memory")
     for name in ("model", "weights", "engine", "version"):
         table.add_column(name)
     table.add_column("load, s", justify="right")
     table.add_column("memory, MiB", justify="right")
+    table.add_column("steady, tok/s", justify="right")
+    table.add_column("slowest of the first seconds", justify="right")
     for each in figures:
         table.add_row(
             each.model,
@@ -85,6 +90,8 @@ def process_table(figures: Sequence[ProcessFigures]) -> Table:
             escape(each.version),
             _number(each.load_s),
             _NONE if each.peak_mib is None else f"{each.peak_mib:,.0f}",
+            _number(each.steady),
+            _percent(each.first_lowest),
         )
     return table
 

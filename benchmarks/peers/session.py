@@ -23,6 +23,7 @@ from benchmarks.peers.report import (
     sentences,
 )
 from benchmarks.peers.roofline import RoofLine
+from benchmarks.peers.rows import PeerRow
 from benchmarks.peers.shapes import MAX_POSITIONS, ModelShape
 from benchmarks.serving.case import Case
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
@@ -49,9 +50,10 @@ class RunSettings:
     """Of the peers, by name; None is not compared."""
     shapes: Sequence[ModelShape]
     types: Sequence[str]
-    rows: tuple[Case, ...]
+    rows: tuple[PeerRow, ...]
     repeats: int
     row_s: float
+    first_s: float
     threads: int | None
     """None: the physical cores."""
     pin: bool
@@ -114,6 +116,7 @@ def run(asked: RunSettings, *, out: Path | None) -> None:
         rows=asked.rows,
         repeats=asked.repeats,
         row_s=asked.row_s,
+        first_s=asked.first_s,
         timeout_s=asked.timeout_s,
         cores=cores,
         pin=asked.pin,
@@ -275,6 +278,7 @@ def _settings_document(asked: RunSettings, cores: Sequence[int]) -> dict[str, An
         "models": [shape.config() | {"name": shape.name} for shape in asked.shapes],
         "repeats": asked.repeats,
         "row_s": asked.row_s,
+        "first_s": asked.first_s,
         "cores": list(cores),
         "pin": asked.pin,
     }

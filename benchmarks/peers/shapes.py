@@ -106,6 +106,17 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
         intermediate_size=3072,
         vocab_size=32000,
     ),
+    # The shape of Qwen3-0.6B: M with the vocabulary that most models have by now.
+    "Q": ModelShape(
+        name="Q",
+        hidden_size=1024,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_size=128,
+        intermediate_size=3072,
+        vocab_size=151_936,
+    ),
 }
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
-from benchmarks.peers.runners.protocol import Load, clock, serve
+from benchmarks.peers.runners.protocol import TEMPERATURE, TOP_P, Load, clock, serve
 
+_SEED: Final = 0
 _BATCH: Final = 2048
 _PHYSICAL_BATCH: Final = 512
 """Both are llama.cpp's own defaults."""
@@ -35,6 +36,9 @@ class LlamaCppEngine:
         settings.kv_unified = True
         self._context = llama_cpp.llama_init_from_model(model, settings)
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
+        self._drawing = self._make_sampler()
+        self._sampler: Any = None
+        """Of the row; None: the likeliest token."""
         self.version = f"llama-cpp-python {version('llama-cpp-python')}"
         self.settings: dict[str, Any] = {
             "n_batch": _BATCH,
@@ -43,10 +47,13 @@ class LlamaCppEngine:
             "kv": "f16, unified",
         }
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+    ) -> list[list[float]]:
         """See `protocol.Engine`."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)  # noqa: FBT003  # C
         times_s: list[list[float]] = [[] for _ in prompts]
+        self._sampler = self._drawing if is_drawn else None
         last = self._prefill(prompts, times_s)
         for done in range(1, num_output):
             rows = [
@@ -78,9 +85,7 @@ class LlamaCppEngine:
         return firsts
 
     def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
-        """Compute (token, position, sequence, is_last) rows; the likeliest token after the last."""
-        import numpy as np  # noqa: PLC0415  # it comes with llama-cpp-python
-
+        """Compute (token, position, sequence, is_last) rows; the token that follows the last."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for place, (token, position, number, is_last) in enumerate(rows):
@@ -92,13 +97,31 @@ class LlamaCppEngine:
         status = self._lib.llama_decode(self._context, batch)
         if status:
             raise RuntimeError(f"llama_decode answered {status}; its log says why.")
-        likeliest = []
+        chosen = []
         for place, (_, _, number, is_last) in enumerate(rows):
             if is_last:
-                logits = self._lib.llama_get_logits_ith(self._context, place)
-                values = np.ctypeslib.as_array(logits, (self._vocab_size,))
-                likeliest.append((number, int(values.argmax())))
-        return likeliest
+                chosen.append((number, self._choose(place)))
+        return chosen
+
+    def _choose(self, place: int) -> int:
+        import numpy as np  # noqa: PLC0415  # it comes with llama-cpp-python
+
+        if self._sampler is not None:
+            return int(self._lib.llama_sampler_sample(self._sampler, self._context, place))
+        logits = self._lib.llama_get_logits_ith(self._context, place)
+        return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
+
+    def _make_sampler(self) -> Any:
+        """What draws tokens: llama.cpp's own chain."""
+        lib = self._lib
+        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        for part in (
+            lib.llama_sampler_init_top_p(TOP_P, 1),
+            lib.llama_sampler_init_temp(TEMPERATURE),
+            lib.llama_sampler_init_dist(_SEED),
+        ):
+            lib.llama_sampler_chain_add(chain, part)
+        return chain
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
-from benchmarks.peers.runners.protocol import Load, clock, serve
+from benchmarks.peers.runners.protocol import TEMPERATURE, TOP_P, Load, clock, serve
 
 _GIB: Final = 2**30
 _BUDGET: Final = 256
@@ -41,14 +41,18 @@ class OpenVinoEngine:
             "dynamic_split_fuse": True,
         }
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+    ) -> list[list[float]]:
         """See `protocol.Engine`."""
         import numpy as np  # noqa: PLC0415  # it comes with openvino
 
         config = self._genai.GenerationConfig()
         config.max_new_tokens = num_output
         config.ignore_eos = True
-        config.do_sample = False
+        config.do_sample = is_drawn
+        if is_drawn:
+            config.temperature, config.top_p = TEMPERATURE, TOP_P
         handles = []
         for prompt in prompts:
             self._num_requests += 1

@@ -13,6 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Protocol, TextIO
 
+TEMPERATURE: Final = 1.0
+TOP_P: Final = 0.95
+"""Of rows that are drawn: what clients of OpenAI's interface send most."""
+
 
 class ProtocolError(Exception):
     """A line is no message; the text says what it was."""
@@ -45,10 +49,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Continue every prompt greedily by exactly so many tokens, all submitted at once."""
+    """Continue every prompt by exactly so many tokens, all submitted at once."""
 
     prompts: list[list[int]]
     num_output: int
+    is_drawn: bool = False
+    """By chance, with TEMPERATURE and TOP_P; else greedily."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +131,9 @@ class Engine(Protocol):
     def settings(self) -> dict[str, Any]:
         """What it was set to, for the reader of the result."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+    ) -> list[list[float]]:
         """Carry a row out; the times (`clock`) of each sequence's tokens."""
 
 
@@ -202,7 +210,7 @@ def _answered(answer: Callable[[Message], Message], line: str) -> Message:
 
 def _carry_out(engine: Engine, row: Row) -> Times:
     begin_s = clock()
-    times_s = engine.generate(row.prompts, row.num_output)
+    times_s = engine.generate(row.prompts, row.num_output, is_drawn=row.is_drawn)
     wrong = [len(times) for times in times_s if len(times) != row.num_output]
     if wrong or len(times_s) != len(row.prompts):
         raise ProtocolError(

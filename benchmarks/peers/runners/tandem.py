@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
-from benchmarks.peers.runners.protocol import Load, Unsupported, clock, serve
+from benchmarks.peers.runners.protocol import (
+    TEMPERATURE,
+    TOP_P,
+    Load,
+    Unsupported,
+    clock,
+    serve,
+)
 
 CHUNK: Final = 512
 BLOCK: Final = 128
@@ -56,14 +63,24 @@ class TandemEngine:
             **extra,
         }
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+    ) -> list[list[float]]:
         """See `protocol.Engine`."""
-        return self._loop.run_until_complete(self._all(prompts, num_output))
+        return self._loop.run_until_complete(self._all(prompts, num_output, is_drawn=is_drawn))
 
-    async def _all(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+    async def _all(
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+    ) -> list[list[float]]:
         from tandem_engine.api.request import SamplingParams  # noqa: PLC0415
 
-        sampling = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(
+            max_tokens=num_output,
+            temperature=TEMPERATURE if is_drawn else 0.0,
+            top_p=TOP_P if is_drawn else 1.0,
+            seed=self._num_rows,
+            ignore_eos=True,
+        )
         self._num_rows += 1
         streams = [
             self._front.submit(f"{self._num_rows}-{number}", prompt, sampling)

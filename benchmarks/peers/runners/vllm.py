@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
-from benchmarks.peers.runners.protocol import Load, Unsupported, clock, serve
+from benchmarks.peers.runners.protocol import TEMPERATURE, TOP_P, Load, Unsupported, clock, serve
 
 _GIB: Final = 2**30
 
@@ -44,7 +44,9 @@ class VllmEngine:
             "torch.compile": "vLLM's default",
         }
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[list[float]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+    ) -> list[list[float]]:
         """See `protocol.Engine`."""
         from vllm import SamplingParams  # noqa: PLC0415
         from vllm.sampling_params import (  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -52,7 +54,8 @@ class VllmEngine:
         )
 
         sampling = SamplingParams(
-            temperature=0,
+            temperature=TEMPERATURE if is_drawn else 0,
+            top_p=TOP_P if is_drawn else 1,
             max_tokens=num_output,
             ignore_eos=True,
             detokenize=False,

@@ -35,9 +35,9 @@ from benchmarks.peers.report import (
     sentences,
 )
 from benchmarks.peers.roofline import RoofLine
+from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.through_http import Pair, manifest_for, table_of
-from benchmarks.serving.case import parse_case
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.settings import Promises
 from benchmarks.serving.statistics import Measurement, summarize
@@ -58,8 +58,8 @@ RESULTS = [
         load_s=2.5,
         peak_bytes=1500 << 20,
         samples=[
-            Sample(row=parse_case("1x32x3"), times_s=[[0.1, 0.1 + pace, 0.1 + 2 * pace]]),
-            Sample(row=parse_case("1x2048x1"), times_s=[[2048 * pace]]),
+            Sample(row=parse_row("1x32x3"), times_s=[[0.1, 0.1 + pace, 0.1 + 2 * pace]]),
+            Sample(row=parse_row("1x2048x1"), times_s=[[2048 * pace]]),
         ],
     )
     for engine, pace in (("tandem", 0.02), ("openvino", 0.04))
@@ -107,7 +107,7 @@ def test_a_model_is_always_the_same_and_made_once(small_model: Path, tmp_path: P
 
 
 def test_tables_name_engines_ratios_goals_and_shares() -> None:
-    rows = [parse_case("1x32x3"), parse_case("1x2048x1")]
+    rows = [parse_row("1x32x3"), parse_row("1x2048x1")]
     figures = row_figures(
         [*RESULTS, FAILED], SHAPES["M"], rows, weights="bf16", engines=ENGINES, roof=ROOF
     )
@@ -132,7 +132,7 @@ def test_tables_name_engines_ratios_goals_and_shares() -> None:
 
 
 def test_the_document_holds_everything_and_the_plot_is_a_png(tmp_path: Path) -> None:
-    rows = [parse_case("1x32x3"), parse_case("1x2048x1")]
+    rows = [parse_row("1x32x3"), parse_row("1x2048x1")]
     figures = row_figures(RESULTS, SHAPES["M"], rows, weights="bf16", engines=ENGINES, roof=ROOF)
 
     content = document(
@@ -169,7 +169,7 @@ def test_the_document_holds_everything_and_the_plot_is_a_png(tmp_path: Path) -> 
 def test_a_plot_without_peers_is_drawn_too(tmp_path: Path) -> None:
     own = [result for result in RESULTS if result.engine == "tandem"]
     figures = row_figures(
-        own, SHAPES["M"], [parse_case("1x32x3")], weights="bf16", engines=["tandem"], roof=None
+        own, SHAPES["M"], [parse_row("1x32x3")], weights="bf16", engines=["tandem"], roof=None
     )
 
     save_plot(figures, tmp_path / "result.png", title="alone")
@@ -335,7 +335,7 @@ def test_a_peer_that_cannot_be_had_leaves_the_others(
 
 
 def test_the_manifest_of_a_model_is_one_that_tandem_takes(tmp_path: Path) -> None:
-    row = parse_case("16x32x64")
+    row = parse_row("16x32x64")
 
     manifest = manifest_for(SHAPES["M"], row, tmp_path, 2)
 
@@ -354,7 +354,7 @@ def test_the_share_of_http_is_that_of_the_same_repeat() -> None:
         for engine, http in ((100.0, 95.0), (50.0, 49.0), (200.0, 150.0))
     ]
 
-    text = shown(table_of(pairs, parse_case("16x32x64")))
+    text = shown(table_of(pairs, parse_row("16x32x64")))
 
     assert [line.split()[:4] for line in text.splitlines()[2:]] == [
         ["1", "100.0", "95.0", "95.0%"],

@@ -27,8 +27,9 @@ from benchmarks.peers.roofline import (
     tokens_counted,
     weight_bytes,
 )
+from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES, ModelShape, shape_called
-from benchmarks.serving.case import Case, Shape, parse_case
+from benchmarks.serving.case import Case, Shape
 from benchmarks.serving.errors import WrongUsage
 
 # 1 layer; qkv (4+2+2)×2, output 2×4, gate and up 6×2, down 2×3: 16+8+12+6 = 42; head 10×2 = 20.
@@ -50,7 +51,7 @@ SLOW_PRODUCTS = RoofLine(bandwidth=1e15, bf16={512: 100.0}, w8a8={512: 200.0})
 
 
 def sample(row: str, *times_s: Sequence[float]) -> Sample:
-    return Sample(row=parse_case(row), times_s=times_s)
+    return Sample(row=parse_row(row), times_s=times_s)
 
 
 def result(engine: str, *samples: Sample, repeat: int = 0, **more: object) -> TurnResult:
@@ -83,28 +84,28 @@ def test_a_step_reads_all_weights_and_in_8_bit_the_head_alone_keeps_16() -> None
 
 def test_one_sequence_takes_as_long_as_its_bytes_take_to_be_read() -> None:
     # Prefill: weights and 3 tokens. Then two steps, with 4 and 5 tokens in the cache.
-    seconds = row_limit_s(TINY, parse_case("1x3x3"), SLOW_MEMORY, "bf16")
+    seconds = row_limit_s(TINY, parse_row("1x3x3"), SLOW_MEMORY, "bf16")
 
     assert seconds == pytest.approx((124 + 3 * 8 + 124 + 4 * 8 + 124 + 5 * 8) / 1000)
 
 
 def test_a_prompt_takes_as_long_as_its_products_and_pairs() -> None:
     # 4 tokens through 42 weights, one through the head, 1+2+3+4 pairs of 2 heads of 2 values.
-    seconds = row_limit_s(TINY, parse_case("1x4x1"), SLOW_PRODUCTS, "bf16")
+    seconds = row_limit_s(TINY, parse_row("1x4x1"), SLOW_PRODUCTS, "bf16")
 
     assert seconds == pytest.approx((2 * 42 * 4 + 2 * 20 + 4 * 4 * 10) / 100)
 
 
 def test_in_8_bit_the_layers_alone_are_faster() -> None:
-    seconds = row_limit_s(TINY, parse_case("1x4x1"), SLOW_PRODUCTS, "w8a8")
+    seconds = row_limit_s(TINY, parse_row("1x4x1"), SLOW_PRODUCTS, "w8a8")
 
     assert seconds == pytest.approx((2 * 42 * 4) / 200 + (2 * 20 + 4 * 4 * 10) / 100)
 
 
 def test_the_limit_counts_output_tokens_but_prompt_tokens_of_a_row_that_is_all_prompt() -> None:
-    assert tokens_counted(parse_case("16x32x64")) == 16 * 64
-    assert tokens_counted(parse_case("2x2048x1")) == 2 * 2048
-    row = parse_case("1x4x1")
+    assert tokens_counted(parse_row("16x32x64")) == 16 * 64
+    assert tokens_counted(parse_row("2x2048x1")) == 2 * 2048
+    row = parse_row("1x4x1")
     seconds = row_limit_s(TINY, row, SLOW_PRODUCTS, "bf16")
     assert seconds is not None
     assert row_limit(TINY, row, SLOW_PRODUCTS, "bf16") == pytest.approx(4 / seconds)
@@ -113,12 +114,12 @@ def test_the_limit_counts_output_tokens_but_prompt_tokens_of_a_row_that_is_all_p
 def test_a_type_whose_products_were_not_measured_has_no_limit() -> None:
     roof = RoofLine(bandwidth=1000.0, bf16={512: 1.0}, w8a8={})
 
-    assert row_limit(TINY, parse_case("1x4x1"), roof, "w8a8") is None
+    assert row_limit(TINY, parse_row("1x4x1"), roof, "w8a8") is None
 
 
 def test_one_sequence_on_m_is_bound_by_memory() -> None:
     roof = RoofLine(bandwidth=37e9, bf16={512: 436e9}, w8a8={512: 820e9})
-    row = parse_case("1x32x64")
+    row = parse_row("1x32x64")
 
     # 947 MB of weights and 4 to 11 MB of cache a step; 505 MB in 8 bit.
     assert row_limit(SHAPES["M"], row, roof, "bf16") == pytest.approx(37.9, abs=0.1)
@@ -127,7 +128,7 @@ def test_one_sequence_on_m_is_bound_by_memory() -> None:
 
 def test_a_long_prompt_on_m_is_bound_by_products_and_attention() -> None:
     roof = RoofLine(bandwidth=37e9, bf16={512: 436e9}, w8a8={512: 820e9})
-    row = parse_case("1x2048x1")
+    row = parse_row("1x2048x1")
 
     assert row_limit(SHAPES["M"], row, roof, "bf16") == pytest.approx(391, abs=5)
 
@@ -138,7 +139,7 @@ def test_a_rate_is_that_of_the_next_larger_size(rows: int, rate: float) -> None:
 
 
 def test_products_are_measured_at_the_widths_of_the_rows_and_of_a_prompt() -> None:
-    rows = tuple(map(parse_case, ("1x32x64", "16x32x64", "8x9x9")))
+    rows = tuple(map(parse_row, ("1x32x64", "16x32x64", "8x9x9")))
 
     assert sizes_of(rows) == [8, 16, 512]
 
@@ -179,7 +180,7 @@ def test_a_better_machine_never_has_a_lower_limit(
 def test_the_goals_are_those_of_the_comparison(
     model: str, row: str, weights: str, ratio: float
 ) -> None:
-    assert goal(model, parse_case(row), weights) == ratio
+    assert goal(model, parse_row(row), weights) == ratio
 
 
 def test_a_sample_tells_throughput_ttft_and_tpot() -> None:
@@ -199,7 +200,7 @@ def test_figures_have_medians_the_spread_and_the_share_of_the_limit() -> None:
         result("openvino", sample("1x4x1", [0.1]), weights="w8a8"),
     ]
 
-    row = parse_case("1x4x1")
+    row = parse_row("1x4x1")
     (figures,) = row_figures(
         results, TINY, [row], weights="bf16", engines=["tandem", "openvino"], roof=SLOW_PRODUCTS
     )
@@ -220,7 +221,7 @@ def test_the_best_peer_is_the_fastest_that_is_not_tandem() -> None:
         return RowFigures(
             model="M",
             weights="bf16",
-            row=parse_case("1x32x64"),
+            row=parse_row("1x32x64"),
             limit=None,
             goal=1.15,
             engines=tuple(
@@ -242,7 +243,7 @@ def test_a_row_that_failed_says_why() -> None:
     (figures,) = row_figures(
         [failed],
         TINY,
-        [parse_case("1x4x1")],
+        [parse_row("1x4x1")],
         weights="bf16",
         engines=["vllm", "llamacpp"],
         roof=None,

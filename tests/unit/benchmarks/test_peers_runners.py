@@ -13,6 +13,7 @@ from benchmarks.peers.contest import (
     carry_out,
     measure,
     measure_roof,
+    rates_of,
     turns,
 )
 from benchmarks.peers.engines import (
@@ -23,8 +24,10 @@ from benchmarks.peers.engines import (
     physical_cores,
     runner_environment,
 )
+from benchmarks.peers.figures import first_lowest, steady_rate
 from benchmarks.peers.models import ensure_model
 from benchmarks.peers.process import RunnerFailed, RunnerProcess
+from benchmarks.peers.rows import parse_row
 from benchmarks.peers.runners.protocol import (
     Failed,
     Load,
@@ -39,7 +42,7 @@ from benchmarks.peers.runners.protocol import (
     encode,
 )
 from benchmarks.peers.shapes import ModelShape
-from benchmarks.serving.case import parse_case
+from benchmarks.serving.errors import WrongUsage
 
 TINY = ModelShape(
     name="T",
@@ -62,7 +65,7 @@ LOAD = Load(
     pin=False,
 )
 SETTINGS = Settings(
-    rows=tuple(map(parse_case, ("1x8x4", "3x5x2", "1x20x1"))),
+    rows=tuple(map(parse_row, ("1x8x4", "3x5x2", "1x20x1"))),
     repeats=1,
     row_s=0.0,
     timeout_s=120.0,
@@ -182,7 +185,7 @@ def test_a_turn_loads_warms_up_and_measures_each_row() -> None:
 
 
 def test_a_row_is_measured_until_its_time_is_spent() -> None:
-    settings = replace(SETTINGS, rows=(parse_case("1x8x4"),), row_s=9.0)
+    settings = replace(SETTINGS, rows=(parse_row("1x8x4"),), row_s=9.0)
 
     seen = measure(FakeRunner(), TURN, TINY, Path("/m"), settings, note=lambda _: None)
 
@@ -192,7 +195,7 @@ def test_a_row_is_measured_until_its_time_is_spent() -> None:
 
 def test_no_two_rows_have_the_same_prompts() -> None:
     runner = FakeRunner()
-    settings = replace(SETTINGS, rows=(parse_case("2x8x4"),), row_s=9.0)
+    settings = replace(SETTINGS, rows=(parse_row("2x8x4"),), row_s=9.0)
 
     measure(runner, TURN, TINY, Path("/m"), settings, note=lambda _: None)
 
@@ -323,3 +326,50 @@ def test_where_threads_are_pinned_openmp_pins_those_that_are_its_own() -> None:
 def _size(row: Message) -> Sequence[int]:
     assert isinstance(row, Row)
     return len(row.prompts), len(row.prompts[0]), row.num_output
+
+
+@pytest.mark.parametrize(("text", "is_drawn"), [("16x32x64", False), ("16x32x64:drawn", True)])
+def test_a_row_is_written_as_it_is_read(text: str, is_drawn: bool) -> None:
+    row = parse_row(text)
+
+    assert str(row) == text
+    assert (row.concurrency, row.shape.num_output, row.is_drawn) == (16, 64, is_drawn)
+
+
+def test_a_row_that_is_chosen_in_an_unknown_way_is_refused() -> None:
+    with pytest.raises(WrongUsage, match="ends with ':beams'; write :drawn, or nothing"):
+        parse_row("16x32x64:beams")
+
+
+def test_a_drawn_row_is_drawn_from_its_warm_up_on_and_no_other() -> None:
+    runner = FakeRunner()
+    settings = replace(SETTINGS, rows=(parse_row("1x8x4"), parse_row("1x8x4:drawn")))
+
+    measure(runner, TURN, TINY, Path("/m"), settings, note=lambda _: None)
+
+    rows = [message for message in runner.asked if isinstance(message, Row)]
+    assert [row.is_drawn for row in rows] == [False, False, False, True, True]
+
+
+def test_one_sequence_runs_for_the_first_seconds_after_loading() -> None:
+    runner = FakeRunner()
+    settings = replace(SETTINGS, first_s=100.0)
+
+    seen = measure(runner, TURN, TINY, Path("/m"), settings, note=lambda _: None)
+
+    rows = [_size(message) for message in runner.asked if isinstance(message, Row)]
+    assert rows[:4] == [(1, 32, 1), (1, 32, 64), (1, 32, 64), (1, 8, 2)]
+    assert set(seen.first_rates) == {1.0}  # a token a second
+
+
+def test_the_first_samples_leave_prompts_out_and_are_half_a_second_long() -> None:
+    first = [0.3, 0.4, 0.5, 0.7, 0.9]
+    second = [0.4, 0.45, 0.5]  # submitted when the first one had ended
+
+    rates = rates_of([first, second])
+
+    assert rates == pytest.approx([1 / 0.1, 3 / 0.5, 2 / 0.1])
+    assert steady_rate(rates) == pytest.approx(13)
+    assert first_lowest(rates) == pytest.approx(6 / 13)
+    assert steady_rate([]) is None
+    assert first_lowest([]) is None
