@@ -51,6 +51,8 @@ class NativeKernels:
         self._pages = pages or HugePages()
         self.is_whole = True
         """Whether the last network is computed in one call; else torch has a part in it."""
+        self._told: str | None = None
+        """Why it was not, as the last warning said it."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """float32 for float16, else the same."""
@@ -216,9 +218,12 @@ class NativeKernels:
         self.is_whole = reason is None
         if reason is None:
             return NativeForward(self.library, network)
-        _LOG.warning(
-            "The native forward pass is not used, so steps take several times as long: %s.", reason
-        )
+        if reason != self._told:  # of one model several decoders are made: one measures steps
+            self._told = reason
+            _LOG.warning(
+                "The native forward pass is not used, so steps take several times as long: %s.",
+                reason,
+            )
         return None
 
     def linear_int8(
