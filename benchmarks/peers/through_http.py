@@ -16,6 +16,7 @@ from benchmarks.peers.engines import KINDS, TANDEM, Contestant
 from benchmarks.peers.figures import tokens_per_s
 from benchmarks.peers.goals import THROUGH_HTTP
 from benchmarks.peers.models import ensure_model
+from benchmarks.peers.rows import PeerRow
 from benchmarks.peers.runners.tandem import BLOCK, CHUNK
 from benchmarks.peers.session import cores_for
 from benchmarks.peers.shapes import ModelShape
@@ -163,7 +164,11 @@ def _engine_alone(
     asked: HttpSettings, checkpoint: Path, cores: tuple[int, ...], repeat: int, place: Path
 ) -> float:
     settings = Settings(
-        rows=(asked.row,), repeats=1, row_s=_ROUND_S, timeout_s=asked.timeout_s, cores=cores
+        rows=(PeerRow(asked.row.concurrency, asked.row.shape),),
+        repeats=1,
+        row_s=_ROUND_S,
+        timeout_s=asked.timeout_s,
+        cores=cores,
     )
     own = Contestant(kind=KINDS[TANDEM], python=Path(sys.executable))
     turn = Turn(repeat=repeat, model=asked.shape.name, weights="bf16", contestant=own)

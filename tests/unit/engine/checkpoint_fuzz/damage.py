@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.checkpoint_fuzz.sound import CONFIG, Draft, TensorFile
 
-HOSTILE = st.sampled_from(
+HOSTILE: st.SearchStrategy[Any] = st.sampled_from(
     [
         *(None, True, False, "", "x", "a\nb", "\x00", "\ud800", "../x", "..", ".", "re:(", "re:.*"),
         *(0, -1, 1, 2, 3, 7, 255, 2**15, 2**31, 2**32 - 1, 2**53 + 1, 2**63, 2**64, 10**30),
@@ -179,10 +179,10 @@ def _change_file(draw: st.DrawFn, draft: Draft) -> None:
             whole = draft.bytes_of(name)
             draft.raw[name] = whole[: draw(st.integers(0, len(whole)))]
         case "flip":
-            whole = bytearray(draft.bytes_of(name))
-            for at in draw(st.lists(st.integers(0, max(0, len(whole) - 1)), max_size=8)):
-                whole[at : at + 1] = bytes([draw(st.integers(0, 255))])
-            draft.raw[name] = bytes(whole)
+            flipped = bytearray(draft.bytes_of(name))
+            for at in draw(st.lists(st.integers(0, max(0, len(flipped) - 1)), max_size=8)):
+                flipped[at : at + 1] = bytes([draw(st.integers(0, 255))])
+            draft.raw[name] = bytes(flipped)
         case "length" if name in draft.tensors:
             length = draw(st.sampled_from([0, 1, 2, 8, 2**20, 2**31, 2**63, 2**64 - 1]))
             draft.raw[name] = length.to_bytes(8, "little") + draft.bytes_of(name)[8:]
