@@ -22,11 +22,25 @@ def test_no_path_hides_behind_one_above_it(index: int) -> None:
     assert not [above for above in PATHS[:index] if path.is_relative_to(above)]
 
 
-def test_a_file_that_is_not_listed_is_a_group_of_its_own_and_comes_last() -> None:
+def test_a_file_that_is_not_listed_is_a_group_of_its_own() -> None:
     path = PurePosixPath("unit/test_lanes.py")
 
     assert lanes.group_of(path) == str(path)
-    assert lanes.rank_of(path) == len(PATHS)
+
+
+def test_two_clusters_begin_then_what_computes_then_the_others() -> None:
+    paths = ["integration/operator/a.py", "unit/a.py", "e2e/kubernetes/a.py", "e2e/a.py"]
+    paths.append("e2e/kubernetes/test_faults.py")
+
+    ordered = sorted(paths, key=lambda path: lanes.rank_of(PurePosixPath(path)))
+
+    assert ordered == [
+        "e2e/kubernetes/test_faults.py",
+        "e2e/kubernetes/a.py",
+        "unit/a.py",
+        "integration/operator/a.py",
+        "e2e/a.py",
+    ]
 
 
 def test_the_faults_run_beside_the_rest_of_kubernetes() -> None:
