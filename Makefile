@@ -5,7 +5,7 @@ PYTHON  ?= python3
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 # Several processes, since most of the time is spent waiting for pods (tests/lanes.py).
-PYTEST   = $(BIN)/pytest --numprocesses=3 --dist=loadgroup --no-loadscope-reorder
+PYTEST   = $(BIN)/pytest --numprocesses=3 --dist=loadscope --no-loadscope-reorder
 LOCAL   := examples/tandem-tiny/local.yaml
 NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/native/*.[hc]*) \
            engine/tandem_engine/device/native/build.py
