@@ -231,7 +231,7 @@ def test_a_run_that_is_ended_ends_the_engine_that_it_started(small_model: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "--only", "L"], "There is no model 'L'; it must be one of S, M."),
+        (["run", "--only", "L"], "There is no model 'L'; it must be one of S, M, Q."),
         (["run", "--types", "fp8"], "There is no type 'fp8'; it must be one of bf16, w8a8."),
         (["run", "--rows", "many"], "'many' is no case; write CONCURRENCYxINPUTxOUTPUT"),
         (["run", "--rows", "0x8x8"], "The row 0x8x8 has no sequences"),

@@ -173,7 +173,7 @@ def test_a_turn_loads_warms_up_and_measures_each_row() -> None:
     load, *rows = runner.asked
     assert isinstance(load, Load)
     assert (load.num_sequences, load.num_tokens, load.longest) == (3, 96, 96)
-    assert load.kv_bytes == 33 * TINY.kv_bytes_per_token
+    assert load.kv_bytes == 96 * TINY.kv_bytes_per_token
     assert [_size(row) for row in rows] == [
         (1, 32, 1),
         *((1, 8, 2), (1, 8, 4)),
