@@ -97,11 +97,16 @@ class RayView:
     was_serving: bool = False
     """Whether it served a moment ago, in the middle of a change."""
 
+    has_ready_pods: bool = False
+    """True when a replica's pod is ready, of whichever version."""
+
     @property
     def is_switching(self) -> bool:
-        """Whether the endpoint has just moved, to pods that are ready and not counted yet."""
-        ready = self.active.ready_workers if self.active else 0
-        return self.was_serving and not self.endpoints and bool(ready)
+        """True when the endpoint has just moved, to pods that are not counted yet.
+
+        They may become ready a moment later; those of the version before are there until then.
+        """
+        return self.was_serving and not self.endpoints and self.has_ready_pods
 
     @property
     def newest(self) -> ClusterView | None:
@@ -150,6 +155,7 @@ def ray_view(
         active=active,
         pending=cluster("pendingServiceStatus"),
         was_serving=was_serving,
+        has_ready_pods=any(pod.is_ready and not pod.is_head for pod in pods),
     )
 
 

@@ -1,6 +1,6 @@
 """The status of a service, from its first moment to its troubles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -351,10 +351,13 @@ def test_events_tell_the_story() -> None:
         status = after
 
 
-def switched(*, endpoints: int, previous: dict[str, Any]) -> Any:
+def switched(
+    *, endpoints: int, previous: dict[str, Any], workers: Iterable[dict[str, Any]] | None = None
+) -> Any:
     """The new cluster is the active one."""
     found = ray_service(active=digest("new", "RUNNING"), endpoints=endpoints)
-    views = [pod_view(one) for one in (NEW_HEAD, pod("new-w", "new"))]
+    workers = [pod("new-w", "new")] if workers is None else workers
+    views = [pod_view(one) for one in (NEW_HEAD, *workers)]
     return ray_view(
         found, views, {"new": answer("RUNNING")}, {},
         was_serving=served_during_a_change(previous),
@@ -374,6 +377,21 @@ def test_a_clean_switch_of_versions_is_no_reason_to_be_not_ready() -> None:
     assert find_condition(at_the_switch, "Progressing")["status"] == "True"
     assert reasons(before, at_the_switch) + reasons(at_the_switch, after) == ["Updated"]
     assert find_condition(after, "Progressing")["reason"] == "Settled"
+
+
+def test_a_new_version_whose_pod_is_ready_a_moment_later_is_no_outage_either() -> None:
+    """KubeRay goes by Ray, so it may move the endpoint before the pod's probe has succeeded."""
+    change = {"generation": 2, "last_write": T2, "now": T2}
+    before = status_document(facts(previous=settled(), ray=upgrading(), **change))
+
+    def ready(*workers: dict[str, Any]) -> str:
+        moved = switched(endpoints=0, previous=before, workers=workers)
+        status = status_document(facts(previous=before, ray=moved, **change))
+        return str(find_condition(status, "Ready")["status"])
+
+    late = pod("new-w", "new", ready=False)
+    assert ready(late, pod("old-w", "old")) == "True"
+    assert ready(late) == "False"
 
 
 def test_an_endpoint_that_is_lost_without_a_change_is_said() -> None:
