@@ -11,6 +11,7 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step
 from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.kvcache.fit import MARGIN
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.model.load import load_decoder
 from tandem_engine.runner.profile import profile_steps
@@ -78,7 +79,10 @@ def test_small_steps_tell_what_a_large_one_holds(checkpoint: Path, kernels: str)
     told = cost.of(num_tokens=NUM_ROWS * LENGTH, num_rows=NUM_ROWS, context=LENGTH)
     held = held_by_a_large_step(decoder, runtime)
     assert held > 24 * MIB  # far more than a measurement is off
-    assert held - 8 * MIB < told < 1.6 * held + 16 * MIB
+    # What a process sets up once counts in the first profile of the process alone; a start sets
+    # the margin aside besides.
+    assert held - 8 * MIB < told * (1 + MARGIN)
+    assert told < 1.6 * held + 16 * MIB
     # A row's logits alone, in float32.
     assert cost.per_row > 40_000 * 4
     # Activations of a token: two of the residual's width and three of the wide ones, at least.
