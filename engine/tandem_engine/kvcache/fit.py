@@ -23,7 +23,7 @@ from tandem_engine.kvcache.capacity import GIB, StepCost, in_gib
 
 _ROWS_SHARE: Final = 4
 _LOGIT_BYTES: Final = 4
-MARGIN: Final = 0.1
+_MARGIN: Final = 0.1
 """Of the measured largest step, for what was not measured: it is extrapolated from small ones."""
 
 
@@ -143,7 +143,7 @@ class _Sizes:
         # One step ahead, the logits of two steps are there at once.
         ahead = rows * self.wish.vocab_size * _LOGIT_BYTES
         measured += ahead * self.wish.schedule.async_scheduling_enable
-        return int(measured * (1 + MARGIN))
+        return int(measured * (1 + _MARGIN))
 
     def sequence(self, length: int) -> int:
         """Bytes of the KV blocks of one sequence."""
