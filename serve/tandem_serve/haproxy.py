@@ -14,9 +14,12 @@ Serve has no settings for these (Ray 2.60):
 - HAProxy does not start when the limit of open files is too low for its `maxconn`, which is
   therefore lowered to what the process may open.
 
+It reads a copy in memory: Serve may write its file anew while the proxy starts.
+
 Ray finds this command by `RAY_SERVE_HAPROXY_BINARY_PATH`.
 """
 
+import fcntl
 import itertools
 import json
 import os
@@ -75,11 +78,8 @@ _ERRORS: Final = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Become HAProxy."""
     options = list(sys.argv[1:] if arguments is None else arguments)
-    for option, value in itertools.pairwise(options):
-        if option == "-f":
-            _mend(Path(value))
     binary = real_haproxy()
-    os.execv(binary, [binary, *options])  # noqa: S606  # to be HAProxy is the whole purpose
+    os.execv(binary, [binary, *_mended_arguments(options)])  # noqa: S606  # to be HAProxy is the whole purpose
 
 
 def mended(configuration: str, *, folder: Path, max_files: int) -> str:
@@ -163,12 +163,43 @@ def _page(status: HTTPStatus, code: str, message: str) -> str:
     return "\r\n".join([*head, "", body])
 
 
-def _mend(path: Path) -> None:
+def _mended_arguments(options: Sequence[str]) -> list[str]:
+    """The command's options, with a mended copy in the place of each configuration."""
+    arguments: list[str] = []
+    for before, option in itertools.pairwise(["", *options]):
+        if before != "-f":
+            arguments.append(option)
+            continue
+        # Serve knows its proxies by this path in their command line; the name of the local peer is
+        # an option without effect here (Serve's proxies have no peers).
+        arguments += [_held(_mended_file(Path(option))), "-L", option]
+    return arguments
+
+
+def _mended_file(path: Path) -> str:
     folder = path.absolute().parent
     for name, page in error_pages().items():
         _write(folder / name, page)
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _write(path, mended(path.read_text(encoding="utf-8"), folder=folder, max_files=max_files))
+    return mended(_read_locked(path), folder=folder, max_files=max_files)
+
+
+def _read_locked(path: Path) -> str:
+    """A file's text, read while Serve does not write it (it locks a file beside it)."""
+    with Path(f"{path}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return path.read_text(encoding="utf-8")
+
+
+def _held(text: str) -> str:
+    """Path of `text` in memory, for this process and the program that it becomes.
+
+    A file on disk would not do: Serve may write its own anew before HAProxy has read it.
+    """
+    file = os.memfd_create("haproxy.cfg", flags=0)
+    with os.fdopen(file, "w", encoding="utf-8", closefd=False) as memory:
+        memory.write(text)
+    return f"/proc/self/fd/{file}"
 
 
 def _write(path: Path, text: str) -> None:

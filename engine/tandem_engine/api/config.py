@@ -76,8 +76,7 @@ class SplitFuseConfig(Model):
     """true: test splitStartBatchSize anew at every step; false: once it was met, keep splitting."""
 
     split_start_batch_size: Annotated[int, Field(ge=0)] = 16
-    """Sequences in the batch from which prompts are cut; below, they run whole. With an SLO 0,
-    where nobody writes it."""
+    """Sequences in the batch from which prompts are cut; below, they run whole."""
 
     policy_type: MixPolicy = 0
     """Order of requests: 0 first come first served, 4 shortest job first, 5 longest job first,
@@ -157,12 +156,10 @@ class ScheduleConfig(Model):
     splitFuse.policyType."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=819200)] = 200
-    """Sequences that may run at the same time; where nobody writes it, fewer if the replica's
-    memory holds no more."""
+    """Sequences that may run at the same time."""
 
     max_iter_times: Annotated[int, Field(ge=1)] = 512
-    """Largest number of output tokens of one request, whatever it asks for; with an SLO as many as
-    maxSeqLen, where nobody writes it."""
+    """Largest number of output tokens of one request, whatever it asks for."""
 
     max_preempt_count: Annotated[int, Field(ge=0)] = 0
     """Sequences that one step may swap out to host memory; more are recomputed. Above 0 it needs

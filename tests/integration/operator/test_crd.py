@@ -108,7 +108,14 @@ def test_several_faults_are_named_at_once(api: Cluster) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["spec.replicas", "spec.engine.schedule.splitfuse", "spec.model.path", "spec.resources.gpu"],
+    [
+        "spec.replicas",
+        "spec.engine.schedule.splitfuse",
+        "spec.model.path",
+        "spec.resources.gpu",
+        # A password in clear.
+        "spec.runtime.gcsFaultToleranceOptions.redisPassword.value",
+    ],
 )
 def test_an_unknown_field_is_refused_by_its_name(api: Cluster, path: str) -> None:
     with pytest.raises(ClusterError, match=f'unknown field "{re.escape(path)}"'):
@@ -200,7 +207,7 @@ def test_explain_describes_every_field_of_split_fuse(api: Cluster) -> None:
     assert "SplitFuse, the way templateType Mix shares steps." in said
     assert "splitChunkTokens <integer>" in said
     assert "Tokens of one step, decodes and prompt chunks together; a multiple of 16." in said
-    assert "Default: 16, or maxBatchSize where that is less." in said
+    assert "Default: 16, or maxBatchSize where that is less, or 0 with an SLO." in said
     assert "<no description>" not in api.kubectl("explain", "isvc", "--recursive=false")
 
 

@@ -53,20 +53,42 @@ def test_a_configuration_without_health_checks_stays_as_it_is() -> None:
     )
 
 
-def test_it_becomes_ray_s_own_haproxy_with_the_same_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    became: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(os, "execv", lambda path, arguments: became.append((path, arguments)))
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines that a process of `main` became."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: commands.append([path, *arguments]))
     monkeypatch.setenv(haproxy.BINARY, "/this/command/itself")
+    return commands
+
+
+def test_it_becomes_ray_s_own_haproxy_with_the_same_arguments(
+    tmp_path: Path, became: list[list[str]]
+) -> None:
     file = tmp_path / "haproxy.cfg"
     file.write_text(configuration(DRAINING, backends=1))
 
     haproxy.main(["-db", "-f", str(file), "-sf", "12"])
 
-    assert became == [(REAL, [REAL, "-db", "-f", str(file), "-sf", "12"])]
-    assert CLOSED in file.read_text()
+    [[path, name, *arguments]] = became
+    assert path == name == REAL
     assert Path(REAL).name == "haproxy"
+    read = arguments[2]
+    # Serve looks for the file's own path in the command line.
+    assert arguments == ["-db", "-f", read, "-L", str(file), "-sf", "12"]
+    assert CLOSED in Path(read).read_text()
+
+
+def test_what_serve_writes_meanwhile_is_not_what_haproxy_reads(
+    tmp_path: Path, became: list[list[str]]
+) -> None:
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(SERVE_S)
+    haproxy.main(["-f", str(file)])
+
+    file.write_text(SERVE_S)
+
+    assert "timeout http-request" in Path(became[0][3]).read_text()
 
 
 DEFAULTS = "defaults\n    mode http\n    timeout client 60s\n"

@@ -50,8 +50,8 @@ def _bad_credentials(credential: str) -> Iterator[Bad]:
             words,
         )
     yield Bad(
-        f"{credential} in clear",
-        {f"{STORE}.redisAddress": _GOOD, f"{STORE}.{credential}": {"value": "open"}},
+        f"{credential} without a reference",
+        {f"{STORE}.redisAddress": _GOOD, f"{STORE}.{credential}": {}},
         f"{STORE}.{credential}.valueFrom",
         "Required value",
         "is missing",
