@@ -31,6 +31,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NoReturn
 
+COMMAND: Final = "tandem-haproxy"
 BINARY: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """The environment variable in which Ray looks for the path of the program that it starts."""
 HEAD_TIMEOUT_S: Final = 10

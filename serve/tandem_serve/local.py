@@ -5,6 +5,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
+from tandem_serve import haproxy
 from tandem_serve.api.profile import RAY_PROFILE
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.errors import ServeError
@@ -202,7 +204,7 @@ def _head(run_dir: Path, ports: Ports) -> list[str]:
 def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
     """The user's environment without his own settings for Ray, and with ours."""
     users = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    haproxy = run_dir / "h"
+    folder = run_dir / "h"
     return {
         **users,
         **RAY_PROFILE,
@@ -216,12 +218,29 @@ def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN": token,
         # Without it Ray takes the machine's outward address for its own and listens there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
+        haproxy.BINARY: _proxy_command(),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
     }
+
+
+def _proxy_command() -> str:
+    """Path of `tandem-haproxy`, beside this Python or where the user's commands are.
+
+    Raises:
+        ServeError: it is not installed.
+    """
+    folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts"), *os.get_exec_path()]
+    command = shutil.which(haproxy.COMMAND, path=os.pathsep.join(folders))
+    if command is None:
+        raise ServeError(
+            f"cannot find {haproxy.COMMAND}, which comes with Tandem, beside {sys.executable} or "
+            "in PATH; install Tandem again with pip."
+        )
+    return command
 
 
 def _temp_dir() -> str:

@@ -23,6 +23,8 @@ from tests.tiny import TINY
 TIMEOUT_S = 300.0
 POLL_S = 0.1
 LAST_WORDS = 4000
+# A usual limit of open files, too low for as many connections as Ray Serve asks HAProxy for.
+SHELL = ("sh", "-c", 'ulimit -n 20000; exec "$@"', "sh")
 
 
 def wait_for(
@@ -64,7 +66,7 @@ class Tandem:
         output = self.home / f"output-{time.monotonic_ns()}"
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tandem_serve", *arguments],
+                [*SHELL, sys.executable, "-m", "tandem_serve", *arguments],
                 env=self.environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
