@@ -8,10 +8,11 @@ https://github.com/vllm-project/compressed-tensors
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import regex
 
 from tandem_engine.api.errors import CheckpointError
 from tandem_engine.quantization.scheme import HEAD, Format, LinearKind, Scheme
@@ -21,6 +22,9 @@ _FORMAT: Final = "int-quantized"
 _ANY_LINEAR: Final = "Linear"
 """A target that is the name of a class: every linear layer."""
 _PATTERN: Final = "re:"
+_PATTERNS: Final = "targets or ignore"
+_MATCH_S: Final = 1.0
+"""How long a pattern may take for a name; one that backtracks would take for ever."""
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "num_bits": 8,
@@ -67,7 +71,7 @@ def read_compressed_tensors(path: Path, config: Mapping[str, Any]) -> Scheme:
     where.compile([*targets, *ignore])
 
     def kind_of(name: str) -> LinearKind:
-        if _matches(name, ignore) or not _matches(name, targets):
+        if where.matches(name, ignore) or not where.matches(name, targets):
             return LinearKind.FLOAT
         return LinearKind.DYNAMIC
 
@@ -116,15 +120,6 @@ def _targets(where: "_Place", group: Any) -> list[str]:
     return where.texts("targets", group.get("targets"))
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(
-        re.match(pattern.removeprefix(_PATTERN), name) is not None
-        if pattern.startswith(_PATTERN)
-        else pattern in (name, _ANY_LINEAR)
-        for pattern in patterns
-    )
-
-
 class _Place:
     """An object within config.json, for the sentences on what is wrong in it."""
 
@@ -160,11 +155,28 @@ class _Place:
         for pattern in patterns:
             if pattern.startswith(_PATTERN):
                 try:
-                    re.compile(pattern.removeprefix(_PATTERN))
-                except re.error:
+                    regex.compile(pattern.removeprefix(_PATTERN))
+                except regex.error:
                     raise self.refusal(
-                        "targets or ignore", pattern, "a regular expression behind re:"
+                        _PATTERNS, pattern, "a regular expression behind re:"
                     ) from None
+
+    def matches(self, name: str, patterns: Iterable[str]) -> bool:
+        return any(
+            self._matches(name, pattern)
+            if pattern.startswith(_PATTERN)
+            else pattern in (name, _ANY_LINEAR)
+            for pattern in patterns
+        )
+
+    def _matches(self, name: str, pattern: str) -> bool:
+        text = pattern.removeprefix(_PATTERN)
+        try:
+            return regex.match(text, name, timeout=_MATCH_S) is not None
+        except TimeoutError:
+            raise self.refusal(
+                _PATTERNS, pattern, f"a regular expression that is tried within {_MATCH_S:.0f} s"
+            ) from None
 
 
 def _is_empty(value: Any) -> bool:

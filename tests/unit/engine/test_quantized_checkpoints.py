@@ -114,6 +114,8 @@ def group_with(**changes: Any) -> dict[str, Any]:
 
 
 AT_GROUP = "quantization_config.config_groups.group_0"
+# Each group may take any part of a layer's name.
+BACKTRACKS = "(.*)" * 10 + r"\1\2\3\4\5[!?]"
 REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "another method": (
         {"quant_method": "awq"},
@@ -194,6 +196,11 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "targets that are none": (
         group_with(targets="Linear"),
         f'{AT_GROUP}.targets is "Linear"; supported is a list of names',
+    ),
+    "a pattern that backtracks": (
+        config_with(ignore=[f"re:{BACKTRACKS}"]),
+        f"quantization_config.targets or ignore is {json.dumps(f're:{BACKTRACKS}')}; supported is "
+        "a regular expression that is tried within 1 s",
     ),
     "a pattern that is none": (
         config_with(ignore=["re:("]),
