@@ -5,6 +5,7 @@ is laid out, copied, computed, sampled or collected. Blocks are few: sequences a
 recomputed, share prefixes, and fork.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -100,7 +101,8 @@ class Faults:
             local.depth = depth + 1
         elif event == "return":
             local.depth = depth - 1
-        self._count(is_engine_thread, event, _name(name, event, arg))
+        if not _cannot_fail(frame, event, arg):
+            self._count(is_engine_thread, event, _name(name, event, arg))
 
     def _count(self, is_engine_thread: bool, event: str, name: str) -> None:
         local = self._local
@@ -111,6 +113,13 @@ class Faults:
         elif (self.at.is_engine_thread, self.at.number) == (is_engine_thread, number):
             self.has_raised = True
             raise self.error(FAULT)
+
+
+def _cannot_fail(frame: FrameType, event: str, arg: Any) -> bool:
+    """Whether nothing can fail there: a lock is released, or a generator is closed."""
+    if event == "c_call":
+        return arg.__name__ == "__exit__"
+    return event == "return" and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
 
 
 def _name(caller: str, event: str, called: Any) -> str:
@@ -242,7 +251,11 @@ def chosen(places: list[Place], each: int) -> list[Place]:
     for place in places:
         kind = (place.is_engine_thread, place.event, place.name, place.copies)
         kinds.setdefault(kind, []).append(place)
-    return [place for of_kind in kinds.values() for place in {*of_kind[:each], of_kind[-1]}]
+    return [
+        place
+        for of_kind in kinds.values()
+        for place in dict.fromkeys((*of_kind[:each], of_kind[-1]))
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -60,8 +60,10 @@ class Sampler:
     def _plan_for(self, rows: tuple[Row, ...], logits: Tensor) -> _Plan:
         vocab_size = logits.shape[1]
         if self._plan is None or rows != self._rows or vocab_size != self._vocab_size:
-            self._rows, self._vocab_size = rows, vocab_size
+            # The plan first: had the rows another one's plan when this fails, the next step of the
+            # same rows, already on its way, would be sampled by it.
             self._plan = self._new_plan(rows, logits)
+            self._rows, self._vocab_size = rows, vocab_size
         return self._plan
 
     def _new_plan(self, rows: tuple[Row, ...], logits: Tensor) -> _Plan:

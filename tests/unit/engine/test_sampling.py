@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -238,6 +239,23 @@ def test_what_a_row_asks_for_is_put_into_tensors_once(monkeypatch: pytest.Monkey
         sampler.sample(logits, [biased])
 
     assert made == []
+
+
+def test_rows_whose_plan_failed_are_not_sampled_by_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler, rows = new_sampler(), [row(temperature=0.0), row(temperature=0.0)]
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 3] = logits[1, 5] = 1.0
+    sampler.sample(logits[:1], rows[:1])
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sampler, "_new_plan", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            sampler.sample(logits, rows)
+
+    sampled = sampler.sample(logits, rows)
+    assert [token and token.token_id for token in sampled] == [3, 5]
 
 
 def test_what_a_row_asks_for_stays_whoever_comes_and_goes() -> None:

@@ -59,6 +59,8 @@ class NativeStepSampling:
         """One token a row."""
         logits = logits.contiguous()
         rows, vocab = logits.shape
+        if rows != len(self._args):  # the library reads as many
+            raise ValueError(f"there are logits of {rows} rows, not of {len(self._args)}")
         most = min(self._most, vocab)
         for args, of_row in zip(self._args, now, strict=True):
             args.position = of_row.position
