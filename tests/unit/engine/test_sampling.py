@@ -72,7 +72,8 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[int]:
 
 def allowed_by_hand(logits: list[float], params: SamplingParams) -> set[int]:
     """The tokens that temperature, top_k, top_p and min_p leave, in plain Python."""
-    weights = [math.exp((x - max(logits)) / params.temperature) for x in logits]
+    largest = max(logits)
+    weights = [math.exp((x - largest) / params.temperature) for x in logits]
     weights = [w if w >= params.min_p else 0.0 for w in weights]
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
     if params.top_k > 0:
