@@ -1,7 +1,7 @@
 """The models that engines are compared on, as numbers: what they weigh and what a token costs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from benchmarks.serving.errors import WrongUsage
@@ -85,6 +85,16 @@ class ModelShape:
         }
 
 
+_M: Final = ModelShape(
+    name="M",
+    hidden_size=1024,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_size=128,
+    intermediate_size=3072,
+    vocab_size=32000,
+)
 SHAPES: Final[Mapping[str, ModelShape]] = {
     "S": ModelShape(
         name="S",
@@ -96,27 +106,9 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
         intermediate_size=1536,
         vocab_size=8192,
     ),
-    "M": ModelShape(
-        name="M",
-        hidden_size=1024,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_size=128,
-        intermediate_size=3072,
-        vocab_size=32000,
-    ),
+    "M": _M,
     # The shape of Qwen3-0.6B: M with the vocabulary that most models have by now.
-    "Q": ModelShape(
-        name="Q",
-        hidden_size=1024,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_size=128,
-        intermediate_size=3072,
-        vocab_size=151_936,
-    ),
+    "Q": replace(_M, name="Q", vocab_size=151_936),
 }
 
 

@@ -6,6 +6,9 @@ from tandem_operator.crd.cel import Rule
 from tandem_serve.api.pods import LABEL_KEY, LONGEST_SUBDOMAIN, SUBDOMAIN
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_WITHOUT_POINTS: Final = (
+    "use up to 63 lower-case letters, digits and '-', a letter or digit first and last"
+)
 
 
 def object_name(at: str) -> Rule:
@@ -13,8 +16,7 @@ def object_name(at: str) -> Rule:
     return Rule(
         at=at,
         rule=f"self.matches(r'^{_LABEL}$')",
-        text="'%s' is not the name of an object; use up to 63 lower-case letters, digits and '-', "
-        "a letter or digit first and last",
+        text=f"'%s' is not the name of an object; {_WITHOUT_POINTS}",
         values=("self",),
     )
 
@@ -35,8 +37,7 @@ def volume_name(at: str) -> Rule:
     return Rule(
         at=at,
         rule=f"self.name.matches(r'^{_LABEL}$')",
-        text="name '%s' is not the name of an object; use up to 63 lower-case letters, digits and "
-        "'-', a letter or digit first and last",
+        text=f"name '%s' is not the name of an object; {_WITHOUT_POINTS}",
         values=("self.name",),
         field=".name",
     )
