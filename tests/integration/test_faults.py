@@ -118,7 +118,7 @@ def _cannot_fail(frame: FrameType, event: str, arg: Any) -> bool:
     """Whether nothing can fail there: a lock is released, or an expression comes and goes, which
     is also what is seen of one that is closed before its end."""
     if event == "c_call":
-        return arg.__name__ == "__exit__"
+        return bool(arg.__name__ == "__exit__")
     return frame.f_code.co_name == "<genexpr>"
 
 
