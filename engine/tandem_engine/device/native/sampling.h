@@ -117,27 +117,21 @@ class RowSampling {
         desk_(desk) {}
 
   void operator()() {
-    const bool shows_logprobs = row_.num_logprobs >= 0;
-    // Then those of the draw are those of the log-probabilities.
-    const bool has_masses = shows_logprobs && !row_.is_changed() && row_.temperature == 1.0 &&
-                            row_.margin == -HUGE_VAL;
-    if (shows_logprobs) find_top();
+    if (shows_logprobs()) find_top();
     if (row_.is_changed()) alone([&] { change().make(); });
-    if (row_.is_changed() || !shows_logprobs) find_peaks();
+    if (row_.is_changed() || !shows_logprobs()) look(row_.temperature, draws_of_all());
     if (row_.is_greedy()) {
       alone([&] { finish(desk_.has_failed ? -1 : likeliest()); });
-    } else if (top_k_ == 0 && row_.top_p >= 1.0) {
-      alone([&] { desk_.floor = floor_of_margin(); });
-      if (!has_masses) weigh_blocks();
-      alone([&] { finish(desk_.has_failed ? -1 : drawn_of_all()); });
-    } else {
-      if (top_k_ > 0) {
-        gather_likeliest(top_k_, true);
-      } else {
-        gather_around_mass();
-      }
-      alone([&] { finish(desk_.has_failed ? -1 : drawn_of_cut()); });
+      return;
     }
+    alone([&] { desk_.floor = floor_of_margin(); });
+    if (top_k_ > 0) {
+      gather_likeliest(top_k_);
+    } else if (!is_weighed()) {
+      weigh_blocks(row_.temperature);
+    }
+    if (top_k_ == 0 && row_.top_p < 1.0) gather_around_mass();
+    alone([&] { finish(desk_.has_failed ? -1 : is_cut() ? drawn_of_cut() : drawn_of_all()); });
   }
 
  private:
@@ -150,6 +144,19 @@ class RowSampling {
   Desk& desk_;
 
   static constexpr int64_t kAtOnce = 8;  // blocks
+
+  bool shows_logprobs() const { return row_.num_logprobs >= 0; }
+  bool has_margin() const { return row_.margin > -HUGE_VAL; }
+  bool is_cut() const { return top_k_ > 0 || row_.top_p < 1.0; }
+
+  // Whether all blocks are weighed that are looked at, whatever the largest logit of all is.
+  bool draws_of_all() const { return !row_.is_greedy() && top_k_ == 0 && !has_margin(); }
+
+  // Whether the blocks have the masses of the draw already; those of the log-probabilities will do.
+  bool is_weighed() const {
+    return draws_of_all() &&
+           (!shows_logprobs() || row_.is_changed() || row_.temperature == 1.0);
+  }
 
   const float* block_at(int64_t block) const { return logits_ + block * kBlock; }
   Change change() { return Change(row_, logits_, desk_.vocab, desk_.before); }
@@ -180,21 +187,45 @@ class RowSampling {
     });
   }
 
-  void find_peaks() {
+  // Finds the largest logits, and what the blocks weigh if that is asked for: while they come from
+  // memory, there is time for it. A block is weighed beside its own largest, for lack of another.
+  void look(double temperature, bool weighs) {
     each_block([&](int64_t block) {
       bool is_wrong = false;
-      desk_.peaks[block] = peak_of(block_at(block), desk_.length(block), is_wrong);
+      const float peak = peak_of(block_at(block), desk_.length(block), is_wrong);
+      desk_.peaks[block] = peak;
       desk_.wrongs[block] = is_wrong;
+      if (!weighs) return;
+      const bool is_finite = !is_wrong && peak >= kLowest;
+      desk_.masses[block] =
+          is_finite ? mass_of(block_at(block), desk_.length(block), Weigher(peak, temperature)) : 0;
     });
     alone([&] {
-      desk_.best = -kInfinity;
-      bool is_wrong = false;
-      for (int64_t block = 0; block < desk_.blocks; ++block) {
-        desk_.best = std::max(desk_.best, desk_.peaks[block]);
-        is_wrong |= desk_.wrongs[block];
-      }
-      desk_.has_failed = is_wrong || !std::isfinite(desk_.best);
+      find_best();
+      if (weighs && !desk_.has_failed) rescale_masses(temperature);
     });
+  }
+
+  void find_best() {
+    desk_.best = -kInfinity;
+    bool is_wrong = false;
+    for (int64_t block = 0; block < desk_.blocks; ++block) {
+      desk_.best = std::max(desk_.best, desk_.peaks[block]);
+      is_wrong |= desk_.wrongs[block];
+    }
+    desk_.has_failed = is_wrong || !std::isfinite(desk_.best);
+  }
+
+  // From beside a block's own largest logit to beside the largest of all.
+  void rescale_masses(double temperature) {
+    const Weigher weigh(desk_.best, temperature);
+    int64_t block = 0;
+    for (; block + kLanes <= desk_.blocks; block += kLanes) {
+      store(desk_.masses + block, load(desk_.masses + block) * weigh(load(desk_.peaks + block)));
+    }
+    for (; block < desk_.blocks; ++block) {
+      desk_.masses[block] *= static_cast<float>(weigh.of(desk_.peaks[block]));
+    }
   }
 
   int64_t likeliest() const {
@@ -209,19 +240,20 @@ class RowSampling {
     return std::max(kLowest, static_cast<float>(desk_.best + row_.margin));
   }
 
-  void weigh_blocks() {
+  void weigh_blocks(double temperature) {
     each_block([&](int64_t block) {
       if (desk_.has_failed) return;
+      const Weigher weigh(desk_.best, temperature);
+      const bool has_any = desk_.peaks[block] >= desk_.floor;
       desk_.masses[block] =
-          mass_of(block_at(block), desk_.length(block), weigher(), desk_.floor);
+          has_any ? mass_of(block_at(block), desk_.length(block), weigh, desk_.floor) : 0;
     });
   }
 
   // Gathers at least `count` of the largest, as far as there are so many.
-  void gather_likeliest(int64_t count, bool has_margin) {
+  void gather_likeliest(int64_t count) {
     alone([&] {
-      desk_.floor = has_margin ? floor_of_margin() : kLowest;
-      desk_.step = -1;
+      desk_.cut_in = {kLowest, kInfinity};
       if (!desk_.has_failed) desk_.around = {least_of_likeliest(count), kInfinity};
     });
     gather_blocks([&] { return !desk_.has_failed; });
@@ -265,44 +297,55 @@ class RowSampling {
     return std::accumulate(desk_.counts, desk_.counts + desk_.blocks, int64_t{0});
   }
 
-  // Gathers those among which the mass of top_p is reached.
+  // Gathers those among which the mass of top_p is reached, of blocks that are weighed.
   void gather_around_mass() {
     alone([&] {
-      desk_.floor = floor_of_margin();
-      if (!desk_.has_failed) Sample(desk_, logits_).set_steps(weigher(), row_.top_p);
-    });
-    each_block([&](int64_t block) {
       if (desk_.has_failed) return;
-      desk_.masses[block] = masses_of(block_at(block), desk_.length(block), weigher(),
-                                      desk_.floor, desk_.steps, desk_.above + block * kSteps);
+      Sample(desk_, logits_).set_steps(weigher(), row_.top_p);
+      desk_.around = {desk_.steps[kSteps - 1], kInfinity};
+    });
+    gather_blocks([&] { return !desk_.has_failed; });
+    each_run([&](int64_t begin, int64_t end) {
+      if (desk_.has_failed) return;
+      masses_of(gathered_of(begin), count_gathered(begin, end), weigher(), desk_.steps,
+                desk_.above + begin * kSteps);
     });
     alone([&] {
       if (!desk_.has_failed) bracket_mass();
     });
-    gather_blocks([&] { return !desk_.has_failed; });
+    gather_blocks([&] { return !desk_.has_failed && desk_.is_short; });
   }
 
+  // Finds where the cut is; what was gathered has it in it, unless the sample was wrong.
   void bracket_mass() {
     double total = 0, above[kSteps] = {};
-    for (int64_t block = 0; block < desk_.blocks; ++block) {
-      total += desk_.masses[block];
-      for (int step = 0; step < kSteps; ++step) above[step] += desk_.above[block * kSteps + step];
+    for (int64_t block = 0; block < desk_.blocks; ++block) total += desk_.masses[block];
+    for (int64_t begin = 0; begin < desk_.blocks; begin += kAtOnce) {
+      for (int step = 0; step < kSteps; ++step) above[step] += desk_.above[begin * kSteps + step];
     }
     int step = 0;
     while (step < kSteps && above[step] < row_.top_p * total) ++step;
-    desk_.step = step - 1;
-    desk_.around.low = step < kSteps ? desk_.steps[step] : desk_.floor;
-    desk_.around.high = step > 0 ? desk_.steps[step - 1] : kInfinity;
+    desk_.cut_in = {step < kSteps ? desk_.steps[step] : desk_.floor,
+                    step > 0 ? desk_.steps[step - 1] : kInfinity};
     desk_.mass_left = row_.top_p * total - (step > 0 ? above[step - 1] : 0.0);
+    desk_.is_short = step == kSteps;
+    desk_.around.low = desk_.floor;
   }
 
-  // Copies all that was gathered to `spare`, and tells how many there are.
+  // Where the gathered ones of a block begin; those of a run of blocks lie side by side.
+  float* gathered_of(int64_t block) const { return desk_.gathered + desk_.starts[block]; }
+
+  int64_t count_gathered(int64_t begin, int64_t end) const {
+    return desk_.starts[end - 1] + desk_.counts[end - 1] - desk_.starts[begin];
+  }
+
+  // Copies those to `spare` among which the cut is, and tells how many there are.
   int64_t collect() {
     int64_t count = 0;
-    for (int64_t block = 0; block < desk_.blocks; ++block) {
-      const float* from = desk_.gathered + desk_.starts[block];
-      std::copy(from, from + desk_.counts[block], desk_.spare + count);
-      count += desk_.counts[block];
+    for (int64_t begin = 0; begin < desk_.blocks; begin += kAtOnce) {
+      const int64_t end = std::min(desk_.blocks, begin + kAtOnce);
+      count += gather(gathered_of(begin), count_gathered(begin, end), desk_.cut_in.low,
+                      desk_.cut_in.high, desk_.spare + count);
     }
     return count;
   }
@@ -340,16 +383,15 @@ class RowSampling {
     for (int64_t block = 0; block < desk_.blocks; ++block) {
       Floats sum = {};
       Ints equals = {};
-      over(desk_.gathered + desk_.starts[block], desk_.counts[block], [&](Floats some) {
+      over(gathered_of(block), desk_.counts[block], [&](Floats some) {
         sum += only_where(some > cut.value, weigh(some));
         equals += some == cut.value;
       });
       const int64_t ties = std::min(left, count_of(equals));
-      const float above = desk_.step < 0 ? 0.0f : desk_.above[block * kSteps + desk_.step];
       left -= ties;
       desk_.ties[block] = static_cast<int32_t>(ties);
       desk_.masses[block] =
-          static_cast<float>(above + sum_of(sum) + weight * static_cast<double>(ties));
+          static_cast<float>(sum_of(sum) + weight * static_cast<double>(ties));
       total += desk_.masses[block];
     }
     return total;
@@ -389,14 +431,12 @@ class RowSampling {
 
   // Log-probabilities are the model's own: those of the likeliest, and what the chosen one's needs.
   void find_top() {
-    find_peaks();
-    each_block([&](int64_t block) {
-      if (desk_.has_failed) return;
-      const Weigher weigh(desk_.best, 1.0);
-      desk_.masses[block] = mass_of(block_at(block), desk_.length(block), weigh, kLowest);
-    });
+    look(1.0, true);
     const int64_t count = std::min(row_.num_logprobs, desk_.vocab);
-    if (count > 0) gather_likeliest(count, false);
+    if (count > 0) {
+      alone([&] { desk_.floor = kLowest; });
+      gather_likeliest(count);
+    }
     alone([&] {
       std::fill_n(step_.top_ids + number_ * step_.most, step_.most, -1);
       double total = 0;

@@ -93,7 +93,7 @@ inline Above above_of(const Weigher& weigh, const float* values, int64_t count, 
     for (int step = 0; step < kSteps; ++step) above.counts[step] += count_of(counts[step]);
     if (!weighs) continue;
     float masses[kSteps];
-    masses_of(values + begin, length, weigh, kLowest, steps, masses);
+    masses_of(values + begin, length, weigh, steps, masses);
     for (int step = 0; step < kSteps; ++step) above.masses[step] += masses[step];
   }
   return above;

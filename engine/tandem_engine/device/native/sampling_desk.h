@@ -62,8 +62,8 @@ class Desk {
   // Of each block:
   float* peaks;      // the largest
   float* masses;     // the mass of what stays
-  float* above;      // [kSteps]: the mass from each step on
-  float* gathered;   // [kBlock]: those around the cut, of some blocks side by side
+  float* above;      // [kSteps]: the mass from each step on, of the run that begins here
+  float* gathered;   // [kBlock]: those that may stay, of a run of blocks side by side
   int32_t* starts;   // where in `gathered`
   int32_t* counts;   // and how many
   int32_t* ties;     // how many of those at the cut stay
@@ -76,8 +76,8 @@ class Desk {
   bool has_failed;   // no number, or no finite one, is the largest
   float floor;       // what is below does not stay
   float steps[kSteps];
-  Bracket around;      // where the cut is looked for
-  int step;          // the last of `steps` that is above it, or -1
+  Bracket around;    // what is gathered
+  Bracket cut_in;    // where the cut is
   bool is_short;     // too few were gathered
   double mass_left;  // what top_p has left for those around the cut
   double log_total;  // of the model's own logits: what log-probabilities fall short of them

@@ -30,7 +30,7 @@ struct Weigher {
   // Nothing comes to less than 2^-126, and so not even -inf to 0: a CPU takes a hundred times as
   // long over what is smaller. Whoever sums weights leaves out what may not come.
   Floats operator()(Floats x) const {
-    return exp2_of<6>(larger(splat(-126.0f), (x - best) * scale));
+    return exp2_of<5, true>(larger(splat(-126.0f), (x - best) * scale));
   }
   double of(float x) const { return (*this)(splat(x))[0]; }
 };
@@ -115,6 +115,13 @@ inline float peak_of(const float* x, int64_t count, bool& is_wrong) {
   return largest_of(most[0]);
 }
 
+// The mass of all, with what may not come as close to 0 as a weight can be.
+inline float mass_of(const float* x, int64_t count, const Weigher& weigh) {
+  Floats sum = {};
+  over(x, count, [&](Floats some) { sum += weigh(some); });
+  return sum_of(sum);
+}
+
 // The mass of those from `least` on.
 inline float mass_of(const float* x, int64_t count, const Weigher& weigh, float least) {
   Floats sum = {};
@@ -123,21 +130,18 @@ inline float mass_of(const float* x, int64_t count, const Weigher& weigh, float 
   return sum_of(sum);
 }
 
-// The same, and the masses from each of `steps` on, which are not below `least`.
-inline float masses_of(const float* x, int64_t count, const Weigher& weigh, float least,
-                       const float* steps, float* above) {
-  Floats sum = {}, sums[kSteps] = {}, at[kSteps];
-  const Floats from = splat(least);
+// The masses from each of `steps` on.
+inline void masses_of(const float* x, int64_t count, const Weigher& weigh, const float* steps,
+                      float* above) {
+  Floats sums[kSteps] = {}, at[kSteps];
   for (int step = 0; step < kSteps; ++step) at[step] = splat(steps[step]);
   over(x, count, [&](Floats some) {
     const Floats weights = weigh(some);
-    sum = add_from(sum, weights, some, from);
     for (int step = 0; step < kSteps; ++step) {
       sums[step] = add_from(sums[step], weights, some, at[step]);
     }
   });
   for (int step = 0; step < kSteps; ++step) above[step] = sum_of(sums[step]);
-  return sum_of(sum);
 }
 
 // Copies those in [low, high) in their order; `out` has room for all, and may be `x`.

@@ -269,33 +269,40 @@ inline float largest_of(Floats x) {
 #endif
 }
 
-// 2 to the x for x below 126, nan stays nan; below 2^-126 it is 0, or may be.
+// 2 to the x for x below 126, nan stays nan; below 2^-126 it is 0, or may be. `kIsBounded` says that
+// x is not below -126.
 //
-// x = n + r with |r| <= 1/2, and 2^r is the Taylor polynomial of e^(r ln 2): of degree 6 it is right
-// to the last two bits of a float, of degree 4 to four more than a bfloat16 has.
-template <int kDegree>
+// x = n + r with |r| <= 1/2, and 2^r is a polynomial: of degree 6 and 4 the Taylor one of e^(r ln 2),
+// right to the last two bits of a float and to four more than a bfloat16 has; of degree 5 the one
+// that is closest on all of [-1/2, 1/2], off by 1e-7 at most.
+template <int kDegree, bool kIsBounded = false>
 inline Floats exp2_of(Floats x) {
-  constexpr float kFactors[] = {1.0f,           0.693147181f,   0.240226507f,  0.0555041087f,
-                                0.00961812911f, 0.00133335581f, 0.000154035304f};
+  constexpr float kTaylor[] = {1.0f,           0.693147181f,   0.240226507f,  0.0555041087f,
+                               0.00961812911f, 0.00133335581f, 0.000154035304f};
+  constexpr float kClosest[] = {1.0f,          0.693146978f,  0.240222421f,
+                                0.0555073389f, 0.0096715126f, 0.00132646654f};
+  const auto factor = [&](int at) { return kDegree == 5 ? kClosest[at] : kTaylor[at]; };
   constexpr float kSmallest = -126.0f;
 #if defined(__AVX512F__)
   // Of this maximum the second operand is the one that wins if it is no number.
-  const Floats bounded = _mm512_max_ps(splat(2 * kSmallest), x);
+  const Floats bounded = kIsBounded ? x : Floats(_mm512_max_ps(splat(2 * kSmallest), x));
   const Floats n = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT);
 #else
   constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits behind the point
-  const Floats bounded = x < kSmallest ? splat(kSmallest) : x;
+  Floats bounded = x;
+  if constexpr (!kIsBounded) bounded = x < kSmallest ? splat(kSmallest) : x;
   const Floats shifted = bounded + kRounds;
   const Floats n = shifted - kRounds;
 #endif
   const Floats r = bounded - n;
-  Floats p = splat(kFactors[kDegree]);
-  for (int at = kDegree - 1; at >= 0; --at) p = p * r + kFactors[at];
+  Floats p = splat(factor(kDegree));
+  for (int at = kDegree - 1; at >= 0; --at) p = p * r + factor(at);
 #if defined(__AVX512F__)
   return _mm512_scalef_ps(p, n);
 #else
   const Ints exponent = same_bits<Ints>(shifted) << 23;  // the bits of n stand lowest
   const Floats result = same_bits<Floats>(same_bits<Ints>(p) + exponent);
+  if constexpr (kIsBounded) return result;
   return x < kSmallest ? Floats{} : result;
 #endif
 }
