@@ -394,6 +394,21 @@ def test_a_new_version_whose_pod_is_ready_a_moment_later_is_no_outage_either() -
     assert ready(late) == "False"
 
 
+def test_a_change_goes_on_until_the_new_version_s_own_pod_is_ready() -> None:
+    """KubeRay counts the old pods behind the endpoint for a moment after it has moved."""
+    change = {"generation": 2, "last_write": T2, "now": T2}
+    before = status_document(facts(previous=settled(), ray=upgrading(), **change))
+    late = (pod("new-w", "new", ready=False), pod("old-w", "old"))
+
+    moved = switched(endpoints=1, previous=before, workers=late)
+    moving = status_document(facts(previous=before, ray=moved, **change))
+    counted = switched(endpoints=0, previous=moving, workers=late)
+    after = status_document(facts(previous=moving, ray=counted, **change))
+
+    assert find_condition(moving, "Progressing")["reason"] == "Updating"
+    assert find_condition(after, "Ready")["status"] == "True"
+
+
 def test_an_endpoint_that_is_lost_without_a_change_is_said() -> None:
     lost = status_document(facts(previous=settled(), ray=switched(endpoints=0, previous=settled())))
 
