@@ -55,7 +55,7 @@ def is_complete(facts: Facts) -> bool:
         return False
     # KubeRay moves the endpoint when Ray says that the new replicas run, and counts the pods behind
     # it anew a moment later; until the new pods are ready, the count is that of the old ones.
-    if ray.is_switching or not ray.active.ready_workers:
+    if ray.is_switching or (ray.active.workers and not ray.active.ready_workers):
         return False
     wanted = service.spec.scaling.min_replicas
     return is_in_effect(ray.active, service) and ray.ready_replicas >= wanted
