@@ -31,6 +31,8 @@ class Case:
     """What it must read and write at least."""
     operations: int = 0
     """Of its products; a multiplication counts 2."""
+    in_a_row: int = 1
+    """How often it works in a turn (`Stopwatch.alternate`)."""
 
 
 def cases_of(config: DecoderConfig, batches: list[Batch]) -> Iterator[Case]:

@@ -20,6 +20,8 @@ VOCAB_SIZE: Final = 151_936
 NUM_ROWS: Final = 16
 _SPREAD: Final = 3.0
 """Standard deviation of the logits: the likeliest token then has about a tenth of the mass."""
+_IN_A_ROW: Final = 10
+"""In a step the logits come from the product before, and are in the caches still."""
 _NUM_SEEN: Final = 2000
 _NUM_BIASES: Final = 300
 
@@ -67,6 +69,7 @@ def _case(name: str, logits: Tensor, params: list[SamplingParams]) -> Case:
         shape=f"{num_rows} x {vocab_size}",
         make=make,
         num_bytes=logits.nbytes,
+        in_a_row=_IN_A_ROW,
     )
 
 

@@ -107,7 +107,7 @@ class Session:
             seen.add(key)
             works = {"native": case.make(native), "reference": case.make(self._reference)}
             with torch.inference_mode():
-                taken = watch.alternate(works)
+                taken = watch.alternate(works, in_a_row=case.in_a_row)
             results.append(CaseTimes(model, case, taken["native"], taken["reference"]))
         return results
 

@@ -18,8 +18,8 @@ class DevicePlan:
 
     step: StepSampling
     rows: Sequence[Row]
-    plain: bool
-    """Whether the logits are taken as they are in all rows."""
+    counted: Sequence[int]
+    """Places of the rows with penalties."""
     shown: Sequence[int]
     """Places of the rows that ask for log-probabilities."""
     ends: dict[int, TokenIds]
@@ -31,7 +31,7 @@ class DevicePlan:
         return cls(
             step=sampler.prepare([row.asked for row in rows]),
             rows=rows,
-            plain=all(row.is_plain for row in rows),
+            counted=[at for at, row in enumerate(rows) if has_penalty(row.sampling)],
             shown=[at for at, row in enumerate(rows) if row.sampling.logprobs is not None],
             ends={
                 at: np.array(sorted(row.request.stop_token_ids), dtype=np.int64)
@@ -42,20 +42,15 @@ class DevicePlan:
 
     def choose(self, logits: Tensor) -> Chosen:
         """One token a row."""
-        if self.plain:
-            now = [RowNow(len(row.output)) for row in self.rows]
-        else:
-            now = [self._now(at, row) for at, row in enumerate(self.rows)]
+        now = [RowNow(len(row.output)) for row in self.rows]
+        for at in self.counted:
+            tally = self.rows[at].tally
+            now[at] = RowNow(now[at].position, tally.ids, tally.counts)
+        for at, ends in self.ends.items():
+            if now[at].position < self.rows[at].sampling.min_tokens:
+                now[at] = now[at]._replace(barred=ends)
         sampled = self.step(logits, now)
         return Chosen(sampled.token_ids, _logprobs(sampled, self.shown))
-
-    def _now(self, at: int, row: Row) -> RowNow:
-        is_short = row.num_output < row.sampling.min_tokens
-        barred = self.ends[at] if is_short else None
-        if not has_penalty(row.sampling):
-            return RowNow(row.num_output, barred=barred)
-        tally = row.tally
-        return RowNow(row.num_output, tally.ids, tally.counts, barred)
 
 
 def _logprobs(sampled: Sampled, shown: Sequence[int]) -> Logprobs:
@@ -69,8 +64,16 @@ def _logprobs(sampled: Sampled, shown: Sequence[int]) -> Logprobs:
         at: TokenLogprob(
             token_id=token_ids[at],
             logprob=own[at],
-            top=tuple(pair for pair in zip(top_ids[at], top[at], strict=True) if pair[0] >= 0),
+            top=_pairs(top_ids[at], top[at]),
         )
         for at in shown
         if token_ids[at] >= 0
     }
+
+
+def _pairs(token_ids: list[int], logprobs: list[float]) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens of a row, which asks for fewer than another where the last is none."""
+    pairs = zip(token_ids, logprobs, strict=True)
+    if not token_ids or token_ids[-1] >= 0:
+        return tuple(pairs)
+    return tuple(pair for pair in pairs if pair[0] >= 0)

@@ -1,7 +1,6 @@
 """How often each token stands in a sequence: counted once, and then kept as the sequence grows."""
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -33,7 +32,7 @@ class Tally:
 
     def follow(self, output: Sequence[int]) -> None:
         """Count what has come to the output since the last call; nothing of it ever goes."""
-        for token_id in islice(output, self._noted, None):
+        for token_id in output[self._noted :]:
             at = self._places.get(token_id)
             if at is None:
                 at = self._place_of_new(token_id)

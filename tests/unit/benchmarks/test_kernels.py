@@ -310,6 +310,20 @@ def test_works_take_turns_and_the_median_counts(
     assert taken == {"a": 2, "b": 7}
 
 
+def test_a_work_that_is_to_find_its_data_in_the_caches_has_turns_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, log = Clock(), list[str]()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(time, "sleep", lambda _: log.append("rest"))
+    works = {"a": clock.work("a", log, 9, 9, 1, 3, 9, 2, 2, 9, 2), "b": clock.work("b", log, 4)}
+
+    taken = Stopwatch(num_threads=2, seconds=0).alternate(works, in_a_row=2)
+
+    assert log == ["a", "b", *["rest", *"aaa", "rest", *"bbb"] * 3]
+    assert taken == {"a": 2, "b": 4}
+
+
 def test_a_measurement_goes_on_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, log = Clock(), list[str]()
     monkeypatch.setattr(time, "perf_counter", clock)
