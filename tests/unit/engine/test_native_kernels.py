@@ -82,6 +82,33 @@ def test_linear_multiplies_by_the_transpose(
     assert_near(got, expected + (0 if bias is None else bias.double()))
 
 
+@pytest.mark.usefixtures("num_threads")
+@SHARED
+@given(
+    rows=st.integers(2, 70),
+    inputs=st.sampled_from([64, 132]),
+    dtype=st.sampled_from([*TOLERANCE, torch.int8]),
+    seed=seeds,
+)
+@example(rows=70, inputs=1024, dtype=torch.bfloat16, seed=0)
+def test_a_row_is_the_same_whatever_rows_are_beside_it(
+    kernels: NativeKernels, *, rows: int, inputs: int, dtype: torch.dtype, seed: int
+) -> None:
+    weight = random(40, inputs, seed=seed + 1)
+    if dtype == torch.int8:
+        x = random(rows, inputs, seed=seed, dtype=torch.bfloat16)
+        as_bytes = weight.mul(40).clamp(-128, 127).to(torch.int8)
+        packed = pack_int8(kernels, Int8Weight(as_bytes, torch.ones(40), None))
+    else:
+        x = random(rows, inputs, seed=seed, dtype=dtype)
+        packed = pack(kernels, weight.to(dtype))
+
+    together = kernels.linear(x, packed)
+
+    alone = [kernels.linear(x[at : at + 1], packed) for at in range(rows)]
+    assert torch.equal(together, torch.cat(alone))
+
+
 @SHARED
 @given(
     vocab=st.sampled_from([1, 31, 64, 100]),

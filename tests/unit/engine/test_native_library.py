@@ -26,7 +26,7 @@ from tandem_engine.device.huge_pages import (
 )
 from tandem_engine.device.native import build
 from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.native.library import NEEDED_FLAGS, load_library, runnable_variants
 from tandem_engine.device.reference import ReferenceKernels
 from tests.unit.engine.native import native_kernels
 
@@ -196,6 +196,17 @@ def test_variants_are_those_that_the_cpu_has_the_instructions_for(
     tmp_path: Path, flags: str, expected: list[str]
 ) -> None:
     assert runnable_variants(cpuinfo(tmp_path, flags)) == expected
+
+
+@pytest.mark.skipif("amx" not in build.variants(), reason="this is no x86 machine")
+@pytest.mark.parametrize("may_use_tiles", [True, False])
+def test_tiles_are_used_where_the_kernel_gives_them(tmp_path: Path, may_use_tiles: bool) -> None:
+    flags = cpuinfo(tmp_path, " ".join(frozenset().union(*NEEDED_FLAGS.values())))
+
+    assert runnable_variants(flags, lambda: may_use_tiles) == [
+        *(["amx"] if may_use_tiles else []),
+        *("avx512", "avx2", "portable"),
+    ]
 
 
 def test_a_cpu_that_tells_nothing_gets_the_portable_variant(tmp_path: Path) -> None:

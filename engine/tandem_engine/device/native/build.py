@@ -34,13 +34,15 @@ COMMON_FLAGS: Final = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
 )
+_AVX512: Final = (
+    "-march=x86-64-v4",
+    "-mavx512bf16",
+    "-mavx512vnni",
+    "-mprefer-vector-width=512",
+)
 X86_FLAGS: Final = {
-    "avx512": (
-        "-march=x86-64-v4",
-        "-mavx512bf16",
-        "-mavx512vnni",
-        "-mprefer-vector-width=512",
-    ),
+    "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "avx512": _AVX512,
     "avx2": ("-march=x86-64-v3",),
 }
 LINK_FLAGS: Final = (

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import platform
 import re
+from collections.abc import Callable, Mapping
 from ctypes import c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -21,18 +22,14 @@ REFERENCE: Final = "reference"
 """The choice of no native kernels at all."""
 AUTO: Final = "auto"
 
-NEEDED_FLAGS: Final = {
-    "avx512": {
-        "avx512f",
-        "avx512bw",
-        "avx512cd",
-        "avx512dq",
-        "avx512vl",
-        "avx512_bf16",
-        "avx512_vnni",
-    },
-    "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"},
-    "portable": set[str](),
+_AVX512: Final = frozenset(
+    ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+)
+NEEDED_FLAGS: Final[Mapping[str, frozenset[str]]] = {
+    "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "avx512": _AVX512,
+    "avx2": frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")),
+    "portable": frozenset(),
 }
 """Variant → flags of /proc/cpuinfo that its instructions need."""
 
@@ -280,10 +277,23 @@ def _declared(library: ctypes.CDLL, name: str, arguments: list[Any], result: Any
     return function
 
 
-def runnable_variants(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+@cache
+def may_use_tiles() -> bool:
+    """Ask the kernel for AMX's tiles, which a process has to do once (Linux 5.16 or newer)."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return int(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)) == 0
+
+
+def runnable_variants(
+    cpuinfo: Path = Path("/proc/cpuinfo"), may_use_tiles: Callable[[], bool] = may_use_tiles
+) -> list[str]:
     """The variants that this CPU has the instructions for, best first."""
     flags = _cpu_flags(cpuinfo) if platform.machine() in ("x86_64", "AMD64") else set()
-    return [name for name in variants() if flags >= NEEDED_FLAGS[name]]
+    return [
+        name
+        for name in variants()
+        if flags >= NEEDED_FLAGS[name] and (name != "amx" or may_use_tiles())
+    ]
 
 
 def _cpu_flags(cpuinfo: Path) -> set[str]:

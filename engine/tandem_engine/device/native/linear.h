@@ -15,6 +15,7 @@
 #pragma once
 
 #include "team.h"
+#include "amx.h"
 #include "units.h"
 #include "vectors.h"
 
@@ -62,15 +63,22 @@ inline Tile<kRows, W> multiply_tile(const X* x, int64_t x_stride, const W* panel
   return tile;
 }
 
-// Calls work(rows as a constant, first row) for strips of nearly equal height.
+// Calls work(rows, first row) for strips of nearly equal height, `most` at most.
 template <class Work>
-inline void each_strip(int64_t rows, Work&& work) {
-  const int64_t strips = (rows + kStrip - 1) / kStrip;
+inline void each_strip(int64_t rows, int64_t most, Work&& work) {
+  const int64_t strips = (rows + most - 1) / most;
   for (int64_t strip = 0; strip < strips; ++strip) {
     const int64_t first = rows * strip / strips;
-    const int64_t count = rows * (strip + 1) / strips - first;
-    with_constant<kStrip>(static_cast<int>(count), [&](auto height) { work(height, first); });
+    work(rows * (strip + 1) / strips - first, first);
   }
+}
+
+// The same of kStrip at most, with the number of rows as a constant.
+template <class Work>
+inline void each_strip(int64_t rows, Work&& work) {
+  each_strip(rows, kStrip, [&](int64_t count, int64_t first) {
+    with_constant<kStrip>(static_cast<int>(count), [&](auto height) { work(height, first); });
+  });
 }
 
 template <class E>
@@ -118,18 +126,38 @@ inline void put_half(const Finish& finish, int64_t row, int64_t output, int64_t 
   }
 }
 
+// Sums [rows, 2] of some rows, the first of which is `row`, by a panel: each half to its place.
+template <class AnyWeight, class Finish, class AnySums>
+inline void put_panel(const Finish& finish, const AnyWeight& weight, int64_t row, int64_t rows,
+                      int64_t panel, const AnySums* sums) {
+  const int64_t output = panel * kPanel;
+  for (int64_t at = 0; at < rows; ++at) {
+    put_half(finish, row + at, output, weight.outputs, sums[2 * at]);
+    put_half(finish, row + at, output + kLanes, weight.outputs, sums[2 * at + 1]);
+  }
+}
+
 // Rows [first, last) by one panel.
 template <class X, class AnyWeight, class Finish>
 inline void multiply_panel(const X* x, const AnyWeight& weight, const Finish& finish,
                            int64_t first, int64_t last, int64_t panel) {
   each_strip(last - first, [&](auto height, int64_t strip) {
-    const int64_t row = first + strip, output = panel * kPanel;
+    const int64_t row = first + strip;
     const auto tile = multiply_tile<height.value>(x + row * weight.inputs, weight.inputs,
                                                   weight.panel(panel), weight.inputs);
-    for (int at = 0; at < height.value; ++at) {
-      put_half(finish, row + at, output, weight.outputs, tile.sums[at][0]);
-      put_half(finish, row + at, output + kLanes, weight.outputs, tile.sums[at][1]);
-    }
+    put_panel(finish, weight, row, height.value, panel, tile.sums[0]);
+  });
+}
+
+// The same on the tiles of AMX.
+template <class Tiles, class X, class AnyWeight, class Finish>
+inline void multiply_panel(Tiles& tiles, const X* x, const AnyWeight& weight, const Finish& finish,
+                           int64_t first, int64_t last, int64_t panel) {
+  Sums<typename AnyWeight::Element> sums[2 * kAmxRows][2];
+  each_strip(last - first, 2 * kAmxRows, [&](int64_t count, int64_t strip) {
+    const int64_t row = first + strip;
+    tiles.multiply(x + row * weight.inputs, count, weight.inputs, weight.panel(panel), sums[0]);
+    put_panel(finish, weight, row, count, panel, sums[0]);
   });
 }
 
@@ -143,34 +171,53 @@ struct Cut {
   int64_t blocks, pieces_per_block, panels_per_piece;
 
   template <class AnyWeight>
-  Cut(int64_t rows, int64_t row_bytes, const AnyWeight& weight, int members) {
+  Cut(int64_t rows, int64_t row_bytes, const AnyWeight& weight, int strip, int members) {
     const int64_t panel_bytes = kPanel * weight.inputs * sizeof(typename AnyWeight::Element);
-    const int64_t most_rows = kBlockBytes / row_bytes / kStrip * kStrip;
-    const int64_t block_rows = most_rows > 4 * kStrip ? most_rows : 4 * kStrip;
+    const int64_t most_rows = kBlockBytes / row_bytes / strip * strip;
+    const int64_t block_rows = most_rows > 4 * strip ? most_rows : 4 * strip;
     blocks = (rows + block_rows - 1) / block_rows;
     const int64_t panels = weight.num_panels();
-    const int64_t worth = rows > kStrip ? 1 : 1 + kPieceBytes / panel_bytes;
+    const int64_t worth = rows > strip ? 1 : 1 + kPieceBytes / panel_bytes;
     const int64_t fair = 1 + panels / (8 * members);  // so that all end at about the same time
     panels_per_piece = worth < fair ? worth : fair;
     pieces_per_block = (panels + panels_per_piece - 1) / panels_per_piece;
   }
 };
 
+// Calls work(first row, last row, panel) for all of a product, in all members.
+template <class AnyWeight, class Work>
+inline void each_panel(Team& team, int64_t rows, const Cut& cut, const AnyWeight& weight,
+                       Work&& work) {
+  for (const int64_t piece : team.each(cut.blocks * cut.pieces_per_block)) {
+    const int64_t block = piece / cut.pieces_per_block;
+    const int64_t begin = piece % cut.pieces_per_block * cut.panels_per_piece;
+    const int64_t end = std::min(begin + cut.panels_per_piece, weight.num_panels());
+    for (int64_t panel = begin; panel < end; ++panel) {
+      work(rows * block / cut.blocks, rows * (block + 1) / cut.blocks, panel);
+    }
+  }
+}
+
 // x [rows, inputs] by a packed weight; `finish` puts the sums where they belong.
 template <class X, class AnyWeight, class Finish>
 inline void multiply(Team& team, const X* x, int64_t rows,
                      const AnyWeight& weight, const Finish& finish) {
-  const Cut cut(rows, weight.inputs * sizeof(X), weight, team.size);
-  const int64_t panels = weight.num_panels();
-  for (const int64_t piece : team.each(cut.blocks * cut.pieces_per_block)) {
-    const int64_t block = piece / cut.pieces_per_block;
-    const int64_t begin = piece % cut.pieces_per_block * cut.panels_per_piece;
-    const int64_t end = begin + cut.panels_per_piece;
-    for (int64_t panel = begin; panel < end && panel < panels; ++panel) {
-      multiply_panel(x, weight, finish, rows * block / cut.blocks,
-                     rows * (block + 1) / cut.blocks, panel);
+  using W = typename AnyWeight::Element;
+  const int64_t row_bytes = weight.inputs * sizeof(X);
+  if constexpr (kOnAmx<W>) {
+    if (weight.inputs % kAmxInputs<W> == 0) {
+      AmxTiles tiles;
+      const Cut cut(rows, row_bytes, weight, 2 * kAmxRows, team.size);
+      each_panel(team, rows, cut, weight, [&](int64_t first, int64_t last, int64_t panel) {
+        multiply_panel(tiles, x, weight, finish, first, last, panel);
+      });
+      return;
     }
   }
+  const Cut cut(rows, row_bytes, weight, kStrip, team.size);
+  each_panel(team, rows, cut, weight, [&](int64_t first, int64_t last, int64_t panel) {
+    multiply_panel(x, weight, finish, first, last, panel);
+  });
 }
 
 // Packs `count` rows of a [outputs, inputs] matrix, the first of which is output `first`. Lanes
