@@ -16,8 +16,11 @@ DEEPEST: Final = 100
 # Held against the interpreter's own limit on recursion, these leave room for what is done with a
 # document once it has been read.
 _AROUND: Final = 800
-# All up to the next bracket; one in a string is none.
-_TO_BRACKET: Final = re.compile(rb'(?:[^"\[\]{}]+|"(?:[^"\\]|\\.)*")*([\[\]{}])', re.DOTALL)
+# All up to the next bracket, or to the end; one in a string is none. Nothing is given back once it
+# has matched (`++`), or a tail of 40 digits would be parted in 2^40 ways.
+_TO_BRACKET: Final = re.compile(
+    rb'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?)*+([\[\]{}])?', re.DOTALL
+)
 _OPEN: Final = frozenset({b"[", b"{"})
 
 
@@ -38,6 +41,8 @@ def cut_short(text: bytes) -> bytes:
     kept = []
     depth = begin = 0
     for found in _TO_BRACKET.finditer(text):
+        if found[1] is None:
+            break
         if found[1] in _OPEN:
             depth += 1
             if depth == DEEPEST + 1:

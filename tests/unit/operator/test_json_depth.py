@@ -35,6 +35,16 @@ def test_what_is_not_too_deep_stays_as_it_is(value: Any) -> None:
     assert cut_short(text) == text
 
 
+@pytest.mark.parametrize(
+    "tail",
+    [b"1" * 100_000, b'"' + b"a" * 100_000, b'"' + b'\\"' * 50_000, b'"' + b"\\" * 50_001],
+    ids=["digits", "an open string", "an open string of quotes", "an open string of backslashes"],
+)
+def test_what_has_no_bracket_is_read_once(tail: bytes) -> None:
+    assert cut_short(tail) == tail
+    assert cut_short(b'{"a": [' + tail) == b'{"a": [' + tail
+
+
 @given(before=_JSON, after=_JSON)
 def test_what_stands_beside_it_stays(before: Any, after: Any) -> None:
     text = f'{{"items": [{json.dumps(before)}, {nested(5000)}, {json.dumps(after)}]}}'
