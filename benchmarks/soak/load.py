@@ -55,9 +55,11 @@ class Load:
             slots = asyncio.Semaphore(_MOST_IN_FLIGHT)
             began = time.monotonic()
             for due_s in poisson_arrivals(rate, self._seed):
-                if due_s >= seconds:
+                # A caller that cannot keep up would make its late requests after the end.
+                late_s = time.monotonic() - began - due_s
+                if due_s + max(0.0, late_s) >= seconds:
                     return
-                await asyncio.sleep(began + due_s - time.monotonic())
+                await asyncio.sleep(-late_s)
                 await slots.acquire()
                 task = group.create_task(self._one(client))
                 task.add_done_callback(lambda _: slots.release())
