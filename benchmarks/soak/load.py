@@ -56,10 +56,10 @@ class Load:
             began = time.monotonic()
             for due_s in poisson_arrivals(rate, self._seed):
                 # A caller that cannot keep up would make its late requests after the end.
-                late_s = time.monotonic() - began - due_s
-                if due_s + max(0.0, late_s) >= seconds:
+                now_s = time.monotonic() - began
+                if max(due_s, now_s) >= seconds:
                     return
-                await asyncio.sleep(-late_s)
+                await asyncio.sleep(due_s - now_s)
                 await slots.acquire()
                 task = group.create_task(self._one(client))
                 task.add_done_callback(lambda _: slots.release())

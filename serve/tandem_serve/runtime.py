@@ -1,7 +1,7 @@
 """All that is said to a running Ray: its REST interface, and the service's proxy."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,6 +27,8 @@ _POLL_S: Final = 0.1
 # The first PUT starts Serve itself.
 _PUT_TIMEOUT_S: Final = 120.0
 _GET_TIMEOUT_S: Final = 10.0
+# While HAProxy reloads, two processes accept from one socket; the old one soon stops.
+_AGREED: Final = 3
 
 
 class RayServe:
@@ -105,19 +107,30 @@ def wait_until_running(
 
 
 def wait_until_routed(
-    name: str, *, url: str, stats_port: int, replicas: int, timeout_s: float
+    name: str, *, url: str, stats_port: int, replicas: Collection[str], timeout_s: float
 ) -> None:
-    """Wait until the public port answers, and HAProxy sends requests straight to the replicas.
+    """Wait until the public port answers, and HAProxy sends requests to these replicas alone.
 
-    The second is a matter of speed alone (a slower proxy stands in meanwhile), so its
-    time-out is no failure.
+    After a time-out, a slower proxy or replicas that are about to stop still answer, so it is no
+    failure.
+
+    Args:
+        name: the service.
+        url: its public address.
+        stats_port: where HAProxy tells of its servers.
+        replicas: ids of the replicas that run.
+        timeout_s: seconds to wait at most.
 
     Raises:
         ServeError: the public port does not answer in time.
     """
     deadline = time.monotonic() + timeout_s
+    healthy, agreed = False, 0
     with httpx.Client(trust_env=False, timeout=_GET_TIMEOUT_S) as http:
-        while not (healthy := _is_healthy(http, url)) or _routed(http, name, stats_port) < replicas:
+        while not healthy or agreed < _AGREED:
+            healthy = _is_healthy(http, url)
+            is_routed = _routed(http, name, stats_port) == frozenset(replicas)
+            agreed = agreed + 1 if is_routed else 0
             if time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
@@ -152,8 +165,10 @@ def _is_healthy(http: httpx.Client, url: str) -> bool:
         return False
 
 
-def _routed(http: httpx.Client, name: str, stats_port: int) -> int:
+def _routed(http: httpx.Client, name: str, stats_port: int) -> frozenset[str]:
+    url = f"http://127.0.0.1:{stats_port}/stats;csv"
     try:
-        return routed_replicas(http.get(f"http://127.0.0.1:{stats_port}/stats;csv").text, name)
+        # A connection of its own: the old process goes on answering on those that it has.
+        return routed_replicas(http.get(url, headers={"Connection": "close"}).text, name)
     except httpx.TransportError:
-        return 0
+        return frozenset()

@@ -60,7 +60,7 @@ def deploy(
         service.name,
         url=record.url,
         stats_port=Ports(record.base_port).haproxy_stats,
-        replicas=len(state.running),
+        replicas=[one.replica_id for one in state.running],
         timeout_s=_ROUTE_TIMEOUT_S,
     )
     replace_record(replace(record, service=service.manifest()))

@@ -86,19 +86,20 @@ def last_startup_line(log: str) -> str | None:
     return None
 
 
-def routed_replicas(table: str, name: str) -> int:
-    """Replicas of the service `name` that HAProxy's table of servers (CSV) calls UP."""
+def routed_replicas(table: str, name: str) -> frozenset[str]:
+    """Ids of the replicas of service `name` that HAProxy's table of servers (CSV) calls UP."""
     lines = (line.split(",") for line in table.splitlines())
     header = next(lines, [])
     if "status" not in header:
-        return 0
+        return frozenset()
     backend, server, status = (header.index(key) for key in ("# pxname", "svname", "status"))
-    return sum(
-        row[backend] == f"http-{name}"
-        and row[server].startswith("SERVE_REPLICA_")
-        and row[status].startswith("UP")
+    return frozenset(
+        row[server].rpartition("-")[2]
         for row in lines
         if len(row) > status
+        and row[backend] == f"http-{name}"
+        and row[server].startswith("SERVE_REPLICA_")
+        and row[status].startswith("UP")
     )
 
 

@@ -117,12 +117,12 @@ def test_the_last_word_of_a_start_is_found_among_other_lines() -> None:
 def test_only_replicas_that_haproxy_calls_up_count_as_routed() -> None:
     table = (
         "# pxname,svname,scur,status\n"
-        "http-tiny,SERVE_REPLICA_tiny-replica-a,0,UP\n"
-        "http-tiny,SERVE_REPLICA_tiny-replica-b,0,DOWN\n"
+        "http-tiny,SERVE_REPLICA_tiny-Replica-a,0,UP\n"
+        "http-tiny,SERVE_REPLICA_tiny-Replica-b,0,DOWN\n"
         "http-tiny,SERVE_PROXY_ACTOR-fallback-x,0,UP\n"
         "http-tiny,BACKEND,0,UP\n"
         "http-other,SERVE_REPLICA_other-replica-a,0,UP\n"
     )
 
-    assert routed_replicas(table, "tiny") == 1
-    assert routed_replicas("", "tiny") == 0
+    assert routed_replicas(table, "tiny") == {"a"}
+    assert routed_replicas("", "tiny") == frozenset()
