@@ -35,9 +35,11 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "10",
         # Its requests are done by then: see tandem_serve.drain.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # A dead proxy is found after seconds, not after twenty.
+        # A dead proxy is found after three seconds, not after thirty. One whose manager is slow to
+        # answer still serves: with a shorter time-out than Ray's 10 s, a busy node would lose it,
+        # and all its streams.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "10",
         # A hung replica has nothing to drain.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Metrics are one second old at most; the default is ten.
