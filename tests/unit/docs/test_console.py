@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any, Final
 
 import pytest
@@ -151,6 +152,14 @@ def names(command: Any) -> set[str]:
     """Return the options of a command, and those that all have."""
     own = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
     return own | {"--help", "-h", "--install-completion", "--show-completion"}
+
+
+def test_every_module_that_is_run_exists() -> None:
+    texts = [text for _, text in mentions()] + [line for one in BLOCKS for line in examples(one)]
+    named = {match[1] for text in texts if (match := re.search(r"python3? -m ([a-z_.]+)", text))}
+
+    assert named
+    assert not [name for name in named if find_spec(name) is None]
 
 
 def test_every_target_of_make_that_is_mentioned_exists() -> None:
