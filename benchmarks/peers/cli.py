@@ -37,7 +37,7 @@ What HTTP and Ray leave of the engine's throughput:
 
     python -m benchmarks.peers through-http
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks/method.md says what the figures mean.
 """
 
 app = command_line(

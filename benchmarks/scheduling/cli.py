@@ -36,7 +36,7 @@ What the scheduler itself costs:
 
     python -m benchmarks.scheduling cost --out benchmarks/results/cost
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks/method.md says what the figures mean.
 """
 
 app = command_line(

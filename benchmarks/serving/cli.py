@@ -41,7 +41,7 @@ The first 200 requests of a real trace, twice as fast as they came:
 
     python -m benchmarks.serving --trace AzureLLMInferenceTrace_conv.csv --limit 200 --speed 2
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks/method.md says what the figures mean.
 """
 
 app = command_line()

@@ -23,7 +23,7 @@ A look at whether it works:
 
     python -m benchmarks.soak --minutes 2
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks/method.md says what the figures mean.
 """
 
 app = command_line()

@@ -101,7 +101,9 @@ def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
 def _choose_service(documents: list[Any]) -> Mapping[str, Any]:
     """The one InferenceService among the documents of a file."""
     if not documents:
-        raise ManifestError(["the manifest is empty; see docs/manifest.md for the smallest one"])
+        raise ManifestError(
+            ["the manifest is empty; see docs/reference/manifest.md for the smallest one"]
+        )
     if len(documents) > 1:
         documents = _only_services(documents)
     document = documents[0]

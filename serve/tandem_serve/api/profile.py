@@ -2,7 +2,7 @@
 
 The last sets two of these anew (see tandem_serve.local). Controller, proxies and replicas read them
 when they are imported, so they stand in the environment of `ray start` (or of the pod). Measured
-together; reference: docs/architecture.md.
+together; reasons: docs/design/decisions/kubernetes-and-ray.md.
 """
 
 from collections.abc import Mapping

@@ -67,7 +67,7 @@ def _service() -> dict[str, Any]:
 
 
 def _policy() -> dict[str, Any]:
-    """That of docs/kubernetes.md."""
+    """That of docs/guides/kubernetes.md."""
     heads = {
         "app.kubernetes.io/managed-by": "tandem-operator",
         "app.kubernetes.io/component": "head",

@@ -15,7 +15,7 @@ from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.problems import is_list, part_of
 from tandem_serve.api.spec import InferenceService, InferenceServiceSpec
 
-MANUAL = Path(__file__).parents[3] / "docs" / "manifest.md"
+MANUAL = Path(__file__).parents[3] / "docs" / "reference" / "manifest.md"
 # A machine that has much else to do makes no test fail.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LIVE, IN_PLACE, REPLACE = ChangeKind.LIVE, ChangeKind.IN_PLACE, ChangeKind.REPLACE

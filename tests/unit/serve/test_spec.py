@@ -410,7 +410,7 @@ def test_a_date_that_was_meant_as_a_name_is_recognized() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "the manifest is empty; see docs/manifest.md for the smallest one"),
+        ("", "the manifest is empty; see docs/reference/manifest.md for the smallest one"),
         ("- 1", "the manifest is a list; it must be a mapping with kind: InferenceService"),
         ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
         ("a: 1\na: 2", "line 2, column 1: the field 'a' stands here twice; keep one"),

@@ -1,0 +1,65 @@
+"""The page on metrics names every series that the code has, and no other."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem_engine.api.output import EngineStats
+from tandem_engine.front.metrics import EngineMetrics
+from tandem_operator.metrics import Metrics
+from tandem_serve.http.metrics import ResponseCounts, exposition
+from tests.unit.docs.pages import ROOT, code_blocks, prose, rows
+
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
+SERIES = re.compile(r"`(tandem_[a-z0-9_]+)(?:\{[^}]*\})?`")
+TYPES = {"counter", "gauge", "histogram"}
+
+
+def series(families: Iterable[Metric]) -> dict[str, str]:
+    """Name, as it is queried → type."""
+    return {
+        f"{one.name}_total" if one.type == "counter" else one.name: one.type for one in families
+    }
+
+
+def engine_series() -> dict[str, str]:
+    metrics = EngineMetrics("tiny")
+    metrics.state(EngineStats(**{field.name: 1 for field in fields(EngineStats)}))
+    return series(text_string_to_metric_families(metrics.text().decode()))
+
+
+def http_series() -> dict[str, str]:
+    counts = ResponseCounts()
+    counts.record("/health", "GET", 200)
+    text = exposition(counts, num_refused=0, num_in_flight=0).decode()
+    return series(text_string_to_metric_families(text))
+
+
+def documented() -> dict[str, str]:
+    """Name → type, of the tables; their columns stand in either order."""
+    found = {}
+    for _, cells in rows(PAGE):
+        text = " | ".join(cells[:2])
+        kind = TYPES.intersection(cells[:2])
+        if kind and (match := SERIES.search(text)):
+            found[match[1]] = kind.pop()
+    return found
+
+
+def test_every_series_is_documented_with_its_type_and_no_other() -> None:
+    operator = series(Metrics().registry.collect())
+
+    assert documented() == engine_series() | http_series() | operator
+
+
+def test_queries_and_alerts_name_series_that_there_are() -> None:
+    known = documented()
+    suffixes = re.compile(r"_(bucket|sum|count)$")
+    text = "\n".join(line for block in code_blocks(PAGE) for line in block.lines)
+    named = set(re.findall(r"\btandem_[a-z0-9_]+", text + "\n".join(prose(PAGE))))
+    unknown = {name for name in named if name not in known and suffixes.sub("", name) not in known}
+
+    assert unknown <= {"tandem_"}, "the prefix alone stands in the text"
