@@ -102,7 +102,7 @@ def is_settled(document: Mapping[str, Any]) -> bool:
     replicas = document["replicas"]
     is_over = find_condition(document, Kind.PROGRESSING)["reason"] == progress.SETTLED
     is_ready = find_condition(document, Kind.READY)["status"] == Truth.TRUE
-    return is_over and is_ready and bool(replicas["ready"] >= replicas["wanted"])
+    return is_over and is_ready and bool(replicas["ready"] >= replicas["desired"])
 
 
 def look_again_s(

@@ -232,10 +232,10 @@ def _url(facts: Facts) -> str | None:
 
 
 def _replicas(facts: Facts) -> dict[str, Any]:
-    before = facts.previous.get("replicas", {}).get("wanted", 0)
-    wanted = facts.service.spec.scaling.min_replicas if facts.service else before
+    before = facts.previous.get("replicas", {}).get("desired", 0)
+    desired = facts.service.spec.scaling.min_replicas if facts.service else before
     ready = facts.ray.ready_replicas if facts.ray else 0
-    return {"wanted": wanted, "ready": ready, "summary": f"{ready}/{wanted}"}
+    return {"desired": desired, "ready": ready, "summary": f"{ready}/{desired}"}
 
 
 def _ray_cluster(ray: RayView | None) -> str | None:

@@ -64,8 +64,8 @@ def _endpoint(scene: Scene) -> str:
 
 
 def _replicas(scene: Scene) -> str:
-    verb = "answers" if scene.wanted == 1 else "answer"
-    text = f"{scene.ready} of {count_of(scene.wanted, 'wanted replica')} {verb}"
+    verb = "answers" if scene.desired == 1 else "answer"
+    text = f"{scene.ready} of {count_of(scene.desired, 'desired replica')} {verb}"
     if cluster := scene.status.get("rayCluster"):
         text += f"; Ray cluster {cluster}"
     if scene.new_cluster and scene.new_cluster != scene.status.get("rayCluster"):

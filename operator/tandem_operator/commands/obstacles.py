@@ -191,7 +191,7 @@ def _overdue(obstacle: Obstacle, scene: Scene) -> Obstacle:
 def _is_whole(scene: Scene) -> bool:
     """Whether all that is asked for is there."""
     is_over = scene.reason(Kind.PROGRESSING) == progress.SETTLED
-    return is_over and scene.holds(Kind.READY) and scene.ready >= scene.wanted
+    return is_over and scene.holds(Kind.READY) and scene.ready >= scene.desired
 
 
 def _try_it(scene: Scene) -> str:

@@ -90,10 +90,10 @@ class Scene:
         return age_between(moment, self.now)
 
     @property
-    def wanted(self) -> int:
+    def desired(self) -> int:
         """Replicas that the spec asks for."""
         replicas = (self.spec.get("scaling") or {}).get("minReplicas")
-        return int(replicas if replicas is not None else self._replicas.get("wanted", 1))
+        return int(replicas if replicas is not None else self._replicas.get("desired", 1))
 
     @property
     def ready(self) -> int:

@@ -132,7 +132,7 @@ _COLUMNS: Final = [
         '.status.conditions[?(@.type=="Ready")].status',
         "Whether requests are answered as the spec asks.",
     ),
-    _column("Replicas", ".status.replicas.summary", "Replicas that are ready, of those wanted."),
+    _column("Replicas", ".status.replicas.summary", "Replicas that are ready, of those desired."),
     _column("Model", ".status.model", "Name under which requests ask for the model."),
     _column("URL", ".status.url", "Base URL of the endpoint."),
     _column("Reason", ".status.reason", "Ready, or why it is not."),

@@ -29,9 +29,9 @@ def status_schema() -> Schema:
         message=_text("The reason as a sentence, with the way out where there is one."),
         replicas=_object(
             "How many replicas there are.",
-            wanted=_count("Replicas that the spec asks for."),
+            desired=_count("Replicas that the spec asks for."),
             ready=_count("Replicas that answer requests."),
-            summary=_text("ready/wanted, as `kubectl get` shows it."),
+            summary=_text("ready/desired, as `kubectl get` shows it."),
         ),
         selector=_text("Label selector of the replicas' pods, for the scale subresource."),
         rayCluster=_text("RayCluster that serves now."),

@@ -89,7 +89,7 @@ def is_whole(service: DeployedService, cluster: Cluster, lost: Collection[str]) 
     return (
         not {pod["metadata"]["uid"] for pod in pods} & set(lost)
         and len(service.pods("head")) == 1
-        and len(service.pods()) == service.found["status"]["replicas"]["wanted"]
+        and len(service.pods()) == service.found["status"]["replicas"]["desired"]
         and all(is_pod_ready(pod) for pod in pods)
         and runs_in_ray(service, cluster)
         and service.is_ready()

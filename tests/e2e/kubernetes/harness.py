@@ -68,7 +68,7 @@ class DeployedService:
             and self.condition("Ready").get("status") == "True"
             and self.condition("Progressing").get("status") == "False"
             and "pendingChange" not in status
-            and replicas.get("ready") == replicas.get("wanted")
+            and replicas.get("ready") == replicas.get("desired")
         )
 
     def wait_ready(self) -> None:
@@ -81,7 +81,7 @@ class DeployedService:
     def wait_for_replicas(self, count: int) -> None:
         def has() -> bool:
             replicas = self.found.get("status", {}).get("replicas", {})
-            return bool(replicas.get("ready") == replicas.get("wanted") == count)
+            return bool(replicas.get("ready") == replicas.get("desired") == count)
 
         wait_for(has, f"{self.name} has {count} replicas")
 

@@ -45,7 +45,7 @@ STATUS = {
     "model": "tandem-tiny",
     "reason": "Loading",
     "message": "1 of 2 replicas loads its weights",
-    "replicas": {"wanted": 2, "ready": 1, "summary": "1/2"},
+    "replicas": {"desired": 2, "ready": 1, "summary": "1/2"},
     "selector": "serving.tandem.dev/service=tiny",
     "rayCluster": "tiny-abcde",
     "pendingChange": {"class": "Replace", "fields": ["spec.engine.dtype"]},

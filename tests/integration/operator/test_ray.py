@@ -205,7 +205,7 @@ def test_a_service_becomes_ready_and_settles(
     assert namespace.has_condition("tiny", "Ready", "Serving")
     found = namespace.get("isvc", "tiny")
     assert found
-    assert found["status"]["replicas"] == {"wanted": 1, "ready": 1, "summary": "1/1"}
+    assert found["status"]["replicas"] == {"desired": 1, "ready": 1, "summary": "1/1"}
     assert found["status"]["rayCluster"] == CLUSTER
     assert operator.samples("service_ready").popitem()[1] == 1.0
 

@@ -257,7 +257,7 @@ def test_what_users_look_at_first() -> None:
 
     assert status["url"] == "http://tiny.demo.svc:8000"
     assert status["model"] == "tiny"
-    assert status["replicas"] == {"wanted": 2, "ready": 2, "summary": "2/2"}
+    assert status["replicas"] == {"desired": 2, "ready": 2, "summary": "2/2"}
     assert status["rayCluster"] == "old"
     assert status["selector"] == (
         "serving.tandem.dev/service=tiny,app.kubernetes.io/component=worker"

@@ -39,19 +39,19 @@ def not_ready(reason: str, message: str = "") -> Object:
     return condition("Ready", "False", reason, message)
 
 
-def status(*conditions: Object, ready: int = 0, wanted: int = 1, **more: Any) -> Object:
+def status(*conditions: Object, ready: int = 0, desired: int = 1, **more: Any) -> Object:
     return {
         "observedGeneration": 2,
         "conditions": list(conditions),
         "url": URL,
         "model": "tandem-tiny",
-        "replicas": {"wanted": wanted, "ready": ready, "summary": f"{ready}/{wanted}"},
+        "replicas": {"desired": desired, "ready": ready, "summary": f"{ready}/{desired}"},
         **more,
     }
 
 
 def service(
-    status: Mapping[str, Any] | None, *, generation: int = 2, wanted: int = 1, **metadata: Any
+    status: Mapping[str, Any] | None, *, generation: int = 2, desired: int = 1, **metadata: Any
 ) -> Object:
     found: Object = {
         "metadata": {
@@ -65,7 +65,7 @@ def service(
             ],
             **metadata,
         },
-        "spec": {"model": {"source": "file:///m"}, "scaling": {"minReplicas": wanted}},
+        "spec": {"model": {"source": "file:///m"}, "scaling": {"minReplicas": desired}},
     }
     return found if status is None else found | {"status": status}
 
@@ -160,7 +160,7 @@ def test_a_service_that_is_ready() -> None:
     assert lines(found, pods=[pod("head", **RUNNING), pod("w", **RUNNING)]) == [
         "Service tiny in namespace models has been ready for 5m: "
         f"model tandem-tiny at {URL} answers.",
-        "1 of 1 wanted replica answers; Ray cluster c1; 2 pods.",
+        "1 of 1 desired replica answers; Ray cluster c1; 2 pods.",
         "No change is under way; the spec was last written 5m ago by kubectl.",
         "Nothing is in the way.",
         "Talk to it: kubectl port-forward -n models svc/tiny 8000, and beside it: "
@@ -190,7 +190,7 @@ def test_a_service_that_nobody_has_looked_at_yet() -> None:
     assert lines(found) == [
         "Service tiny in namespace models was made 10s ago, and nothing has been done about it "
         "yet.",
-        "0 of 1 wanted replica answers; 0 pods.",
+        "0 of 1 desired replica answers; 0 pods.",
         "The spec was written 10s ago, and has not been looked at since.",
         "Nothing but time: the operator has not looked at it yet.",
         "Wait; it can be watched: kubectl get isvc -n models tiny -w.",
@@ -285,7 +285,7 @@ def test_a_changed_version_that_fails_while_the_old_one_serves() -> None:
 
     assert "its previous version" in said[0]
     assert said[1] == (
-        "1 of 1 wanted replica answers; Ray cluster c1, and c2 for the new version; 0 pods."
+        "1 of 1 desired replica answers; Ray cluster c1, and c2 for the new version; 0 pods."
     )
     assert said[2] == (
         "A change has been under way for 5m: Replace (new replicas take the place of the running "
@@ -381,22 +381,22 @@ def test_a_service_that_was_scaled() -> None:
             LOADED,
             under_way("1 of 3 replicas answer"),
             ready=1,
-            wanted=3,
+            desired=3,
             pendingChange=change("InPlace", "spec.scaling.minReplicas"),
         ),
-        wanted=3,
+        desired=3,
     )
 
     said = lines(found)
 
-    assert said[1] == "1 of 3 wanted replicas answer; 0 pods."
+    assert said[1] == "1 of 3 desired replicas answer; 0 pods."
     assert said[2].endswith("InPlace (running replicas stay) in spec.scaling.minReplicas.")
     assert said[3] == "Nothing but time: 1 of 3 replicas answer."
 
 
 def test_a_replica_that_is_lost_after_all_was_well() -> None:
     found = service(
-        status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, wanted=2), wanted=2
+        status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, desired=2), desired=2
     )
 
     assert lines(found)[3] == "1 of 2 replicas run."
