@@ -131,14 +131,14 @@ def _can_ask_ray(facts: Facts) -> bool:
     return any(cluster and cluster.head and cluster.head.ip for cluster in clusters)
 
 
-def contest(actions: tuple[Action, ...]) -> Problem | None:
+def write_conflict(actions: tuple[Action, ...]) -> Problem | None:
     """What to say when `actions` are asked for again and again."""
     writes = [action.manifest for action in actions if isinstance(action, ApplyObject)]
     if not writes:
         return None
     names = ", ".join(f"{one['kind']} '{one['metadata']['name']}'" for one in writes)
     return Problem(
-        "Contested",
+        "WriteConflict",
         f"{names} does not stay as it is written; look for another controller, or a webhook, "
         "that changes it",
     )

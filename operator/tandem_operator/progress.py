@@ -51,7 +51,7 @@ def is_complete(facts: Facts) -> bool:
     service, ray = facts.service, facts.ray
     if service is None or facts.problems or facts.trouble or not facts.is_applied or ray is None:
         return False
-    if not ray.is_taken_up or not ray.is_serving or ray.pending or ray.active is None:
+    if not ray.is_observed or not ray.is_serving or ray.pending or ray.active is None:
         return False
     # KubeRay moves the endpoint when Ray says that the new replicas run, and counts the pods behind
     # it anew a moment later; until the new pods are ready, the count is that of the old ones.

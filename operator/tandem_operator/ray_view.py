@@ -81,7 +81,7 @@ class ClusterView:
 class RayView:
     """One RayService."""
 
-    is_taken_up: bool
+    is_observed: bool
     """Whether KubeRay has seen its newest generation."""
 
     refusal: str | None
@@ -149,7 +149,7 @@ def ray_view(
     ready = find_condition(status, "Ready")
     active = cluster("activeServiceStatus")
     return RayView(
-        is_taken_up=status.get("observedGeneration") == metadata["generation"],
+        is_observed=status.get("observedGeneration") == metadata["generation"],
         refusal=ready.get("message") if ready.get("reason") == _KUBERAY_REFUSES else None,
         endpoints=_endpoints(status, active),
         active=active,

@@ -10,10 +10,10 @@ from tandem_operator.clock import now_text
 from tandem_operator.decide import (
     Intent,
     collect_facts,
-    contest,
     decide,
     is_settled,
     look_again_s,
+    write_conflict,
 )
 from tandem_operator.errors import Forbidden, KindMissing, KubeError, Missing
 from tandem_operator.events import EventRecorder
@@ -160,7 +160,7 @@ class Reconciler:
     def _facts(
         self, found: Object, place: Place, asked: Asked, seen: Seen, intent: Intent
     ) -> Facts:
-        trouble = self._troubles.worth_a_word(place) or self._contest(found, place, intent)
+        trouble = self._troubles.worth_a_word(place) or self._write_conflict(found, place, intent)
         facts = collect_facts(found, asked, seen, intent, trouble=trouble, now=now_text())
         left_s = deadline_in_s(facts)
         return replace(facts, is_overdue=left_s is None or left_s <= 0)
@@ -176,9 +176,9 @@ class Reconciler:
             facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
         )
 
-    def _contest(self, found: Object, place: Place, intent: Intent) -> Problem | None:
+    def _write_conflict(self, found: Object, place: Place, intent: Intent) -> Problem | None:
         """Why nothing is written although it should be."""
-        return contest(intent.actions) if self._pause_s(found, place) else None
+        return write_conflict(intent.actions) if self._pause_s(found, place) else None
 
     def _pause_s(self, found: Object, place: Place) -> float:
         return self._restraint.wait_s(place, found["metadata"]["generation"], time.monotonic())

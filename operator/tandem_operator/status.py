@@ -27,7 +27,7 @@ _INSTALL_KUBERAY: Final = (
     "--repo https://ray-project.github.io/kuberay-helm/ "
     "--namespace kuberay-system --create-namespace"
 )
-_NOT_TAKEN_UP: Final = (
+_NOT_OBSERVED: Final = (
     "KubeRay has not taken up the RayService; if this stays, look at KubeRay's operator"
 )
 _CLASSES: Final = {
@@ -94,7 +94,7 @@ def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
 
 def _is_behind(ray: RayView | None) -> bool:
     """Whether KubeRay has yet to see, or to switch to, the newest version."""
-    return ray is not None and (not ray.is_taken_up or ray.pending is not None)
+    return ray is not None and (not ray.is_observed or ray.pending is not None)
 
 
 def _last_in_effect(previous: Mapping[str, Any]) -> int | None:
@@ -122,7 +122,7 @@ def _ray_state(facts: Facts) -> tuple[Truth, str, str]:
     if facts.ray.refusal:
         return Truth.FALSE, "KubeRayRefused", f"KubeRay refuses it: {facts.ray.refusal}"
     if facts.ray.newest is None:
-        return Truth.UNKNOWN, "NotTakenUp", _NOT_TAKEN_UP
+        return Truth.UNKNOWN, "NotObserved", _NOT_OBSERVED
     return _head_state(facts.ray.newest)
 
 
@@ -177,7 +177,7 @@ def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
     ray = facts.ray
     if ray is None or not ray.is_serving:
         return _not_ready(facts, parts)
-    if not facts.problems and facts.is_applied and ray.is_taken_up and not ray.pending:
+    if not facts.problems and facts.is_applied and ray.is_observed and not ray.pending:
         return Condition(Kind.READY, Truth.TRUE, "Serving", f"answers at {_url(facts)}")
     why = _waits_for(facts, parts)
     text = f"the previous version answers at {_url(facts)} meanwhile: {why}"
@@ -203,8 +203,8 @@ def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
     if not facts.is_applied:
         return "the change is being written"
     # What is wrong with the version before this one matters no longer.
-    if facts.ray and facts.ray.newest and not facts.ray.is_taken_up:
-        return _NOT_TAKEN_UP
+    if facts.ray and facts.ray.newest and not facts.ray.is_observed:
+        return _NOT_OBSERVED
     for part in parts:
         if part.truth is not Truth.TRUE:
             return part.message
@@ -214,7 +214,7 @@ def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
 def _waits_for_replicas(facts: Facts) -> str:
     ray, service = facts.ray, facts.service
     if ray is None or service is None:
-        return _NOT_TAKEN_UP
+        return _NOT_OBSERVED
     if ray.newest and ray.newest.failure:
         return _running_text(ray.newest)
     if ray.pending:

@@ -108,7 +108,7 @@ class Workers:
         except KubeError as error:
             self._fail(place, error.reason, str(error), error)
         except TimeoutError:
-            self._fail(place, "PassTooLong", f"the pass took over {PASS_LIMIT_S:.0f} s", None)
+            self._fail(place, "ReconcileTimeout", f"the pass took over {PASS_LIMIT_S:.0f} s", None)
         except Exception as error:  # noqa: BLE001
             # The last guard: a bug in one service's pass must not end the others'.
             _log.exception("%s: this is a bug, please report it", place)

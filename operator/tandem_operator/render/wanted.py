@@ -10,7 +10,7 @@ from tandem_operator.ray_token import RayToken
 class RenderError(Exception):
     """A service cannot be rendered under the operator's settings; the text is one sentence."""
 
-    reason: ClassVar[str] = "CannotBeHad"
+    reason: ClassVar[str] = "Unsatisfiable"
     """One word for conditions."""
 
 

@@ -289,7 +289,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 def settle(namespace: Namespace, operator: OperatorProcess, name: str = "tiny") -> None:
     """Until everything of a service is there, and it is KubeRay's turn."""
     until(lambda: children_of(name) <= set(namespace.children(name)), "its children are there")
-    until(lambda: namespace.has_condition(name, "RayReady", "NotTakenUp"), "KubeRay's turn")
+    until(lambda: namespace.has_condition(name, "RayReady", "NotObserved"), "KubeRay's turn")
     until(operator.is_idle, "nothing waits")
 
 

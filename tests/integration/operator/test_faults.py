@@ -95,7 +95,7 @@ def test_it_does_not_fight_another_writer_for_long(
         namespace.patch(
             "rayservice", "tiny", {"spec": {"rayClusterDeletionDelaySeconds": RIVAL_DELAY_S}}
         )
-        return namespace.has_condition("tiny", "Progressing", "Contested")
+        return namespace.has_condition("tiny", "Progressing", "WriteConflict")
 
     until(rival, "it says that somebody else writes")
     assert (

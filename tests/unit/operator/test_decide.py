@@ -10,10 +10,10 @@ from tandem_operator.decide import (
     POLL_S,
     POLLS_PER_S,
     collect_facts,
-    contest,
     decide,
     is_settled,
     look_again_s,
+    write_conflict,
 )
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.interpret import Asked, interpret
@@ -182,11 +182,11 @@ def test_a_spec_that_cannot_be_read_waits_for_another() -> None:
 def test_a_contest_names_what_does_not_stay() -> None:
     actions = decide(interpret(found(), SETTINGS, TOKEN), seen()).actions
 
-    problem = contest(actions)
+    problem = write_conflict(actions)
 
     assert problem
     assert "RayService 'tiny' does not stay as it is written" in problem.message
-    assert contest(()) is None
+    assert write_conflict(()) is None
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -20,7 +20,7 @@ from tests.unit.operator.scenes import (
 def test_a_new_rayservice_has_nothing() -> None:
     ray = view(ray_service(seen=None))
 
-    assert not ray.is_taken_up
+    assert not ray.is_observed
     assert ray.newest is None
     assert not ray.is_serving
 

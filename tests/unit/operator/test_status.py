@@ -71,7 +71,7 @@ SCENES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
     ),
     "KubeRay has not looked at it": (
         facts(ray=view(ray_service(seen=None))),
-        {"Ready": ("False", "NotTakenUp"), "RayReady": ("Unknown", "NotTakenUp")},
+        {"Ready": ("False", "NotObserved"), "RayReady": ("Unknown", "NotObserved")},
     ),
     "KubeRay refuses it": (
         facts(ray=view(ray_service(ready_reason="ValidationFailed"))),

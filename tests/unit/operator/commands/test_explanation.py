@@ -210,12 +210,12 @@ def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
 
 def test_a_spec_that_is_refused() -> None:
     text = "spec.resources.npuProfile 'big' is not one of the operator's"
-    refused = condition("Accepted", "False", "CannotBeHad", text)
+    refused = condition("Accepted", "False", "Unsatisfiable", text)
     progressing = condition("Progressing", "False", "Refused")
 
-    said = lines(service(status(not_ready("CannotBeHad", text), refused, progressing)))
+    said = lines(service(status(not_ready("Unsatisfiable", text), refused, progressing)))
 
-    assert said[0] == "Service tiny in namespace models has not been ready for 5m (CannotBeHad)."
+    assert said[0] == "Service tiny in namespace models has not been ready for 5m (Unsatisfiable)."
     assert said[2].startswith("Nothing changes while the spec is refused; it was written 5m ago")
     assert said[3] == f"The spec is refused: {text}."
     assert said[4] == "Correct the manifest and give it again: kubectl apply -f FILE."
