@@ -7,7 +7,7 @@ from typing import Any, assert_never
 from tandem_operator import names
 from tandem_operator.errors import Outdated
 from tandem_operator.kinds import CHILDREN, SECRET
-from tandem_operator.kube import Kube
+from tandem_operator.kube import Kube, NamespacedName
 from tandem_operator.plan import Action, ApplyObject, CreateToken, ObjectKey
 from tandem_operator.ray_token import RayToken
 from tandem_operator.seen import Seen
@@ -78,5 +78,9 @@ async def _apply_object(kube: Kube, manifest: Mapping[str, Any], seen: Seen) -> 
         uid = there["metadata"]["uid"]
         manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
     await kube.apply(CHILDREN[manifest["kind"]], manifest, force=there is not None)
-    place = f"{metadata['namespace']}/{metadata['name']}"
-    _log.info("%s %s is %s", manifest["kind"], place, "made" if there is None else "changed")
+    _log.info(
+        "%s %s is %s",
+        manifest["kind"],
+        NamespacedName.of(manifest),
+        "made" if there is None else "changed",
+    )

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from tandem_operator.clock import now_text
 from tandem_operator.errors import KubeError, Missing
 from tandem_operator.kinds import EVENT
-from tandem_operator.kube import Kube, Place
+from tandem_operator.kube import Kube, NamespacedName
 from tandem_operator.names import FIELD_MANAGER
 from tandem_operator.transitions import Note
 
@@ -108,9 +108,9 @@ class EventRecorder:
             if count == 1:
                 await self._kube.create(EVENT, self._manifest(about, note, name))
             else:
-                place = Place(metadata["namespace"], name)
+                key = NamespacedName(metadata["namespace"], name)
                 changes = {"count": count, "lastTimestamp": now_text()}
-                await self._kube.merge(EVENT, place, changes)
+                await self._kube.merge(EVENT, key, changes)
         except Missing:
             # Events live an hour; the next time it is a new one.
             self._memory.forget(metadata["uid"], note)

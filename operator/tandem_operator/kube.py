@@ -41,11 +41,16 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an object is."""
+class NamespacedName:
+    """The namespace and the name of an object."""
 
     namespace: str
     name: str
+
+    @classmethod
+    def of(cls, item: Mapping[str, Any]) -> Self:
+        """Return the namespace and the name in the metadata of `item`."""
+        return cls(item["metadata"]["namespace"], item["metadata"]["name"])
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -98,15 +103,15 @@ class Kube:
             return False
         return any(one.get("name") == kind.plural for one in found.get("resources", ()))
 
-    async def get(self, kind: Kind, place: Place) -> Object | None:
+    async def get(self, kind: Kind, key: NamespacedName) -> Object | None:
         """The object, or None when there is none.
 
         Raises:
             KindMissing: the API server does not know the kind.
         """
-        request = self._client.get(resource_of(kind), place.name, namespace=place.namespace)
+        request = self._client.get(resource_of(kind), key.name, namespace=key.namespace)
         try:
-            return await self._call("get", kind, str(place), request)
+            return await self._call("get", kind, str(key), request)
         except errors.Missing:
             return None
 
@@ -148,10 +153,10 @@ class Kube:
             Outdated: there is one of this name.
         """
         self._check_leadership(kind)
-        place = _place_of(manifest)
-        wanted: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
-        request = self._client.create(wanted)
-        return await self._call("create", kind, str(place), request)
+        key = NamespacedName.of(manifest)
+        resource: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
+        request = self._client.create(resource)
+        return await self._call("create", kind, str(key), request)
 
     async def replace(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
         """Write the whole object over the one with its resourceVersion.
@@ -160,10 +165,10 @@ class Kube:
             Outdated: the object has another resourceVersion by now.
         """
         self._check_leadership(kind)
-        place = _place_of(manifest)
-        wanted: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
-        request = self._client.replace(wanted)
-        return await self._call("update", kind, str(place), request)
+        key = NamespacedName.of(manifest)
+        resource: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
+        request = self._client.replace(resource)
+        return await self._call("update", kind, str(key), request)
 
     async def apply(self, kind: Kind, manifest: Mapping[str, Any], *, force: bool) -> Object:
         """Server-side apply: the fields of `manifest` are ours from now on.
@@ -174,42 +179,42 @@ class Kube:
             Outdated: another manager owns a field, or the uid in `manifest` is not the object's.
         """
         self._check_leadership(kind)
-        place = _place_of(manifest)
+        key = NamespacedName.of(manifest)
         request = self._client.patch(
             resource_of(kind),
-            place.name,
+            key.name,
             dict(manifest),
-            namespace=place.namespace,
+            namespace=key.namespace,
             patch_type=PatchType.APPLY,
             force=force,
         )
-        return await self._call("patch", kind, str(place), request)
+        return await self._call("patch", kind, str(key), request)
 
     async def apply_status(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
         """Server-side apply of the status alone."""
         self._check_leadership(kind)
-        place = _place_of(manifest)
+        key = NamespacedName.of(manifest)
         request = self._client.patch(
             resource_of(kind).Status,
-            place.name,
+            key.name,
             dict(manifest),
-            namespace=place.namespace,
+            namespace=key.namespace,
             patch_type=PatchType.APPLY,
             force=True,
         )
-        return await self._call("patch", kind, f"{place} (status)", request, part="/status")
+        return await self._call("patch", kind, f"{key} (status)", request, part="/status")
 
-    async def merge(self, kind: Kind, place: Place, changes: Mapping[str, Any]) -> Object:
+    async def merge(self, kind: Kind, key: NamespacedName, changes: Mapping[str, Any]) -> Object:
         """Write the fields of `changes` into the object."""
         self._check_leadership(kind)
         request = self._client.patch(
             resource_of(kind),
-            place.name,
+            key.name,
             dict(changes),
-            namespace=place.namespace,
+            namespace=key.namespace,
             patch_type=PatchType.MERGE,
         )
-        return await self._call("patch", kind, str(place), request)
+        return await self._call("patch", kind, str(key), request)
 
     def _check_leadership(self, kind: Kind) -> None:
         if kind != LEASE and not self.may_write():
@@ -239,11 +244,6 @@ class Kube:
             ) from error
         finally:
             self._count(verb, kind.plural + part, code)
-
-
-def _place_of(manifest: Mapping[str, Any]) -> Place:
-    metadata = manifest["metadata"]
-    return Place(metadata["namespace"], metadata["name"])
 
 
 def _status_error(

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tandem_operator.clock import now_micro_text
 from tandem_operator.errors import KubeError, Transient
 from tandem_operator.kinds import LEASE
-from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.kube import Kube, NamespacedName, Object
 
 DURATION_S: Final = 15
 """Seconds after which a lease that nobody renews may be taken."""
@@ -60,9 +60,9 @@ def see(lease: Mapping[str, Any], before: Sighting | None, now: float) -> Sighti
 class Leadership:
     """This process's claim to the lease."""
 
-    def __init__(self, kube: Kube, place: Place, me: str) -> None:
+    def __init__(self, kube: Kube, key: NamespacedName, me: str) -> None:
         self._kube = kube
-        self._place = place
+        self._lease_name = key
         self.me = me
         """Name of this process as a holder."""
 
@@ -82,9 +82,9 @@ class Leadership:
                         await self._write(lease, self.me)
                         return
             except (Transient, TimeoutError) as error:
-                _log.info("the lease %s is not to be had yet: %s", self._place, error)
+                _log.info("the lease %s is not to be had yet: %s", self._lease_name, error)
             except KubeError as error:
-                _log.warning("the lease %s is not to be had: %s", self._place, error)
+                _log.warning("the lease %s is not to be had: %s", self._lease_name, error)
             await asyncio.sleep(RETRY_S * random.uniform(0.8, 1.2))  # noqa: S311  # spread, no secret
 
     async def keep(self) -> None:
@@ -98,7 +98,7 @@ class Leadership:
             await asyncio.sleep(RENEW_S if problem is None else _AFTER_FAILURE_S)
             if not self.is_valid():
                 raise LeaseLost(
-                    f"the lease {self._place} was not renewed for {RENEW_WITHIN_S:.0f} s: "
+                    f"the lease {self._lease_name} was not renewed for {RENEW_WITHIN_S:.0f} s: "
                     f"{problem or 'this process did not run'}"
                 )
             problem = await self._renew()
@@ -116,7 +116,7 @@ class Leadership:
                 await self._write(self._lease, "")
                 self._valid_until = 0.0
         except (KubeError, TimeoutError) as error:
-            _log.warning("the lease %s runs out by itself: %s", self._place, error)
+            _log.warning("the lease %s runs out by itself: %s", self._lease_name, error)
 
     async def _renew(self) -> str | None:
         """One try; None: it is renewed, else why not."""
@@ -135,11 +135,11 @@ class Leadership:
         lease = await self._read()
         holder = lease.get("spec", {}).get("holderIdentity")
         if holder != self.me:
-            raise LeaseLost(f"the lease {self._place} is now held by '{holder}'")
+            raise LeaseLost(f"the lease {self._lease_name} is now held by '{holder}'")
         return lease
 
     async def _read(self) -> Object:
-        return await self._kube.get(LEASE, self._place) or _new_lease(self._place)
+        return await self._kube.get(LEASE, self._lease_name) or _new_lease(self._lease_name)
 
     async def _write(self, lease: Object, holder: str) -> None:
         spec = {**lease.get("spec", {}), "holderIdentity": holder, "renewTime": now_micro_text()}
@@ -156,9 +156,9 @@ class Leadership:
         self._valid_until = asked_at + RENEW_WITHIN_S
 
 
-def _new_lease(place: Place) -> Object:
+def _new_lease(key: NamespacedName) -> Object:
     return {
         "apiVersion": LEASE.api_version,
         "kind": LEASE.name,
-        "metadata": {"name": place.name, "namespace": place.namespace},
+        "metadata": {"name": key.name, "namespace": key.namespace},
     }

@@ -11,7 +11,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from tandem_operator.kube import Place
+from tandem_operator.kube import NamespacedName
 
 ServiceState = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
 
@@ -66,7 +66,7 @@ class Metrics:
             "last_watch_event_timestamp_seconds", "When a watch brought something.", "resource"
         )
         self.leader = self._gauge("leader", "1: this process leads; 0: it stands by.")
-        self._states: dict[Place, ServiceState] = {}
+        self._states: dict[NamespacedName, ServiceState] = {}
         for state in STATES:
             self.services.labels(state).set(0)
 
@@ -78,27 +78,22 @@ class Metrics:
         """One request to a Ray cluster has ended: with an answer, a status code, or none."""
         self.ray_requests.labels(result).inc()
 
-    def set_state(self, place: Place, state: ServiceState, *, is_ready: bool) -> None:
+    def set_state(self, key: NamespacedName, state: ServiceState, *, is_ready: bool) -> None:
         """A service is in `state` from now on."""
-        before = self._states.get(place)
+        before = self._states.get(key)
         if before != state:
             self.services.labels(state).inc()
             if before is not None:
                 self.services.labels(before).dec()
-            self._states[place] = state
-        self.ready.labels(place.namespace, place.name).set(is_ready)
+            self._states[key] = state
+        self.ready.labels(key.namespace, key.name).set(is_ready)
 
-    def forget(self, place: Place) -> None:
+    def forget(self, key: NamespacedName) -> None:
         """A service is gone."""
-        before = self._states.pop(place, None)
+        before = self._states.pop(key, None)
         if before is not None:
             self.services.labels(before).dec()
-            self.ready.remove(place.namespace, place.name)
-
-    @property
-    def places(self) -> frozenset[Place]:
-        """The services that have a state."""
-        return frozenset(self._states)
+            self.ready.remove(key.namespace, key.name)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

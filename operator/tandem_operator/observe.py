@@ -18,7 +18,7 @@ from tandem_operator.kinds import (
     RAY_SERVICE,
     VOLUME_CLAIM,
 )
-from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.kube import Kube, NamespacedName, Object
 from tandem_operator.owners import owned_by
 from tandem_operator.plan import ObjectKey, Observed, key_of
 from tandem_operator.pods import PodView, held_up_by, is_held_up, is_missed, pod_view
@@ -45,23 +45,23 @@ class KnownToken:
 
 
 async def observe(
-    kube: Kube, ray: RayClient, place: Place, asked: Asked, *, uid: str, token: KnownToken
+    kube: Kube, ray: RayClient, key: NamespacedName, asked: Asked, *, uid: str, token: KnownToken
 ) -> Seen:
-    """Look at everything that belongs to the service at `place`, whose object has the id `uid`.
+    """Look at everything that belongs to the service at `key`, whose object has the id `uid`.
 
     Raises:
         KubeError: the API server does not say.
     """
     (objects, ray_clusters, has_kuberay), pods, missing = await asyncio.gather(
-        _read_objects(kube, place, asked),
-        kube.list(POD, place.namespace, {names.SERVICE: place.name}),
-        _find_missing(kube, place.namespace, asked.service),
+        _read_objects(kube, key, asked),
+        kube.list(POD, key.namespace, {names.SERVICE: key.name}),
+        _find_missing(kube, key.namespace, asked.service),
     )
-    views = await _view_pods(kube, place.namespace, pods)
-    ray_service = objects.get(_ray_key(place))
+    views = await _view_pods(kube, key.namespace, pods)
+    ray_service = objects.get(_ray_key(key))
     is_ours = ray_service is not None and owned_by(ray_service, uid)
     heads = own_heads(ray_service, ray_clusters, views) if ray_service and is_ours else {}
-    replies = await ray.ask(heads, place.name, place.namespace, token.token.value)
+    replies = await ray.ask(heads, key.name, key.namespace, token.token.value)
     doubted = clusters_in_doubt(ray_service) if ray_service else []
     has_token = not token.is_doubted and not is_missed(token.token.secret, views)
     return Seen(
@@ -99,41 +99,43 @@ async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]
 
 
 async def _read_objects(
-    kube: Kube, place: Place, asked: Asked
+    kube: Kube, key: NamespacedName, asked: Asked
 ) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
     """The objects of the wanted names, the RayClusters, and whether KubeRay is there."""
-    keys = _child_keys(asked)
-    ray_key = _ray_key(place)
+    children = _child_keys(asked)
+    ray_key = _ray_key(key)
     (ray_service, clusters, has_kuberay), found = await asyncio.gather(
-        _read_ray(kube, Place(place.namespace, ray_key.name)),
-        asyncio.gather(*(_read_child(kube, place.namespace, key) for key in keys)),
+        _read_ray(kube, NamespacedName(key.namespace, ray_key.name)),
+        asyncio.gather(*(_read_child(kube, key.namespace, child) for child in children)),
     )
-    objects = dict(zip(keys, found, strict=True)) | {ray_key: ray_service}
-    there = {key: one for key, one in objects.items() if one is not None}
+    objects = dict(zip(children, found, strict=True)) | {ray_key: ray_service}
+    there = {child: one for child, one in objects.items() if one is not None}
     return there, clusters, has_kuberay
 
 
-async def _read_ray(kube: Kube, place: Place) -> tuple[Object | None, dict[str, Object], bool]:
+async def _read_ray(
+    kube: Kube, key: NamespacedName
+) -> tuple[Object | None, dict[str, Object], bool]:
     """The RayService, the RayClusters that it names, and whether KubeRay is there."""
     try:
-        ray_service = await kube.get(RAY_SERVICE, place)
+        ray_service = await kube.get(RAY_SERVICE, key)
     except KindMissing:
         return None, {}, False
     named = clusters_named(ray_service) if ray_service else []
     clusters = await asyncio.gather(
-        *(kube.get(RAY_CLUSTER, Place(place.namespace, name)) for name in named)
+        *(kube.get(RAY_CLUSTER, NamespacedName(key.namespace, name)) for name in named)
     )
     found = zip(named, clusters, strict=True)
     return ray_service, {name: one for name, one in found if one is not None}, True
 
 
-def _ray_key(place: Place) -> ObjectKey:
-    return ObjectKey(RAY_SERVICE.name, names.ray_service(place.name))
+def _ray_key(key: NamespacedName) -> ObjectKey:
+    return ObjectKey(RAY_SERVICE.name, names.ray_service(key.name))
 
 
 async def _read_child(kube: Kube, namespace: str, key: ObjectKey) -> Object | None:
     kind = CORE_SERVICE if key.kind == CORE_SERVICE.name else CHILDREN[key.kind]
-    return await kube.get(kind, Place(namespace, key.name))
+    return await kube.get(kind, NamespacedName(namespace, key.name))
 
 
 def _child_keys(asked: Asked) -> list[ObjectKey]:
@@ -164,7 +166,7 @@ async def _missing_claim(kube: Kube, namespace: str, name: str | None) -> Proble
     if name is None:
         return None
     try:
-        claim = await kube.get(VOLUME_CLAIM, Place(namespace, name))
+        claim = await kube.get(VOLUME_CLAIM, NamespacedName(namespace, name))
     except Forbidden:
         # The pods' own events will say it.
         return None

@@ -14,7 +14,7 @@ from tandem_operator.events import EventRecorder
 from tandem_operator.health import Health, serve
 from tandem_operator.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
 from tandem_operator.kopf_login import KopfLogin
-from tandem_operator.kube import Kube, Place, Selector
+from tandem_operator.kube import Kube, NamespacedName, Selector
 from tandem_operator.lease import Leadership, LeaseLost
 from tandem_operator.metrics import Metrics
 from tandem_operator.names import FIELD_MANAGER, SERVICE
@@ -86,7 +86,7 @@ async def run(options: Options) -> int:
         beat = asyncio.create_task(health.beat())
         stack.callback(beat.cancel)
         leadership = Leadership(
-            kube, Place(options.lease_namespace, FIELD_MANAGER), options.identity
+            kube, NamespacedName(options.lease_namespace, FIELD_MANAGER), options.identity
         )
         kube.may_write = leadership.is_valid
         if not await _stand_by(leadership, health, signals):
@@ -131,19 +131,19 @@ class Leader:
         """Put the parts together; nothing runs yet."""
         settings = options.settings
         events = EventRecorder(kube, options.identity)
-        key = TokenKey(kube, options.lease_namespace)
-        reconciler = Reconciler(kube, ray, settings, events, metrics, key=key)
-        queue = WorkQueue[Place](Backoff(chance=random.random))
+        token_key = TokenKey(kube, options.lease_namespace)
+        reconciler = Reconciler(kube, ray, settings, events, metrics, token_key=token_key)
+        queue = WorkQueue[NamespacedName](Backoff(chance=random.random))
         workers = Workers(queue, reconciler.reconcile, metrics, count=_WORKERS)
 
         def look_at_owner(item: Mapping[str, Any]) -> None:
             if owner := service_of(item):
-                workers.add(Place(*owner), _COALESCE_S)
+                workers.add(NamespacedName(*owner), _COALESCE_S)
 
         def look_at_all(namespace: str | None) -> None:
-            for place in reconciler.known:
-                if namespace in {None, place.namespace}:
-                    workers.add(place)
+            for key in reconciler.known:
+                if namespace in {None, key.namespace}:
+                    workers.add(key)
 
         def watch(namespace: str | None, kind: Kind, labels: Selector | None = None) -> Watch:
             return Watch(

@@ -20,7 +20,7 @@ from tandem_operator.events import EventRecorder
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.interpret import Asked, interpret
 from tandem_operator.kinds import INFERENCE_SERVICE
-from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.kube import Kube, NamespacedName, Object
 from tandem_operator.metrics import Metrics
 from tandem_operator.observe import KnownToken, observe
 from tandem_operator.plan import CreateToken
@@ -52,28 +52,28 @@ class Reconciler:
         events: EventRecorder,
         metrics: Metrics,
         *,
-        key: TokenKey,
+        token_key: TokenKey,
     ) -> None:
         self._kube = kube
         self._ray = ray
-        self._key = key
-        self._doubts = TokenDoubts[Place](_DOUBTED_AFTER * settings.resync_seconds)
+        self._token_key = token_key
+        self._doubts = TokenDoubts[NamespacedName](_DOUBTED_AFTER * settings.resync_seconds)
         self._settings = settings
         self._events = events
         self._metrics = metrics
         self._reporter = Reporter(kube, events, metrics)
-        self._troubles = Troubles[Place]()
-        self._restraint = Restraint[Place]()
-        self._uids: dict[Place, str] = {}
-        self._polled: set[Place] = set()
+        self._troubles = Troubles[NamespacedName]()
+        self._restraint = Restraint[NamespacedName]()
+        self._uids: dict[NamespacedName, str] = {}
+        self._polled: set[NamespacedName] = set()
 
     @property
-    def known(self) -> frozenset[Place]:
+    def known(self) -> frozenset[NamespacedName]:
         """The services that were there when they were last looked at."""
         return frozenset(self._uids)
 
-    async def reconcile(self, place: Place) -> float | None:
-        """Look at the service at `place`, and do what is to be done.
+    async def reconcile(self, key: NamespacedName) -> float | None:
+        """Look at the service at `key`, and do what is to be done.
 
         Returns:
             Seconds after which to look again even without an event; None: not.
@@ -81,72 +81,72 @@ class Reconciler:
         Raises:
             KubeError: the pass was cut short; it is to be tried again.
         """
-        found = await self._read(place)
+        found = await self._read(key)
         if found is None:
-            self._forget(place)
+            self._forget(key)
             return None
         try:
-            return await self._pass(found, place)
+            return await self._pass(found, key)
         except Missing:
             # It was deleted meanwhile.
-            self._forget(place)
+            self._forget(key)
             return None
 
-    async def _pass(self, found: Object, place: Place) -> float | None:
-        asked, seen = await self._look(found, place)
+    async def _pass(self, found: Object, key: NamespacedName) -> float | None:
+        asked, seen = await self._look(found, key)
         intent = decide(asked, seen)
         # Before it is done, the status says what a change will do.
-        again_s = await self._report(found, place, self._facts(found, place, asked, seen, intent))
+        again_s = await self._report(found, key, self._facts(found, key, asked, seen, intent))
         if not intent.actions:
-            self._troubles.clear(place)
+            self._troubles.clear(key)
             return again_s
-        await self._apply(found, place, intent, seen)
-        return max(again_s or 0.0, self._pause_s(found, place)) if intent.writes else again_s
+        await self._apply(found, key, intent, seen)
+        return max(again_s or 0.0, self._pause_s(found, key)) if intent.writes else again_s
 
-    async def _read(self, place: Place) -> Object | None:
+    async def _read(self, key: NamespacedName) -> Object | None:
         """The InferenceService; None: it is gone, or going and takes its objects with it."""
         try:
-            found = await self._kube.get(INFERENCE_SERVICE, place)
+            found = await self._kube.get(INFERENCE_SERVICE, key)
         except KindMissing:
             return None
         except Forbidden as error:
             # Its namespace is gone, or the right to look into it. When that comes back, the watch
             # and the sweep find the service again; until then nothing could be done.
-            _log.warning("%s: %s", place, error)
+            _log.warning("%s: %s", key, error)
             self._metrics.errors.labels(error.reason).inc()
             return None
         if found is None or "deletionTimestamp" in found["metadata"]:
             return None
-        self._uids[place] = found["metadata"]["uid"]
+        self._uids[key] = found["metadata"]["uid"]
         return found
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, key: NamespacedName) -> None:
         """Leave nothing behind of a service that is gone."""
-        self._metrics.forget(place)
-        self._troubles.clear(place)
-        self._restraint.clear(place)
-        self._polled.discard(place)
-        self._doubts.clear(place)
-        if uid := self._uids.pop(place, None):
+        self._metrics.forget(key)
+        self._troubles.clear(key)
+        self._restraint.clear(key)
+        self._polled.discard(key)
+        self._doubts.clear(key)
+        if uid := self._uids.pop(key, None):
             self._events.forget(uid)
 
-    async def _look(self, found: Object, place: Place) -> tuple[Asked, Seen]:
+    async def _look(self, found: Object, key: NamespacedName) -> tuple[Asked, Seen]:
         """Read what is asked for, and what is there."""
         uid = found["metadata"]["uid"]
         try:
-            key = await self._key.read()
-            token = ray_token(key, namespace=place.namespace, service=place.name, uid=uid)
+            secret_key = await self._token_key.read()
+            token = ray_token(secret_key, namespace=key.namespace, service=key.name, uid=uid)
             asked = interpret(found, self._settings, token)
-            is_doubted = self._doubts.is_doubted(place, token.secret, time.monotonic())
+            is_doubted = self._doubts.is_doubted(key, token.secret, time.monotonic())
             known = KnownToken(token=token, is_doubted=is_doubted)
-            return asked, await observe(self._kube, self._ray, place, asked, uid=uid, token=known)
+            return asked, await observe(self._kube, self._ray, key, asked, uid=uid, token=known)
         except KubeError as error:
-            self._troubles.note(place, error)
-            await self._report_blindness(found, place)
+            self._troubles.note(key, error)
+            await self._report_blindness(found, key)
             raise
 
-    async def _report_blindness(self, found: Object, place: Place) -> None:
-        problem = self._troubles.worth_a_word(place)
+    async def _report_blindness(self, found: Object, key: NamespacedName) -> None:
+        problem = self._troubles.worth_a_word(key)
         if problem is None:
             return
         document = blind_document(
@@ -158,45 +158,45 @@ class Reconciler:
         await self._reporter.report(found, document)
 
     def _facts(
-        self, found: Object, place: Place, asked: Asked, seen: Seen, intent: Intent
+        self, found: Object, key: NamespacedName, asked: Asked, seen: Seen, intent: Intent
     ) -> Facts:
-        trouble = self._troubles.worth_a_word(place) or self._write_conflict(found, place, intent)
+        trouble = self._troubles.worth_a_word(key) or self._write_conflict(found, key, intent)
         facts = collect_facts(found, asked, seen, intent, trouble=trouble, now=now_text())
         left_s = deadline_in_s(facts)
         return replace(facts, is_overdue=left_s is None or left_s <= 0)
 
-    async def _report(self, found: Object, place: Place, facts: Facts) -> float | None:
+    async def _report(self, found: Object, key: NamespacedName, facts: Facts) -> float | None:
         document = status_document(facts)
         await self._reporter.report(found, document)
         if is_settled(document):
-            self._polled.discard(place)
+            self._polled.discard(key)
         else:
-            self._polled.add(place)
+            self._polled.add(key)
         return look_again_s(
             facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
         )
 
-    def _write_conflict(self, found: Object, place: Place, intent: Intent) -> Problem | None:
+    def _write_conflict(self, found: Object, key: NamespacedName, intent: Intent) -> Problem | None:
         """Why nothing is written although it should be."""
-        return write_conflict(intent.actions) if self._pause_s(found, place) else None
+        return write_conflict(intent.actions) if self._pause_s(found, key) else None
 
-    def _pause_s(self, found: Object, place: Place) -> float:
-        return self._restraint.wait_s(place, found["metadata"]["generation"], time.monotonic())
+    def _pause_s(self, found: Object, key: NamespacedName) -> float:
+        return self._restraint.wait_s(key, found["metadata"]["generation"], time.monotonic())
 
-    async def _apply(self, found: Object, place: Place, intent: Intent, seen: Seen) -> None:
-        if self._pause_s(found, place):
+    async def _apply(self, found: Object, key: NamespacedName, intent: Intent, seen: Seen) -> None:
+        if self._pause_s(found, key):
             return
         try:
             await apply(self._kube, intent.actions, seen, found)
         except KubeError as error:
             # The next pass reports it, before it tries again.
-            self._troubles.note(place, error)
+            self._troubles.note(key, error)
             raise
-        self._troubles.clear(place)
-        self._note_token(place, intent)
-        self._restraint.note(place, found["metadata"]["generation"], time.monotonic())
+        self._troubles.clear(key)
+        self._note_token(key, intent)
+        self._restraint.note(key, found["metadata"]["generation"], time.monotonic())
 
-    def _note_token(self, place: Place, intent: Intent) -> None:
+    def _note_token(self, key: NamespacedName, intent: Intent) -> None:
         for action in intent.actions:
             if isinstance(action, CreateToken):
-                self._doubts.note(place, action.token.secret, time.monotonic())
+                self._doubts.note(key, action.token.secret, time.monotonic())

@@ -11,7 +11,7 @@ from tandem_operator.conditions import Kind, Truth, find_condition
 from tandem_operator.events import EventRecorder
 from tandem_operator.facts import Facts
 from tandem_operator.kinds import INFERENCE_SERVICE
-from tandem_operator.kube import Kube, Place
+from tandem_operator.kube import Kube, NamespacedName
 from tandem_operator.metrics import Metrics, ServiceState
 from tandem_operator.transitions import Note, transitions
 
@@ -45,18 +45,17 @@ class Reporter:
         Raises:
             KubeError: the status was not written.
         """
-        metadata, before = found["metadata"], found.get("status", {})
-        place = Place(metadata["namespace"], metadata["name"])
+        key, before = NamespacedName.of(found), found.get("status", {})
         if document != before:
             await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
-            await self._tell(found, place, transitions(before, document))
+            await self._tell(found, key, transitions(before, document))
         is_ready = find_condition(document, Kind.READY)["status"] == Truth.TRUE
-        self._metrics.set_state(place, _state(document, is_ready=is_ready), is_ready=is_ready)
+        self._metrics.set_state(key, _state(document, is_ready=is_ready), is_ready=is_ready)
 
-    async def _tell(self, found: Mapping[str, Any], place: Place, notes: list[Note]) -> None:
+    async def _tell(self, found: Mapping[str, Any], key: NamespacedName, notes: list[Note]) -> None:
         for note in notes:
             level = logging.WARNING if note.type == "Warning" else logging.INFO
-            _log.log(level, "%s: %s: %s", place, note.reason, note.message)
+            _log.log(level, "%s: %s: %s", key, note.reason, note.message)
         await self._events.post(found, notes, time.monotonic())
 
 

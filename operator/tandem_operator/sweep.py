@@ -5,11 +5,11 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from tandem_operator.errors import KindMissing, KubeError, Refused, Transient
 from tandem_operator.kinds import INFERENCE_SERVICE
-from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.kube import Kube, NamespacedName, Object
 from tandem_operator.metrics import Metrics
 from tandem_operator.watches import Watch
 
@@ -35,8 +35,8 @@ class Sweep:
         metrics: Metrics,
         *,
         every_s: float,
-        add: Callable[[Place, float], None],
-        known: Callable[[], Iterable[Place]],
+        add: Callable[[NamespacedName, float], None],
+        known: Callable[[], Iterable[NamespacedName]],
     ) -> None:
         self._kube = kube
         self._metrics = metrics
@@ -47,7 +47,7 @@ class Sweep:
         for watch in watches:
             self._watches[watch.namespace].append(watch)
         self._looked_at = set[str | None]()
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         self.troubles: Mapping[str | None, KubeError] = {}
         """Why namespaces could not be swept; None stands for all of them."""
 
@@ -80,7 +80,7 @@ class Sweep:
     async def _sweep(self, namespace: str | None) -> KubeError | None:
         """Look at one namespace; gives what stood in the way."""
         try:
-            async with self._places:
+            async with self._slots:
                 for watch in self._watches[namespace]:
                     await self._check(watch)
         except KubeError as error:
@@ -112,14 +112,9 @@ class Sweep:
 
     def _look_at(self, namespace: str | None, items: Iterable[Object]) -> None:
         """Have every service looked at, one after the other but for the first time."""
-        known = (place for place in self._known() if namespace in {None, place.namespace})
-        places = {_place(item) for item in items} | set(known)
+        known = (key for key in self._known() if namespace in {None, key.namespace})
+        keys = {NamespacedName.of(item) for item in items} | set(known)
         spread_s = self._every_s * _SPREAD if namespace in self._looked_at else 0.0
         self._looked_at.add(namespace)
-        for index, place in enumerate(sorted(places, key=str)):
-            self._add(place, spread_s * index / len(places))
-
-
-def _place(item: Mapping[str, Any]) -> Place:
-    metadata = item["metadata"]
-    return Place(metadata["namespace"], metadata["name"])
+        for index, key in enumerate(sorted(keys, key=str)):
+            self._add(key, spread_s * index / len(keys))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tandem_operator.errors import Outdated, Refused
 from tandem_operator.kinds import SECRET
-from tandem_operator.kube import Kube, Object, Place
+from tandem_operator.kube import Kube, NamespacedName, Object
 from tandem_operator.names import FIELD_MANAGER
 from tandem_operator.ray_token import KEY_BYTES
 
@@ -30,7 +30,7 @@ class TokenKey:
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube = kube
-        self._place = Place(namespace, NAME)
+        self._secret_name = NamespacedName(namespace, NAME)
         self._lock = asyncio.Lock()
         self._key: bytes | None = None
 
@@ -46,15 +46,15 @@ class TokenKey:
         return self._key
 
     async def _read_or_make(self) -> Object:
-        found = await self._kube.get(SECRET, self._place)
+        found = await self._kube.get(SECRET, self._secret_name)
         if found is not None:
             return found
         try:
             made = await self._kube.create(SECRET, self._manifest())
         except Outdated:
             # Another process was faster; its key is as good.
-            return await self._kube.get(SECRET, self._place) or {}
-        _log.info("Secret %s is made: Ray's tokens are worked out of it", self._place)
+            return await self._kube.get(SECRET, self._secret_name) or {}
+        _log.info("Secret %s is made: Ray's tokens are worked out of it", self._secret_name)
         return made
 
     def _manifest(self) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class TokenKey:
             "apiVersion": SECRET.api_version,
             "kind": SECRET.name,
             "metadata": {
-                "name": self._place.name,
-                "namespace": self._place.namespace,
+                "name": self._secret_name.name,
+                "namespace": self._secret_name.namespace,
                 "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER},
             },
             "type": "Opaque",
@@ -79,7 +79,7 @@ class TokenKey:
             key = b""
         if len(key) < KEY_BYTES:
             raise Refused(
-                f"Secret {self._place} has no '{_FIELD}' of {KEY_BYTES} bytes or more; delete it, "
-                "and the operator makes another"
+                f"Secret {self._secret_name} has no '{_FIELD}' of {KEY_BYTES} bytes or more; "
+                "delete it, and the operator makes another"
             )
         return key

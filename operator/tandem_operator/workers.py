@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tandem_operator.errors import KubeError, Transient
-from tandem_operator.kube import Place
+from tandem_operator.kube import NamespacedName
 from tandem_operator.metrics import Metrics
 from tandem_operator.queue import WorkQueue
 
@@ -16,7 +16,7 @@ PASS_LIMIT_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
-Work = Callable[[Place], Awaitable[float | None]]
+Work = Callable[[NamespacedName], Awaitable[float | None]]
 """One pass; gives the seconds after which to look again, or None."""
 
 
@@ -24,7 +24,7 @@ class Workers:
     """Feeds the queue and works it off."""
 
     def __init__(
-        self, queue: WorkQueue[Place], work: Work, metrics: Metrics, *, count: int
+        self, queue: WorkQueue[NamespacedName], work: Work, metrics: Metrics, *, count: int
     ) -> None:
         self._queue = queue
         self._work = work
@@ -37,9 +37,9 @@ class Workers:
         self.last_pass = time.monotonic()
         """When a pass ended last."""
 
-    def add(self, place: Place, after_s: float = 0.0) -> None:
-        """Look at the service at `place` in `after_s` seconds, or earlier."""
-        self._queue.add(place, time.monotonic() + after_s)
+    def add(self, key: NamespacedName, after_s: float = 0.0) -> None:
+        """Look at the service at `key` in `after_s` seconds, or earlier."""
+        self._queue.add(key, time.monotonic() + after_s)
         self._wake.set()
 
     @property
@@ -70,23 +70,23 @@ class Workers:
 
     async def _run_one(self) -> None:
         while True:
-            place = await self._take()
+            key = await self._take()
             self._idle.clear()
             try:
-                await self._pass(place)
+                await self._pass(key)
             finally:
                 if not self._queue.running:
                     self._idle.set()
                 # What came in for this service meanwhile is due now.
                 self._wake.set()
 
-    async def _take(self) -> Place:
+    async def _take(self) -> NamespacedName:
         """The next service that is due, waited for."""
         while True:
             if not self._is_draining:
-                place = self._queue.take(time.monotonic())
-                if place is not None:
-                    return place
+                key = self._queue.take(time.monotonic())
+                if key is not None:
+                    return key
             await self._sleep()
 
     async def _sleep(self) -> None:
@@ -100,36 +100,36 @@ class Workers:
         except TimeoutError:
             return
 
-    async def _pass(self, place: Place) -> None:
+    async def _pass(self, key: NamespacedName) -> None:
         began = time.monotonic()
         try:
             async with asyncio.timeout(PASS_LIMIT_S):
-                again_s = await self._work(place)
+                again_s = await self._work(key)
         except KubeError as error:
-            self._fail(place, error.reason, str(error), error)
+            self._fail(key, error.reason, str(error), error)
         except TimeoutError:
-            self._fail(place, "ReconcileTimeout", f"the pass took over {PASS_LIMIT_S:.0f} s", None)
+            self._fail(key, "ReconcileTimeout", f"the pass took over {PASS_LIMIT_S:.0f} s", None)
         except Exception as error:  # noqa: BLE001
             # The last guard: a bug in one service's pass must not end the others'.
-            _log.exception("%s: this is a bug, please report it", place)
-            self._fail(place, "Bug", repr(error), None)
+            _log.exception("%s: this is a bug, please report it", key)
+            self._fail(key, "Bug", repr(error), None)
         else:
-            self._finish(place, again_s)
+            self._finish(key, again_s)
         finally:
             self.last_pass = time.monotonic()
             self._metrics.duration.observe(self.last_pass - began)
             self._metrics.last_pass.set_to_current_time()
 
-    def _finish(self, place: Place, again_s: float | None) -> None:
-        self._queue.finish(place)
+    def _finish(self, key: NamespacedName, again_s: float | None) -> None:
+        self._queue.finish(key)
         self._metrics.passes.labels("done").inc()
         if again_s is not None:
-            self.add(place, again_s)
+            self.add(key, again_s)
 
-    def _fail(self, place: Place, reason: str, text: str, error: KubeError | None) -> None:
+    def _fail(self, key: NamespacedName, reason: str, text: str, error: KubeError | None) -> None:
         at_least_s = error.retry_after_s if error else 0.0
-        wait_s = self._queue.fail(place, time.monotonic(), at_least_s=at_least_s)
+        wait_s = self._queue.fail(key, time.monotonic(), at_least_s=at_least_s)
         self._metrics.passes.labels("failed").inc()
         self._metrics.errors.labels(reason).inc()
         level = logging.INFO if isinstance(error, Transient) else logging.WARNING
-        _log.log(level, "%s: %s; tried again in %.0f s", place, text, wait_s)
+        _log.log(level, "%s: %s; tried again in %.0f s", key, text, wait_s)

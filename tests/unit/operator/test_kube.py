@@ -11,10 +11,10 @@ from lightkube import KubeConfig
 
 from tandem_operator import errors
 from tandem_operator.kinds import LEASE, POD, RAY_SERVICE
-from tandem_operator.kube import Kube, Place
+from tandem_operator.kube import Kube, NamespacedName
 from tandem_operator.kubeconfig import user_of
 
-PLACE = Place("demo", "tiny")
+KEY = NamespacedName("demo", "tiny")
 MANIFEST = {
     "apiVersion": "ray.io/v1",
     "kind": "RayService",
@@ -70,7 +70,7 @@ async def kube(api: Api) -> AsyncIterator[Kube]:
 
 
 CALLS: dict[str, Callable[[Kube], Awaitable[object]]] = {
-    "get": lambda kube: kube.get(RAY_SERVICE, PLACE),
+    "get": lambda kube: kube.get(RAY_SERVICE, KEY),
     "list": lambda kube: kube.list(RAY_SERVICE, None),
     "create": lambda kube: kube.create(RAY_SERVICE, MANIFEST),
     "update": lambda kube: kube.replace(RAY_SERVICE, MANIFEST),
@@ -149,21 +149,21 @@ async def test_every_answer_has_its_error(
 async def test_an_object_that_is_not_there_is_none(api: Api, kube: Kube) -> None:
     api.says(404, {"name": "tiny", "kind": "rayservices"})
 
-    assert await kube.get(RAY_SERVICE, PLACE) is None
+    assert await kube.get(RAY_SERVICE, KEY) is None
 
 
 async def test_a_kind_that_is_not_there_is_another_matter(api: Api, kube: Kube) -> None:
     api.says(404)
 
     with pytest.raises(errors.KindMissing, match=r"knows no rayservices\.ray\.io; install"):
-        await kube.get(RAY_SERVICE, PLACE)
+        await kube.get(RAY_SERVICE, KEY)
 
 
 async def test_the_api_servers_wish_to_wait_is_kept(api: Api, kube: Kube) -> None:
     api.says(429, Retry_After="7")
 
     with pytest.raises(errors.Overloaded) as caught:
-        await kube.get(RAY_SERVICE, PLACE)
+        await kube.get(RAY_SERVICE, KEY)
 
     assert caught.value.retry_after_s == 7.0
 
@@ -174,7 +174,7 @@ async def test_a_server_that_is_not_there_is_unreachable(api: Api) -> None:
     kube = Kube.connect(config._replace(user=user_of(config)), api.count)
 
     with pytest.raises(errors.Unreachable, match="did not answer 'get rayservices demo/tiny'"):
-        await kube.get(RAY_SERVICE, PLACE)
+        await kube.get(RAY_SERVICE, KEY)
 
     await kube.close()
     assert api.counted == [("get", "rayservices", "none")]
