@@ -9,7 +9,7 @@ MAX_MESSAGE_LENGTH: Final = 4096
 """Characters of a message; Kubernetes allows 32768, and nobody reads more than a page."""
 
 
-class Kind(StrEnum):
+class ConditionType(StrEnum):
     """What a condition is about, in the order in which they are shown."""
 
     READY = "Ready"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
     """A change is under way."""
 
 
-class Truth(StrEnum):
+class ConditionStatus(StrEnum):
     """Whether a condition holds; Unknown is not False."""
 
     TRUE = "True"
@@ -40,8 +40,8 @@ class Truth(StrEnum):
 class Condition:
     """One condition, as it is now."""
 
-    kind: Kind
-    truth: Truth
+    type: ConditionType
+    status: ConditionStatus
     reason: str
     """One word in CamelCase, for programs."""
 
@@ -61,22 +61,22 @@ def merge_conditions(
     `lastTransitionTime` is `now` only where the status differs from the previous one.
     """
     before = {one["type"]: one for one in previous}
-    return [_written(one, before.get(one.kind), generation, now) for one in current]
+    return [_written(one, before.get(one.type), generation, now) for one in current]
 
 
-def find_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def find_condition(status: Mapping[str, Any], condition_type: str) -> Mapping[str, Any]:
     """The condition in a status as the API server has it; empty: there is none."""
     conditions = status.get("conditions", ())
-    return next((one for one in conditions if one.get("type") == kind), {})
+    return next((one for one in conditions if one.get("type") == condition_type), {})
 
 
 def _written(
     condition: Condition, before: Mapping[str, Any] | None, generation: int, now: str
 ) -> dict[str, Any]:
-    is_same = before is not None and before.get("status") == condition.truth
+    is_same = before is not None and before.get("status") == condition.status
     return {
-        "type": str(condition.kind),
-        "status": str(condition.truth),
+        "type": str(condition.type),
+        "status": str(condition.status),
         "observedGeneration": generation,
         "lastTransitionTime": before["lastTransitionTime"] if before and is_same else now,
         "reason": condition.reason,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_operator import progress
-from tandem_operator.conditions import Kind, Truth, find_condition
+from tandem_operator.conditions import ConditionStatus, ConditionType, find_condition
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.interpret import INVALID_SPEC, Asked
 from tandem_operator.kinds import RAY_SERVICE
@@ -100,8 +100,8 @@ def collect_facts(
 def is_settled(document: Mapping[str, Any]) -> bool:
     """Whether a status says that all is as it should be, so that only an event can change it."""
     replicas = document["replicas"]
-    is_over = find_condition(document, Kind.PROGRESSING)["reason"] == progress.SETTLED
-    is_ready = find_condition(document, Kind.READY)["status"] == Truth.TRUE
+    is_over = find_condition(document, ConditionType.PROGRESSING)["reason"] == progress.SETTLED
+    is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
     return is_over and is_ready and bool(replicas["ready"] >= replicas["desired"])
 
 

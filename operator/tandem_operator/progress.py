@@ -7,7 +7,7 @@ the transition of the Progressing condition and of the operator's last write to 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tandem_operator.conditions import Condition, Kind, Truth, find_condition
+from tandem_operator.conditions import Condition, ConditionStatus, ConditionType, find_condition
 from tandem_operator.facts import Facts
 from tandem_operator.names import FIELD_MANAGER
 from tandem_operator.ray_view import is_in_effect
@@ -31,9 +31,9 @@ def change_start(
     previous: Mapping[str, Any], *, written: str | None, generation: int, now: str
 ) -> str | None:
     """When the change under way began; None: it has been overdue, and nothing has come since."""
-    before = find_condition(previous, Kind.PROGRESSING)
+    before = find_condition(previous, ConditionType.PROGRESSING)
     since: str = before.get("lastTransitionTime", "")
-    if before.get("status") == Truth.TRUE:
+    if before.get("status") == ConditionStatus.TRUE:
         return max(since, written or since)
     if before.get("reason") != DEADLINE_EXCEEDED or generation > before["observedGeneration"]:
         return now
@@ -42,8 +42,8 @@ def change_start(
 
 def served_during_a_change(previous: Mapping[str, Any]) -> bool:
     """Whether a status says that requests were answered while a change was under way."""
-    kinds = (Kind.READY, Kind.PROGRESSING)
-    return all(find_condition(previous, kind).get("status") == Truth.TRUE for kind in kinds)
+    types = (ConditionType.READY, ConditionType.PROGRESSING)
+    return all(find_condition(previous, one).get("status") == ConditionStatus.TRUE for one in types)
 
 
 def is_complete(facts: Facts) -> bool:
@@ -64,20 +64,22 @@ def is_complete(facts: Facts) -> bool:
 def progressing(facts: Facts, waits_for: str) -> Condition:
     """The Progressing condition; `waits_for` says what stands in the way, in one sentence."""
     if facts.problems:
-        return _condition(Truth.FALSE, REFUSED, "the spec is refused, so nothing is changed")
+        return _condition(
+            ConditionStatus.FALSE, REFUSED, "the spec is refused, so nothing is changed"
+        )
     if is_complete(facts) or _stays_settled(facts):
-        return _condition(Truth.FALSE, SETTLED, "all that is asked for has been made so")
+        return _condition(ConditionStatus.FALSE, SETTLED, "all that is asked for has been made so")
     if facts.is_overdue:
-        return _condition(Truth.FALSE, DEADLINE_EXCEEDED, _overdue_text(facts, waits_for))
+        return _condition(ConditionStatus.FALSE, DEADLINE_EXCEEDED, _overdue_text(facts, waits_for))
     if facts.trouble:
-        return _condition(Truth.TRUE, facts.trouble.reason, waits_for)
+        return _condition(ConditionStatus.TRUE, facts.trouble.reason, waits_for)
     has_served = facts.ray is not None and facts.ray.active is not None
-    return _condition(Truth.TRUE, "Updating" if has_served else "Starting", waits_for)
+    return _condition(ConditionStatus.TRUE, "Updating" if has_served else "Starting", waits_for)
 
 
 def _stays_settled(facts: Facts) -> bool:
     """A change is over when it was complete once: a replica that fails later is no change."""
-    before = find_condition(facts.previous, Kind.PROGRESSING)
+    before = find_condition(facts.previous, ConditionType.PROGRESSING)
     if before.get("reason") != SETTLED or not facts.is_applied or facts.ray is None:
         return False
     settled_at: str = before["lastTransitionTime"]
@@ -89,5 +91,5 @@ def _overdue_text(facts: Facts, waits_for: str) -> str:
     return f"not done within progressDeadlineSeconds {limit}: {waits_for}"
 
 
-def _condition(truth: Truth, reason: str, message: str) -> Condition:
-    return Condition(Kind.PROGRESSING, truth, reason, message)
+def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:
+    return Condition(ConditionType.PROGRESSING, status, reason, message)

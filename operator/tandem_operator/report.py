@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tandem_operator import progress
 from tandem_operator.clock import seconds_between
-from tandem_operator.conditions import Kind, Truth, find_condition
+from tandem_operator.conditions import ConditionStatus, ConditionType, find_condition
 from tandem_operator.events import EventRecorder
 from tandem_operator.facts import Facts
 from tandem_operator.kinds import INFERENCE_SERVICE
@@ -49,7 +49,7 @@ class Reporter:
         if document != before:
             await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
             await self._tell(found, key, transitions(before, document))
-        is_ready = find_condition(document, Kind.READY)["status"] == Truth.TRUE
+        is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
         self._metrics.set_state(key, _state(document, is_ready=is_ready), is_ready=is_ready)
 
     async def _tell(self, found: Mapping[str, Any], key: NamespacedName, notes: list[Note]) -> None:
@@ -72,13 +72,13 @@ def _status_manifest(found: Mapping[str, Any], document: Mapping[str, Any]) -> d
 
 def _state(document: Mapping[str, Any], *, is_ready: bool) -> ServiceState:
     """The one word that says most."""
-    progressing = find_condition(document, Kind.PROGRESSING)
-    if find_condition(document, Kind.READY)["status"] == Truth.UNKNOWN:
+    progressing = find_condition(document, ConditionType.PROGRESSING)
+    if find_condition(document, ConditionType.READY)["status"] == ConditionStatus.UNKNOWN:
         return "Unknown"
     if progressing.get("reason") == progress.REFUSED:
         return "Refused"
     if progressing.get("reason") == progress.DEADLINE_EXCEEDED:
         return "Stuck"
-    if progressing.get("status") == Truth.TRUE:
+    if progressing.get("status") == ConditionStatus.TRUE:
         return "Progressing"
     return "Ready" if is_ready else "NotReady"

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tandem_operator import progress
-from tandem_operator.conditions import Condition, Kind, Truth, merge_conditions, shorten
+from tandem_operator.conditions import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    merge_conditions,
+    shorten,
+)
 from tandem_operator.facts import Facts, Problem
 from tandem_operator.names import COMPONENT, SERVICE, WORKER, endpoint_url
 from tandem_operator.plan import PendingChange
@@ -35,7 +41,7 @@ _CLASSES: Final = {
     ChangeKind.IN_PLACE: "InPlace",
     ChangeKind.REPLACE: "Replace",
 }
-"""Kind of change → pendingChange.class, the cheapest first."""
+"""ConditionType of change → pendingChange.class, the cheapest first."""
 
 
 def status_document(facts: Facts) -> dict[str, Any]:
@@ -72,11 +78,11 @@ def blind_document(
     previous: Mapping[str, Any], problem: Problem, *, generation: int, now: str
 ) -> dict[str, Any]:
     """The status of a service that cannot be looked at: what was, and Ready Unknown."""
-    ready = Condition(Kind.READY, Truth.UNKNOWN, problem.reason, problem.message)
+    ready = Condition(ConditionType.READY, ConditionStatus.UNKNOWN, problem.reason, problem.message)
     before = previous.get("conditions", ())
     in_effect = _last_in_effect(previous) or generation
     written = merge_conditions(before, [ready], generation=in_effect, now=now)
-    others = [one for one in before if one["type"] != Kind.READY]
+    others = [one for one in before if one["type"] != ConditionType.READY]
     return {
         **previous,
         "reason": ready.reason,
@@ -104,39 +110,53 @@ def _last_in_effect(previous: Mapping[str, Any]) -> int | None:
 
 def _accepted(facts: Facts) -> Condition:
     if not facts.problems:
-        return Condition(Kind.ACCEPTED, Truth.TRUE, "Valid", "the spec can be carried out")
+        return Condition(
+            ConditionType.ACCEPTED, ConditionStatus.TRUE, "Valid", "the spec can be carried out"
+        )
     text = "; ".join(problem.message for problem in facts.problems)
-    return Condition(Kind.ACCEPTED, Truth.FALSE, facts.problems[0].reason, text)
+    return Condition(ConditionType.ACCEPTED, ConditionStatus.FALSE, facts.problems[0].reason, text)
 
 
 def _ray_ready(facts: Facts) -> Condition:
-    truth, reason, message = _ray_state(facts)
-    return Condition(Kind.RAY_READY, truth, reason, message)
+    state, reason, message = _ray_condition(facts)
+    return Condition(ConditionType.RAY_READY, state, reason, message)
 
 
-def _ray_state(facts: Facts) -> tuple[Truth, str, str]:
+def _ray_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
     if not facts.has_kuberay:
-        return Truth.FALSE, KUBERAY_MISSING, _INSTALL_KUBERAY
+        return ConditionStatus.FALSE, KUBERAY_MISSING, _INSTALL_KUBERAY
     if facts.ray is None:
-        return Truth.UNKNOWN, "NotCreated", "there is no RayService yet"
+        return ConditionStatus.UNKNOWN, "NotCreated", "there is no RayService yet"
     if facts.ray.refusal:
-        return Truth.FALSE, "KubeRayRefused", f"KubeRay refuses it: {facts.ray.refusal}"
+        return ConditionStatus.FALSE, "KubeRayRefused", f"KubeRay refuses it: {facts.ray.refusal}"
     if facts.ray.newest is None:
-        return Truth.UNKNOWN, "NotObserved", _NOT_OBSERVED
-    return _head_state(facts.ray.newest)
+        return ConditionStatus.UNKNOWN, "NotObserved", _NOT_OBSERVED
+    return _head_condition(facts.ray.newest)
 
 
-def _head_state(cluster: ClusterView) -> tuple[Truth, str, str]:
+def _head_condition(cluster: ClusterView) -> tuple[ConditionStatus, str, str]:
     head = cluster.head
     if head is None and cluster.pod_problem:
-        return Truth.FALSE, "HeadFailed", f"the Ray head does not start: {cluster.pod_failure}"
+        return (
+            ConditionStatus.FALSE,
+            "HeadFailed",
+            f"the Ray head does not start: {cluster.pod_failure}",
+        )
     if head is None:
-        return Truth.FALSE, "HeadMissing", f"Ray cluster {cluster.name} has no head pod yet"
+        return (
+            ConditionStatus.FALSE,
+            "HeadMissing",
+            f"Ray cluster {cluster.name} has no head pod yet",
+        )
     if head.is_ready:
-        return Truth.TRUE, "HeadReady", f"Ray cluster {cluster.name} runs{_silence(cluster)}"
+        return (
+            ConditionStatus.TRUE,
+            "HeadReady",
+            f"Ray cluster {cluster.name} runs{_silence(cluster)}",
+        )
     if head.failure:
-        return Truth.FALSE, "HeadFailed", f"the Ray head does not start: {head.failure}"
-    return Truth.FALSE, "HeadStarting", f"the Ray head starts in pod {head.name}"
+        return ConditionStatus.FALSE, "HeadFailed", f"the Ray head does not start: {head.failure}"
+    return ConditionStatus.FALSE, "HeadStarting", f"the Ray head starts in pod {head.name}"
 
 
 def _silence(cluster: ClusterView) -> str:
@@ -144,21 +164,21 @@ def _silence(cluster: ClusterView) -> str:
 
 
 def _model_loaded(facts: Facts) -> Condition:
-    truth, reason, message = _model_state(facts)
-    return Condition(Kind.MODEL_LOADED, truth, reason, message)
+    state, reason, message = _model_condition(facts)
+    return Condition(ConditionType.MODEL_LOADED, state, reason, message)
 
 
-def _model_state(facts: Facts) -> tuple[Truth, str, str]:
+def _model_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
     cluster = facts.ray.newest if facts.ray else None
     if cluster is None:
-        return Truth.UNKNOWN, "NotStarted", "no replica has been started yet"
+        return ConditionStatus.UNKNOWN, "NotStarted", "no replica has been started yet"
     if cluster.serving or _digest_says_running(cluster):
-        return Truth.TRUE, "Loaded", _running_text(cluster)
+        return ConditionStatus.TRUE, "Loaded", _running_text(cluster)
     if cluster.app and cluster.app.failure:
-        return Truth.FALSE, REPLICA_FAILED, cluster.app.failure
+        return ConditionStatus.FALSE, REPLICA_FAILED, cluster.app.failure
     if cluster.pod_failure:
-        return Truth.FALSE, "PodFailed", f"a replica has no place: {cluster.pod_failure}"
-    return Truth.FALSE, "Loading", "no replica has loaded the model yet"
+        return ConditionStatus.FALSE, "PodFailed", f"a replica has no place: {cluster.pod_failure}"
+    return ConditionStatus.FALSE, "Loading", "no replica has loaded the model yet"
 
 
 def _digest_says_running(cluster: ClusterView) -> bool:
@@ -178,20 +198,24 @@ def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
     if ray is None or not ray.is_serving:
         return _not_ready(facts, parts)
     if not facts.problems and facts.is_applied and ray.is_observed and not ray.pending:
-        return Condition(Kind.READY, Truth.TRUE, "Serving", f"answers at {_url(facts)}")
+        return Condition(
+            ConditionType.READY, ConditionStatus.TRUE, "Serving", f"answers at {_url(facts)}"
+        )
     why = _waits_for(facts, parts)
     text = f"the previous version answers at {_url(facts)} meanwhile: {why}"
-    return Condition(Kind.READY, Truth.TRUE, SERVING_PREVIOUS, text)
+    return Condition(ConditionType.READY, ConditionStatus.TRUE, SERVING_PREVIOUS, text)
 
 
 def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
     if facts.trouble:
-        return Condition(Kind.READY, Truth.FALSE, facts.trouble.reason, facts.trouble.message)
+        return Condition(
+            ConditionType.READY, ConditionStatus.FALSE, facts.trouble.reason, facts.trouble.message
+        )
     for part in parts:
-        if part.truth is not Truth.TRUE:
-            return Condition(Kind.READY, Truth.FALSE, part.reason, part.message)
+        if part.status is not ConditionStatus.TRUE:
+            return Condition(ConditionType.READY, ConditionStatus.FALSE, part.reason, part.message)
     text = "the replicas run, but no pod stands behind the endpoint yet"
-    return Condition(Kind.READY, Truth.FALSE, "NoEndpoint", text)
+    return Condition(ConditionType.READY, ConditionStatus.FALSE, "NoEndpoint", text)
 
 
 def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
@@ -199,14 +223,14 @@ def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
     if facts.trouble:
         return facts.trouble.message
     if facts.problems or not facts.has_kuberay:
-        return next(part.message for part in parts if part.truth is Truth.FALSE)
+        return next(part.message for part in parts if part.status is ConditionStatus.FALSE)
     if not facts.is_applied:
         return "the change is being written"
     # What is wrong with the version before this one matters no longer.
     if facts.ray and facts.ray.newest and not facts.ray.is_observed:
         return _NOT_OBSERVED
     for part in parts:
-        if part.truth is not Truth.TRUE:
+        if part.status is not ConditionStatus.TRUE:
             return part.message
     return _waits_for_replicas(facts)
 

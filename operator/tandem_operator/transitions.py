@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tandem_operator import progress, status
-from tandem_operator.conditions import Kind, Truth, find_condition
+from tandem_operator.conditions import ConditionStatus, ConditionType, find_condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Not
 
 
 def _acceptance(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
-    old, new = _both(before, after, Kind.ACCEPTED)
-    if new.get("status") == Truth.TRUE and old.get("status") != Truth.TRUE:
+    old, new = _both(before, after, ConditionType.ACCEPTED)
+    if new.get("status") == ConditionStatus.TRUE and old.get("status") != ConditionStatus.TRUE:
         yield Note("Normal", "Accepted", new["message"])
-    if new.get("status") == Truth.FALSE and _differs(old, new):
+    if new.get("status") == ConditionStatus.FALSE and _differs(old, new):
         yield Note("Warning", "Refused", new["message"])
 
 
@@ -43,34 +43,34 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Not
 
 def _failures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
     watched = {
-        Kind.RAY_READY: (status.KUBERAY_MISSING, "KubeRayRefused", "HeadFailed"),
-        Kind.MODEL_LOADED: (status.REPLICA_FAILED, "PodFailed"),
-        Kind.PROGRESSING: (progress.DEADLINE_EXCEEDED,),
+        ConditionType.RAY_READY: (status.KUBERAY_MISSING, "KubeRayRefused", "HeadFailed"),
+        ConditionType.MODEL_LOADED: (status.REPLICA_FAILED, "PodFailed"),
+        ConditionType.PROGRESSING: (progress.DEADLINE_EXCEEDED,),
     }
-    for kind, reasons in watched.items():
-        old, new = _both(before, after, kind)
+    for condition_type, reasons in watched.items():
+        old, new = _both(before, after, condition_type)
         # While a deadline stays exceeded, its message follows what is tried.
         is_new = old.get("reason") != new.get("reason") or (
-            kind is not Kind.PROGRESSING and _differs(old, new)
+            condition_type is not ConditionType.PROGRESSING and _differs(old, new)
         )
         if new.get("reason") in reasons and is_new:
             yield Note("Warning", new["reason"], new["message"])
 
 
 def _readiness(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
-    old, new = _both(before, after, Kind.READY)
-    if new["status"] == Truth.TRUE and old.get("status") != Truth.TRUE:
+    old, new = _both(before, after, ConditionType.READY)
+    if new["status"] == ConditionStatus.TRUE and old.get("status") != ConditionStatus.TRUE:
         yield Note("Normal", "Ready", new["message"])
-    if new["status"] != Truth.TRUE and old.get("status") == Truth.TRUE:
+    if new["status"] != ConditionStatus.TRUE and old.get("status") == ConditionStatus.TRUE:
         yield Note("Warning", "NotReady", new["message"])
     elif new["reason"] == "Serving" and old.get("reason") == status.SERVING_PREVIOUS:
         yield Note("Normal", "Updated", f"the new version serves: {new['message']}")
 
 
 def _both(
-    before: Mapping[str, Any], after: Mapping[str, Any], kind: Kind
+    before: Mapping[str, Any], after: Mapping[str, Any], condition_type: ConditionType
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    return find_condition(before, kind), find_condition(after, kind)
+    return find_condition(before, condition_type), find_condition(after, condition_type)
 
 
 def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

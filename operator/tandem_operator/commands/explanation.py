@@ -7,7 +7,7 @@ from tandem_operator import progress, status
 from tandem_operator.commands.obstacles import find_obstacle
 from tandem_operator.commands.scene import Scene
 from tandem_operator.commands.words import count_of, sentence
-from tandem_operator.conditions import Kind
+from tandem_operator.conditions import ConditionType
 
 _MEANING: Final = {
     "Live": "running replicas take it over",
@@ -43,8 +43,8 @@ def _state(scene: Scene) -> str:
     metadata = scene.service["metadata"]
     if "deletionTimestamp" in metadata:
         return f"{who} is being deleted, since {scene.since(metadata['deletionTimestamp'])}"
-    ready = scene.condition(Kind.READY)
-    since = scene.for_so_long(Kind.READY)
+    ready = scene.condition(ConditionType.READY)
+    since = scene.for_so_long(ConditionType.READY)
     match ready.get("status"):
         case "True" if ready["reason"] == status.SERVING_PREVIOUS:
             return f"{who} serves, but its previous version: {_endpoint(scene)} answers"
@@ -85,10 +85,10 @@ def _change(scene: Scene) -> str:
     pending = scene.status.get("pendingChange")
     if pending:
         return f"{_pending(scene)}: {_kind(pending['class'])} in {', '.join(pending['fields'])}"
-    if scene.holds(Kind.PROGRESSING):
-        since = scene.for_so_long(Kind.PROGRESSING)
+    if scene.holds(ConditionType.PROGRESSING):
+        since = scene.for_so_long(ConditionType.PROGRESSING)
         return f"it has been starting for {since}, of {scene.deadline_s} s that it may take"
-    if scene.reason(Kind.PROGRESSING) == progress.REFUSED:
+    if scene.reason(ConditionType.PROGRESSING) == progress.REFUSED:
         return f"nothing changes while the spec is refused; it was written {_written(scene)}"
     if change := scene.last_change:
         fields = change.message.removeprefix("changes ")
@@ -99,9 +99,9 @@ def _change(scene: Scene) -> str:
 
 
 def _pending(scene: Scene) -> str:
-    if scene.reason(Kind.PROGRESSING) == progress.DEADLINE_EXCEEDED:
+    if scene.reason(ConditionType.PROGRESSING) == progress.DEADLINE_EXCEEDED:
         return "a change is not done in time"
-    return f"a change has been under way for {scene.for_so_long(Kind.PROGRESSING)}"
+    return f"a change has been under way for {scene.for_so_long(ConditionType.PROGRESSING)}"
 
 
 def _kind(change_class: str) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 from tandem_operator import progress, status
 from tandem_operator.commands.scene import Scene
 from tandem_operator.commands.words import count_of
-from tandem_operator.conditions import Kind
+from tandem_operator.conditions import ConditionType
 
 NOTHING: Final = "Nothing is in the way"
 
@@ -77,9 +77,9 @@ def _not_yet_seen(scene: Scene) -> Obstacle | None:
 
 
 def _blind(scene: Scene) -> Obstacle | None:
-    if scene.condition(Kind.READY).get("status") != "Unknown":
+    if scene.condition(ConditionType.READY).get("status") != "Unknown":
         return None
-    text = f"the operator cannot look at it: {scene.message(Kind.READY)}"
+    text = f"the operator cannot look at it: {scene.message(ConditionType.READY)}"
     return Obstacle(
         text,
         "see its log: kubectl logs -A -l app.kubernetes.io/name=tandem-operator --prefix",
@@ -87,23 +87,23 @@ def _blind(scene: Scene) -> Obstacle | None:
 
 
 def _refused(scene: Scene) -> Obstacle | None:
-    if scene.condition(Kind.ACCEPTED).get("status") != "False":
+    if scene.condition(ConditionType.ACCEPTED).get("status") != "False":
         return None
     return Obstacle(
-        f"the spec is refused: {scene.message(Kind.ACCEPTED)}",
+        f"the spec is refused: {scene.message(ConditionType.ACCEPTED)}",
         "correct the manifest and give it again: kubectl apply -f FILE",
     )
 
 
 def _no_kuberay(scene: Scene) -> Obstacle | None:
-    if scene.reason(Kind.RAY_READY) != status.KUBERAY_MISSING:
+    if scene.reason(ConditionType.RAY_READY) != status.KUBERAY_MISSING:
         return None
-    text, _, command = scene.message(Kind.RAY_READY).partition("; ")
+    text, _, command = scene.message(ConditionType.RAY_READY).partition("; ")
     return Obstacle(text, command or "install KubeRay")
 
 
 def _replica_failed(scene: Scene) -> Obstacle | None:
-    if scene.reason(Kind.MODEL_LOADED) != status.REPLICA_FAILED:
+    if scene.reason(ConditionType.MODEL_LOADED) != status.REPLICA_FAILED:
         return None
     log = ""
     if scene.workers:
@@ -112,7 +112,7 @@ def _replica_failed(scene: Scene) -> Obstacle | None:
         pod = newest["metadata"]["name"]
         log = f"; the replica's log: kubectl exec -n {scene.namespace} {pod} -- {_READ_LOG}"
     return Obstacle(
-        f"a replica does not start: {scene.message(Kind.MODEL_LOADED)}",
+        f"a replica does not start: {scene.message(ConditionType.MODEL_LOADED)}",
         f"correct the manifest and give it again: kubectl apply -f FILE{log}",
     )
 
@@ -132,7 +132,7 @@ def _pod_stuck(scene: Scene) -> Obstacle | None:
 
 
 def _ray_refused(scene: Scene) -> Obstacle | None:
-    ray = scene.condition(Kind.RAY_READY)
+    ray = scene.condition(ConditionType.RAY_READY)
     if ray.get("status") != "False" or ray.get("reason") not in {"KubeRayRefused", "HeadFailed"}:
         return None
     way_out = f"kubectl describe rayservice -n {scene.namespace} {scene.name}"
@@ -140,16 +140,16 @@ def _ray_refused(scene: Scene) -> Obstacle | None:
 
 
 def _under_way(scene: Scene) -> Obstacle | None:
-    progressing = scene.condition(Kind.PROGRESSING)
+    progressing = scene.condition(ConditionType.PROGRESSING)
     if progressing.get("status") != "True":
         return None
     return Obstacle(f"nothing but time: {progressing['message']}", _watch(scene))
 
 
 def _late(scene: Scene) -> Obstacle | None:
-    if scene.reason(Kind.PROGRESSING) != progress.DEADLINE_EXCEEDED:
+    if scene.reason(ConditionType.PROGRESSING) != progress.DEADLINE_EXCEEDED:
         return None
-    _, _, waits_for = scene.message(Kind.PROGRESSING).rpartition("tried further: ")
+    _, _, waits_for = scene.message(ConditionType.PROGRESSING).rpartition("tried further: ")
     return Obstacle(waits_for, f"look at the pods: {_kubectl(scene, 'describe pods')}")
 
 
@@ -157,9 +157,9 @@ def _replica_missing(scene: Scene) -> Obstacle | None:
     if _is_whole(scene):
         return None
     why = (
-        scene.message(Kind.READY)
-        if not scene.holds(Kind.READY)
-        else scene.message(Kind.MODEL_LOADED)
+        scene.message(ConditionType.READY)
+        if not scene.holds(ConditionType.READY)
+        else scene.message(ConditionType.MODEL_LOADED)
     )
     return Obstacle(why or "a replica is missing", _watch(scene))
 
@@ -182,7 +182,7 @@ _READ_LOG: Final = "sh -c 'tail -n 40 /tmp/ray/session_latest/logs/serve/replica
 
 
 def _overdue(obstacle: Obstacle, scene: Scene) -> Obstacle:
-    if scene.reason(Kind.PROGRESSING) != progress.DEADLINE_EXCEEDED:
+    if scene.reason(ConditionType.PROGRESSING) != progress.DEADLINE_EXCEEDED:
         return obstacle
     late = f"it is late (progressDeadlineSeconds {scene.deadline_s}) and tried further"
     return Obstacle(f"{late}: {obstacle.text}", obstacle.way_out)
@@ -190,8 +190,8 @@ def _overdue(obstacle: Obstacle, scene: Scene) -> Obstacle:
 
 def _is_whole(scene: Scene) -> bool:
     """Whether all that is asked for is there."""
-    is_over = scene.reason(Kind.PROGRESSING) == progress.SETTLED
-    return is_over and scene.holds(Kind.READY) and scene.ready >= scene.desired
+    is_over = scene.reason(ConditionType.PROGRESSING) == progress.SETTLED
+    return is_over and scene.holds(ConditionType.READY) and scene.ready >= scene.desired
 
 
 def _try_it(scene: Scene) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tandem_operator.clock import seconds_between
 from tandem_operator.commands.words import age_between
-from tandem_operator.conditions import Kind, find_condition
+from tandem_operator.conditions import ConditionType, find_condition
 from tandem_operator.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
 from tandem_operator.pods import pod_view
 
@@ -25,7 +25,7 @@ class Happening:
     """A Kubernetes Event: what, to whom, when last, and how often."""
 
     about: str
-    """Kind and name, such as Pod tiny-x7k2p."""
+    """ConditionType and name, such as Pod tiny-x7k2p."""
     reason: str
     message: str
     at: str
@@ -65,25 +65,25 @@ class Scene:
         status: Object = self.service.get("status") or {}
         return status
 
-    def condition(self, kind: Kind) -> Object:
+    def condition(self, condition_type: ConditionType) -> Object:
         """A condition of the status; empty: there is none."""
-        return find_condition(self.status, kind)
+        return find_condition(self.status, condition_type)
 
-    def holds(self, kind: Kind) -> bool:
+    def holds(self, condition_type: ConditionType) -> bool:
         """Whether a condition is True."""
-        return self.condition(kind).get("status") == "True"
+        return self.condition(condition_type).get("status") == "True"
 
-    def reason(self, kind: Kind) -> str:
+    def reason(self, condition_type: ConditionType) -> str:
         """Reason of a condition."""
-        return str(self.condition(kind).get("reason", ""))
+        return str(self.condition(condition_type).get("reason", ""))
 
-    def message(self, kind: Kind) -> str:
+    def message(self, condition_type: ConditionType) -> str:
         """Message of a condition."""
-        return str(self.condition(kind).get("message", ""))
+        return str(self.condition(condition_type).get("message", ""))
 
-    def for_so_long(self, kind: Kind) -> str:
+    def for_so_long(self, condition_type: ConditionType) -> str:
         """How long a condition has been as it is."""
-        return self.since(self.condition(kind).get("lastTransitionTime", self.now))
+        return self.since(self.condition(condition_type).get("lastTransitionTime", self.now))
 
     def since(self, moment: str) -> str:
         """How long ago `moment` was."""
@@ -119,7 +119,7 @@ class Scene:
     def seen_generation(self) -> int:
         """Number of the newest spec that the operator has looked at; 0: none."""
         # Ready, and the whole status, stay behind until a spec is in effect.
-        seen = (self.status, *(self.condition(kind) for kind in Kind))
+        seen = (self.status, *(self.condition(condition_type) for condition_type in ConditionType))
         return max(int(one.get("observedGeneration") or 0) for one in seen)
 
     @property

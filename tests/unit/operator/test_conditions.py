@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tandem_operator.conditions import (
     MAX_MESSAGE_LENGTH,
     Condition,
-    Kind,
-    Truth,
+    ConditionStatus,
+    ConditionType,
     find_condition,
     merge_conditions,
 )
@@ -18,12 +18,12 @@ from tests.unit.operator.scenes import T0, T1
 conditions = st.lists(
     st.builds(
         Condition,
-        st.sampled_from(Kind),
-        st.sampled_from(Truth),
+        st.sampled_from(ConditionType),
+        st.sampled_from(ConditionStatus),
         st.sampled_from(["Loading", "Loaded"]),
         st.text(max_size=20),
     ),
-    unique_by=lambda one: one.kind,
+    unique_by=lambda one: one.type,
 )
 
 
@@ -52,7 +52,9 @@ def test_the_time_moves_when_the_status_does_and_only_then(
 
 
 def test_every_condition_says_of_which_generation_it_speaks() -> None:
-    (written,) = merged([], [Condition(Kind.READY, Truth.TRUE, "Serving", "it serves")], T0)
+    (written,) = merged(
+        [], [Condition(ConditionType.READY, ConditionStatus.TRUE, "Serving", "it serves")], T0
+    )
 
     assert written == {
         "type": "Ready",
@@ -65,7 +67,9 @@ def test_every_condition_says_of_which_generation_it_speaks() -> None:
 
 
 def test_a_message_of_pages_is_cut() -> None:
-    (written,) = merged([], [Condition(Kind.READY, Truth.FALSE, "Long", "x" * 99_999)], T0)
+    (written,) = merged(
+        [], [Condition(ConditionType.READY, ConditionStatus.FALSE, "Long", "x" * 99_999)], T0
+    )
 
     assert len(written["message"]) == MAX_MESSAGE_LENGTH
     assert written["message"].endswith("…")
