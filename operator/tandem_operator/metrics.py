@@ -13,9 +13,9 @@ from prometheus_client import (
 
 from tandem_operator.kube import NamespacedName
 
-ServiceState = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
+ServicePhase = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
 
-STATES: Final[tuple[ServiceState, ...]] = (
+PHASES: Final[tuple[ServicePhase, ...]] = (
     "Ready",
     "Progressing",
     "NotReady",
@@ -51,7 +51,7 @@ class Metrics:
         )
         self.queue_depth = self._gauge("queue_depth", "Services that are due and wait.")
         self.queue_running = self._gauge("queue_running", "Services that are looked at now.")
-        self.services = self._gauge("services", "InferenceServices by state.", "state")
+        self.services = self._gauge("services", "InferenceServices by phase.", "phase")
         self.ready = self._gauge(
             "service_ready", "Whether a service answers requests.", "namespace", "name"
         )
@@ -66,9 +66,9 @@ class Metrics:
             "last_watch_event_timestamp_seconds", "When a watch brought something.", "resource"
         )
         self.leader = self._gauge("leader", "1: this process leads; 0: it stands by.")
-        self._states: dict[NamespacedName, ServiceState] = {}
-        for state in STATES:
-            self.services.labels(state).set(0)
+        self._phases: dict[NamespacedName, ServicePhase] = {}
+        for phase in PHASES:
+            self.services.labels(phase).set(0)
 
     def count_request(self, verb: str, resource: str, code: str) -> None:
         """One request to the API server has ended."""
@@ -78,19 +78,19 @@ class Metrics:
         """One request to a Ray cluster has ended: with an answer, a status code, or none."""
         self.ray_requests.labels(result).inc()
 
-    def set_state(self, key: NamespacedName, state: ServiceState, *, is_ready: bool) -> None:
-        """A service is in `state` from now on."""
-        before = self._states.get(key)
-        if before != state:
-            self.services.labels(state).inc()
+    def set_phase(self, key: NamespacedName, phase: ServicePhase, *, is_ready: bool) -> None:
+        """A service is in `phase` from now on."""
+        before = self._phases.get(key)
+        if before != phase:
+            self.services.labels(phase).inc()
             if before is not None:
                 self.services.labels(before).dec()
-            self._states[key] = state
+            self._phases[key] = phase
         self.ready.labels(key.namespace, key.name).set(is_ready)
 
     def forget(self, key: NamespacedName) -> None:
         """A service is gone."""
-        before = self._states.pop(key, None)
+        before = self._phases.pop(key, None)
         if before is not None:
             self.services.labels(before).dec()
             self.ready.remove(key.namespace, key.name)

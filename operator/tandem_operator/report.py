@@ -12,7 +12,7 @@ from tandem_operator.events import EventRecorder
 from tandem_operator.facts import Facts
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, NamespacedName
-from tandem_operator.metrics import Metrics, ServiceState
+from tandem_operator.metrics import Metrics, ServicePhase
 from tandem_operator.transitions import Note, transitions
 
 _DEFAULT_DEADLINE_S: Final = 600
@@ -50,7 +50,7 @@ class Reporter:
             await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
             await self._tell(found, key, transitions(before, document))
         is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
-        self._metrics.set_state(key, _state(document, is_ready=is_ready), is_ready=is_ready)
+        self._metrics.set_phase(key, _phase(document, is_ready=is_ready), is_ready=is_ready)
 
     async def _tell(self, found: Mapping[str, Any], key: NamespacedName, notes: list[Note]) -> None:
         for note in notes:
@@ -70,7 +70,7 @@ def _status_manifest(found: Mapping[str, Any], document: Mapping[str, Any]) -> d
     }
 
 
-def _state(document: Mapping[str, Any], *, is_ready: bool) -> ServiceState:
+def _phase(document: Mapping[str, Any], *, is_ready: bool) -> ServicePhase:
     """The one word that says most."""
     progressing = find_condition(document, ConditionType.PROGRESSING)
     if find_condition(document, ConditionType.READY)["status"] == ConditionStatus.UNKNOWN:
