@@ -33,7 +33,7 @@ _WHILE_REFUSED_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """What one pass will do."""
+    """Actions of one reconcile."""
 
     actions: tuple[Action, ...] = ()
     change: PendingChange | None = None
@@ -105,7 +105,7 @@ def is_settled(document: Mapping[str, Any]) -> bool:
     return is_over and is_ready and bool(replicas["ready"] >= replicas["desired"])
 
 
-def look_again_s(
+def requeue_after_s(
     facts: Facts, document: Mapping[str, Any], *, deadline_in_s: float | None, polled: int
 ) -> float | None:
     """Seconds after which the service is looked at again without an event; None: not.

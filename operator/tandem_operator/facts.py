@@ -1,4 +1,4 @@
-"""What one pass knows of a service: all that its status is made of."""
+"""What one reconcile knows of a service: all that its status is made of."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

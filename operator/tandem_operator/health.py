@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from tandem_operator.metrics import Metrics
-from tandem_operator.sweep import Sweep
+from tandem_operator.resync import Resync
 from tandem_operator.watches import Watch
 from tandem_operator.workers import Workers
 
@@ -17,7 +17,7 @@ LOOP_LAG_S: Final = 5.0
 """Seconds for which the event loop may be held up."""
 
 WATCH_LATE_S: Final = 60.0
-"""Seconds for which a watch may owe a change that the sweep has seen."""
+"""Seconds for which a watch may owe a change that the resync has seen."""
 
 _BEAT_S: Final = 0.5
 
@@ -34,8 +34,8 @@ class Pulse:
     """How late the event loop is."""
 
     is_leader: bool
-    sweep_age_s: float
-    sweep_limit_s: float
+    resync_age_s: float
+    resync_limit_s: float
     late_watches: dict[str, float]
     """What is watched → for how long the watch has owed a change."""
 
@@ -46,10 +46,10 @@ def ailment(pulse: Pulse) -> str | None:
         return f"the event loop was held up for {pulse.lag_s:.0f} s, more than {LOOP_LAG_S:.0f}"
     if not pulse.is_leader:
         return None
-    if pulse.sweep_age_s > pulse.sweep_limit_s:
+    if pulse.resync_age_s > pulse.resync_limit_s:
         return (
-            f"the last sweep over all services ended {pulse.sweep_age_s:.0f} s ago, "
-            f"more than {pulse.sweep_limit_s:.0f}"
+            f"the last resync over all services ended {pulse.resync_age_s:.0f} s ago, "
+            f"more than {pulse.resync_limit_s:.0f}"
         )
     for kind, late_s in pulse.late_watches.items():
         if late_s > WATCH_LATE_S:
@@ -67,7 +67,7 @@ class Health:
         self._metrics = metrics
         self._watches: tuple[Watch, ...] = ()
         self._workers: Workers | None = None
-        self._sweep: Sweep | None = None
+        self._resync: Resync | None = None
         self._beat = time.monotonic()
         self._lag_s = 0.0
         self._is_ready = False
@@ -77,9 +77,9 @@ class Health:
         """The API server has answered: the process is ready, even if it only stands by."""
         self._is_ready = True
 
-    def lead(self, watches: Iterable[Watch], workers: Workers, sweep: Sweep) -> None:
+    def lead(self, watches: Iterable[Watch], workers: Workers, resync: Resync) -> None:
         """This process leads from now on, with these parts."""
-        self._watches, self._workers, self._sweep = tuple(watches), workers, sweep
+        self._watches, self._workers, self._resync = tuple(watches), workers, resync
         self.is_leader = True
 
     async def beat(self) -> None:
@@ -95,8 +95,8 @@ class Health:
         return Pulse(
             lag_s=max(self._lag_s, now - self._beat - _BEAT_S),
             is_leader=self.is_leader,
-            sweep_age_s=now - self._sweep.last_end if self._sweep else 0.0,
-            sweep_limit_s=self._sweep.overdue_after_s if self._sweep else 0.0,
+            resync_age_s=now - self._resync.last_end if self._resync else 0.0,
+            resync_limit_s=self._resync.overdue_after_s if self._resync else 0.0,
             late_watches={one.name: one.ledger.late_s(now) for one in self._watches},
         )
 
@@ -132,18 +132,18 @@ class Health:
         )
 
     def _details(self) -> dict[str, Any]:
-        now, workers, sweep = time.monotonic(), self._workers, self._sweep
+        now, workers, resync = time.monotonic(), self._workers, self._resync
         return {
             "leader": self.is_leader,
             "queue": {
                 "depth": workers.depth if workers else 0,
                 "running": workers.running if workers else 0,
             },
-            "lastPassSeconds": _age(workers.last_pass if workers else None, now),
-            "lastSweepSeconds": _age(sweep.last_end if sweep else None, now),
+            "lastReconcileSeconds": _age(workers.last_reconcile if workers else None, now),
+            "lastResyncSeconds": _age(resync.last_end if resync else None, now),
             "troubles": {
                 namespace or "*": str(error)
-                for namespace, error in (sweep.troubles if sweep else {}).items()
+                for namespace, error in (resync.troubles if resync else {}).items()
             },
             "watches": {
                 one.name: {

@@ -2,7 +2,7 @@
 
 A watch can die without a word, and on a quiet cluster silence is right. So the proof of life is
 not an event every few seconds — one of another stream, such as the lease's, would prove nothing of
-this one — but that every change which the sweep's LIST sees has come through the watch as well.
+this one — but that every change which the resync's LIST sees has come through the watch as well.
 """
 
 from collections.abc import Iterable, Mapping

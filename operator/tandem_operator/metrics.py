@@ -34,11 +34,11 @@ class Metrics:
         # A second series beside every counter, which says nothing that we do not know.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
         self.registry = CollectorRegistry()
-        self.passes = self._counter("reconcile", "Passes that have ended.", "result")
-        self.errors = self._counter("reconcile_errors", "Passes that have failed.", "reason")
+        self.reconciles = self._counter("reconcile", "Reconciles that have ended.", "result")
+        self.errors = self._counter("reconcile_errors", "Reconciles that have failed.", "reason")
         self.duration = Histogram(
             "reconcile_duration_seconds",
-            "Seconds of a pass.",
+            "Seconds of a reconcile.",
             namespace=_PREFIX,
             buckets=_SECONDS,
             registry=self.registry,
@@ -55,11 +55,13 @@ class Metrics:
         self.ready = self._gauge(
             "service_ready", "Whether a service answers requests.", "namespace", "name"
         )
-        self.last_pass = self._gauge("last_pass_timestamp_seconds", "When a pass ended last.")
-        self.last_sweep = self._gauge("last_sweep_timestamp_seconds", "When a sweep ended last.")
-        self.swept = self._gauge(
-            "namespace_swept",
-            "Whether the last sweep of a namespace that is served by name came to its end.",
+        self.last_reconcile = self._gauge(
+            "last_reconcile_timestamp_seconds", "When a reconcile ended last."
+        )
+        self.last_resync = self._gauge("last_resync_timestamp_seconds", "When a resync ended last.")
+        self.resynced = self._gauge(
+            "namespace_resynced",
+            "Whether the last resync of a namespace that is served by name came to its end.",
             "namespace",
         )
         self.last_event = self._gauge(

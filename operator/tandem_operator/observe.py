@@ -29,7 +29,7 @@ from tandem_operator.seen import Seen
 from tandem_serve.api.spec import InferenceService
 
 _MOST_TOLD: Final = 2
-"""Pods whose Events are read in one pass: what keeps one keeps the others."""
+"""Pods whose Events are read in one reconcile: what keeps one keeps the others."""
 
 _MOST_EVENTS: Final = 50
 """Events of a pod that are read; the kubelet counts up what it has said before."""

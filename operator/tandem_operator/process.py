@@ -23,8 +23,8 @@ from tandem_operator.queue import Backoff, WorkQueue
 from tandem_operator.ray_client import RayClient
 from tandem_operator.reconcile import Reconciler
 from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.resync import Resync
 from tandem_operator.signals import StopSignals
-from tandem_operator.sweep import Sweep
 from tandem_operator.token_key import TokenKey
 from tandem_operator.watches import Watch
 from tandem_operator.workers import Workers
@@ -34,7 +34,7 @@ EXIT_FAILED: Final = 1
 EXIT_LEASE_LOST: Final = 3
 
 _WORKERS: Final = 4
-_LAST_PASSES_S: Final = 10.0
+_LAST_RECONCILES_S: Final = 10.0
 _CLOSING_S: Final = 3.0
 _COALESCE_S: Final = 0.05
 """Seconds for which an event waits for others of the same service: they come in bunches."""
@@ -93,7 +93,7 @@ async def run(options: Options) -> int:
             return EXIT_DONE
         ray = RayClient(options.ray_address, metrics.count_ray_request)
         leader = Leader.build(options, kube, ray, metrics, signals)
-        health.lead(leader.watches, leader.workers, leader.sweep)
+        health.lead(leader.watches, leader.workers, leader.resync)
         return await leader.run(leadership, signals)
 
 
@@ -117,7 +117,7 @@ class Leader:
 
     workers: Workers
     watches: tuple[Watch, ...]
-    sweep: Sweep
+    resync: Resync
 
     @classmethod
     def build(
@@ -163,7 +163,7 @@ class Leader:
             for namespace in dict.fromkeys(settings.namespaces or everywhere)
             for kind, labels in _WATCHED
         )
-        sweep = Sweep(
+        resync = Resync(
             kube,
             watches,
             metrics,
@@ -171,7 +171,7 @@ class Leader:
             add=workers.add,
             known=lambda: reconciler.known,
         )
-        return cls(workers=workers, watches=watches, sweep=sweep)
+        return cls(workers=workers, watches=watches, resync=resync)
 
     async def run(self, leadership: Leadership, signals: StopSignals) -> int:
         """Lead until a signal comes, the lease is lost, or a part ends; gives the exit code."""
@@ -183,8 +183,8 @@ class Leader:
         await asyncio.wait({stopped, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = _exit_code(parts)
         if code == EXIT_DONE:
-            _log.info("ends: running passes have %.0f s", _LAST_PASSES_S)
-            await self.workers.drain(_LAST_PASSES_S)
+            _log.info("ends: running reconciles have %.0f s", _LAST_RECONCILES_S)
+            await self.workers.drain(_LAST_RECONCILES_S)
         await _end({workers, keeper, stopped})
         if code != EXIT_LEASE_LOST:
             await leadership.release()
@@ -192,7 +192,7 @@ class Leader:
         return code
 
     def _others(self) -> Iterable[Coroutine[Any, Any, None]]:
-        yield self.sweep.run()
+        yield self.resync.run()
         yield from (watch.run() for watch in self.watches)
 
 

@@ -1,6 +1,6 @@
 """Memory of heads that use up the time in which they should answer; pure.
 
-Each such question holds up one of the few passes that run at a time, and somebody may run many
+Each such question holds up one of the few reconciles that run at a time, and somebody may run many
 heads that take every connection and say nothing.
 """
 

@@ -1,4 +1,4 @@
-"""One pass over one service: read → decide → report → write. It looks only at what is."""
+"""One reconcile of one service: read → decide → report → write. It looks only at what is."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ from tandem_operator.decide import (
     collect_facts,
     decide,
     is_settled,
-    look_again_s,
+    requeue_after_s,
     write_conflict,
 )
 from tandem_operator.errors import Forbidden, KindMissing, KubeError, Missing
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Brings services to what they ask for, one pass at a time."""
+    """Brings services to what they ask for, one reconcile at a time."""
 
     def __init__(
         self,
@@ -79,29 +79,35 @@ class Reconciler:
             Seconds after which to look again even without an event; None: not.
 
         Raises:
-            KubeError: the pass was cut short; it is to be tried again.
+            KubeError: the reconcile was cut short; it is to be tried again.
         """
         found = await self._read(key)
         if found is None:
             self._forget(key)
             return None
         try:
-            return await self._pass(found, key)
+            return await self._reconcile(found, key)
         except Missing:
             # It was deleted meanwhile.
             self._forget(key)
             return None
 
-    async def _pass(self, found: Object, key: NamespacedName) -> float | None:
+    async def _reconcile(self, found: Object, key: NamespacedName) -> float | None:
         asked, seen = await self._look(found, key)
         intent = decide(asked, seen)
         # Before it is done, the status says what a change will do.
-        again_s = await self._report(found, key, self._facts(found, key, asked, seen, intent))
+        requeue_after_s = await self._report(
+            found, key, self._facts(found, key, asked, seen, intent)
+        )
         if not intent.actions:
             self._troubles.clear(key)
-            return again_s
+            return requeue_after_s
         await self._apply(found, key, intent, seen)
-        return max(again_s or 0.0, self._pause_s(found, key)) if intent.writes else again_s
+        return (
+            max(requeue_after_s or 0.0, self._pause_s(found, key))
+            if intent.writes
+            else requeue_after_s
+        )
 
     async def _read(self, key: NamespacedName) -> Object | None:
         """The InferenceService; None: it is gone, or going and takes its objects with it."""
@@ -111,7 +117,7 @@ class Reconciler:
             return None
         except Forbidden as error:
             # Its namespace is gone, or the right to look into it. When that comes back, the watch
-            # and the sweep find the service again; until then nothing could be done.
+            # and the resync find the service again; until then nothing could be done.
             _log.warning("%s: %s", key, error)
             self._metrics.errors.labels(error.reason).inc()
             return None
@@ -172,7 +178,7 @@ class Reconciler:
             self._polled.discard(key)
         else:
             self._polled.add(key)
-        return look_again_s(
+        return requeue_after_s(
             facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
         )
 
@@ -189,7 +195,7 @@ class Reconciler:
         try:
             await apply(self._kube, intent.actions, seen, found)
         except KubeError as error:
-            # The next pass reports it, before it tries again.
+            # The next reconcile reports it, before it tries again.
             self._troubles.note(key, error)
             raise
         self._troubles.clear(key)

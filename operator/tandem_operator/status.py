@@ -1,4 +1,4 @@
-"""The status of an InferenceService: what a pass knows → what it writes; pure.
+"""The status of an InferenceService: what a reconcile knows → what it writes; pure.
 
 RayReady and ModelLoaded speak of the newest version, Ready of what clients see: while an old
 version goes on serving, Ready stays True and the others say what keeps the new one. So that nobody

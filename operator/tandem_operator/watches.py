@@ -66,7 +66,7 @@ class Watch:
 
         self.labels = labels
         self.ledger = WatchLedger()
-        """What it has delivered; the sweep holds it against what is there."""
+        """What it has delivered; the resync holds it against what is there."""
 
         self.last_event: float | None = None
         """When it delivered something last; None: never."""

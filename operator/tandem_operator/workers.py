@@ -11,13 +11,13 @@ from tandem_operator.kube import NamespacedName
 from tandem_operator.metrics import Metrics
 from tandem_operator.queue import WorkQueue
 
-PASS_LIMIT_S: Final = 60.0
-"""Seconds after which a pass is cut short; its requests have limits of their own, well below."""
+RECONCILE_TIMEOUT_S: Final = 60.0
+"""Seconds after which a reconcile is cut short; its requests have limits of their own, well below."""
 
 _log = logging.getLogger(__name__)
 
 Work = Callable[[NamespacedName], Awaitable[float | None]]
-"""One pass; gives the seconds after which to look again, or None."""
+"""One reconcile; gives the seconds after which to requeue, or None."""
 
 
 class Workers:
@@ -34,8 +34,8 @@ class Workers:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
-        self.last_pass = time.monotonic()
-        """When a pass ended last."""
+        self.last_reconcile = time.monotonic()
+        """When a reconcile ended last."""
 
     def add(self, key: NamespacedName, after_s: float = 0.0) -> None:
         """Look at the service at `key` in `after_s` seconds, or earlier."""
@@ -59,7 +59,7 @@ class Workers:
                 group.create_task(self._run_one())
 
     async def drain(self, limit_s: float) -> bool:
-        """Begin no pass any more, and wait for those that run; whether they ended in time."""
+        """Begin no further reconcile, and wait for those that run; whether they ended in time."""
         self._is_draining = True
         try:
             async with asyncio.timeout(limit_s):
@@ -73,7 +73,7 @@ class Workers:
             key = await self._take()
             self._idle.clear()
             try:
-                await self._pass(key)
+                await self._reconcile(key)
             finally:
                 if not self._queue.running:
                     self._idle.set()
@@ -100,36 +100,41 @@ class Workers:
         except TimeoutError:
             return
 
-    async def _pass(self, key: NamespacedName) -> None:
+    async def _reconcile(self, key: NamespacedName) -> None:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(PASS_LIMIT_S):
-                again_s = await self._work(key)
+            async with asyncio.timeout(RECONCILE_TIMEOUT_S):
+                requeue_after_s = await self._work(key)
         except KubeError as error:
             self._fail(key, error.reason, str(error), error)
         except TimeoutError:
-            self._fail(key, "ReconcileTimeout", f"the pass took over {PASS_LIMIT_S:.0f} s", None)
+            self._fail(
+                key,
+                "ReconcileTimeout",
+                f"the reconcile took over {RECONCILE_TIMEOUT_S:.0f} s",
+                None,
+            )
         except Exception as error:  # noqa: BLE001
-            # The last guard: a bug in one service's pass must not end the others'.
+            # The last guard: a bug in one service's reconcile must not end the others'.
             _log.exception("%s: this is a bug, please report it", key)
             self._fail(key, "Bug", repr(error), None)
         else:
-            self._finish(key, again_s)
+            self._finish(key, requeue_after_s)
         finally:
-            self.last_pass = time.monotonic()
-            self._metrics.duration.observe(self.last_pass - began)
-            self._metrics.last_pass.set_to_current_time()
+            self.last_reconcile = time.monotonic()
+            self._metrics.duration.observe(self.last_reconcile - began)
+            self._metrics.last_reconcile.set_to_current_time()
 
-    def _finish(self, key: NamespacedName, again_s: float | None) -> None:
+    def _finish(self, key: NamespacedName, requeue_after_s: float | None) -> None:
         self._queue.finish(key)
-        self._metrics.passes.labels("done").inc()
-        if again_s is not None:
-            self.add(key, again_s)
+        self._metrics.reconciles.labels("done").inc()
+        if requeue_after_s is not None:
+            self.add(key, requeue_after_s)
 
     def _fail(self, key: NamespacedName, reason: str, text: str, error: KubeError | None) -> None:
         at_least_s = error.retry_after_s if error else 0.0
         wait_s = self._queue.fail(key, time.monotonic(), at_least_s=at_least_s)
-        self._metrics.passes.labels("failed").inc()
+        self._metrics.reconciles.labels("failed").inc()
         self._metrics.errors.labels(reason).inc()
         level = logging.INFO if isinstance(error, Transient) else logging.WARNING
         _log.log(level, "%s: %s; tried again in %.0f s", key, text, wait_s)

@@ -218,7 +218,7 @@ def _is_there(names: Mapping[str, str], origin: str, name: str) -> None:
 def _stripped(value: Any) -> Any:
     """`value` without what Go leaves out when it writes an object back: None, "", false, [].
 
-    KubeRay writes a RayService back. What is gone then would look like drift, at every pass.
+    KubeRay writes a RayService back. What is gone then would look like drift, at every reconcile.
     An empty mapping stays: `emptyDir: {}` means something.
     """
     if isinstance(value, Mapping):

@@ -241,14 +241,14 @@ class OperatorProcess:
         }
 
     def wait_for_sweeps(self, count: int = 1) -> None:
-        """Until so many sweeps have begun and ended from now on, with all that they asked for."""
+        """Until so many resyncs have begun and ended from now on, with all that they asked for."""
         for _ in range(count + 1):
             self._wait_for_sweep()
         wait_for(self.is_idle, "nothing waits")
 
     def _wait_for_sweep(self) -> None:
-        before = self.value("last_sweep_timestamp_seconds")
-        wait_for(lambda: self.value("last_sweep_timestamp_seconds") > before, "a sweep ends")
+        before = self.value("last_resync_timestamp_seconds")
+        wait_for(lambda: self.value("last_resync_timestamp_seconds") > before, "a resync ends")
 
     def is_idle(self) -> bool:
         return self.health().get("queue") == {"depth": 0, "running": 0}

@@ -47,11 +47,11 @@ def test_the_second_look_writes_nothing(namespace: Namespace, operator: Operator
     settle(namespace, operator, "other")
     operator.wait_for_sweeps()
     versions, writes = namespace.versions(), operator.writes()
-    passes = operator.value("reconcile_total")
+    reconciles = operator.value("reconcile_total")
 
     operator.wait_for_sweeps(2)
 
-    assert operator.value("reconcile_total") >= passes + 4, "both were looked at twice"
+    assert operator.value("reconcile_total") >= reconciles + 4, "both were looked at twice"
     assert operator.writes() == writes
     assert namespace.versions() == versions
 

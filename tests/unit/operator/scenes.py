@@ -1,4 +1,4 @@
-"""Builds what a pass sees: services, RayServices, pods and answers, as small as they can be."""
+"""Builds what a reconcile sees: services, RayServices, pods and answers, as small as they can be."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -135,7 +135,7 @@ def serving(replicas: int = 1, **changes: Any) -> RayView:
 
 
 def facts(**changes: Any) -> Facts:
-    """What a pass knows of a service that serves; `changes` are fields of Facts."""
+    """What a reconcile knows of a service that serves; `changes` are fields of Facts."""
     known: dict[str, Any] = {
         "name": NAME,
         "namespace": NAMESPACE,

@@ -12,7 +12,7 @@ from tandem_operator.decide import (
     collect_facts,
     decide,
     is_settled,
-    look_again_s,
+    requeue_after_s,
     write_conflict,
 )
 from tandem_operator.facts import Facts, Problem
@@ -143,7 +143,9 @@ def test_a_token_that_may_be_missing_is_made_and_is_no_change() -> None:
 
 
 def again(known: Facts, deadline_in_s: float | None = 500.0, polled: int = 1) -> float | None:
-    return look_again_s(known, status_document(known), deadline_in_s=deadline_in_s, polled=polled)
+    return requeue_after_s(
+        known, status_document(known), deadline_in_s=deadline_in_s, polled=polled
+    )
 
 
 def test_a_settled_service_waits_for_events() -> None:

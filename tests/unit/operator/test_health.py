@@ -9,8 +9,8 @@ from tandem_operator.health import Pulse, ailment
 WELL: dict[str, Any] = {
     "lag_s": 0.1,
     "is_leader": True,
-    "sweep_age_s": 30.0,
-    "sweep_limit_s": 240.0,
+    "resync_age_s": 30.0,
+    "resync_limit_s": 240.0,
     "late_watches": {"rayservices": 59.0},
 }
 
@@ -24,8 +24,8 @@ def test_a_process_that_does_its_work_is_well() -> None:
     [
         ({"lag_s": 7.0}, "the event loop was held up for 7 s, more than 5"),
         (
-            {"sweep_age_s": 300.0},
-            "the last sweep over all services ended 300 s ago, more than 240",
+            {"resync_age_s": 300.0},
+            "the last resync over all services ended 300 s ago, more than 240",
         ),
         (
             {"late_watches": {"rayservices": 61.0}},
@@ -38,6 +38,6 @@ def test_it_says_what_ails_it(changes: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_standby_has_no_work_to_be_late_with() -> None:
-    standby = {**WELL, "is_leader": False, "sweep_age_s": 9999.0}
+    standby = {**WELL, "is_leader": False, "resync_age_s": 9999.0}
 
     assert ailment(Pulse(**standby)) is None

@@ -14,17 +14,17 @@ from tandem_operator.metrics import Metrics
 from tandem_operator.watches import Watch
 
 _SPREAD: Final = 0.5
-"""Share of the pause between two sweeps over which their services are spread."""
+"""Share of the pause between two resyncs over which their services are spread."""
 
 _AFTER_FAILURE_S: Final = 5.0
 _AT_ONCE: Final = 4
 _log = logging.getLogger(__name__)
 
 
-class Sweep:
+class Resync:
     """LISTs what is watched: every service is looked at, and every watch is checked.
 
-    Each namespace that is served by name is swept by itself. One that is refused (it was deleted,
+    Each namespace that is served by name is resynced by itself. One that is refused (it was deleted,
     or the role in it) is no trouble of the others.
     """
 
@@ -49,35 +49,35 @@ class Sweep:
         self._looked_at = set[str | None]()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.troubles: Mapping[str | None, KubeError] = {}
-        """Why namespaces could not be swept; None stands for all of them."""
+        """Why namespaces could not be resynced; None stands for all of them."""
 
         self.last_end = time.monotonic()
-        """When a sweep ended last."""
+        """When a resync ended last."""
 
     @property
     def overdue_after_s(self) -> float:
-        """Seconds without a finished sweep that are too many."""
+        """Seconds without a finished resync that are too many."""
         return 3 * self._every_s + 60.0
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Resync for ever."""
         while True:
             pause_s = await self._once()
             await asyncio.sleep(pause_s)
 
     async def _once(self) -> float:
-        """One sweep; gives the seconds until the next."""
-        errors = await asyncio.gather(*(self._sweep(namespace) for namespace in self._watches))
+        """One resync; gives the seconds until the next."""
+        errors = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
         found = zip(self._watches, errors, strict=True)
         self._note({namespace: error for namespace, error in found if error is not None})
         # Who is refused has been answered: another process would be refused as well.
         if all(isinstance(error, Transient) for error in errors):
             return _AFTER_FAILURE_S
         self.last_end = time.monotonic()
-        self._metrics.last_sweep.set_to_current_time()
+        self._metrics.last_resync.set_to_current_time()
         return self._every_s
 
-    async def _sweep(self, namespace: str | None) -> KubeError | None:
+    async def _resync(self, namespace: str | None) -> KubeError | None:
         """Look at one namespace; gives what stood in the way."""
         try:
             async with self._slots:
@@ -86,7 +86,7 @@ class Sweep:
         except KubeError as error:
             return error
         except Exception as error:  # noqa: BLE001
-            # The last guard: what one object does to a sweep must not end the process for all.
+            # The last guard: what one object does to a resync must not end the process for all.
             _log.exception("this is a bug, please report it")
             return Refused(f"it ended with {error!r}; this is a bug")
         return None
@@ -95,10 +95,10 @@ class Sweep:
         for namespace, error in troubles.items():
             if str(error) != str(self.troubles.get(namespace, "")):
                 where = namespace or "all namespaces"
-                _log.warning("the sweep of %s was cut short: %s", where, error)
+                _log.warning("the resync of %s was cut short: %s", where, error)
         self.troubles = troubles
         for namespace in filter(None, self._watches):
-            self._metrics.swept.labels(namespace).set(namespace not in troubles)
+            self._metrics.resynced.labels(namespace).set(namespace not in troubles)
 
     async def _check(self, watch: Watch) -> None:
         try:
