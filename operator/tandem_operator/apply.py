@@ -5,18 +5,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 from tandem_operator import names
-from tandem_operator.errors import Outdated
+from tandem_operator.errors import Conflict
 from tandem_operator.kinds import CHILDREN, SECRET
 from tandem_operator.kube import Kube, NamespacedName
+from tandem_operator.observation import Observation
 from tandem_operator.plan import Action, ApplyObject, CreateToken, ObjectKey
 from tandem_operator.ray_token import RayToken
-from tandem_operator.seen import Seen
 
 _log = logging.getLogger(__name__)
 
 
 async def apply(
-    kube: Kube, actions: Iterable[Action], seen: Seen, owner: Mapping[str, Any]
+    kube: Kube, actions: Iterable[Action], observation: Observation, owner: Mapping[str, Any]
 ) -> None:
     """Carry out `actions` in their order; what is made belongs to the object `owner`.
 
@@ -28,7 +28,7 @@ async def apply(
             case CreateToken():
                 await _create_token(kube, action.token, owner)
             case ApplyObject():
-                await _apply_object(kube, action.manifest, seen)
+                await _apply_object(kube, action.manifest, observation)
             case _:
                 assert_never(action)
 
@@ -37,7 +37,7 @@ async def _create_token(kube: Kube, token: RayToken, owner: Mapping[str, Any]) -
     """Make the Secret of the token. One of its name is there in general, and as it should be."""
     try:
         await kube.create(SECRET, _token_manifest(token, owner))
-    except Outdated:
+    except Conflict:
         return
     _log.info("Secret %s/%s is made", owner["metadata"]["namespace"], token.secret)
 
@@ -69,10 +69,10 @@ def _token_manifest(token: RayToken, owner: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-async def _apply_object(kube: Kube, manifest: Mapping[str, Any], seen: Seen) -> None:
+async def _apply_object(kube: Kube, manifest: Mapping[str, Any], observation: Observation) -> None:
     """Server-side apply; of an object that was not there, only if it is not there now."""
     metadata = manifest["metadata"]
-    there = seen.children.objects.get(ObjectKey(manifest["kind"], metadata["name"]))
+    there = observation.children.objects.get(ObjectKey(manifest["kind"], metadata["name"]))
     if there is not None:
         # The API server refuses when another object has taken the name meanwhile.
         uid = there["metadata"]["uid"]

@@ -7,19 +7,19 @@ from typing import Any, Final
 from tandem_operator import progress
 from tandem_operator.conditions import ConditionStatus, ConditionType, find_condition
 from tandem_operator.facts import Facts, Problem
-from tandem_operator.interpret import INVALID_SPEC, Asked
 from tandem_operator.kinds import RAY_SERVICE
+from tandem_operator.observation import Observation
 from tandem_operator.owners import owned_by
+from tandem_operator.parsed_spec import INVALID_SPEC, ParsedSpec
 from tandem_operator.plan import (
     Action,
     ApplyObject,
-    Conflict,
+    OwnershipConflict,
     PendingChange,
     pending_change,
     plan,
 )
 from tandem_operator.ray_view import RayView, ray_view
-from tandem_operator.seen import Seen
 
 POLL_S: Final = 3.0
 """Seconds between two looks at Ray while something is under way: Ray sends no events."""
@@ -48,35 +48,35 @@ class Intent:
         return any(isinstance(action, ApplyObject) for action in self.actions)
 
 
-def decide(asked: Asked, seen: Seen) -> Intent:
+def decide(parsed: ParsedSpec, observation: Observation) -> Intent:
     """What to do so that what is there becomes what is asked for."""
-    problems = asked.problems + seen.missing
-    if problems or asked.wanted is None or asked.service is None:
+    problems = parsed.problems + observation.missing
+    if problems or parsed.desired is None or parsed.service is None:
         return Intent(problems=problems)
     try:
-        actions = plan(asked.wanted, seen.children)
-    except Conflict as conflict:
+        actions = plan(parsed.desired, observation.children)
+    except OwnershipConflict as conflict:
         return Intent(problems=(Problem("NameTaken", str(conflict)),))
-    if not seen.has_kuberay:
+    if not observation.has_kuberay:
         actions = tuple(action for action in actions if not _writes_ray_service(action))
     if not any(_writes_ray_service(action) for action in actions):
         return Intent(actions=actions)
-    ray_service = seen.ray_service(asked.service.name)
-    return Intent(actions=actions, change=pending_change(asked.service, ray_service))
+    ray_service = observation.ray_service(parsed.service.name)
+    return Intent(actions=actions, change=pending_change(parsed.service, ray_service))
 
 
 def collect_facts(
     found: Mapping[str, Any],
-    asked: Asked,
-    seen: Seen,
+    parsed: ParsedSpec,
+    observation: Observation,
     intent: Intent,
     *,
-    trouble: Problem | None,
+    write_failure: Problem | None,
     now: str,
 ) -> Facts:
     """All that the status of the object `found` is made of, but whether it is overdue."""
     metadata = found["metadata"]
-    ray_service = seen.ray_service(metadata["name"])
+    ray_service = observation.ray_service(metadata["name"])
     if ray_service is None or not owned_by(ray_service, metadata["uid"]):
         ray_service = None
     return Facts(
@@ -84,15 +84,15 @@ def collect_facts(
         namespace=metadata["namespace"],
         generation=metadata["generation"],
         previous=found.get("status", {}),
-        service=asked.service,
+        service=parsed.service,
         problems=intent.problems,
-        has_kuberay=seen.has_kuberay,
-        ray=_ray_view(ray_service, seen, found.get("status", {})) if ray_service else None,
+        has_kuberay=observation.has_kuberay,
+        ray=_ray_view(ray_service, observation, found.get("status", {})) if ray_service else None,
         last_write=progress.last_write(ray_service) if ray_service else None,
         is_applied=not intent.writes and not _is_dying(ray_service),
         change=intent.change,
-        # A write that is not wanted any more has no trouble any more.
-        trouble=trouble if intent.actions else None,
+        # A write that is no longer desired has no failure any more.
+        write_failure=write_failure if intent.actions else None,
         now=now,
     )
 
@@ -144,13 +144,15 @@ def write_conflict(actions: tuple[Action, ...]) -> Problem | None:
     )
 
 
-def _ray_view(ray_service: Mapping[str, Any], seen: Seen, previous: Mapping[str, Any]) -> RayView:
+def _ray_view(
+    ray_service: Mapping[str, Any], observation: Observation, previous: Mapping[str, Any]
+) -> RayView:
     return ray_view(
         ray_service,
-        seen.pods,
-        seen.answers,
-        seen.ray_clusters,
-        seen.silences,
+        observation.pods,
+        observation.answers,
+        observation.ray_clusters,
+        observation.silences,
         was_serving=progress.served_during_a_change(previous),
     )
 

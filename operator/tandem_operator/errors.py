@@ -5,9 +5,9 @@ KubeError
 ├── Transient           tried again soon, and not worth a word before it lasts
 │   ├── Unreachable     no answer
 │   ├── Overloaded      429 or 5xx
-│   └── Outdated        409: the object changed meanwhile
+│   └── Conflict        409: the object changed meanwhile
 ├── NotLeading          not even tried: another process may lead by now
-├── Missing             404 of one object
+├── NotFound             404 of one object
 ├── KindMissing         404 of the whole kind: its CRD is not installed
 ├── Forbidden           401 or 403
 └── Refused             the rest: the object itself is at fault
@@ -43,7 +43,7 @@ class Overloaded(Transient):
     reason = "ApiOverloaded"
 
 
-class Outdated(Transient):
+class Conflict(Transient):
     """The object is not what it was when it was read."""
 
     reason = "ApiConflict"
@@ -55,7 +55,7 @@ class NotLeading(KubeError):
     reason = "NotLeading"
 
 
-class Missing(KubeError):
+class NotFound(KubeError):
     """There is no such object."""
 
     reason = "ApiNotFound"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from tandem_operator.clock import now_text
-from tandem_operator.errors import KubeError, Missing
+from tandem_operator.errors import KubeError, NotFound
 from tandem_operator.kinds import EVENT
 from tandem_operator.kube import Kube, NamespacedName
 from tandem_operator.names import FIELD_MANAGER
@@ -100,10 +100,10 @@ class EventRecorder:
     async def _post(self, about: Mapping[str, Any], note: Note, now: float) -> None:
         metadata = about["metadata"]
         new_name = f"{metadata['name']}.{uuid.uuid4().hex[:16]}"
-        wanted = self._memory.say(metadata["uid"], note, now, new_name)
-        if wanted is None:
+        due = self._memory.say(metadata["uid"], note, now, new_name)
+        if due is None:
             return
-        name, count = wanted
+        name, count = due
         try:
             if count == 1:
                 await self._kube.create(EVENT, self._manifest(about, note, name))
@@ -111,7 +111,7 @@ class EventRecorder:
                 key = NamespacedName(metadata["namespace"], name)
                 changes = {"count": count, "lastTimestamp": now_text()}
                 await self._kube.merge(EVENT, key, changes)
-        except Missing:
+        except NotFound:
             # Events live an hour; the next time it is a new one.
             self._memory.forget(metadata["uid"], note)
         except KubeError as error:

@@ -53,7 +53,7 @@ class Facts:
     change: PendingChange | None = None
     """What writing will change of the running service."""
 
-    trouble: Problem | None = None
+    write_failure: Problem | None = None
     """Why the last try to write failed."""
 
     is_overdue: bool = False

@@ -141,9 +141,9 @@ class Health:
             },
             "lastReconcileSeconds": _age(workers.last_reconcile if workers else None, now),
             "lastResyncSeconds": _age(resync.last_end if resync else None, now),
-            "troubles": {
+            "failures": {
                 namespace or "*": str(error)
-                for namespace, error in (resync.troubles if resync else {}).items()
+                for namespace, error in (resync.failures if resync else {}).items()
             },
             "watches": {
                 one.name: {

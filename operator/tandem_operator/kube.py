@@ -64,7 +64,7 @@ class Kube:
         self._plain = plain
         self._count = count
         self.may_write: Callable[[], bool] = lambda: True
-        """Asked before each write of anything but the lease: a process that was stopped for a
+        """ParsedSpec before each write of anything but the lease: a process that was stopped for a
         while, and has lost the lease meanwhile, must not go on where it was."""
 
     @classmethod
@@ -99,7 +99,7 @@ class Kube:
 
         try:
             found = await self._call("get", kind, "of discovery", ask())
-        except (errors.KindMissing, errors.Missing):
+        except (errors.KindMissing, errors.NotFound):
             return False
         return any(one.get("name") == kind.plural for one in found.get("resources", ()))
 
@@ -112,7 +112,7 @@ class Kube:
         request = self._client.get(resource_of(kind), key.name, namespace=key.namespace)
         try:
             return await self._call("get", kind, str(key), request)
-        except errors.Missing:
+        except errors.NotFound:
             return None
 
     async def list(
@@ -150,7 +150,7 @@ class Kube:
         """Make the object.
 
         Raises:
-            Outdated: there is one of this name.
+            Conflict: there is one of this name.
         """
         self._check_leadership(kind)
         key = NamespacedName.of(manifest)
@@ -162,7 +162,7 @@ class Kube:
         """Write the whole object over the one with its resourceVersion.
 
         Raises:
-            Outdated: the object has another resourceVersion by now.
+            Conflict: the object has another resourceVersion by now.
         """
         self._check_leadership(kind)
         key = NamespacedName.of(manifest)
@@ -176,7 +176,7 @@ class Kube:
         `force` takes fields over that another manager owns.
 
         Raises:
-            Outdated: another manager owns a field, or the uid in `manifest` is not the object's.
+            Conflict: another manager owns a field, or the uid in `manifest` is not the object's.
         """
         self._check_leadership(kind)
         key = NamespacedName.of(manifest)
@@ -259,7 +259,7 @@ def _status_error(
             f"{said}; allow the operator's service account '{verb}' on {kind.plural}"
         )
     if code in {_CONFLICT, _GONE}:
-        return errors.Outdated(said)
+        return errors.Conflict(said)
     if code == _TOO_MANY or code >= _SERVER_ERROR:
         overloaded = errors.Overloaded(said)
         overloaded.retry_after_s = _retry_after(error.response)
@@ -271,7 +271,7 @@ def _not_found(status: Mapping[str, Any], kind: Kind, said: str) -> errors.KubeE
     """One object is missing when the answer names it; else the whole kind is."""
     details = status.get("details") or {}
     if details.get("name"):
-        return errors.Missing(said)
+        return errors.NotFound(said)
     return errors.KindMissing(
         f"the API server knows no {kind.plural}.{kind.group or 'v1'}; "
         "install its CustomResourceDefinition"

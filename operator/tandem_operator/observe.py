@@ -8,7 +8,6 @@ from typing import Final
 from tandem_operator import names
 from tandem_operator.errors import Forbidden, KindMissing
 from tandem_operator.facts import Problem
-from tandem_operator.interpret import Asked
 from tandem_operator.kinds import (
     CHILDREN,
     CORE_SERVICE,
@@ -19,13 +18,14 @@ from tandem_operator.kinds import (
     VOLUME_CLAIM,
 )
 from tandem_operator.kube import Kube, NamespacedName, Object
+from tandem_operator.observation import Observation
 from tandem_operator.owners import owned_by
-from tandem_operator.plan import ObjectKey, Observed, key_of
+from tandem_operator.parsed_spec import ParsedSpec
+from tandem_operator.plan import ObjectKey, ObservedObjects, key_of
 from tandem_operator.pods import PodView, held_up_by, is_held_up, is_missed, pod_view
 from tandem_operator.ray_client import RayClient
 from tandem_operator.ray_token import RayToken
 from tandem_operator.ray_view import clusters_in_doubt, clusters_named, own_heads
-from tandem_operator.seen import Seen
 from tandem_serve.api.spec import InferenceService
 
 _MOST_TOLD: Final = 2
@@ -45,17 +45,23 @@ class KnownToken:
 
 
 async def observe(
-    kube: Kube, ray: RayClient, key: NamespacedName, asked: Asked, *, uid: str, token: KnownToken
-) -> Seen:
+    kube: Kube,
+    ray: RayClient,
+    key: NamespacedName,
+    parsed: ParsedSpec,
+    *,
+    uid: str,
+    token: KnownToken,
+) -> Observation:
     """Look at everything that belongs to the service at `key`, whose object has the id `uid`.
 
     Raises:
         KubeError: the API server does not say.
     """
     (objects, ray_clusters, has_kuberay), pods, missing = await asyncio.gather(
-        _read_objects(kube, key, asked),
+        _read_objects(kube, key, parsed),
         kube.list(POD, key.namespace, {names.SERVICE: key.name}),
-        _find_missing(kube, key.namespace, asked.service),
+        _find_missing(kube, key.namespace, parsed.service),
     )
     views = await _view_pods(kube, key.namespace, pods)
     ray_service = objects.get(_ray_key(key))
@@ -64,8 +70,8 @@ async def observe(
     replies = await ray.ask(heads, key.name, key.namespace, token.token.value)
     doubted = clusters_in_doubt(ray_service) if ray_service else []
     has_token = not token.is_doubted and not is_missed(token.token.secret, views)
-    return Seen(
-        children=Observed(objects=objects, has_token=has_token),
+    return Observation(
+        children=ObservedObjects(objects=objects, has_token=has_token),
         pods=views,
         answers=replies.answers,
         silences=replies.silences,
@@ -99,10 +105,10 @@ async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]
 
 
 async def _read_objects(
-    kube: Kube, key: NamespacedName, asked: Asked
+    kube: Kube, key: NamespacedName, parsed: ParsedSpec
 ) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
-    """The objects of the wanted names, the RayClusters, and whether KubeRay is there."""
-    children = _child_keys(asked)
+    """The objects of the desired names, the RayClusters, and whether KubeRay is there."""
+    children = _child_keys(parsed)
     ray_key = _ray_key(key)
     (ray_service, clusters, has_kuberay), found = await asyncio.gather(
         _read_ray(kube, NamespacedName(key.namespace, ray_key.name)),
@@ -138,15 +144,15 @@ async def _read_child(kube: Kube, namespace: str, key: ObjectKey) -> Object | No
     return await kube.get(kind, NamespacedName(namespace, key.name))
 
 
-def _child_keys(asked: Asked) -> list[ObjectKey]:
-    """What is wanted beside the RayService, and the endpoint that KubeRay makes of it.
+def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
+    """What is desired beside the RayService, and the endpoint that KubeRay makes of it.
 
     Of a spec that cannot be had, nothing.
     """
-    if asked.wanted is None or asked.service is None:
+    if parsed.desired is None or parsed.service is None:
         return []
-    keys = [key_of(manifest) for manifest in asked.wanted.objects]
-    endpoint = ObjectKey(CORE_SERVICE.name, names.endpoint_service(asked.service.name))
+    keys = [key_of(manifest) for manifest in parsed.desired.objects]
+    endpoint = ObjectKey(CORE_SERVICE.name, names.endpoint_service(parsed.service.name))
     return [endpoint, *(key for key in keys if key.kind != RAY_SERVICE.name)]
 
 

@@ -1,4 +1,4 @@
-"""What is wanted against what is there → what to do; pure."""
+"""What is desired against what is there → what to do; pure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from tandem_operator import names
 from tandem_operator.ray_token import RayToken
+from tandem_operator.render.desired import Desired
 from tandem_operator.render.leaves import digested, leaves
 from tandem_operator.render.quantity import parse_quantity
-from tandem_operator.render.wanted import Wanted
 from tandem_serve.api.changes import ChangeKind, kind_of
 from tandem_serve.api.spec import InferenceService
 
@@ -27,11 +27,11 @@ class ObjectKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ObservedObjects:
     """What the API server has of one service."""
 
     objects: Mapping[ObjectKey, Mapping[str, Any]] = field(default_factory=dict)
-    """The objects of the wanted names, ours or not; the endpoint's Service may be among them."""
+    """The objects of the desired names, ours or not; the endpoint's Service may be among them."""
 
     has_token: bool = False
     """Whether the Secret of Ray's token is there, as far as is known."""
@@ -54,8 +54,8 @@ class ApplyObject:
 Action = CreateToken | ApplyObject
 
 
-class Conflict(Exception):
-    """An object of a wanted name exists, and is not ours; the text says which."""
+class OwnershipConflict(Exception):
+    """An object of a desired name exists, and is not ours; the text says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +69,15 @@ class PendingChange:
     """The paths that differ, such as spec.engine.dtype."""
 
 
-def plan(wanted: Wanted, seen: Observed) -> tuple[Action, ...]:
-    """What to do so that `seen` becomes `wanted`; nothing, when it is so already.
+def plan(desired: Desired, observed: ObservedObjects) -> tuple[Action, ...]:
+    """What to do so that `observed` becomes `desired`; nothing, when it is so already.
 
     Raises:
-        Conflict: an object of a wanted name belongs to somebody else.
+        OwnershipConflict: an object of a desired name belongs to somebody else.
     """
-    _check_owners(wanted, seen)
-    token = () if seen.has_token else (CreateToken(wanted.token),)
-    return (*token, *(ApplyObject(manifest) for manifest in _outdated(wanted, seen)))
+    _check_owners(desired, observed)
+    token = () if observed.has_token else (CreateToken(desired.token),)
+    return (*token, *(ApplyObject(manifest) for manifest in _differing(desired, observed)))
 
 
 def pending_change(
@@ -105,32 +105,32 @@ def key_of(manifest: Mapping[str, Any]) -> ObjectKey:
     return ObjectKey(manifest["kind"], manifest["metadata"]["name"])
 
 
-def is_within(wanted: Any, found: Any, *, is_amount: bool = False) -> bool:
-    """Whether everything in `wanted` is in `found`, which may say more.
+def is_within(desired: Any, found: Any, *, is_amount: bool = False) -> bool:
+    """Whether everything in `desired` is in `found`, which may say more.
 
     Mappings may have further keys, such as defaults; lists are compared element by element.
     `is_amount` lets one amount be spelled in two ways.
     """
-    if isinstance(wanted, Mapping):
+    if isinstance(desired, Mapping):
         return isinstance(found, Mapping) and all(
             name in found and is_within(value, found[name], is_amount=is_amount or name in _AMOUNTS)
-            for name, value in wanted.items()
+            for name, value in desired.items()
         )
-    if isinstance(wanted, list):
+    if isinstance(desired, list):
         return (
             isinstance(found, list)
-            and len(wanted) == len(found)
+            and len(desired) == len(found)
             and all(
                 is_within(one, other, is_amount=is_amount)
-                for one, other in zip(wanted, found, strict=True)
+                for one, other in zip(desired, found, strict=True)
             )
         )
-    return _is_same(wanted, found) or (is_amount and _is_same_amount(wanted, found))
+    return _is_same(desired, found) or (is_amount and _is_same_amount(desired, found))
 
 
-def _outdated(wanted: Wanted, seen: Observed) -> Iterator[Mapping[str, Any]]:
-    for manifest in wanted.objects:
-        found = seen.objects.get(key_of(manifest))
+def _differing(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[str, Any]]:
+    for manifest in desired.objects:
+        found = observed.objects.get(key_of(manifest))
         # A dying object cannot be mended; its end comes as an event, and then it is made anew.
         if found is None or not (_is_dying(found) or _is_applied(manifest, found)):
             yield manifest
@@ -153,12 +153,12 @@ def _comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": metadata}
 
 
-def _check_owners(wanted: Wanted, seen: Observed) -> None:
-    for manifest in wanted.objects:
-        found = seen.objects.get(key_of(manifest))
+def _check_owners(desired: Desired, observed: ObservedObjects) -> None:
+    for manifest in desired.objects:
+        found = observed.objects.get(key_of(manifest))
         if found is not None:
             _check_owner(manifest, found)
-    _check_endpoint(wanted, seen)
+    _check_endpoint(desired, observed)
 
 
 def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -166,36 +166,36 @@ def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     owner = _controller(found)
     kind, name = key_of(manifest)
     if owner is None:
-        raise Conflict(
+        raise OwnershipConflict(
             f"{kind} '{name}' exists already and was not made for this InferenceService; delete it "
             "or give the InferenceService another name"
         )
     if owner.get("uid") == ours["uid"]:
         return
     if (owner.get("kind"), owner.get("name")) == (ours["kind"], ours["name"]):
-        raise Conflict(
+        raise OwnershipConflict(
             f"{kind} '{name}' belongs to an earlier InferenceService of this name, which is being "
             "deleted; it is made anew when that one is gone"
         )
-    raise Conflict(
+    raise OwnershipConflict(
         f"{kind} '{name}' exists already and belongs to {owner.get('kind')} "
         f"'{owner.get('name')}'; give the InferenceService another name"
     )
 
 
-def _check_endpoint(wanted: Wanted, seen: Observed) -> None:
-    """Refuse to let KubeRay take over somebody's Service: it overwrites one of the wanted name."""
-    for manifest in wanted.objects:
+def _check_endpoint(desired: Desired, observed: ObservedObjects) -> None:
+    """Refuse to let KubeRay take over somebody's Service: it overwrites one of the desired name."""
+    for manifest in desired.objects:
         endpoint = manifest["spec"].get("serveService")
         if endpoint is None:
             continue
         name = endpoint["metadata"]["name"]
-        found = seen.objects.get(ObjectKey("Service", name))
+        found = observed.objects.get(ObjectKey("Service", name))
         if found is None:
             continue
         owner = _controller(found) or {}
         if (owner.get("kind"), owner.get("name")) != tuple(key_of(manifest)):
-            raise Conflict(
+            raise OwnershipConflict(
                 f"Service '{name}' exists already and is no endpoint of this InferenceService; "
                 "delete it or give the InferenceService another name"
             )
@@ -210,13 +210,13 @@ def _is_dying(found: Mapping[str, Any]) -> bool:
     return bool(found["metadata"].get("deletionTimestamp"))
 
 
-def _is_same(wanted: Any, found: Any) -> bool:
+def _is_same(desired: Any, found: Any) -> bool:
     # True equals 1 in Python, and nowhere else.
-    return bool(wanted == found) and isinstance(wanted, bool) == isinstance(found, bool)
+    return bool(desired == found) and isinstance(desired, bool) == isinstance(found, bool)
 
 
-def _is_same_amount(wanted: Any, found: Any) -> bool:
-    amount = parse_quantity(str(wanted))
+def _is_same_amount(desired: Any, found: Any) -> bool:
+    amount = parse_quantity(str(desired))
     return amount is not None and amount == parse_quantity(str(found))
 
 

@@ -49,7 +49,13 @@ def served_during_a_change(previous: Mapping[str, Any]) -> bool:
 def is_complete(facts: Facts) -> bool:
     """Whether all that is asked for runs, and nothing else does."""
     service, ray = facts.service, facts.ray
-    if service is None or facts.problems or facts.trouble or not facts.is_applied or ray is None:
+    if (
+        service is None
+        or facts.problems
+        or facts.write_failure
+        or not facts.is_applied
+        or ray is None
+    ):
         return False
     if not ray.is_observed or not ray.is_serving or ray.pending or ray.active is None:
         return False
@@ -57,8 +63,8 @@ def is_complete(facts: Facts) -> bool:
     # it anew a moment later; until the new pods are ready, the count is that of the old ones.
     if ray.is_switching or (ray.active.workers and not ray.active.ready_workers):
         return False
-    wanted = service.spec.scaling.min_replicas
-    return is_in_effect(ray.active, service) and ray.ready_replicas >= wanted
+    desired = service.spec.scaling.min_replicas
+    return is_in_effect(ray.active, service) and ray.ready_replicas >= desired
 
 
 def progressing(facts: Facts, waits_for: str) -> Condition:
@@ -71,8 +77,8 @@ def progressing(facts: Facts, waits_for: str) -> Condition:
         return _condition(ConditionStatus.FALSE, SETTLED, "all that is asked for has been made so")
     if facts.is_overdue:
         return _condition(ConditionStatus.FALSE, DEADLINE_EXCEEDED, _overdue_text(facts, waits_for))
-    if facts.trouble:
-        return _condition(ConditionStatus.TRUE, facts.trouble.reason, waits_for)
+    if facts.write_failure:
+        return _condition(ConditionStatus.TRUE, facts.write_failure.reason, waits_for)
     has_served = facts.ray is not None and facts.ray.active is not None
     return _condition(ConditionStatus.TRUE, "Updating" if has_served else "Starting", waits_for)
 

@@ -205,11 +205,11 @@ def is_in_effect(cluster: ClusterView, service: InferenceService) -> bool:
     if settings is None:
         # Ray cannot be asked; KubeRay's word is all there is.
         return True
-    wanted = service.spec.scaling.min_replicas
+    desired = service.spec.scaling.min_replicas
     return (
         app.is_ready
-        and app.target_replicas == wanted
-        and settings.get("num_replicas", wanted) == wanted
+        and app.target_replicas == desired
+        and settings.get("num_replicas", desired) == desired
         and settings.get("user_config") in (None, LiveSettings.of(service).document())
     )
 
@@ -226,13 +226,13 @@ def _cluster_view(
         return None
     answer = answers.get(name)
     ours = [pod for pod in pods if pod.cluster == name]
-    trouble = find_condition(ray_clusters.get(name, {}).get("status", {}), "ReplicaFailure")
+    failure = find_condition(ray_clusters.get(name, {}).get("status", {}), "ReplicaFailure")
     return ClusterView(
         name=name,
         head=next((pod for pod in ours if pod.is_head), None),
         workers=tuple(pod for pod in ours if not pod.is_head),
         app=service_state(_as_answer(digest) if answer is None else answer, service),
-        pod_problem=trouble.get("message") if trouble.get("status") == "True" else None,
+        pod_problem=failure.get("message") if failure.get("status") == "True" else None,
         settings=None if answer is None else _settings(answer, service),
     )
 

@@ -15,25 +15,25 @@ from tandem_operator.decide import (
     requeue_after_s,
     write_conflict,
 )
-from tandem_operator.errors import Forbidden, KindMissing, KubeError, Missing
+from tandem_operator.errors import Forbidden, KindMissing, KubeError, NotFound
 from tandem_operator.events import EventRecorder
 from tandem_operator.facts import Facts, Problem
-from tandem_operator.interpret import Asked, interpret
+from tandem_operator.failures import FailureTracker
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, NamespacedName, Object
 from tandem_operator.metrics import Metrics
+from tandem_operator.observation import Observation
 from tandem_operator.observe import KnownToken, observe
+from tandem_operator.parsed_spec import ParsedSpec, parse_spec
 from tandem_operator.plan import CreateToken
 from tandem_operator.ray_client import RayClient
 from tandem_operator.ray_token import ray_token
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.report import Reporter, deadline_in_s
-from tandem_operator.restraint import Restraint
-from tandem_operator.seen import Seen
 from tandem_operator.status import blind_document, status_document
 from tandem_operator.token_doubts import TokenDoubts
 from tandem_operator.token_key import TokenKey
-from tandem_operator.troubles import Troubles
+from tandem_operator.write_limit import WriteLimit
 
 _DOUBTED_AFTER: Final = 3
 """Sweeps after which it is made sure once more that Ray's token is there."""
@@ -62,8 +62,8 @@ class Reconciler:
         self._events = events
         self._metrics = metrics
         self._reporter = Reporter(kube, events, metrics)
-        self._troubles = Troubles[NamespacedName]()
-        self._restraint = Restraint[NamespacedName]()
+        self._failures = FailureTracker[NamespacedName]()
+        self._write_limit = WriteLimit[NamespacedName]()
         self._uids: dict[NamespacedName, str] = {}
         self._polled: set[NamespacedName] = set()
 
@@ -87,22 +87,22 @@ class Reconciler:
             return None
         try:
             return await self._reconcile(found, key)
-        except Missing:
+        except NotFound:
             # It was deleted meanwhile.
             self._forget(key)
             return None
 
     async def _reconcile(self, found: Object, key: NamespacedName) -> float | None:
-        asked, seen = await self._look(found, key)
-        intent = decide(asked, seen)
+        parsed, observation = await self._look(found, key)
+        intent = decide(parsed, observation)
         # Before it is done, the status says what a change will do.
         requeue_after_s = await self._report(
-            found, key, self._facts(found, key, asked, seen, intent)
+            found, key, self._facts(found, key, parsed, observation, intent)
         )
         if not intent.actions:
-            self._troubles.clear(key)
+            self._failures.clear(key)
             return requeue_after_s
-        await self._apply(found, key, intent, seen)
+        await self._apply(found, key, intent, observation)
         return (
             max(requeue_after_s or 0.0, self._pause_s(found, key))
             if intent.writes
@@ -129,30 +129,30 @@ class Reconciler:
     def _forget(self, key: NamespacedName) -> None:
         """Leave nothing behind of a service that is gone."""
         self._metrics.forget(key)
-        self._troubles.clear(key)
-        self._restraint.clear(key)
+        self._failures.clear(key)
+        self._write_limit.forget(key)
         self._polled.discard(key)
         self._doubts.clear(key)
         if uid := self._uids.pop(key, None):
             self._events.forget(uid)
 
-    async def _look(self, found: Object, key: NamespacedName) -> tuple[Asked, Seen]:
+    async def _look(self, found: Object, key: NamespacedName) -> tuple[ParsedSpec, Observation]:
         """Read what is asked for, and what is there."""
         uid = found["metadata"]["uid"]
         try:
             secret_key = await self._token_key.read()
             token = ray_token(secret_key, namespace=key.namespace, service=key.name, uid=uid)
-            asked = interpret(found, self._settings, token)
+            parsed = parse_spec(found, self._settings, token)
             is_doubted = self._doubts.is_doubted(key, token.secret, time.monotonic())
             known = KnownToken(token=token, is_doubted=is_doubted)
-            return asked, await observe(self._kube, self._ray, key, asked, uid=uid, token=known)
+            return parsed, await observe(self._kube, self._ray, key, parsed, uid=uid, token=known)
         except KubeError as error:
-            self._troubles.note(key, error)
+            self._failures.record(key, error)
             await self._report_blindness(found, key)
             raise
 
     async def _report_blindness(self, found: Object, key: NamespacedName) -> None:
-        problem = self._troubles.worth_a_word(key)
+        problem = self._failures.reportable(key)
         if problem is None:
             return
         document = blind_document(
@@ -164,10 +164,17 @@ class Reconciler:
         await self._reporter.report(found, document)
 
     def _facts(
-        self, found: Object, key: NamespacedName, asked: Asked, seen: Seen, intent: Intent
+        self,
+        found: Object,
+        key: NamespacedName,
+        parsed: ParsedSpec,
+        observation: Observation,
+        intent: Intent,
     ) -> Facts:
-        trouble = self._troubles.worth_a_word(key) or self._write_conflict(found, key, intent)
-        facts = collect_facts(found, asked, seen, intent, trouble=trouble, now=now_text())
+        write_failure = self._failures.reportable(key) or self._write_conflict(found, key, intent)
+        facts = collect_facts(
+            found, parsed, observation, intent, write_failure=write_failure, now=now_text()
+        )
         left_s = deadline_in_s(facts)
         return replace(facts, is_overdue=left_s is None or left_s <= 0)
 
@@ -187,20 +194,22 @@ class Reconciler:
         return write_conflict(intent.actions) if self._pause_s(found, key) else None
 
     def _pause_s(self, found: Object, key: NamespacedName) -> float:
-        return self._restraint.wait_s(key, found["metadata"]["generation"], time.monotonic())
+        return self._write_limit.wait_s(key, found["metadata"]["generation"], time.monotonic())
 
-    async def _apply(self, found: Object, key: NamespacedName, intent: Intent, seen: Seen) -> None:
+    async def _apply(
+        self, found: Object, key: NamespacedName, intent: Intent, observation: Observation
+    ) -> None:
         if self._pause_s(found, key):
             return
         try:
-            await apply(self._kube, intent.actions, seen, found)
+            await apply(self._kube, intent.actions, observation, found)
         except KubeError as error:
             # The next reconcile reports it, before it tries again.
-            self._troubles.note(key, error)
+            self._failures.record(key, error)
             raise
-        self._troubles.clear(key)
+        self._failures.clear(key)
         self._note_token(key, intent)
-        self._restraint.note(key, found["metadata"]["generation"], time.monotonic())
+        self._write_limit.take(key, found["metadata"]["generation"], time.monotonic())
 
     def _note_token(self, key: NamespacedName, intent: Intent) -> None:
         for action in intent.actions:

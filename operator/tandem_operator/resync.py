@@ -14,7 +14,7 @@ from tandem_operator.metrics import Metrics
 from tandem_operator.watches import Watch
 
 _SPREAD: Final = 0.5
-"""Share of the pause between two resyncs over which their services are spread."""
+"""Share of the resync period over which its services are spread."""
 
 _AFTER_FAILURE_S: Final = 5.0
 _AT_ONCE: Final = 4
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Resync:
     """LISTs what is watched: every service is looked at, and every watch is checked.
 
-    Each namespace that is served by name is resynced by itself. One that is refused (it was deleted,
+    Each namespace that is served by name is resynced by itself. One that is refused (deleted,
     or the role in it) is no trouble of the others.
     """
 
@@ -48,7 +48,7 @@ class Resync:
             self._watches[watch.namespace].append(watch)
         self._looked_at = set[str | None]()
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self.troubles: Mapping[str | None, KubeError] = {}
+        self.failures: Mapping[str | None, KubeError] = {}
         """Why namespaces could not be resynced; None stands for all of them."""
 
         self.last_end = time.monotonic()
@@ -91,14 +91,14 @@ class Resync:
             return Refused(f"it ended with {error!r}; this is a bug")
         return None
 
-    def _note(self, troubles: Mapping[str | None, KubeError]) -> None:
-        for namespace, error in troubles.items():
-            if str(error) != str(self.troubles.get(namespace, "")):
+    def _note(self, failures: Mapping[str | None, KubeError]) -> None:
+        for namespace, error in failures.items():
+            if str(error) != str(self.failures.get(namespace, "")):
                 where = namespace or "all namespaces"
                 _log.warning("the resync of %s was cut short: %s", where, error)
-        self.troubles = troubles
+        self.failures = failures
         for namespace in filter(None, self._watches):
-            self._metrics.resynced.labels(namespace).set(namespace not in troubles)
+            self._metrics.resynced.labels(namespace).set(namespace not in failures)
 
     async def _check(self, watch: Watch) -> None:
         try:

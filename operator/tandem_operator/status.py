@@ -207,9 +207,12 @@ def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
 
 
 def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
-    if facts.trouble:
+    if facts.write_failure:
         return Condition(
-            ConditionType.READY, ConditionStatus.FALSE, facts.trouble.reason, facts.trouble.message
+            ConditionType.READY,
+            ConditionStatus.FALSE,
+            facts.write_failure.reason,
+            facts.write_failure.message,
         )
     for part in parts:
         if part.status is not ConditionStatus.TRUE:
@@ -220,8 +223,8 @@ def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
 
 def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
     """What the change under way waits for, in one sentence."""
-    if facts.trouble:
-        return facts.trouble.message
+    if facts.write_failure:
+        return facts.write_failure.message
     if facts.problems or not facts.has_kuberay:
         return next(part.message for part in parts if part.status is ConditionStatus.FALSE)
     if not facts.is_applied:
@@ -243,10 +246,10 @@ def _waits_for_replicas(facts: Facts) -> str:
         return _running_text(ray.newest)
     if ray.pending:
         return "the new version runs; KubeRay moves the endpoint to it"
-    wanted = service.spec.scaling.min_replicas
-    if ray.ready_replicas == wanted:
+    desired = service.spec.scaling.min_replicas
+    if ray.ready_replicas == desired:
         return "Ray is still applying it"
-    return f"{ray.ready_replicas} of {wanted} replicas answer"
+    return f"{ray.ready_replicas} of {desired} replicas answer"
 
 
 def _url(facts: Facts) -> str | None:

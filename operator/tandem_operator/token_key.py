@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tandem_operator.errors import Outdated, Refused
+from tandem_operator.errors import Conflict, Refused
 from tandem_operator.kinds import SECRET
 from tandem_operator.kube import Kube, NamespacedName, Object
 from tandem_operator.names import FIELD_MANAGER
@@ -51,7 +51,7 @@ class TokenKey:
             return found
         try:
             made = await self._kube.create(SECRET, self._manifest())
-        except Outdated:
+        except Conflict:
             # Another process was faster; its key is as good.
             return await self._kube.get(SECRET, self._secret_name) or {}
         _log.info("Secret %s is made: Ray's tokens are worked out of it", self._secret_name)

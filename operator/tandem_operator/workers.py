@@ -12,7 +12,7 @@ from tandem_operator.metrics import Metrics
 from tandem_operator.queue import WorkQueue
 
 RECONCILE_TIMEOUT_S: Final = 60.0
-"""Seconds after which a reconcile is cut short; its requests have limits of their own, well below."""
+"""Seconds after which a reconcile is cut short; its requests have shorter limits of their own."""
 
 _log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not (options.root / "pyproject.toml").is_file():
         parser.error(f"{options.root} is no checkout of Tandem; name one with --root")
-    wanted = {options.root / CRD_FILE: crd_file(), options.root / CHART_FILE: chart_file()}
-    return _check(wanted) if options.check else _write(wanted)
+    files = {options.root / CRD_FILE: crd_file(), options.root / CHART_FILE: chart_file()}
+    return _check(files) if options.check else _write(files)
 
 
-def _check(wanted: dict[Path, str]) -> int:
-    stale = [str(path) for path, text in wanted.items() if _read(path) != text]
+def _check(files: dict[Path, str]) -> int:
+    stale = [str(path) for path, text in files.items() if _read(path) != text]
     if stale:
         sys.stderr.write(
             f"{' and '.join(stale)}: not what the spec gives; run python -m tandem_operator.crd\n"
@@ -31,8 +31,8 @@ def _check(wanted: dict[Path, str]) -> int:
     return int(bool(stale))
 
 
-def _write(wanted: dict[Path, str]) -> int:
-    for path, text in wanted.items():
+def _write(files: dict[Path, str]) -> int:
+    for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return 0

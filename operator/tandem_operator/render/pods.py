@@ -132,9 +132,9 @@ def worker_template(
     return template if profile is None else _on_npu_nodes(template, profile)
 
 
-def resources(settings: OperatorSettings, wanted: ContainerResources) -> dict[str, Any]:
-    """Limits and requests of a container that may use `wanted`."""
-    return _limits(settings, parse_cpu(wanted.cpu), parse_memory(wanted.memory))
+def resources(settings: OperatorSettings, requested: ContainerResources) -> dict[str, Any]:
+    """Limits and requests of a container that may use `requested`."""
+    return _limits(settings, parse_cpu(requested.cpu), parse_memory(requested.memory))
 
 
 def environment(
@@ -250,13 +250,13 @@ def _one_per_node(service: InferenceService) -> dict[str, Any]:
 def _replica_resources(
     service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
 ) -> dict[str, Any]:
-    wanted = service.spec.resources
-    cpu = 1000 * wanted.cpu + parse_cpu(settings.replica.worker_overhead_cpu)
-    memory = wanted.memory_bytes + parse_memory(settings.replica.worker_overhead_memory)
+    requested = service.spec.resources
+    cpu = 1000 * requested.cpu + parse_cpu(settings.replica.worker_overhead_cpu)
+    memory = requested.memory_bytes + parse_memory(settings.replica.worker_overhead_memory)
     found = _limits(settings, cpu, memory)
     if profile is not None:
         for part in found.values():
-            part[profile.resource_name] = str(wanted.npu)
+            part[profile.resource_name] = str(requested.npu)
     return found
 
 
@@ -266,10 +266,10 @@ def _limits(settings: OperatorSettings, cpu: int, memory: int) -> dict[str, Any]
     They are equal, so that no pod of a production cluster is in another's way; an overcommitted
     development cluster lets CPUs, never memory, be shared.
     """
-    asked = max(1, cpu // settings.replica.cpu_overcommit)
+    requested = max(1, cpu // settings.replica.cpu_overcommit)
     return {
         "limits": {"cpu": format_cpu(cpu), "memory": format_bytes(memory)},
-        "requests": {"cpu": format_cpu(asked), "memory": format_bytes(memory)},
+        "requests": {"cpu": format_cpu(requested), "memory": format_bytes(memory)},
     }
 
 

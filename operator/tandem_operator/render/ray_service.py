@@ -149,15 +149,15 @@ def _worker_group(
     service: InferenceService, profile: NpuProfile | None, template: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One worker, one replica: Ray is told of exactly what one replica asks for."""
-    wanted = service.spec.resources
+    requested = service.spec.resources
     start = {
         **_common_start(),
-        "num-cpus": str(wanted.cpu),
-        "memory": str(wanted.memory_bytes),
+        "num-cpus": str(requested.cpu),
+        "memory": str(requested.memory_bytes),
     }
     if profile is not None:
         # In quotes for KubeRay's shell, and once more for the JSON inside.
-        cards = json.dumps({RAY_NPU: wanted.npu}).replace('"', '\\"')
+        cards = json.dumps({RAY_NPU: requested.npu}).replace('"', '\\"')
         start["resources"] = f'"{cards}"'
     return {
         "groupName": WORKER_GROUP,

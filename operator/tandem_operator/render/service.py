@@ -5,17 +5,17 @@ from typing import Any
 
 from tandem_operator import names
 from tandem_operator.ray_token import RayToken
+from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.policies import disruption_budget, head_policy, worker_policy
 from tandem_operator.render.ray_service import ray_service
 from tandem_operator.render.settings import OperatorSettings
-from tandem_operator.render.wanted import RenderError, Wanted
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
 
 
 def render(
     service: InferenceService, *, uid: str, settings: OperatorSettings, token: RayToken
-) -> Wanted:
+) -> Desired:
     """The objects of `service`, whose object in Kubernetes has the id `uid`.
 
     The doors are closed before anything stands behind them: policies come first.
@@ -30,7 +30,7 @@ def render(
         disruption_budget(service, settings),
         ray_service(service, settings, token.secret),
     )
-    return Wanted(
+    return Desired(
         objects=tuple(_owned(manifest, service, uid) for manifest in objects),
         token=token,
     )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from posixpath import normpath
 from typing import Any, Final
 
+from tandem_operator.render.desired import HostPathNotAllowed, RenderError
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.settings import OperatorSettings
-from tandem_operator.render.wanted import HostPathNotAllowed, RenderError
 from tandem_serve.api.document import API_KEYS_FOLDER
 from tandem_serve.api.spec import CLAIMS_FOLDER, InferenceService
 

@@ -240,13 +240,13 @@ class OperatorProcess:
             if dict(labels)["code"] in {"401", "403"}
         }
 
-    def wait_for_sweeps(self, count: int = 1) -> None:
+    def wait_for_resyncs(self, count: int = 1) -> None:
         """Until so many resyncs have begun and ended from now on, with all that they asked for."""
         for _ in range(count + 1):
-            self._wait_for_sweep()
+            self._wait_for_resync()
         wait_for(self.is_idle, "nothing waits")
 
-    def _wait_for_sweep(self) -> None:
+    def _wait_for_resync(self) -> None:
         before = self.value("last_resync_timestamp_seconds")
         wait_for(lambda: self.value("last_resync_timestamp_seconds") > before, "a resync ends")
 

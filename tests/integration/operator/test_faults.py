@@ -46,7 +46,7 @@ def test_it_may_be_killed_at_any_moment(
         assert found
         assert f"maxLinkNum: {100 + KILLS - 1}" in found["spec"]["serveConfigV2"]
     writes = operator.writes()
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
     assert operator.writes() == writes, "nothing was left half done"
 
 

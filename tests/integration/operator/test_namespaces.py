@@ -61,12 +61,12 @@ def test_a_namespace_that_is_deleted_takes_nothing_else_with_it(
 ) -> None:
     remove(other)
 
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
     assert operator.health()["ok"]
     until(lambda: operator.value("services") == 1, "its services are forgotten")
     assert not is_resynced(operator, other)
     assert is_resynced(operator, namespace)
-    assert "403" in operator.health()["troubles"][other.name]
+    assert "403" in operator.health()["failures"][other.name]
     namespace.kubectl("delete", "rayservice", "tiny")
     namespace.apply(manifest("second"))
     settle(namespace, operator, "second")
@@ -100,7 +100,7 @@ def test_an_object_of_a_thousand_levels_is_its_authors_trouble_alone(
     text = document.replace('"DEEP"', deep)
     other.cluster.kubectl("create", f"--namespace={other.name}", "--filename=-", input=text)
 
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
     namespace.apply(manifest("second"))
     settle(namespace, operator, "second")
     other.apply(manifest("beside"))

@@ -176,11 +176,11 @@ def test_a_pod_that_only_wears_the_labels_of_a_head_never_sees_the_token(
 ) -> None:
     until(lambda: ray.asked, "the head is asked")
     namespace.kubectl("delete", "pod", "head", "--grace-period=0", "--force")
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
     ray.asked = 0
 
     make_head(namespace, "collector", is_ours=False)
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
 
     assert ray.asked == 0
 

@@ -45,11 +45,11 @@ def test_the_second_look_writes_nothing(namespace: Namespace, operator: Operator
     namespace.apply(manifest(), manifest("other"))
     settle(namespace, operator)
     settle(namespace, operator, "other")
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
     versions, writes = namespace.versions(), operator.writes()
     reconciles = operator.value("reconcile_total")
 
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
 
     assert operator.value("reconcile_total") >= reconciles + 4, "both were looked at twice"
     assert operator.writes() == writes
@@ -115,7 +115,7 @@ def wanted_part(namespace: Namespace) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("child", ["networkpolicy/tiny-head", "pdb/tiny"])
-def test_what_is_not_watched_comes_back_with_the_sweep(
+def test_what_is_not_watched_comes_back_with_the_resync(
     namespace: Namespace, operator: OperatorProcess, child: str
 ) -> None:
     namespace.apply(manifest())
@@ -167,7 +167,7 @@ def test_somebody_elses_rayservice_is_left_alone(
 
     namespace.apply(manifest())
     until(lambda: namespace.has_condition("tiny", "Accepted", "NameTaken"), "it is refused")
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
 
     assert namespace.get("rayservice", "tiny") == before
     assert "RayService 'tiny' exists already" in namespace.condition("tiny", "Ready")["message"]

@@ -44,7 +44,7 @@ def test_200_services_are_made_and_then_left_alone(
     say("a cold start", time.monotonic() - began, "s")
     say("CPU time for that", second.cpu_s(), "s")
 
-    second.wait_for_sweeps()
+    second.wait_for_resyncs()
     writes, versions = second.writes(), namespace.versions()
     reconciles = second.value("reconcile_total")
     say("CPU, idle", 100 * measured(WINDOW_S, second.cpu_s), f"% (resyncs every {RESYNC_S} s)")

@@ -1,4 +1,4 @@
-"""Builds what a reconcile sees: services, RayServices, pods and answers, as small as they can be."""
+"""Builds the input of a reconcile: services, RayServices, pods and answers, as small as they go."""
 
 from collections.abc import Mapping
 from typing import Any

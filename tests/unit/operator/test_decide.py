@@ -16,11 +16,11 @@ from tandem_operator.decide import (
     write_conflict,
 )
 from tandem_operator.facts import Facts, Problem
-from tandem_operator.interpret import Asked, interpret
-from tandem_operator.plan import ApplyObject, CreateToken, ObjectKey, Observed
+from tandem_operator.observation import Observation
+from tandem_operator.parsed_spec import ParsedSpec, parse_spec
+from tandem_operator.plan import ApplyObject, CreateToken, ObjectKey, ObservedObjects
 from tandem_operator.ray_token import RayToken
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
-from tandem_operator.seen import Seen
 from tandem_operator.status import status_document
 from tests.unit.operator.scenes import T1, answer, digest, facts, pod, ray_service, service, view
 
@@ -43,38 +43,38 @@ def found(**spec: Any) -> dict[str, Any]:
     return document
 
 
-def seen(*children: dict[str, Any], **changes: Any) -> Seen:
+def observation(*children: dict[str, Any], **changes: Any) -> Observation:
     objects = {ObjectKey(one["kind"], one["metadata"]["name"]): one for one in children}
     known: dict[str, Any] = {
-        "children": Observed(objects=objects, has_token=True),
+        "children": ObservedObjects(objects=objects, has_token=True),
         "pods": (),
         "answers": {},
         "ray_clusters": {},
         "missing": (),
         "has_kuberay": True,
     }
-    return Seen(**{**known, **changes})
+    return Observation(**{**known, **changes})
 
 
-def written_kinds(asked: Asked, there: Seen) -> set[str]:
-    actions = decide(asked, there).actions
+def written_kinds(parsed: ParsedSpec, there: Observation) -> set[str]:
+    actions = decide(parsed, there).actions
     return {action.manifest["kind"] for action in actions if isinstance(action, ApplyObject)}
 
 
 def test_everything_is_written_for_a_new_service() -> None:
-    kinds = written_kinds(interpret(found(), SETTINGS, TOKEN), seen())
+    kinds = written_kinds(parse_spec(found(), SETTINGS, TOKEN), observation())
 
     assert kinds == {"RayService", "PodDisruptionBudget", "NetworkPolicy"}
 
 
 def test_without_kuberay_all_but_the_rayservice_is_written() -> None:
-    kinds = written_kinds(interpret(found(), SETTINGS, TOKEN), seen(has_kuberay=False))
+    kinds = written_kinds(parse_spec(found(), SETTINGS, TOKEN), observation(has_kuberay=False))
 
     assert kinds == {"PodDisruptionBudget", "NetworkPolicy"}
 
 
 def test_nothing_is_written_while_something_is_missing() -> None:
-    intent = decide(interpret(found(), SETTINGS, TOKEN), seen(missing=(MISSING,)))
+    intent = decide(parse_spec(found(), SETTINGS, TOKEN), observation(missing=(MISSING,)))
 
     assert intent.actions == ()
     assert intent.problems == (MISSING,)
@@ -84,7 +84,7 @@ def test_a_spec_that_cannot_be_read_is_refused_with_every_problem() -> None:
     document = found()
     document["spec"] |= {"resources": {"cpu": 0}, "model": {"source": "/models"}}
 
-    problems = decide(interpret(document, SETTINGS, TOKEN), seen()).problems
+    problems = decide(parse_spec(document, SETTINGS, TOKEN), observation()).problems
 
     assert len(problems) == 2
     assert {one.reason for one in problems} == {"InvalidSpec"}
@@ -93,19 +93,19 @@ def test_a_spec_that_cannot_be_read_is_refused_with_every_problem() -> None:
 def test_cards_are_refused() -> None:
     document = found()
     document["spec"]["resources"] = {"npu": 1, "npuProfile": "nowhere"}
-    asked = interpret(document, SETTINGS, TOKEN)
+    parsed = parse_spec(document, SETTINGS, TOKEN)
 
-    assert asked.wanted is None
+    assert parsed.desired is None
     # Whatever its profile: no device computes on cards yet.
-    assert "reserves cards" in decide(asked, seen()).problems[0].message
+    assert "reserves cards" in decide(parsed, observation()).problems[0].message
 
 
 def test_somebody_elses_rayservice_is_left_alone_and_is_not_shown() -> None:
     foreign = ray_service(active=digest("theirs", "RUNNING"), endpoints=1)
-    asked, there = interpret(found(), SETTINGS, TOKEN), seen(foreign)
-    intent = decide(asked, there)
+    parsed, there = parse_spec(found(), SETTINGS, TOKEN), observation(foreign)
+    intent = decide(parsed, there)
 
-    known = collect_facts(found(), asked, there, intent, trouble=None, now=T1)
+    known = collect_facts(found(), parsed, there, intent, write_failure=None, now=T1)
 
     assert intent.actions == ()
     assert intent.problems[0].reason == "NameTaken"
@@ -113,33 +113,33 @@ def test_somebody_elses_rayservice_is_left_alone_and_is_not_shown() -> None:
 
 
 def test_a_rayservice_that_goes_is_not_applied() -> None:
-    asked = interpret(found(), SETTINGS, TOKEN)
-    assert asked.wanted
-    manifests = json.loads(json.dumps(asked.wanted.objects))
+    parsed = parse_spec(found(), SETTINGS, TOKEN)
+    assert parsed.desired
+    manifests = json.loads(json.dumps(parsed.desired.objects))
     for manifest in manifests:
         if manifest["kind"] == "RayService":
             manifest["metadata"] |= {"deletionTimestamp": T1, "generation": 1}
-    there = seen(*manifests)
-    intent = decide(asked, there)
+    there = observation(*manifests)
+    intent = decide(parsed, there)
 
     assert intent.actions == ()
-    known = collect_facts(found(), asked, there, intent, trouble=None, now=T1)
+    known = collect_facts(found(), parsed, there, intent, write_failure=None, now=T1)
     assert not known.is_applied
 
 
 def test_a_token_that_may_be_missing_is_made_and_is_no_change() -> None:
-    asked = interpret(found(), SETTINGS, TOKEN)
-    assert asked.wanted
-    manifests = json.loads(json.dumps(asked.wanted.objects))
+    parsed = parse_spec(found(), SETTINGS, TOKEN)
+    assert parsed.desired
+    manifests = json.loads(json.dumps(parsed.desired.objects))
     for manifest in manifests:
         manifest["metadata"]["generation"] = 1
-    there = seen(*manifests)
+    there = observation(*manifests)
     doubted = replace(there, children=replace(there.children, has_token=False))
 
-    intent = decide(asked, doubted)
+    intent = decide(parsed, doubted)
 
     assert intent.actions == (CreateToken(TOKEN),)
-    assert collect_facts(found(), asked, doubted, intent, trouble=None, now=T1).is_applied
+    assert collect_facts(found(), parsed, doubted, intent, write_failure=None, now=T1).is_applied
 
 
 def again(known: Facts, deadline_in_s: float | None = 500.0, polled: int = 1) -> float | None:
@@ -182,7 +182,7 @@ def test_a_spec_that_cannot_be_read_waits_for_another() -> None:
 
 
 def test_a_contest_names_what_does_not_stay() -> None:
-    actions = decide(interpret(found(), SETTINGS, TOKEN), seen()).actions
+    actions = decide(parse_spec(found(), SETTINGS, TOKEN), observation()).actions
 
     problem = write_conflict(actions)
 

@@ -123,7 +123,7 @@ async def test_a_list_can_be_cut_short(kube: Kube, api: Api) -> None:
         (400, errors.Refused),
         (401, errors.Forbidden),
         (403, errors.Forbidden),
-        (409, errors.Outdated),
+        (409, errors.Conflict),
         (422, errors.Refused),
         (429, errors.Overloaded),
         (500, errors.Overloaded),

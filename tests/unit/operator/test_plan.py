@@ -1,4 +1,4 @@
-"""What is done about the difference between what is wanted and what is there."""
+"""What is done about the difference between what is desired and what is there."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tandem_operator import names
 from tandem_operator.plan import (
     ApplyObject,
-    Conflict,
     CreateToken,
     ObjectKey,
-    Observed,
+    ObservedObjects,
+    OwnershipConflict,
     key_of,
     plan,
 )
+from tandem_operator.render.desired import Desired
 from tandem_operator.render.service import render
-from tandem_operator.render.wanted import Wanted
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
@@ -54,12 +54,12 @@ def _containers(manifest: Any) -> Iterator[Any]:
         yield from group["template"]["spec"]["containers"]
 
 
-def observed(*objects: Mapping[str, Any], has_token: bool = True) -> Observed:
-    return Observed(objects={key_of(found): found for found in objects}, has_token=has_token)
+def observed(*objects: Mapping[str, Any], has_token: bool = True) -> ObservedObjects:
+    return ObservedObjects(objects={key_of(found): found for found in objects}, has_token=has_token)
 
 
-def all_applied(wanted: Wanted) -> Observed:
-    return observed(*map(as_applied, wanted.objects))
+def all_applied(desired: Desired) -> ObservedObjects:
+    return observed(*map(as_applied, desired.objects))
 
 
 def leaf_paths(value: Any, path: Path = ()) -> Iterator[Path]:
@@ -85,25 +85,25 @@ def different(value: Any) -> Any:
     return value + 1 if isinstance(value, int) else f"not {value}"
 
 
-def applied_kinds(wanted: Wanted, seen: Observed) -> list[str]:
-    actions = plan(wanted, seen)
+def applied_kinds(desired: Desired, there: ObservedObjects) -> list[str]:
+    actions = plan(desired, there)
     return [action.manifest["kind"] for action in actions if isinstance(action, ApplyObject)]
 
 
 def test_at_first_everything_is_made_the_token_before_what_needs_it() -> None:
-    wanted = rendered()
+    desired = rendered()
 
-    actions = plan(wanted, Observed())
+    actions = plan(desired, ObservedObjects())
 
-    assert actions == (CreateToken(TOKEN), *map(ApplyObject, wanted.objects))
+    assert actions == (CreateToken(TOKEN), *map(ApplyObject, desired.objects))
 
 
 @UNTIMED
 @given(service=services)
 def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
-    wanted = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
+    desired = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
 
-    assert plan(wanted, all_applied(wanted)) == ()
+    assert plan(desired, all_applied(desired)) == ()
 
 
 @UNTIMED
@@ -111,9 +111,9 @@ def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
 def test_any_wanted_value_that_changed_is_written_again(
     data: st.DataObject, service: InferenceService
 ) -> None:
-    wanted = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
-    index = data.draw(st.integers(0, len(wanted.objects) - 1))
-    manifest: Any = wanted.objects[index]
+    desired = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
+    index = data.draw(st.integers(0, len(desired.objects) - 1))
+    manifest: Any = desired.objects[index]
     paths = [path for path in leaf_paths(manifest) if not _is_identity(path)]
     path = data.draw(st.sampled_from(paths))
     found = as_applied(manifest)
@@ -121,9 +121,9 @@ def test_any_wanted_value_that_changed_is_written_again(
         del at(found, path[:-1])[path[-1]]
     else:
         at(found, path[:-1])[path[-1]] = different(at(found, path))
-    seen = observed(*map(as_applied, wanted.objects), found)
+    there = observed(*map(as_applied, desired.objects), found)
 
-    assert plan(wanted, seen) == (ApplyObject(manifest),)
+    assert plan(desired, there) == (ApplyObject(manifest),)
 
 
 def _is_identity(path: Path) -> bool:
@@ -132,13 +132,13 @@ def _is_identity(path: Path) -> bool:
 
 
 def test_an_element_more_in_a_list_is_drift() -> None:
-    wanted = rendered()
-    found = as_applied(one(wanted, "NetworkPolicy", "tiny-head"))
+    desired = rendered()
+    found = as_applied(one(desired, "NetworkPolicy", "tiny-head"))
     found["spec"]["ingress"].append({})
 
-    seen = observed(*map(as_applied, wanted.objects), found)
+    there = observed(*map(as_applied, desired.objects), found)
 
-    assert applied_kinds(wanted, seen) == ["NetworkPolicy"]
+    assert applied_kinds(desired, there) == ["NetworkPolicy"]
 
 
 def test_a_field_that_is_no_longer_rendered_is_removed_once() -> None:
@@ -150,43 +150,43 @@ def test_a_field_that_is_no_longer_rendered_is_removed_once() -> None:
         "annotations"
     ][names.APPLIED]
 
-    seen = observed(*map(as_applied, new.objects), found)
+    there = observed(*map(as_applied, new.objects), found)
 
-    assert applied_kinds(new, seen) == ["RayService"]
+    assert applied_kinds(new, there) == ["RayService"]
     assert plan(new, all_applied(new)) == ()
 
 
 def test_an_amount_may_be_spelled_anew() -> None:
     runtime = {"volumes": [{"name": "own", "emptyDir": {"sizeLimit": "1024Mi"}}]}
-    wanted = rendered({"runtime": runtime})
-    found = as_applied(one(wanted, "RayService"))
+    desired = rendered({"runtime": runtime})
+    found = as_applied(one(desired, "RayService"))
     group = found["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
     (own,) = (v for v in group["template"]["spec"]["volumes"] if v["name"] == "own")
     own["emptyDir"]["sizeLimit"] = "1Gi"
 
-    assert plan(wanted, observed(*map(as_applied, wanted.objects), found)) == ()
+    assert plan(desired, observed(*map(as_applied, desired.objects), found)) == ()
 
     own["emptyDir"]["sizeLimit"] = "2Gi"
 
-    assert applied_kinds(wanted, observed(*map(as_applied, wanted.objects), found)) == [
+    assert applied_kinds(desired, observed(*map(as_applied, desired.objects), found)) == [
         "RayService"
     ]
 
 
 def test_a_dying_object_is_left_to_die() -> None:
-    wanted = rendered()
-    found = as_applied(one(wanted, "RayService"))
+    desired = rendered()
+    found = as_applied(one(desired, "RayService"))
     found["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z"
     found["spec"] = {}
 
-    assert plan(wanted, observed(*map(as_applied, wanted.objects), found)) == ()
+    assert plan(desired, observed(*map(as_applied, desired.objects), found)) == ()
 
 
 def test_a_lost_token_is_made_anew() -> None:
-    wanted = rendered()
-    seen = observed(*map(as_applied, wanted.objects), has_token=False)
+    desired = rendered()
+    there = observed(*map(as_applied, desired.objects), has_token=False)
 
-    assert plan(wanted, seen) == (CreateToken(TOKEN),)
+    assert plan(desired, there) == (CreateToken(TOKEN),)
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_a_lost_token_is_made_anew() -> None:
     ],
 )
 def test_what_is_not_ours_is_never_overwritten(owners: list[Any], said: str) -> None:
-    wanted = rendered()
-    found = as_applied(one(wanted, "RayService"))
+    desired = rendered()
+    found = as_applied(one(desired, "RayService"))
     found["metadata"]["ownerReferences"] = owners
 
-    with pytest.raises(Conflict) as caught:
-        plan(wanted, observed(found))
+    with pytest.raises(OwnershipConflict) as caught:
+        plan(desired, observed(found))
 
     assert str(caught.value) == said
 
@@ -232,16 +232,18 @@ def test_what_is_not_ours_is_never_overwritten(owners: list[Any], said: str) -> 
 def test_kuberay_does_not_get_to_take_over_somebodys_service() -> None:
     service = {"kind": "Service", "metadata": {"name": "tiny"}}
 
-    with pytest.raises(Conflict, match="Service 'tiny' exists already and is no endpoint of this"):
+    with pytest.raises(
+        OwnershipConflict, match="Service 'tiny' exists already and is no endpoint of this"
+    ):
         plan(rendered(), observed(service))
 
 
 def test_the_endpoint_that_kuberay_made_is_no_conflict() -> None:
-    wanted = rendered()
+    desired = rendered()
     owner = {"kind": "RayService", "name": "tiny", "uid": "own", "controller": True}
     service = {"kind": "Service", "metadata": {"name": "tiny", "ownerReferences": [owner]}}
 
-    assert plan(wanted, observed(service, *map(as_applied, wanted.objects))) == ()
+    assert plan(desired, observed(service, *map(as_applied, desired.objects))) == ()
 
 
 def test_the_key_of_an_object_is_kind_and_name() -> None:

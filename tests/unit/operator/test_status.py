@@ -200,7 +200,7 @@ SCENES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
         {"Ready": ("False", "InvalidSpec"), "Accepted": ("False", "InvalidSpec")},
     ),
     "it may not be written": (
-        facts(ray=None, is_applied=False, trouble=FORBIDDEN),
+        facts(ray=None, is_applied=False, write_failure=FORBIDDEN),
         {"Ready": ("False", "ApiForbidden"), "Progressing": ("True", "ApiForbidden")},
     ),
 }

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from tandem_operator import names
+from tandem_operator.render.desired import HostPathNotAllowed, RenderError
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import HOME, TEMPORARY
-from tandem_operator.render.wanted import HostPathNotAllowed, RenderError
 from tandem_serve.api.profile import RAY_PROFILE
 from tests.unit.operator.render.services import (
     SETTINGS,

@@ -19,33 +19,33 @@ REFILL_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class _Purse:
+class _TokenBucket:
     generation: int
     left: float
     counted_at: float
 
 
-class Restraint(Generic[Key]):
+class WriteLimit(Generic[Key]):
     """The writes that each service has at hand. Moments are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._purses: dict[Key, _Purse] = {}
+        self._buckets: dict[Key, _TokenBucket] = {}
 
-    def note(self, key: Key, generation: int, now: float) -> None:
+    def take(self, key: Key, generation: int, now: float) -> None:
         """Something was written for the spec of this generation."""
         left = self._left(key, generation, now)
-        self._purses[key] = _Purse(generation, left - 1.0, now)
+        self._buckets[key] = _TokenBucket(generation, left - 1.0, now)
 
-    def clear(self, key: Key) -> None:
+    def forget(self, key: Key) -> None:
         """The service is gone."""
-        self._purses.pop(key, None)
+        self._buckets.pop(key, None)
 
     def wait_s(self, key: Key, generation: int, now: float) -> float:
         """Seconds until something may be written again; 0: it may."""
         return max(0.0, (1.0 - self._left(key, generation, now)) * REFILL_S)
 
     def _left(self, key: Key, generation: int, now: float) -> float:
-        purse = self._purses.get(key)
-        if purse is None or purse.generation != generation:
+        bucket = self._buckets.get(key)
+        if bucket is None or bucket.generation != generation:
             return WRITES
-        return min(WRITES, purse.left + (now - purse.counted_at) / REFILL_S)
+        return min(WRITES, bucket.left + (now - bucket.counted_at) / REFILL_S)

@@ -7,9 +7,9 @@ from typing import Any, Final
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.facts import Problem
 from tandem_operator.ray_token import RayToken
+from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings
-from tandem_operator.render.wanted import RenderError, Wanted
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.spec import InferenceService
 
@@ -18,28 +18,28 @@ INVALID_SPEC: Final = "InvalidSpec"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedSpec:
     """What one service asks for."""
 
     service: InferenceService | None = None
     """The service; None: its spec cannot be read."""
 
-    wanted: Wanted | None = None
+    desired: Desired | None = None
     """All that it needs; None: it cannot be had."""
 
     problems: tuple[Problem, ...] = ()
     """Why it cannot be read, or not be had."""
 
 
-def interpret(found: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> Asked:
+def parse_spec(found: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> ParsedSpec:
     """What the object `found` asks for; `token` is that of its Ray."""
     try:
         service = parse_object(found)
     except ManifestError as error:
-        return Asked(problems=tuple(Problem(INVALID_SPEC, text) for text in error.problems))
+        return ParsedSpec(problems=tuple(Problem(INVALID_SPEC, text) for text in error.problems))
     try:
         uid = found["metadata"]["uid"]
-        wanted = render(service, uid=uid, settings=settings, token=token)
+        desired = render(service, uid=uid, settings=settings, token=token)
     except RenderError as error:
-        return Asked(service=service, problems=(Problem(error.reason, str(error)),))
-    return Asked(service=service, wanted=wanted)
+        return ParsedSpec(service=service, problems=(Problem(error.reason, str(error)),))
+    return ParsedSpec(service=service, desired=desired)

@@ -21,7 +21,7 @@ class HostPathNotAllowed(RenderError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Desired:
     """All that one service needs in its namespace."""
 
     objects: tuple[Mapping[str, Any], ...]

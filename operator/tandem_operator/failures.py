@@ -8,17 +8,17 @@ from tandem_operator.facts import Problem
 
 Key = TypeVar("Key", bound=Hashable)
 
-PATIENCE: Final = 3
+REPORT_AFTER: Final = 3
 """Times in a row after which also a trouble that may pass is worth a word."""
 
 
-class Troubles(Generic[Key]):
+class FailureTracker(Generic[Key]):
     """The last trouble of each service that has some."""
 
     def __init__(self) -> None:
         self._last: dict[Key, tuple[KubeError, int]] = {}
 
-    def note(self, key: Key, error: KubeError) -> None:
+    def record(self, key: Key, error: KubeError) -> None:
         """One more try has failed."""
         _, times = self._last.get(key, (error, 0))
         self._last[key] = error, times + 1
@@ -27,11 +27,11 @@ class Troubles(Generic[Key]):
         """A try has worked, or the service is gone."""
         self._last.pop(key, None)
 
-    def worth_a_word(self, key: Key) -> Problem | None:
+    def reportable(self, key: Key) -> Problem | None:
         """The trouble that belongs into the status; None: there is none, or it may yet pass."""
         if key not in self._last:
             return None
         error, times = self._last[key]
-        if isinstance(error, Transient) and times < PATIENCE:
+        if isinstance(error, Transient) and times < REPORT_AFTER:
             return None
         return Problem(error.reason, str(error))

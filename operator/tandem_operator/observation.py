@@ -7,17 +7,17 @@ from typing import Any
 from tandem_operator import names
 from tandem_operator.facts import Problem
 from tandem_operator.kinds import RAY_SERVICE
-from tandem_operator.plan import ObjectKey, Observed
+from tandem_operator.plan import ObjectKey, ObservedObjects
 from tandem_operator.pods import PodView
 from tandem_operator.ray_view import RayAnswers, RayClusters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observation:
     """What is there of one service."""
 
-    children: Observed
-    """The objects of the wanted names, ours or not."""
+    children: ObservedObjects
+    """The objects of the desired names, ours or not."""
 
     pods: tuple[PodView, ...]
     answers: RayAnswers

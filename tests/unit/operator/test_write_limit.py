@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.restraint import REFILL_S, WRITES, Restraint
+from tandem_operator.write_limit import REFILL_S, WRITES, WriteLimit
 
 
-def spent(generation: int = 1) -> Restraint[str]:
+def spent(generation: int = 1) -> WriteLimit[str]:
     """All writes of one service are spent, at once."""
-    restraint = Restraint[str]()
+    limit = WriteLimit[str]()
     for _ in range(WRITES):
-        assert restraint.wait_s("a", generation, 0.0) == 0.0
-        restraint.note("a", generation, 0.0)
-    return restraint
+        assert limit.wait_s("a", generation, 0.0) == 0.0
+        limit.take("a", generation, 0.0)
+    return limit
 
 
 def test_after_a_few_writes_it_waits() -> None:
@@ -30,19 +30,19 @@ def test_another_service_is_not_held_up() -> None:
 
 
 def test_what_is_gone_is_forgotten() -> None:
-    restraint = spent()
-    restraint.clear("a")
+    limit = spent()
+    limit.forget("a")
 
-    assert restraint.wait_s("a", 1, 0.0) == 0.0
+    assert limit.wait_s("a", 1, 0.0) == 0.0
 
 
 @given(st.lists(st.floats(0, 30), max_size=200))
 def test_a_fight_is_never_more_than_a_write_a_minute(pauses: list[float]) -> None:
-    restraint, now, written = Restraint[str](), 0.0, 0
+    limit, now, written = WriteLimit[str](), 0.0, 0
     for pause in pauses:
         now += pause
-        if restraint.wait_s("a", 1, now) == 0.0:
-            restraint.note("a", 1, now)
+        if limit.wait_s("a", 1, now) == 0.0:
+            limit.take("a", 1, now)
             written += 1
 
     assert written <= WRITES + now / REFILL_S + 1e-6
