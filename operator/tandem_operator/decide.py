@@ -152,7 +152,7 @@ def _ray_view(
         observation.pods,
         observation.answers,
         observation.ray_clusters,
-        observation.silences,
+        observation.ray_errors,
         was_serving=progress.served_during_a_change(previous),
     )
 

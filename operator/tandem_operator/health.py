@@ -16,10 +16,10 @@ from tandem_operator.workers import Workers
 LOOP_LAG_S: Final = 5.0
 """Seconds for which the event loop may be held up."""
 
-WATCH_LATE_S: Final = 60.0
+WATCH_BEHIND_S: Final = 60.0
 """Seconds for which a watch may owe a change that the resync has seen."""
 
-_BEAT_S: Final = 0.5
+_TICK_S: Final = 0.5
 
 
 class PortTaken(Exception):
@@ -27,35 +27,35 @@ class PortTaken(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class HealthSnapshot:
     """How the process is at one moment. Ages are in seconds."""
 
-    lag_s: float
+    loop_lag_s: float
     """How late the event loop is."""
 
     is_leader: bool
     resync_age_s: float
     resync_limit_s: float
-    late_watches: dict[str, float]
+    watches_behind_s: dict[str, float]
     """What is watched → for how long the watch has owed a change."""
 
 
-def ailment(pulse: Pulse) -> str | None:
+def liveness_problem(snapshot: HealthSnapshot) -> str | None:
     """Why the process should be started anew, in one sentence; None: it is well."""
-    if pulse.lag_s > LOOP_LAG_S:
-        return f"the event loop was held up for {pulse.lag_s:.0f} s, more than {LOOP_LAG_S:.0f}"
-    if not pulse.is_leader:
+    if snapshot.loop_lag_s > LOOP_LAG_S:
+        return f"the event loop was held up for {snapshot.loop_lag_s:.0f} s, more than {LOOP_LAG_S:.0f}"
+    if not snapshot.is_leader:
         return None
-    if pulse.resync_age_s > pulse.resync_limit_s:
+    if snapshot.resync_age_s > snapshot.resync_limit_s:
         return (
-            f"the last resync over all services ended {pulse.resync_age_s:.0f} s ago, "
-            f"more than {pulse.resync_limit_s:.0f}"
+            f"the last resync over all services ended {snapshot.resync_age_s:.0f} s ago, "
+            f"more than {snapshot.resync_limit_s:.0f}"
         )
-    for kind, late_s in pulse.late_watches.items():
-        if late_s > WATCH_LATE_S:
+    for kind, behind_s in snapshot.watches_behind_s.items():
+        if behind_s > WATCH_BEHIND_S:
             return (
-                f"the watch of {kind} has missed a change for {late_s:.0f} s, "
-                f"more than {WATCH_LATE_S:.0f}"
+                f"the watch of {kind} has missed a change for {behind_s:.0f} s, "
+                f"more than {WATCH_BEHIND_S:.0f}"
             )
     return None
 
@@ -68,8 +68,8 @@ class Health:
         self._watches: tuple[Watch, ...] = ()
         self._workers: Workers | None = None
         self._resync: Resync | None = None
-        self._beat = time.monotonic()
-        self._lag_s = 0.0
+        self._last_tick = time.monotonic()
+        self._loop_lag_s = 0.0
         self._is_ready = False
         self.is_leader = False
 
@@ -82,22 +82,22 @@ class Health:
         self._watches, self._workers, self._resync = tuple(watches), workers, resync
         self.is_leader = True
 
-    async def beat(self) -> None:
+    async def measure_lag(self) -> None:
         """Measure for ever how late the event loop is."""
         while True:
-            self._beat = time.monotonic()
-            await asyncio.sleep(_BEAT_S)
-            self._lag_s = max(0.0, time.monotonic() - self._beat - _BEAT_S)
+            self._last_tick = time.monotonic()
+            await asyncio.sleep(_TICK_S)
+            self._loop_lag_s = max(0.0, time.monotonic() - self._last_tick - _TICK_S)
 
-    def pulse(self) -> Pulse:
+    def snapshot(self) -> HealthSnapshot:
         """How the process is now."""
         now = time.monotonic()
-        return Pulse(
-            lag_s=max(self._lag_s, now - self._beat - _BEAT_S),
+        return HealthSnapshot(
+            loop_lag_s=max(self._loop_lag_s, now - self._last_tick - _TICK_S),
             is_leader=self.is_leader,
             resync_age_s=now - self._resync.last_end if self._resync else 0.0,
             resync_limit_s=self._resync.overdue_after_s if self._resync else 0.0,
-            late_watches={one.name: one.ledger.late_s(now) for one in self._watches},
+            watches_behind_s={one.name: one.lag.behind_s(now) for one in self._watches},
         )
 
     def application(self) -> web.Application:
@@ -109,7 +109,7 @@ class Health:
         return application
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        problem = ailment(self.pulse())
+        problem = liveness_problem(self.snapshot())
         return web.json_response(
             {"ok": problem is None, "problem": problem, **self._details()},
             status=200 if problem is None else 503,
@@ -148,7 +148,7 @@ class Health:
             "watches": {
                 one.name: {
                     "lastEventSeconds": _age(one.last_event, now),
-                    "lateSeconds": round(one.ledger.late_s(now), 1),
+                    "behindSeconds": round(one.lag.behind_s(now), 1),
                 }
                 for one in self._watches
             },

@@ -237,7 +237,7 @@ class Kube:
             ) from error
         except (ValueError, RecursionError) as error:
             # Of msgspec, httpx2 and json alike; something else has answered.
-            code = "garbled"
+            code = "invalid"
             raise errors.Unreachable(
                 f"what came back for '{verb} {kind.plural} {where}' is none of the API server's "
                 f"answers ({error})"

@@ -1,4 +1,4 @@
-"""Leadership by a Lease: one process writes, the others stand by.
+"""LeaderElector by a Lease: one process writes, the others stand by.
 
 A leader that cannot renew in time stops being one before anybody else may begin. Whether a lease
 has run out is judged by how long it has not changed on this machine's own clock, so the clocks of
@@ -36,34 +36,36 @@ class LeaseLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ObservedLease:
     """A lease as it was seen last, and since when it has not changed."""
 
     holder: str
     renewed: str
     since: float
 
-    def may_be_taken(self, me: str, now: float) -> bool:
-        """Whether `me` may take it: it is free, its own, or was not renewed for too long."""
-        return self.holder in {"", me} or now - self.since > DURATION_S
+    def may_be_acquired(self, identity: str, now: float) -> bool:
+        """Whether `identity` may take it: it is free, its own, or was not renewed for too long."""
+        return self.holder in {"", identity} or now - self.since > DURATION_S
 
 
-def see(lease: Mapping[str, Any], before: Sighting | None, now: float) -> Sighting:
+def observe_lease(
+    lease: Mapping[str, Any], before: ObservedLease | None, now: float
+) -> ObservedLease:
     """What the lease says now; `since` stays while it is not renewed."""
     spec = lease.get("spec", {})
     holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime") or ""
     if before and (before.holder, before.renewed) == (holder, renewed):
         return before
-    return Sighting(holder, renewed, now)
+    return ObservedLease(holder, renewed, now)
 
 
-class Leadership:
+class LeaderElector:
     """This process's claim to the lease."""
 
-    def __init__(self, kube: Kube, key: NamespacedName, me: str) -> None:
+    def __init__(self, kube: Kube, key: NamespacedName, identity: str) -> None:
         self._kube = kube
         self._lease_name = key
-        self.me = me
+        self.identity = identity
         """Name of this process as a holder."""
 
         self._lease: Object | None = None
@@ -71,15 +73,15 @@ class Leadership:
 
     async def acquire(self, on_answer: Callable[[], None]) -> None:
         """Wait until this process leads; `on_answer` is called when the API server answers."""
-        sighting: Sighting | None = None
+        observed: ObservedLease | None = None
         while True:
             try:
                 async with asyncio.timeout(_REQUEST_S):
                     lease = await self._read()
                     on_answer()
-                    sighting = see(lease, sighting, time.monotonic())
-                    if sighting.may_be_taken(self.me, time.monotonic()):
-                        await self._write(lease, self.me)
+                    observed = observe_lease(lease, observed, time.monotonic())
+                    if observed.may_be_acquired(self.identity, time.monotonic()):
+                        await self._write(lease, self.identity)
                         return
             except (Transient, TimeoutError) as error:
                 _log.info("the lease %s is not to be had yet: %s", self._lease_name, error)
@@ -87,7 +89,7 @@ class Leadership:
                 _log.warning("the lease %s is not to be had: %s", self._lease_name, error)
             await asyncio.sleep(RETRY_S * random.uniform(0.8, 1.2))  # noqa: S311  # spread, no secret
 
-    async def keep(self) -> None:
+    async def renew(self) -> None:
         """Renew the lease for ever.
 
         Raises:
@@ -101,7 +103,7 @@ class Leadership:
                     f"the lease {self._lease_name} was not renewed for {RENEW_WITHIN_S:.0f} s: "
                     f"{problem or 'this process did not run'}"
                 )
-            problem = await self._renew()
+            problem = await self._try_to_renew()
 
     def is_valid(self) -> bool:
         """Whether nobody else can have taken the lease yet."""
@@ -118,13 +120,13 @@ class Leadership:
         except (KubeError, TimeoutError) as error:
             _log.warning("the lease %s runs out by itself: %s", self._lease_name, error)
 
-    async def _renew(self) -> str | None:
+    async def _try_to_renew(self) -> str | None:
         """One try; None: it is renewed, else why not."""
         left_s = self._valid_until - time.monotonic()
         try:
             async with asyncio.timeout(min(_REQUEST_S, left_s)):
                 lease = self._lease or await self._read_own()
-                await self._write(lease, self.me)
+                await self._write(lease, self.identity)
         except (KubeError, TimeoutError) as error:
             # It may have been written all the same: read before the next try whose it is.
             self._lease = None
@@ -134,7 +136,7 @@ class Leadership:
     async def _read_own(self) -> Object:
         lease = await self._read()
         holder = lease.get("spec", {}).get("holderIdentity")
-        if holder != self.me:
+        if holder != self.identity:
             raise LeaseLost(f"the lease {self._lease_name} is now held by '{holder}'")
         return lease
 

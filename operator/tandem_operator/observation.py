@@ -22,7 +22,7 @@ class Observation:
     pods: tuple[PodView, ...]
     answers: RayAnswers
     ray_clusters: RayClusters
-    silences: Mapping[str, str] = field(default_factory=dict)
+    ray_errors: Mapping[str, str] = field(default_factory=dict)
     """Why the head of a Ray cluster does not answer, by the cluster's name."""
 
     missing: tuple[Problem, ...]

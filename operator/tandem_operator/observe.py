@@ -22,16 +22,22 @@ from tandem_operator.observation import Observation
 from tandem_operator.owners import owned_by
 from tandem_operator.parsed_spec import ParsedSpec
 from tandem_operator.plan import ObjectKey, ObservedObjects, key_of
-from tandem_operator.pods import PodView, held_up_by, is_held_up, is_missed, pod_view
+from tandem_operator.pods import (
+    PodView,
+    may_lack_secret,
+    pod_view,
+    volume_problem,
+    waits_for_volumes,
+)
 from tandem_operator.ray_client import RayClient
 from tandem_operator.ray_token import RayToken
-from tandem_operator.ray_view import clusters_in_doubt, clusters_named, own_heads
+from tandem_operator.ray_view import clusters_named, clusters_not_running, own_heads
 from tandem_serve.api.spec import InferenceService
 
-_MOST_TOLD: Final = 2
+_MAX_PODS_WITH_EVENTS: Final = 2
 """Pods whose Events are read in one reconcile: what keeps one keeps the others."""
 
-_MOST_EVENTS: Final = 50
+_MAX_EVENTS: Final = 50
 """Events of a pod that are read; the kubelet counts up what it has said before."""
 
 
@@ -40,7 +46,7 @@ class KnownToken:
     """Ray's token, and what this process knows of its Secret."""
 
     token: RayToken
-    is_doubted: bool
+    is_stale: bool
     """True when nobody has made sure for long that the Secret is there."""
 
 
@@ -68,14 +74,14 @@ async def observe(
     is_ours = ray_service is not None and owned_by(ray_service, uid)
     heads = own_heads(ray_service, ray_clusters, views) if ray_service and is_ours else {}
     replies = await ray.ask(heads, key.name, key.namespace, token.token.value)
-    doubted = clusters_in_doubt(ray_service) if ray_service else []
-    has_token = not token.is_doubted and not is_missed(token.token.secret, views)
+    starting = clusters_not_running(ray_service) if ray_service else []
+    has_token = not token.is_stale and not may_lack_secret(token.token.secret, views)
     return Observation(
         children=ObservedObjects(objects=objects, has_token=has_token),
         pods=views,
         answers=replies.answers,
-        silences=replies.silences,
-        ray_clusters={name: one for name, one in ray_clusters.items() if name in doubted},
+        ray_errors=replies.ray_errors,
+        ray_clusters={name: one for name, one in ray_clusters.items() if name in starting},
         missing=missing,
         has_kuberay=has_kuberay,
     )
@@ -84,12 +90,12 @@ async def observe(
 async def _view_pods(kube: Kube, namespace: str, pods: Iterable[Object]) -> tuple[PodView, ...]:
     """Return the pods; those that cannot begin with the reason that their Events give."""
     views = []
-    told = 0
+    num_read = 0
     for pod in pods:
         view = pod_view(pod)
-        if is_held_up(pod) and told < _MOST_TOLD:
-            told += 1
-            failure = held_up_by(view.name, await _events_about(kube, namespace, pod))
+        if waits_for_volumes(pod) and num_read < _MAX_PODS_WITH_EVENTS:
+            num_read += 1
+            failure = volume_problem(view.name, await _events_about(kube, namespace, pod))
             view = replace(view, failure=failure)
         views.append(view)
     return tuple(views)
@@ -98,7 +104,7 @@ async def _view_pods(kube: Kube, namespace: str, pods: Iterable[Object]) -> tupl
 async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]:
     about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
     try:
-        return await kube.list(EVENT, namespace, fields=about, most=_MOST_EVENTS)
+        return await kube.list(EVENT, namespace, fields=about, most=_MAX_EVENTS)
     except Forbidden:
         # A word less; it is in `kubectl describe pod`.
         return []

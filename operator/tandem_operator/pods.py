@@ -14,7 +14,7 @@ CLUSTER: Final = names.RAY_CLUSTER
 
 _NODE_TYPE: Final = "ray.io/node-type"
 
-_WAITS_FOR_GOOD: Final[Mapping[str, str]] = {
+_PERMANENT_WAITS: Final[Mapping[str, str]] = {
     "ImagePullBackOff": "cannot pull the image '{image}'",
     "ErrImagePull": "cannot pull the image '{image}'",
     "ErrImageNeverPull": "may not pull the image '{image}', and the node does not have it",
@@ -51,7 +51,7 @@ class PodView:
     owner: str | None = None
     """The uid of the object that controls it."""
 
-    lacks: frozenset[str] = frozenset()
+    missing_secrets: frozenset[str] = frozenset()
     """Secrets that its containers wait for, by name."""
 
 
@@ -68,16 +68,16 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP") if status.get("phase") == "Running" else None,
         failure=None if is_ready or "deletionTimestamp" in metadata else _failure(pod),
         owner=next((one["uid"] for one in controllers(metadata)), None),
-        lacks=_lacks(status),
+        missing_secrets=_missing_secrets(status),
     )
 
 
-def is_missed(secret: str, pods: Iterable[PodView]) -> bool:
+def may_lack_secret(secret: str, pods: Iterable[PodView]) -> bool:
     """Return True when a pod waits for the Secret, or a head has ended, maybe for want of it."""
-    return any(secret in pod.lacks or (pod.is_head and pod.failure) for pod in pods)
+    return any(secret in pod.missing_secrets or (pod.is_head and pod.failure) for pod in pods)
 
 
-def is_held_up(pod: Mapping[str, Any]) -> bool:
+def waits_for_volumes(pod: Mapping[str, Any]) -> bool:
     """Return True when the pod has a node and no container has begun: volumes may be missing."""
     status = pod.get("status", {})
     if status.get("phase") != "Pending" or "deletionTimestamp" in pod["metadata"]:
@@ -89,7 +89,7 @@ def is_held_up(pod: Mapping[str, Any]) -> bool:
     )
 
 
-def held_up_by(name: str, events: Iterable[Mapping[str, Any]]) -> str | None:
+def volume_problem(name: str, events: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the newest complaint about volumes in a pod's Events, as one sentence."""
     told = [one for one in events if one.get("reason") in _VOLUME_TROUBLES]
     if not told:
@@ -104,7 +104,7 @@ def _said_at(event: Mapping[str, Any]) -> str:
     return next((event[name] for name in times if event.get(name)), "")
 
 
-def _lacks(status: Mapping[str, Any]) -> frozenset[str]:
+def _missing_secrets(status: Mapping[str, Any]) -> frozenset[str]:
     messages = (
         one.get("state", {}).get("waiting", {}).get("message") or ""
         for one in _container_statuses(status)
@@ -139,7 +139,7 @@ def _container_failures(name: str, container: Mapping[str, Any]) -> Iterator[str
         if ended and ended.get("reason") == "OOMKilled":
             yield f"{name} was killed for using more than its memory limit; raise resources.memory"
     waiting = now.get("waiting", {})
-    if template := _WAITS_FOR_GOOD.get(waiting.get("reason", "")):
+    if template := _PERMANENT_WAITS.get(waiting.get("reason", "")):
         what = f"{name} {template.format(image=container.get('image', ''))}"
         yield _sentence(what, waiting.get("message") or waiting["reason"])
     ended = now.get("terminated")

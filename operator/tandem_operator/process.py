@@ -15,7 +15,7 @@ from tandem_operator.health import Health, serve
 from tandem_operator.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
 from tandem_operator.kopf_login import KopfLogin
 from tandem_operator.kube import Kube, NamespacedName, Selector
-from tandem_operator.lease import Leadership, LeaseLost
+from tandem_operator.lease import LeaderElector, LeaseLost
 from tandem_operator.metrics import Metrics
 from tandem_operator.names import FIELD_MANAGER, SERVICE
 from tandem_operator.owners import service_of
@@ -83,24 +83,24 @@ async def run(options: Options) -> int:
         stack.push_async_callback(server.cleanup)
         kube = Kube.connect(options.config, metrics.count_request)
         stack.push_async_callback(kube.close)
-        beat = asyncio.create_task(health.beat())
-        stack.callback(beat.cancel)
-        leadership = Leadership(
+        lag_task = asyncio.create_task(health.measure_lag())
+        stack.callback(lag_task.cancel)
+        elector = LeaderElector(
             kube, NamespacedName(options.lease_namespace, FIELD_MANAGER), options.identity
         )
-        kube.may_write = leadership.is_valid
-        if not await _stand_by(leadership, health, signals):
+        kube.may_write = elector.is_valid
+        if not await _acquire_lease(elector, health, signals):
             return EXIT_DONE
         ray = RayClient(options.ray_address, metrics.count_ray_request)
-        leader = Leader.build(options, kube, ray, metrics, signals)
-        health.lead(leader.watches, leader.workers, leader.resync)
-        return await leader.run(leadership, signals)
+        manager = Manager.build(options, kube, ray, metrics, signals)
+        health.lead(manager.watches, manager.workers, manager.resync)
+        return await manager.run(elector, signals)
 
 
-async def _stand_by(leadership: Leadership, health: Health, signals: StopSignals) -> bool:
+async def _acquire_lease(elector: LeaderElector, health: Health, signals: StopSignals) -> bool:
     """Wait for the lease; whether it came before a signal did."""
-    _log.info("stands by for the lease as '%s'", leadership.me)
-    taken = asyncio.create_task(leadership.acquire(on_answer=health.set_ready))
+    _log.info("stands by for the lease as '%s'", elector.identity)
+    taken = asyncio.create_task(elector.acquire(on_answer=health.set_ready))
     stopped = asyncio.create_task(signals.wait())
     await asyncio.wait({taken, stopped}, return_when=asyncio.FIRST_COMPLETED)
     has_lease = taken.done()
@@ -112,7 +112,7 @@ async def _stand_by(leadership: Leadership, health: Health, signals: StopSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leader:
+class Manager:
     """All that runs in the process that leads."""
 
     workers: Workers
@@ -136,11 +136,11 @@ class Leader:
         queue = WorkQueue[NamespacedName](Backoff(chance=random.random))
         workers = Workers(queue, reconciler.reconcile, metrics, count=_WORKERS)
 
-        def look_at_owner(item: Mapping[str, Any]) -> None:
+        def enqueue_owner(item: Mapping[str, Any]) -> None:
             if owner := service_of(item):
                 workers.add(NamespacedName(*owner), _COALESCE_S)
 
-        def look_at_all(namespace: str | None) -> None:
+        def enqueue_all(namespace: str | None) -> None:
             for key in reconciler.known:
                 if namespace in {None, key.namespace}:
                     workers.add(key)
@@ -151,8 +151,8 @@ class Leader:
                 kube=kube,
                 login=KopfLogin(options.config),
                 namespace=namespace,
-                deliver=look_at_owner,
-                appeared=lambda: look_at_all(namespace),
+                deliver=enqueue_owner,
+                on_kind_found=lambda: enqueue_all(namespace),
                 on_start=signals.install,
                 labels=labels,
             )
@@ -173,25 +173,25 @@ class Leader:
         )
         return cls(workers=workers, watches=watches, resync=resync)
 
-    async def run(self, leadership: Leadership, signals: StopSignals) -> int:
+    async def run(self, elector: LeaderElector, signals: StopSignals) -> int:
         """Lead until a signal comes, the lease is lost, or a part ends; gives the exit code."""
         stopped = asyncio.create_task(signals.wait())
         workers = asyncio.create_task(self.workers.run())
-        keeper = asyncio.create_task(leadership.keep())
-        others = {asyncio.create_task(one) for one in self._others()}
-        parts = {workers, keeper, *others}
+        renewing = asyncio.create_task(elector.renew())
+        background = {asyncio.create_task(one) for one in self._background()}
+        parts = {workers, renewing, *background}
         await asyncio.wait({stopped, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = _exit_code(parts)
         if code == EXIT_DONE:
             _log.info("ends: running reconciles have %.0f s", _LAST_RECONCILES_S)
             await self.workers.drain(_LAST_RECONCILES_S)
-        await _end({workers, keeper, stopped})
+        await _end({workers, renewing, stopped})
         if code != EXIT_LEASE_LOST:
-            await leadership.release()
-        await _end(others)
+            await elector.release()
+        await _end(background)
         return code
 
-    def _others(self) -> Iterable[Coroutine[Any, Any, None]]:
+    def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
         yield self.resync.run()
         yield from (watch.run() for watch in self.watches)
 

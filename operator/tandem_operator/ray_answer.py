@@ -29,7 +29,7 @@ _Word = Annotated[str, Field(max_length=256)]
 _Count = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class Garbled(Exception):
+class InvalidAnswer(Exception):
     """The answer is none of Ray's; the text says why, and quotes nothing of it."""
 
 
@@ -52,7 +52,7 @@ class _Deployment(_Part):
     replicas: Annotated[list[_Replica], FailFast(), Field(max_length=_MOST_REPLICAS)] = []
 
 
-class _Told(_Part):
+class _DeployedConfig(_Part):
     """What Ray was told of a deployment."""
 
     name: _Word
@@ -72,7 +72,7 @@ def read_answer(body: bytes, service: str) -> dict[str, Any]:
     """The part of Ray's answer that speaks of `service`, in the form of the answer.
 
     Raises:
-        Garbled: it is not what Ray answers.
+        InvalidAnswer: it is not what Ray answers.
     """
     answer = _mapping(_parse(body), "it")
     application = _mapping(answer.get("applications", {}), "applications").get(service)
@@ -83,13 +83,13 @@ def read_answer(body: bytes, service: str) -> dict[str, Any]:
 
 def _parse(body: bytes) -> Any:
     if body.count(b"[") + body.count(b"{") > _MOST_CONTAINERS or body.count(b",") > _MOST_VALUES:
-        raise Garbled(f"it has more than {_MOST_CONTAINERS} parts or {_MOST_VALUES} values")
+        raise InvalidAnswer(f"it has more than {_MOST_CONTAINERS} parts or {_MOST_VALUES} values")
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
-        raise Garbled("it is nested too deep") from None
+        raise InvalidAnswer("it is nested too deep") from None
     except ValueError:
-        raise Garbled("it is not JSON") from None
+        raise InvalidAnswer("it is not JSON") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -102,7 +102,7 @@ def _application(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "status": known.status,
         "message": _text(known.message),
-        "deployed_app_config": {"deployments": _told(found.get("deployed_app_config"))},
+        "deployed_app_config": {"deployments": _deployed_config(found.get("deployed_app_config"))},
         "deployments": _deployments(found.get("deployments")),
     }
 
@@ -115,14 +115,14 @@ def _deployments(found: Any) -> dict[str, Any]:
     return {DEPLOYMENT: known.model_dump() | {"message": _text(known.message)}}
 
 
-def _told(found: Any) -> list[dict[str, Any]]:
+def _deployed_config(found: Any) -> list[dict[str, Any]]:
     """What Ray was told of our deployment, as a list of one; empty: of another one, or nothing."""
     parts = _mapping(found or {}, "deployed_app_config").get("deployments") or ()
     if isinstance(parts, str) or not isinstance(parts, Sequence):
-        raise Garbled("its deployed_app_config.deployments is no list")
+        raise InvalidAnswer("its deployed_app_config.deployments is no list")
     for part in parts:
         if isinstance(part, Mapping) and part.get("name") == DEPLOYMENT:
-            known = _checked(_Told, part, "what Ray was told")
+            known = _checked(_DeployedConfig, part, "what Ray was told")
             _check_size(known.user_config)
             return [known.model_dump(exclude_unset=True)]
     return []
@@ -134,12 +134,12 @@ def _check_size(settings: Any) -> None:
     except (RecursionError, ValueError):
         is_long = True
     if is_long:
-        raise Garbled(f"its user_config is longer than {_LONGEST_SETTINGS} characters")
+        raise InvalidAnswer(f"its user_config is longer than {_LONGEST_SETTINGS} characters")
 
 
 def _mapping(found: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
-        raise Garbled(f"where {what} should be a mapping, there is another type")
+        raise InvalidAnswer(f"where {what} should be a mapping, there is another type")
     return found
 
 
@@ -147,7 +147,7 @@ def _checked(model: type[_Known], found: Mapping[str, Any], what: str) -> _Known
     try:
         return model.model_validate(found)
     except (ValidationError, RecursionError):
-        raise Garbled(f"{what} has a field of another type or size than Ray's") from None
+        raise InvalidAnswer(f"{what} has a field of another type or size than Ray's") from None
 
 
 def _text(text: str | None) -> str:

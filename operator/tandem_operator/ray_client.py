@@ -12,9 +12,9 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from tandem_operator.pods import PodView
-from tandem_operator.ray_answer import LONGEST_ANSWER, Garbled, read_answer
-from tandem_operator.ray_http import AnsweredWith, Limits, NoAnswer, TooSlow, get
-from tandem_operator.ray_patience import RayPatience
+from tandem_operator.ray_answer import LONGEST_ANSWER, InvalidAnswer, read_answer
+from tandem_operator.ray_backoff import RayBackoff
+from tandem_operator.ray_http import AnswerTimeout, Limits, NoAnswer, UnexpectedStatus, get
 from tandem_operator.ray_view import RayAnswers
 
 DEFAULT_ADDRESS: Final = "http://{ip}:8265"
@@ -30,7 +30,7 @@ class RayReplies:
     """What came of asking the heads of a service, by the names of their Ray clusters."""
 
     answers: RayAnswers = field(default_factory=dict)
-    silences: Mapping[str, str] = field(default_factory=dict)
+    ray_errors: Mapping[str, str] = field(default_factory=dict)
     """Why a head does not answer, in a few words."""
 
 
@@ -42,13 +42,13 @@ class RayClient:
     ) -> None:
         """`address` may have {ip}, {cluster} and {namespace} in it.
 
-        `count` takes how each request ended: a status code, `none` or `garbled`. `timeout_s` is
+        `count` takes how each request ended: a status code, `none` or `invalid`. `timeout_s` is
         what a whole answer may take, its last byte included.
         """
         self._address = address
         self._count = count
         self._limits = Limits(longest=LONGEST_ANSWER, timeout_s=timeout_s)
-        self._patience = RayPatience[str]()
+        self._backoff = RayBackoff[str]()
 
     async def ask(
         self, heads: Mapping[str, PodView], service: str, namespace: str, token: str
@@ -66,7 +66,7 @@ class RayClient:
         found = dict(zip(heads, replies, strict=True))
         return RayReplies(
             answers={name: one for name, one in found.items() if not isinstance(one, str)},
-            silences={name: one for name, one in found.items() if isinstance(one, str)},
+            ray_errors={name: one for name, one in found.items() if isinstance(one, str)},
         )
 
     def _url(self, cluster: str, head: PodView, namespace: str) -> str:
@@ -75,26 +75,26 @@ class RayClient:
 
     async def _ask(self, url: str, service: str, token: str) -> dict[str, Any] | str:
         """Return what one head says, or why it says nothing."""
-        if words := self._patience.words(url, time.monotonic()):
-            return words
+        if reason := self._backoff.reason(url, time.monotonic()):
+            return reason
         try:
             body = await get(url, token, self._limits)
-        except TooSlow as error:
-            self._patience.note_slow(url, str(error), time.monotonic())
+        except AnswerTimeout as error:
+            self._backoff.record_timeout(url, str(error), time.monotonic())
             self._count("none")
             return str(error)
         except NoAnswer as error:
-            self._patience.note_prompt(url)
-            self._count(str(error.status) if isinstance(error, AnsweredWith) else "none")
+            self._backoff.reset(url)
+            self._count(str(error.status) if isinstance(error, UnexpectedStatus) else "none")
             return str(error)
-        self._patience.note_prompt(url)
+        self._backoff.reset(url)
         return self._read(body, service)
 
     def _read(self, body: bytes, service: str) -> dict[str, Any] | str:
         try:
             answer = read_answer(body, service)
-        except Garbled as error:
-            self._count("garbled")
+        except InvalidAnswer as error:
+            self._count("invalid")
             return f"what it says is not Ray's: {error}"
         self._count(str(HTTPStatus.OK.value))
         return answer

@@ -24,7 +24,7 @@ class NoAnswer(Exception):
     """There is no answer that could be read; the text says why, and quotes nothing of it."""
 
 
-class AnsweredWith(NoAnswer):
+class UnexpectedStatus(NoAnswer):
     """The server answers with a status that is no answer; a redirect is one of them."""
 
     def __init__(self, status: int) -> None:
@@ -32,7 +32,7 @@ class AnsweredWith(NoAnswer):
         self.status = status
 
 
-class TooSlow(NoAnswer):
+class AnswerTimeout(NoAnswer):
     """There is no whole answer in time."""
 
 
@@ -57,7 +57,7 @@ async def get(url: str, token: str | None, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.timeout_s):
             return await _get(url, token, limits.longest)
     except TimeoutError:
-        raise TooSlow(f"it gives no whole answer within {limits.timeout_s:.0f} s") from None
+        raise AnswerTimeout(f"it gives no whole answer within {limits.timeout_s:.0f} s") from None
     except (OSError, ValueError, h11.ProtocolError):
         raise NoAnswer("it gives no answer over HTTP") from None
 
@@ -120,7 +120,7 @@ async def _next_event(http: h11.Connection, reader: asyncio.StreamReader) -> obj
 
 def _check(response: h11.Response) -> None:
     if response.status_code != HTTPStatus.OK:
-        raise AnsweredWith(response.status_code)
+        raise UnexpectedStatus(response.status_code)
     packed = [value for name, value in response.headers if name == b"content-encoding"]
     if any(one.strip().lower() != b"identity" for one in packed):
         raise NoAnswer("its answer is packed, though nobody asked for that")

@@ -41,7 +41,7 @@ class ClusterView:
     pod_problem: str | None = None
     """Why KubeRay cannot make its pods, in KubeRay's words."""
 
-    silence: str | None = None
+    ray_error: str | None = None
     """Why Ray itself does not answer, in a few words, where it was asked."""
 
     settings: Mapping[str, Any] | None
@@ -133,7 +133,7 @@ def ray_view(
     pods: Iterable[PodView],
     answers: RayAnswers,
     ray_clusters: RayClusters,
-    silences: Mapping[str, str] | None = None,
+    ray_errors: Mapping[str, str] | None = None,
     *,
     was_serving: bool = False,
 ) -> RayView:
@@ -144,7 +144,7 @@ def ray_view(
     def cluster(part: str) -> ClusterView | None:
         digest = status.get(part, {})
         view = _cluster_view(digest, metadata["name"], pods, answers, ray_clusters)
-        return view and replace(view, silence=(silences or {}).get(view.name))
+        return view and replace(view, ray_error=(ray_errors or {}).get(view.name))
 
     ready = find_condition(status, "Ready")
     active = cluster("activeServiceStatus")
@@ -171,7 +171,7 @@ def clusters_named(ray_service: Mapping[str, Any]) -> list[str]:
     return [digest["rayClusterName"] for digest in _digests(ray_service)]
 
 
-def clusters_in_doubt(ray_service: Mapping[str, Any]) -> list[str]:
+def clusters_not_running(ray_service: Mapping[str, Any]) -> list[str]:
     """The Ray clusters that do not run yet by KubeRay's digest: they may say why."""
     return [one["rayClusterName"] for one in _digests(ray_service) if not _runs(one)]
 

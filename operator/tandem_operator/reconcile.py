@@ -7,6 +7,7 @@ from typing import Final
 
 from tandem_operator.apply import apply
 from tandem_operator.clock import now_text
+from tandem_operator.confirmed_tokens import ConfirmedTokens
 from tandem_operator.decide import (
     Intent,
     collect_facts,
@@ -30,12 +31,11 @@ from tandem_operator.ray_client import RayClient
 from tandem_operator.ray_token import ray_token
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.report import Reporter, deadline_in_s
-from tandem_operator.status import blind_document, status_document
-from tandem_operator.token_doubts import TokenDoubts
+from tandem_operator.status import status_document, unknown_document
 from tandem_operator.token_key import TokenKey
 from tandem_operator.write_limit import WriteLimit
 
-_DOUBTED_AFTER: Final = 3
+_CONFIRM_EVERY: Final = 3
 """Sweeps after which it is made sure once more that Ray's token is there."""
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class Reconciler:
         self._kube = kube
         self._ray = ray
         self._token_key = token_key
-        self._doubts = TokenDoubts[NamespacedName](_DOUBTED_AFTER * settings.resync_seconds)
+        self._confirmed_tokens = ConfirmedTokens[NamespacedName](
+            _CONFIRM_EVERY * settings.resync_seconds
+        )
         self._settings = settings
         self._events = events
         self._metrics = metrics
@@ -93,7 +95,7 @@ class Reconciler:
             return None
 
     async def _reconcile(self, found: Object, key: NamespacedName) -> float | None:
-        parsed, observation = await self._look(found, key)
+        parsed, observation = await self._observe(found, key)
         intent = decide(parsed, observation)
         # Before it is done, the status says what a change will do.
         requeue_after_s = await self._report(
@@ -132,30 +134,30 @@ class Reconciler:
         self._failures.clear(key)
         self._write_limit.forget(key)
         self._polled.discard(key)
-        self._doubts.clear(key)
+        self._confirmed_tokens.forget(key)
         if uid := self._uids.pop(key, None):
             self._events.forget(uid)
 
-    async def _look(self, found: Object, key: NamespacedName) -> tuple[ParsedSpec, Observation]:
+    async def _observe(self, found: Object, key: NamespacedName) -> tuple[ParsedSpec, Observation]:
         """Read what is asked for, and what is there."""
         uid = found["metadata"]["uid"]
         try:
             secret_key = await self._token_key.read()
             token = ray_token(secret_key, namespace=key.namespace, service=key.name, uid=uid)
             parsed = parse_spec(found, self._settings, token)
-            is_doubted = self._doubts.is_doubted(key, token.secret, time.monotonic())
-            known = KnownToken(token=token, is_doubted=is_doubted)
+            is_stale = self._confirmed_tokens.is_stale(key, token.secret, time.monotonic())
+            known = KnownToken(token=token, is_stale=is_stale)
             return parsed, await observe(self._kube, self._ray, key, parsed, uid=uid, token=known)
         except KubeError as error:
             self._failures.record(key, error)
-            await self._report_blindness(found, key)
+            await self._report_unknown(found, key)
             raise
 
-    async def _report_blindness(self, found: Object, key: NamespacedName) -> None:
+    async def _report_unknown(self, found: Object, key: NamespacedName) -> None:
         problem = self._failures.reportable(key)
         if problem is None:
             return
-        document = blind_document(
+        document = unknown_document(
             found.get("status", {}),
             problem,
             generation=found["metadata"]["generation"],
@@ -208,10 +210,10 @@ class Reconciler:
             self._failures.record(key, error)
             raise
         self._failures.clear(key)
-        self._note_token(key, intent)
+        self._confirm_token(key, intent)
         self._write_limit.take(key, found["metadata"]["generation"], time.monotonic())
 
-    def _note_token(self, key: NamespacedName, intent: Intent) -> None:
+    def _confirm_token(self, key: NamespacedName, intent: Intent) -> None:
         for action in intent.actions:
             if isinstance(action, CreateToken):
-                self._doubts.note(key, action.token.secret, time.monotonic())
+                self._confirmed_tokens.confirm(key, action.token.secret, time.monotonic())

@@ -13,7 +13,7 @@ from tandem_operator.facts import Facts
 from tandem_operator.kinds import INFERENCE_SERVICE
 from tandem_operator.kube import Kube, NamespacedName
 from tandem_operator.metrics import Metrics, ServicePhase
-from tandem_operator.transitions import Note, transitions
+from tandem_operator.transitions import NewEvent, transitions
 
 _DEFAULT_DEADLINE_S: Final = 600
 _log = logging.getLogger(__name__)
@@ -48,15 +48,17 @@ class Reporter:
         key, before = NamespacedName.of(found), found.get("status", {})
         if document != before:
             await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
-            await self._tell(found, key, transitions(before, document))
+            await self._record_events(found, key, transitions(before, document))
         is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
         self._metrics.set_phase(key, _phase(document, is_ready=is_ready), is_ready=is_ready)
 
-    async def _tell(self, found: Mapping[str, Any], key: NamespacedName, notes: list[Note]) -> None:
-        for note in notes:
-            level = logging.WARNING if note.type == "Warning" else logging.INFO
-            _log.log(level, "%s: %s: %s", key, note.reason, note.message)
-        await self._events.post(found, notes, time.monotonic())
+    async def _record_events(
+        self, found: Mapping[str, Any], key: NamespacedName, new_events: list[NewEvent]
+    ) -> None:
+        for new in new_events:
+            level = logging.WARNING if new.type == "Warning" else logging.INFO
+            _log.log(level, "%s: %s: %s", key, new.reason, new.message)
+        await self._events.post(found, new_events, time.monotonic())
 
 
 def _status_manifest(found: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:

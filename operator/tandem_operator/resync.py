@@ -46,7 +46,7 @@ class Resync:
         self._watches = defaultdict[str | None, list[Watch]](list)
         for watch in watches:
             self._watches[watch.namespace].append(watch)
-        self._looked_at = set[str | None]()
+        self._resynced = set[str | None]()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.failures: Mapping[str | None, KubeError] = {}
         """Why namespaces could not be resynced; None stands for all of them."""
@@ -106,15 +106,15 @@ class Resync:
         except KindMissing:
             # Its watch waits for it, and the services that need it say so.
             items = []
-        watch.ledger.compare(items, time.monotonic())
+        watch.lag.compare(items, time.monotonic())
         if watch.kind == INFERENCE_SERVICE:
-            self._look_at(watch.namespace, items)
+            self._enqueue(watch.namespace, items)
 
-    def _look_at(self, namespace: str | None, items: Iterable[Object]) -> None:
+    def _enqueue(self, namespace: str | None, items: Iterable[Object]) -> None:
         """Have every service looked at, one after the other but for the first time."""
         known = (key for key in self._known() if namespace in {None, key.namespace})
         keys = {NamespacedName.of(item) for item in items} | set(known)
-        spread_s = self._every_s * _SPREAD if namespace in self._looked_at else 0.0
-        self._looked_at.add(namespace)
+        spread_s = self._every_s * _SPREAD if namespace in self._resynced else 0.0
+        self._resynced.add(namespace)
         for index, key in enumerate(sorted(keys, key=str)):
             self._add(key, spread_s * index / len(keys))

@@ -74,7 +74,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def blind_document(
+def unknown_document(
     previous: Mapping[str, Any], problem: Problem, *, generation: int, now: str
 ) -> dict[str, Any]:
     """The status of a service that cannot be looked at: what was, and Ready Unknown."""
@@ -152,15 +152,15 @@ def _head_condition(cluster: ClusterView) -> tuple[ConditionStatus, str, str]:
         return (
             ConditionStatus.TRUE,
             "HeadReady",
-            f"Ray cluster {cluster.name} runs{_silence(cluster)}",
+            f"Ray cluster {cluster.name} runs{_ray_error_text(cluster)}",
         )
     if head.failure:
         return ConditionStatus.FALSE, "HeadFailed", f"the Ray head does not start: {head.failure}"
     return ConditionStatus.FALSE, "HeadStarting", f"the Ray head starts in pod {head.name}"
 
 
-def _silence(cluster: ClusterView) -> str:
-    return f", but its dashboard does not answer: {cluster.silence}" if cluster.silence else ""
+def _ray_error_text(cluster: ClusterView) -> str:
+    return f", but its dashboard does not answer: {cluster.ray_error}" if cluster.ray_error else ""
 
 
 def _model_loaded(facts: Facts) -> Condition:

@@ -9,7 +9,7 @@ from tandem_operator.conditions import ConditionStatus, ConditionType, find_cond
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class NewEvent:
     """One Event to be posted."""
 
     type: Literal["Normal", "Warning"]
@@ -17,7 +17,7 @@ class Note:
     message: str
 
 
-def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Note]:
+def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[NewEvent]:
     """What has happened between two statuses of one service."""
     return [
         *_acceptance(before, after),
@@ -27,21 +27,21 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Not
     ]
 
 
-def _acceptance(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+def _acceptance(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[NewEvent]:
     old, new = _both(before, after, ConditionType.ACCEPTED)
     if new.get("status") == ConditionStatus.TRUE and old.get("status") != ConditionStatus.TRUE:
-        yield Note("Normal", "Accepted", new["message"])
+        yield NewEvent("Normal", "Accepted", new["message"])
     if new.get("status") == ConditionStatus.FALSE and _differs(old, new):
-        yield Note("Warning", "Refused", new["message"])
+        yield NewEvent("Warning", "Refused", new["message"])
 
 
-def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[NewEvent]:
     change = after.get("pendingChange")
     if change and change != before.get("pendingChange"):
-        yield Note("Normal", change["class"], f"changes {', '.join(change['fields'])}")
+        yield NewEvent("Normal", change["class"], f"changes {', '.join(change['fields'])}")
 
 
-def _failures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+def _failures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[NewEvent]:
     watched = {
         ConditionType.RAY_READY: (status.KUBERAY_MISSING, "KubeRayRefused", "HeadFailed"),
         ConditionType.MODEL_LOADED: (status.REPLICA_FAILED, "PodFailed"),
@@ -54,17 +54,17 @@ def _failures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[N
             condition_type is not ConditionType.PROGRESSING and _differs(old, new)
         )
         if new.get("reason") in reasons and is_new:
-            yield Note("Warning", new["reason"], new["message"])
+            yield NewEvent("Warning", new["reason"], new["message"])
 
 
-def _readiness(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Note]:
+def _readiness(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[NewEvent]:
     old, new = _both(before, after, ConditionType.READY)
     if new["status"] == ConditionStatus.TRUE and old.get("status") != ConditionStatus.TRUE:
-        yield Note("Normal", "Ready", new["message"])
+        yield NewEvent("Normal", "Ready", new["message"])
     if new["status"] != ConditionStatus.TRUE and old.get("status") == ConditionStatus.TRUE:
-        yield Note("Warning", "NotReady", new["message"])
+        yield NewEvent("Warning", "NotReady", new["message"])
     elif new["reason"] == "Serving" and old.get("reason") == status.SERVING_PREVIOUS:
-        yield Note("Normal", "Updated", f"the new version serves: {new['message']}")
+        yield NewEvent("Normal", "Updated", f"the new version serves: {new['message']}")
 
 
 def _both(

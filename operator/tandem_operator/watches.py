@@ -22,8 +22,8 @@ from tandem_operator.errors import KubeError
 from tandem_operator.kinds import Kind
 from tandem_operator.kopf_login import KopfLogin
 from tandem_operator.kube import Kube, Selector
-from tandem_operator.ledger import WatchLedger
 from tandem_operator.names import FIELD_MANAGER
+from tandem_operator.watch_lag import WatchLag
 from tandem_serve.api.spec import GROUP
 
 Deliver = Callable[[Mapping[str, Any]], None]
@@ -35,7 +35,7 @@ SERVER_TIMEOUT_S: Final = 300
 _CLIENT_TIMEOUT_S: Final = 330
 _CONNECT_TIMEOUT_S: Final = 30
 _REQUEST_TIMEOUT_S: Final = 30
-_LOOK_FOR_KIND_S: Final = 5.0
+_POLL_S: Final = 5.0
 _RESTART_AFTER_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 32.0
 _LONG_LIFE_S: Final = 60.0
@@ -56,7 +56,7 @@ class Watch:
         login: KopfLogin,
         namespace: str | None,
         deliver: Deliver,
-        appeared: Callable[[], None],
+        on_kind_found: Callable[[], None],
         on_start: Callable[[], None],
         labels: Selector | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Watch:
         """The namespace that is watched; None: all of them."""
 
         self.labels = labels
-        self.ledger = WatchLedger()
+        self.lag = WatchLag()
         """What it has delivered; the resync holds it against what is there."""
 
         self.last_event: float | None = None
@@ -74,7 +74,7 @@ class Watch:
         self._kube = kube
         self._login = login
         self._deliver = deliver
-        self._appeared = appeared
+        self._on_kind_found = on_kind_found
         self._on_start = on_start
         self._last_reason = ""
 
@@ -85,14 +85,14 @@ class Watch:
 
     async def run(self) -> None:
         """Watch for ever."""
-        pauses = _pauses()
+        pauses = _restart_pauses()
         while True:
             await self._wait_for_kind()
-            self._appeared()
+            self._on_kind_found()
             began = time.monotonic()
             await self._watch()
             if time.monotonic() - began > _LONG_LIFE_S:
-                pauses = _pauses()
+                pauses = _restart_pauses()
             await asyncio.sleep(next(pauses))
 
     async def _wait_for_kind(self) -> None:
@@ -101,7 +101,7 @@ class Watch:
             if not is_told:
                 _log.warning("there are no %s in this Kubernetes yet", self.kind.plural)
             is_told = True
-            await asyncio.sleep(_LOOK_FOR_KIND_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _exists(self) -> bool:
         """Whether kopf would find the kind: it looks once, and then never again."""
@@ -113,7 +113,7 @@ class Watch:
 
     async def _watch(self) -> None:
         """Run kopf until it ends, or until it owes a change for too long."""
-        self.ledger.reset()
+        self.lag.reset()
         # Peering is off, but kopf would look its user up for it, whom an image may not know.
         identity: Any = FIELD_MANAGER
         tasks = await kopf.spawn_tasks(
@@ -129,36 +129,36 @@ class Watch:
         stale = asyncio.create_task(self._wait_until_stale())
         try:
             done, _ = await asyncio.wait({*tasks, stale}, return_when=asyncio.FIRST_COMPLETED)
-            for reason in _reasons(done - {stale}):
-                self._tell(reason)
+            for reason in _exit_reasons(done - {stale}):
+                self._log_restart(reason)
         finally:
             await _end({*tasks, stale})
 
-    def _tell(self, reason: str) -> None:
+    def _log_restart(self, reason: str) -> None:
         """Warn of a reason once: where the right to watch is gone it comes again and again."""
         level = logging.INFO if reason == self._last_reason else logging.WARNING
         self._last_reason = reason
         _log.log(level, "the watch of %s is begun anew: %s", self.name, reason)
 
     async def _wait_until_stale(self) -> None:
-        late_s = 0.0
-        while late_s < _STALE_AFTER_S:
-            await asyncio.sleep(_LOOK_FOR_KIND_S)
-            late_s = self.ledger.late_s(time.monotonic())
+        behind_s = 0.0
+        while behind_s < _STALE_AFTER_S:
+            await asyncio.sleep(_POLL_S)
+            behind_s = self.lag.behind_s(time.monotonic())
         text = "the watch of %s is begun anew: it has owed a change for %.0f s"
-        _log.warning(text, self.name, late_s)
+        _log.warning(text, self.name, behind_s)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login.open_session)
         where = (self.kind.group, self.kind.version, self.kind.plural)
-        kopf.on.event(*where, registry=registry)(self._note)
+        kopf.on.event(*where, registry=registry)(self._on_event)
         return registry
 
-    async def _note(self, event: Mapping[str, Any], **_: Any) -> None:
+    async def _on_event(self, event: Mapping[str, Any], **_: Any) -> None:
         item = event["object"]
         self.last_event = time.monotonic()
-        self.ledger.deliver(item, is_gone=event["type"] == "DELETED")
+        self.lag.deliver(item, is_gone=event["type"] == "DELETED")
         self._deliver(item)
 
     def _settings(self) -> kopf.OperatorSettings:
@@ -183,7 +183,7 @@ class Watch:
         return settings
 
 
-def _pauses() -> Iterator[float]:
+def _restart_pauses() -> Iterator[float]:
     """Seconds between two lives of a watch: growing while they are short."""
     pause_s = _RESTART_AFTER_S
     while True:
@@ -200,7 +200,7 @@ class _Backoffs:
             yield 8.0
 
 
-def _reasons(tasks: set[asyncio.Task[Any]]) -> Iterator[str]:
+def _exit_reasons(tasks: set[asyncio.Task[Any]]) -> Iterator[str]:
     for task in tasks:
         error = None if task.cancelled() else task.exception()
         yield f"{type(error).__name__}: {error}" if error else f"{task.get_name()} has ended"

@@ -76,7 +76,7 @@ def _not_yet_seen(scene: Scene) -> Obstacle | None:
     return Obstacle("nothing but time: the operator has not looked at it yet", _watch(scene))
 
 
-def _blind(scene: Scene) -> Obstacle | None:
+def _unknown(scene: Scene) -> Obstacle | None:
     if scene.condition(ConditionType.READY).get("status") != "Unknown":
         return None
     text = f"the operator cannot look at it: {scene.message(ConditionType.READY)}"
@@ -146,7 +146,7 @@ def _under_way(scene: Scene) -> Obstacle | None:
     return Obstacle(f"nothing but time: {progressing['message']}", _watch(scene))
 
 
-def _late(scene: Scene) -> Obstacle | None:
+def _deadline_exceeded(scene: Scene) -> Obstacle | None:
     if scene.reason(ConditionType.PROGRESSING) != progress.DEADLINE_EXCEEDED:
         return None
     _, _, waits_for = scene.message(ConditionType.PROGRESSING).rpartition("tried further: ")
@@ -168,14 +168,14 @@ _FINDERS: Final[tuple[Callable[[Scene], Obstacle | None], ...]] = (
     _being_deleted,
     _operator_away,
     _not_yet_seen,
-    _blind,
+    _unknown,
     _refused,
     _no_kuberay,
     _replica_failed,
     _pod_stuck,
     _ray_refused,
     _under_way,
-    _late,
+    _deadline_exceeded,
     _replica_missing,
 )
 _READ_LOG: Final = "sh -c 'tail -n 40 /tmp/ray/session_latest/logs/serve/replica_*'"

@@ -134,12 +134,12 @@ def test_a_token_that_may_be_missing_is_made_and_is_no_change() -> None:
     for manifest in manifests:
         manifest["metadata"]["generation"] = 1
     there = observation(*manifests)
-    doubted = replace(there, children=replace(there.children, has_token=False))
+    stale = replace(there, children=replace(there.children, has_token=False))
 
-    intent = decide(parsed, doubted)
+    intent = decide(parsed, stale)
 
     assert intent.actions == (CreateToken(TOKEN),)
-    assert collect_facts(found(), parsed, doubted, intent, write_failure=None, now=T1).is_applied
+    assert collect_facts(found(), parsed, stale, intent, write_failure=None, now=T1).is_applied
 
 
 def again(known: Facts, deadline_in_s: float | None = 500.0, polled: int = 1) -> float | None:

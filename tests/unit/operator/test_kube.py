@@ -101,7 +101,7 @@ async def test_what_is_no_answer_of_the_api_server_passes_by(
 
     with pytest.raises(errors.Unreachable, match="none of the API server's answers"):
         await kube.list(RAY_SERVICE, None)
-    assert api.counted == [("list", "rayservices", "garbled")]
+    assert api.counted == [("list", "rayservices", "invalid")]
 
 
 async def test_a_list_can_be_cut_short(kube: Kube, api: Api) -> None:

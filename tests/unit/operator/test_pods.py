@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.pods import held_up_by, is_held_up, is_missed, pod_view
+from tandem_operator.pods import may_lack_secret, pod_view, volume_problem, waits_for_volumes
 from tests.unit.operator.scenes import pod
 
 WAITING = {"name": "ray-worker", "image": "registry/tandem:9"}
@@ -113,8 +113,8 @@ def event(message: str, reason: str = "FailedMount", **times: str) -> dict[str, 
 
 
 def test_a_pod_whose_containers_have_not_begun_is_held_up() -> None:
-    assert is_held_up(pod("w", ready=False, **NOT_BEGUN))
-    assert is_held_up(pod("w", ready=False, **{**NOT_BEGUN, "containerStatuses": []}))
+    assert waits_for_volumes(pod("w", ready=False, **NOT_BEGUN))
+    assert waits_for_volumes(pod("w", ready=False, **{**NOT_BEGUN, "containerStatuses": []}))
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_a_pod_whose_containers_have_not_begun_is_held_up() -> None:
     ids=["it runs", "it has no node", "a container has begun", "an image is what it lacks"],
 )
 def test_any_other_pod_is_not(status: dict[str, Any]) -> None:
-    assert not is_held_up(pod("w", ready=False, **{**NOT_BEGUN, **status}))
+    assert not waits_for_volumes(pod("w", ready=False, **{**NOT_BEGUN, **status}))
 
 
 def test_a_pod_that_goes_is_not_held_up() -> None:
     going = pod("w", ready=False, **NOT_BEGUN)
     going["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z"
 
-    assert not is_held_up(going)
+    assert not waits_for_volumes(going)
 
 
 def test_the_newest_word_about_its_volumes_says_what_holds_a_pod_up() -> None:
@@ -147,25 +147,27 @@ def test_the_newest_word_about_its_volumes_says_what_holds_a_pod_up() -> None:
         event("Back-off", "BackOff", lastTimestamp="2026-11-21T14:03:00Z"),
     ]
 
-    assert held_up_by("w", events) == (
+    assert volume_problem("w", events) == (
         f"pod w waits for its volumes: {message}; make the Secret, or name another one"
     )
-    assert held_up_by("w", events[:1]) == "pod w waits for its volumes: Unable to attach"
-    assert held_up_by("w", events[3:]) is None
+    assert volume_problem("w", events[:1]) == "pod w waits for its volumes: Unable to attach"
+    assert volume_problem("w", events[3:]) is None
 
 
 def test_a_secret_that_a_container_waits_for_is_missed() -> None:
-    lacks = waiting("CreateContainerConfigError", 'secret "tiny-token-1" not found')
-    pods = [pod_view(pod("w", ready=False, containerStatuses=lacks))]
+    missing_secrets = waiting("CreateContainerConfigError", 'secret "tiny-token-1" not found')
+    pods = [pod_view(pod("w", ready=False, containerStatuses=missing_secrets))]
 
-    assert is_missed("tiny-token-1", pods)
-    assert not is_missed("tiny-token-2", pods)
-    assert not is_missed("tiny-token-1", [pod_view(pod("w"))])
+    assert may_lack_secret("tiny-token-1", pods)
+    assert not may_lack_secret("tiny-token-2", pods)
+    assert not may_lack_secret("tiny-token-1", [pod_view(pod("w"))])
 
 
 def test_a_head_that_has_ended_may_have_missed_its_token() -> None:
     """Beside a store the token is optional: the head starts without it, and ends."""
     ended = [{**WAITING, "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]
 
-    assert is_missed("t", [pod_view(pod("h", head=True, ready=False, containerStatuses=ended))])
-    assert not is_missed("t", [pod_view(pod("w", ready=False, containerStatuses=ended))])
+    assert may_lack_secret(
+        "t", [pod_view(pod("h", head=True, ready=False, containerStatuses=ended))]
+    )
+    assert not may_lack_secret("t", [pod_view(pod("w", ready=False, containerStatuses=ended))])

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_operator.pods import PodView
-from tandem_operator.ray_answer import LONGEST_ANSWER, Garbled, read_answer
+from tandem_operator.ray_answer import LONGEST_ANSWER, InvalidAnswer, read_answer
+from tandem_operator.ray_backoff import RayBackoff
 from tandem_operator.ray_client import RayClient, RayReplies
-from tandem_operator.ray_patience import RayPatience
 from tandem_operator.ray_view import own_heads
 from tandem_operator.status import status_document
 from tests.unit.operator.scenes import NAME, NAMESPACE, answer, digest, facts, ray_service
@@ -91,7 +91,7 @@ async def test_rays_answer_comes_with_the_token() -> None:
     (replica,) = replies.answers["old"]["applications"][NAME]["deployments"]["replica"]["replicas"]
     assert replica["state"] == "RUNNING"
     assert seen == [f"Bearer {TOKEN}", "identity"]
-    assert (replies.silences, counted) == ({}, ["200"])
+    assert (replies.ray_errors, counted) == ({}, ["200"])
 
 
 async def test_a_redirect_is_not_followed_and_the_token_stays() -> None:
@@ -110,7 +110,7 @@ async def test_a_redirect_is_not_followed_and_the_token_stays() -> None:
                 return web.Response(status=status, headers={"Location": f"{target}/collect"})
 
             replies = await ask(redirect)
-            assert replies.silences == {"old": f"it answers with the status {status}"}
+            assert replies.ray_errors == {"old": f"it answers with the status {status}"}
 
     assert collected == []
 
@@ -206,8 +206,8 @@ async def test_a_hostile_dashboard_does_not_answer_and_says_why(handler: Handler
         tracemalloc.stop()
 
     assert replies.answers == {}
-    assert why in replies.silences["old"]
-    assert len(replies.silences["old"]) < 200
+    assert why in replies.ray_errors["old"]
+    assert len(replies.ray_errors["old"]) < 200
     # The server's own part of it is in here, too.
     assert peak < MOST_MEMORY + len(HUGE)
 
@@ -259,7 +259,7 @@ async def test_what_is_hardly_http_does_not_answer_either(lines: Callable[[], An
         tracemalloc.stop()
 
     assert replies.answers == {}
-    assert replies.silences["old"].startswith("it gives no ")
+    assert replies.ray_errors["old"].startswith("it gives no ")
     assert peak < MOST_MEMORY
 
 
@@ -275,7 +275,7 @@ async def test_one_hostile_head_leaves_the_other_ones_answer_alone() -> None:
         replies = await client.ask(heads, NAME, NAMESPACE, TOKEN)
 
     assert set(replies.answers) == {"old"}
-    assert set(replies.silences) == {"new"}
+    assert set(replies.ray_errors) == {"new"}
 
 
 async def test_a_head_that_uses_up_its_time_is_left_alone_for_a_while() -> None:
@@ -295,28 +295,28 @@ async def test_a_head_that_uses_up_its_time_is_left_alone_for_a_while() -> None:
 
 
 def test_a_slow_head_rests_ever_longer_until_it_is_prompt() -> None:
-    patience, now = RayPatience[str](), 0.0
-    rests = []
+    backoff, now = RayBackoff[str](), 0.0
+    pauses = []
     for _ in range(7):
-        patience.note_slow("url", "slow", now)
-        rests.append(next(rest for rest in range(100) if not patience.words("url", now + rest)))
-        now += rests[-1]
+        backoff.record_timeout("url", "slow", now)
+        pauses.append(next(pause for pause in range(100) if not backoff.reason("url", now + pause)))
+        now += pauses[-1]
 
-    assert rests == [3, 6, 12, 24, 48, 60, 60]
-    patience.note_prompt("url")
-    patience.note_slow("url", "slow", now)
-    assert patience.words("url", now + 2.9) == "slow"
-    assert patience.words("url", now + 3.0) is None
-    assert patience.words("another", now) is None
+    assert pauses == [3, 6, 12, 24, 48, 60, 60]
+    backoff.reset("url")
+    backoff.record_timeout("url", "slow", now)
+    assert backoff.reason("url", now + 2.9) == "slow"
+    assert backoff.reason("url", now + 3.0) is None
+    assert backoff.reason("another", now) is None
 
 
 def test_no_more_slow_heads_are_kept_in_mind_than_there_may_be() -> None:
-    patience = RayPatience[int]()
+    backoff = RayBackoff[int]()
     for number in range(5000):
-        patience.note_slow(number, "slow", 0.0)
+        backoff.record_timeout(number, "slow", 0.0)
 
-    assert patience.words(0, 0.0) is None
-    assert patience.words(4999, 0.0) == "slow"
+    assert backoff.reason(0, 0.0) is None
+    assert backoff.reason(4999, 0.0) == "slow"
 
 
 async def test_cookies_are_not_kept() -> None:
@@ -421,7 +421,7 @@ def test_whatever_stands_in_an_answer_it_is_refused_or_understood(
 
     try:
         found = read_answer(json.dumps(document["x"]).encode(), NAME)
-    except Garbled:
+    except InvalidAnswer:
         return
     view = scene_view(ray_service(active=digest("old", "RUNNING"), endpoints=1), old=found)
     json.dumps(status_document(facts(ray=view, is_applied=False)))

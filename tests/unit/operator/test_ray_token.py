@@ -10,11 +10,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from lightkube import KubeConfig
 
+from tandem_operator.confirmed_tokens import ConfirmedTokens
 from tandem_operator.errors import Forbidden, Refused
 from tandem_operator.kube import Kube
 from tandem_operator.kubeconfig import user_of
 from tandem_operator.ray_token import RayToken, ray_token
-from tandem_operator.token_doubts import TokenDoubts
 from tandem_operator.token_key import NAME, TokenKey
 
 KEY = b"k" * 32
@@ -54,17 +54,17 @@ def test_a_token_says_nothing_of_itself() -> None:
 
 
 def test_a_token_that_nobody_has_looked_at_for_long_is_doubted() -> None:
-    doubts = TokenDoubts[str](after_s=600.0)
+    doubts = ConfirmedTokens[str](after_s=600.0)
     token = RayToken("tiny-token-1", "x")
-    assert doubts.is_doubted("tiny", token.secret, now=0.0)
+    assert doubts.is_stale("tiny", token.secret, now=0.0)
 
-    doubts.note("tiny", token.secret, now=0.0)
+    doubts.confirm("tiny", token.secret, now=0.0)
 
-    assert not doubts.is_doubted("tiny", token.secret, now=600.0)
-    assert doubts.is_doubted("tiny", token.secret, now=601.0)
-    assert doubts.is_doubted("tiny", "tiny-token-2", now=1.0), "another token is not there yet"
-    doubts.clear("tiny")
-    assert doubts.is_doubted("tiny", token.secret, now=1.0)
+    assert not doubts.is_stale("tiny", token.secret, now=600.0)
+    assert doubts.is_stale("tiny", token.secret, now=601.0)
+    assert doubts.is_stale("tiny", "tiny-token-2", now=1.0), "another token is not there yet"
+    doubts.forget("tiny")
+    assert doubts.is_stale("tiny", token.secret, now=1.0)
 
 
 class Secrets:

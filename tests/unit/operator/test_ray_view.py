@@ -3,7 +3,7 @@
 import pytest
 
 from tandem_operator.pods import pod_view
-from tandem_operator.ray_view import clusters_in_doubt, is_in_effect, ray_view
+from tandem_operator.ray_view import clusters_not_running, is_in_effect, ray_view
 from tests.unit.operator.scenes import (
     CAUSE,
     TRACEBACK,
@@ -119,9 +119,9 @@ def test_a_cluster_whose_pods_cannot_be_made_says_why() -> None:
 def test_clusters_that_do_not_run_are_in_doubt() -> None:
     found = ray_service(active=digest("old", "RUNNING"), pending=digest("new", "DEPLOYING"))
 
-    assert clusters_in_doubt(found) == ["new"]
-    assert clusters_in_doubt(ray_service(active=digest("old"))) == ["old"]
-    assert clusters_in_doubt(ray_service(seen=None)) == []
+    assert clusters_not_running(found) == ["new"]
+    assert clusters_not_running(ray_service(active=digest("old"))) == ["old"]
+    assert clusters_not_running(ray_service(seen=None)) == []
 
 
 @pytest.mark.parametrize(

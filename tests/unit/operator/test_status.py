@@ -14,7 +14,7 @@ from tandem_operator.plan import PendingChange
 from tandem_operator.pods import pod_view
 from tandem_operator.progress import served_during_a_change
 from tandem_operator.ray_view import ray_view
-from tandem_operator.status import blind_document, status_document
+from tandem_operator.status import status_document, unknown_document
 from tandem_operator.transitions import transitions
 from tandem_serve.api.changes import ChangeKind
 from tests.unit.operator.scenes import (
@@ -315,12 +315,12 @@ def test_a_write_after_that_is_one() -> None:
 
 def test_a_service_that_cannot_be_looked_at_is_unknown_and_keeps_the_rest() -> None:
     before = settled()
-    status = blind_document(before, FORBIDDEN, generation=1, now=T2)
+    status = unknown_document(before, FORBIDDEN, generation=1, now=T2)
 
     assert find_condition(status, "Ready")["status"] == "Unknown"
     assert status["reason"] == "ApiForbidden"
     assert find_condition(status, "ModelLoaded") == find_condition(before, "ModelLoaded")
-    assert blind_document(status, FORBIDDEN, generation=1, now=T2) == status
+    assert unknown_document(status, FORBIDDEN, generation=1, now=T2) == status
 
 
 def reasons(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -458,7 +458,7 @@ def test_an_outage_in_the_middle_of_a_change_does_not_make_the_old_version_new()
         HEAD, NEW_HEAD, old=answer("STARTING"),
     )  # fmt: skip
     status = status_document(facts(previous=settled(), generation=2, ray=down))
-    status = blind_document(status, FORBIDDEN, generation=2, now=T2)
+    status = unknown_document(status, FORBIDDEN, generation=2, now=T2)
     status = status_document(facts(previous=status, generation=2, ray=upgrading()))
 
     assert find_condition(status, "Ready")["status"] == "True"
@@ -484,7 +484,7 @@ def test_a_dashboard_that_is_silent_is_told_with_its_reason() -> None:
 
 
 def test_a_service_nobody_can_look_at_is_no_reason_for_more_than_a_warning() -> None:
-    assert reasons({}, blind_document({}, FORBIDDEN, generation=1, now=T0)) == []
-    assert reasons(settled(), blind_document(settled(), FORBIDDEN, generation=1, now=T1)) == [
+    assert reasons({}, unknown_document({}, FORBIDDEN, generation=1, now=T0)) == []
+    assert reasons(settled(), unknown_document(settled(), FORBIDDEN, generation=1, now=T1)) == [
         "NotReady"
     ]

@@ -11,37 +11,37 @@ from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-SHORTEST_REST_S: Final = 3.0
-LONGEST_REST_S: Final = 60.0
+SHORTEST_PAUSE_S: Final = 3.0
+LONGEST_PAUSE_S: Final = 60.0
 _REMEMBERED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class _Pause:
     until: float
     length_s: float
-    words: str
+    reason: str
 
 
-class RayPatience(Generic[Key]):
+class RayBackoff(Generic[Key]):
     """Heads that are left alone for a while. Moments are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._rests: OrderedDict[Key, _Rest] = OrderedDict()
+        self._pauses: OrderedDict[Key, _Pause] = OrderedDict()
 
-    def words(self, key: Key, now: float) -> str | None:
+    def reason(self, key: Key, now: float) -> str | None:
         """Return why a head did not answer, while it is left alone; None: it may be asked."""
-        rest = self._rests.get(key)
-        return rest.words if rest and now < rest.until else None
+        pause = self._pauses.get(key)
+        return pause.reason if pause and now < pause.until else None
 
-    def note_slow(self, key: Key, words: str, now: float) -> None:
+    def record_timeout(self, key: Key, reason: str, now: float) -> None:
         """Leave a head alone that used up its time: at first as long, then ever longer."""
-        before = self._rests.pop(key, None)
-        length_s = min(2 * before.length_s, LONGEST_REST_S) if before else SHORTEST_REST_S
-        self._rests[key] = _Rest(now + length_s, length_s, words)
-        while len(self._rests) > _REMEMBERED:
-            self._rests.popitem(last=False)
+        before = self._pauses.pop(key, None)
+        length_s = min(2 * before.length_s, LONGEST_PAUSE_S) if before else SHORTEST_PAUSE_S
+        self._pauses[key] = _Pause(now + length_s, length_s, reason)
+        while len(self._pauses) > _REMEMBERED:
+            self._pauses.popitem(last=False)
 
-    def note_prompt(self, key: Key) -> None:
+    def reset(self, key: Key) -> None:
         """Forget a head that was done in time, whatever it said."""
-        self._rests.pop(key, None)
+        self._pauses.pop(key, None)

@@ -9,28 +9,28 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
-class _Late(NamedTuple):
+class _Missed(NamedTuple):
     version: str
     since: float
 
 
-class WatchLedger:
+class WatchLag:
     """What one kind's watch has delivered. Moments are seconds of one clock."""
 
     def __init__(self) -> None:
         self._delivered: dict[str, str] = {}
-        self._late: dict[str, _Late] = {}
+        self._missed: dict[str, _Missed] = {}
 
     def deliver(self, item: Mapping[str, Any], *, is_gone: bool) -> None:
         """The watch has brought an object, or its end."""
         uid, version = _identity(item)
         if is_gone:
             self._delivered.pop(uid, None)
-            self._late.pop(uid, None)
+            self._missed.pop(uid, None)
             return
         self._delivered[uid] = version
-        if uid in self._late and not _is_older(version, self._late[uid].version):
-            del self._late[uid]
+        if uid in self._missed and not _is_older(version, self._missed[uid].version):
+            del self._missed[uid]
 
     def compare(self, listed: Iterable[Mapping[str, Any]], now: float) -> None:
         """A LIST has seen these objects, all of the kind.
@@ -40,8 +40,8 @@ class WatchLedger:
         """
         versions = dict(_identity(item) for item in listed)
         self._delivered = {uid: one for uid, one in self._delivered.items() if uid in versions}
-        self._late = {
-            uid: self._late.get(uid, _Late(version, now))
+        self._missed = {
+            uid: self._missed.get(uid, _Missed(version, now))
             for uid, version in versions.items()
             if _is_older(self._delivered.get(uid, ""), version)
         }
@@ -49,11 +49,11 @@ class WatchLedger:
     def reset(self) -> None:
         """The watch starts anew, and will deliver everything again."""
         self._delivered.clear()
-        self._late.clear()
+        self._missed.clear()
 
-    def late_s(self, now: float) -> float:
+    def behind_s(self, now: float) -> float:
         """For how many seconds the watch has owed the change that it has owed longest."""
-        return max((now - late.since for late in self._late.values()), default=0.0)
+        return max((now - late.since for late in self._missed.values()), default=0.0)
 
 
 def _identity(item: Mapping[str, Any]) -> tuple[str, str]:
