@@ -43,7 +43,10 @@ class HealthSnapshot:
 def liveness_problem(snapshot: HealthSnapshot) -> str | None:
     """Why the process should be started anew, in one sentence; None: it is well."""
     if snapshot.loop_lag_s > LOOP_LAG_S:
-        return f"the event loop was held up for {snapshot.loop_lag_s:.0f} s, more than {LOOP_LAG_S:.0f}"
+        return (
+            f"the event loop was held up for {snapshot.loop_lag_s:.0f} s, more than "
+            f"{LOOP_LAG_S:.0f}"
+        )
     if not snapshot.is_leader:
         return None
     if snapshot.resync_age_s > snapshot.resync_limit_s:

@@ -27,7 +27,7 @@ _PERMANENT_WAITS: Final[Mapping[str, str]] = {
 """Reasons of a waiting container that do not pass by themselves."""
 
 _HAS_NOT_BEGUN: Final = frozenset({"ContainerCreating", "PodInitializing"})
-_VOLUME_TROUBLES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_VOLUME_FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 # The kubelet's words, of a volume and of a variable alike.
 _MISSING_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
 
@@ -91,7 +91,7 @@ def waits_for_volumes(pod: Mapping[str, Any]) -> bool:
 
 def volume_problem(name: str, events: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the newest complaint about volumes in a pod's Events, as one sentence."""
-    told = [one for one in events if one.get("reason") in _VOLUME_TROUBLES]
+    told = [one for one in events if one.get("reason") in _VOLUME_FAILURES]
     if not told:
         return None
     message = max(told, key=_said_at).get("message", "")

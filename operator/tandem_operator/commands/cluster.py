@@ -32,7 +32,7 @@ class ClusterError(Exception):
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Turn what a user can do something about into a sentence and exit code 1."""
     try:
         yield
@@ -104,7 +104,7 @@ class Cluster:
         """
         with self._errors(INFERENCE_SERVICE):
             watched = self._client.watch(
-                resource_of(INFERENCE_SERVICE), namespace=namespace, on_error=_begin_anew
+                resource_of(INFERENCE_SERVICE), namespace=namespace, on_error=_on_watch_error
             )
             for _, item in watched:
                 yield dict(item)
@@ -187,7 +187,7 @@ def _said(error: httpx2.HTTPStatusError) -> str:
     return message or error.response.reason_phrase
 
 
-def _begin_anew(error: Exception, _: int) -> OnErrorResult:
+def _on_watch_error(error: Exception, _: int) -> OnErrorResult:
     """Begin from the start when the API server has forgotten where the watch was."""
     is_outdated = isinstance(error, httpx2.HTTPStatusError) and _code(error) == HTTPStatus.GONE
     return OnErrorResult(OnErrorAction.RETRY if is_outdated else OnErrorAction.RAISE)

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem_operator.clock import now_text
-from tandem_operator.commands.cluster import Cluster, errors_in_words
-from tandem_operator.commands.explanation import explain as five_sentences
+from tandem_operator.commands.cluster import Cluster, exit_on_error
+from tandem_operator.commands.explanation import explain as explain_service
 from tandem_operator.names import SERVICE
 
 LABELS: Final = ("state", "replicas", "change", "in the way", "next")
@@ -16,11 +16,11 @@ LABELS: Final = ("state", "replicas", "change", "in the way", "next")
 
 def explain(name: str, namespace: str | None, *, context: str | None) -> None:
     """Print what the service `name` is, has and waits for, and what to do next."""
-    with errors_in_words():
+    with exit_on_error():
         cluster = Cluster.connect(context)
         place = namespace or cluster.namespace
         service = cluster.service(name, place)
-        lines = five_sentences(
+        lines = explain_service(
             service,
             cluster.ray_service(name, place),
             cluster.pods({SERVICE: name}, place),

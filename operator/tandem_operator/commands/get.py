@@ -6,8 +6,8 @@ from typing import Final
 import typer
 
 from tandem_operator.clock import now_text
-from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, errors_in_words
-from tandem_operator.commands.words import age_between
+from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, exit_on_error
+from tandem_operator.commands.text import age_between
 from tandem_operator.conditions import find_condition
 
 Row = tuple[str, ...]
@@ -23,13 +23,13 @@ HEADER: Final[Row] = (
     "AGE",
 )
 _GAP: Final = 3
-_ROOM: Final[Row] = ("", "", "Unknown", "", "", "", "ProgressDeadlineExceeded", "")
+_LONGEST: Final[Row] = ("", "", "Unknown", "", "", "", "ProgressDeadlineExceeded", "")
 """Texts that a column has room for from the start, as later rows may have them."""
 
 
 def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: bool) -> None:
     """Print the services of a namespace, or of all; then, if asked, each one that changes."""
-    with errors_in_words():
+    with exit_on_error():
         cluster = Cluster.connect(context)
         place = EVERYWHERE if everywhere else namespace or cluster.namespace
         services = cluster.services(place)
@@ -37,7 +37,7 @@ def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: 
             typer.echo(f"No services in {'any namespace' if everywhere else place}.", err=True)
             return
         rows = [row_of(service, now_text()) for service in services]
-        widths = widths_of([HEADER, *rows, *([_ROOM] if watch else [])])
+        widths = widths_of([HEADER, *rows, *([_LONGEST] if watch else [])])
         first = 0 if everywhere else 1
         for row in [HEADER, *rows]:
             typer.echo(line_of(row, widths, first=first))

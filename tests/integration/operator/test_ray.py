@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, OperatorProcess, manifest, settle, until
-from tests.unit.operator.scenes import CAUSE, TRACEBACK, answer
+from tests.unit.operator.samples import CAUSE, TRACEBACK, answer
 from tools.cluster import ClusterError
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ from tandem_operator.conditions import (
     find_condition,
     merge_conditions,
 )
-from tests.unit.operator.scenes import T0, T1
+from tests.unit.operator.samples import T0, T1
 
 conditions = st.lists(
     st.builds(

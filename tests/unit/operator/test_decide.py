@@ -22,7 +22,7 @@ from tandem_operator.plan import ApplyObject, CreateToken, ObjectKey, ObservedOb
 from tandem_operator.ray_token import RayToken
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
 from tandem_operator.status import status_document
-from tests.unit.operator.scenes import T1, answer, digest, facts, pod, ray_service, service, view
+from tests.unit.operator.samples import T1, answer, digest, facts, pod, ray_service, service, view
 
 TOKEN = RayToken("tiny-token-0123abcd", "rays-own")
 SETTINGS = OperatorSettings(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.pods import may_lack_secret, pod_view, volume_problem, waits_for_volumes
-from tests.unit.operator.scenes import pod
+from tests.unit.operator.samples import pod
 
 WAITING = {"name": "ray-worker", "image": "registry/tandem:9"}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.progress import change_start, is_complete, last_write
-from tests.unit.operator.scenes import (
+from tests.unit.operator.samples import (
     T0,
     T1,
     T2,

@@ -21,8 +21,8 @@ from tandem_operator.ray_backoff import RayBackoff
 from tandem_operator.ray_client import RayClient, RayReplies
 from tandem_operator.ray_view import own_heads
 from tandem_operator.status import status_document
-from tests.unit.operator.scenes import NAME, NAMESPACE, answer, digest, facts, ray_service
-from tests.unit.operator.scenes import view as scene_view
+from tests.unit.operator.samples import NAME, NAMESPACE, answer, digest, facts, ray_service
+from tests.unit.operator.samples import view as sample_view
 
 TOKEN = "rays-own-token"  # noqa: S105  # the test's own
 TIMEOUT_S = 0.5
@@ -423,5 +423,5 @@ def test_whatever_stands_in_an_answer_it_is_refused_or_understood(
         found = read_answer(json.dumps(document["x"]).encode(), NAME)
     except InvalidAnswer:
         return
-    view = scene_view(ray_service(active=digest("old", "RUNNING"), endpoints=1), old=found)
+    view = sample_view(ray_service(active=digest("old", "RUNNING"), endpoints=1), old=found)
     json.dumps(status_document(facts(ray=view, is_applied=False)))

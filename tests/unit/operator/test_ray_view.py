@@ -4,7 +4,7 @@ import pytest
 
 from tandem_operator.pods import pod_view
 from tandem_operator.ray_view import clusters_not_running, is_in_effect, ray_view
-from tests.unit.operator.scenes import (
+from tests.unit.operator.samples import (
     CAUSE,
     TRACEBACK,
     answer,

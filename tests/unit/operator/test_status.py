@@ -17,7 +17,7 @@ from tandem_operator.ray_view import ray_view
 from tandem_operator.status import status_document, unknown_document
 from tandem_operator.transitions import transitions
 from tandem_serve.api.changes import ChangeKind
-from tests.unit.operator.scenes import (
+from tests.unit.operator.samples import (
     CAUSE,
     T0,
     T1,
@@ -54,7 +54,7 @@ def starting(*pods: Any, **answers: Any) -> Any:
     return view(ray_service(pending=digest("new")), *pods, **answers)
 
 
-SCENES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
+CASES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
     "it was created a moment ago": (
         facts(ray=None, is_applied=False),
         {
@@ -206,7 +206,7 @@ SCENES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
 }
 
 
-@pytest.mark.parametrize(("known", "expected"), SCENES.values(), ids=SCENES)
+@pytest.mark.parametrize(("known", "expected"), CASES.values(), ids=CASES)
 def test_the_conditions_say_how_it_is(known: Facts, expected: dict[str, tuple[str, str]]) -> None:
     conditions = status_document(known)["conditions"]
 
@@ -214,19 +214,19 @@ def test_the_conditions_say_how_it_is(known: Facts, expected: dict[str, tuple[st
     assert said | expected == said
 
 
-@pytest.mark.parametrize("known", [known for known, _ in SCENES.values()], ids=SCENES)
+@pytest.mark.parametrize("known", [known for known, _ in CASES.values()], ids=CASES)
 def test_a_second_look_says_the_same(known: Facts) -> None:
     first = status_document(known)
 
     assert status_document(replace(known, previous=first, now=T2)) == first
 
 
-@given(st.lists(st.sampled_from(list(SCENES)), max_size=8))
+@given(st.lists(st.sampled_from(list(CASES)), max_size=8))
 def test_times_move_with_the_status_alone_whatever_happens(names: list[str]) -> None:
     status: dict[str, Any] = {}
     for minute, name in enumerate(names):
         now = f"2026-11-21T15:{minute:02}:00Z"
-        known = replace(SCENES[name][0], previous=status, now=now)
+        known = replace(CASES[name][0], previous=status, now=now)
         after = status_document(known)
         for condition in after["conditions"]:
             before = find_condition(status, condition["type"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.commands.explanation import explain
-from tandem_operator.commands.words import age_between, sentence
+from tandem_operator.commands.text import age_between, sentence
 
 NOW = "2026-11-21T14:00:00Z"
 EARLIER = "2026-11-21T13:55:00Z"

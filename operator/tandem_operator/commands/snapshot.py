@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_operator.clock import seconds_between
-from tandem_operator.commands.words import age_between
+from tandem_operator.commands.text import age_between
 from tandem_operator.conditions import ConditionType, find_condition
 from tandem_operator.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
 from tandem_operator.pods import pod_view
 
 Object = Mapping[str, Any]
 
-OPERATOR_TIME_S: Final = 60.0
+RECONCILE_WITHIN_S: Final = 60.0
 """Seconds in which a running operator has looked at a service many times over."""
 
 _RECENT_S: Final = 900.0
@@ -21,7 +21,7 @@ _CHANGES: Final = {"Live", "InPlace", "Replace"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class EventInfo:
     """A Kubernetes Event: what, to whom, when last, and how often."""
 
     about: str
@@ -33,7 +33,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class ServiceSnapshot:
     """One service, what belongs to it, and the moment."""
 
     service: Object
@@ -81,7 +81,7 @@ class Scene:
         """Message of a condition."""
         return str(self.condition(condition_type).get("message", ""))
 
-    def for_so_long(self, condition_type: ConditionType) -> str:
+    def condition_age(self, condition_type: ConditionType) -> str:
         """How long a condition has been as it is."""
         return self.since(self.condition(condition_type).get("lastTransitionTime", self.now))
 
@@ -106,7 +106,7 @@ class Scene:
         return int(self.spec.get("progressDeadlineSeconds") or 600)
 
     @property
-    def wants_keys(self) -> bool:
+    def needs_api_key(self) -> bool:
         """Whether requests need an API key."""
         return bool((self.spec.get("server") or {}).get("apiKeysSecret"))
 
@@ -116,7 +116,7 @@ class Scene:
         return int(self.service["metadata"].get("generation", 1))
 
     @property
-    def seen_generation(self) -> int:
+    def observed_generation(self) -> int:
         """Number of the newest spec that the operator has looked at; 0: none."""
         # Ready, and the whole status, stay behind until a spec is in effect.
         seen = (self.status, *(self.condition(condition_type) for condition_type in ConditionType))
@@ -133,17 +133,17 @@ class Scene:
         return max(self._writes(), default=("", ""))[1]
 
     @property
-    def is_overlooked(self) -> bool:
+    def is_unobserved(self) -> bool:
         """Whether the operator has had the time to look at the newest spec, and has not."""
-        if self.seen_generation >= self.generation:
+        if self.observed_generation >= self.generation:
             return False
-        return seconds_between(self.written_at, self.now) > OPERATOR_TIME_S
+        return seconds_between(self.written_at, self.now) > RECONCILE_WITHIN_S
 
     @property
-    def last_change(self) -> Happening | None:
+    def last_change(self) -> EventInfo | None:
         """The last change of the running service that the operator told of; Events live an hour."""
         ours = (one for one in self.events if one.get("reason") in _CHANGES and self._is_ours(one))
-        return max((_happening(one) for one in ours), key=lambda one: one.at, default=None)
+        return max((_event_info(one) for one in ours), key=lambda one: one.at, default=None)
 
     @property
     def new_cluster(self) -> str | None:
@@ -162,18 +162,18 @@ class Scene:
             and "deletionTimestamp" not in pod["metadata"]
         ]
 
-    def stuck_pods(self) -> Iterator[tuple[str, str]]:
+    def blocked_pods(self) -> Iterator[tuple[str, str]]:
         """Name of each pod that cannot run, and why."""
         for pod in self.pods:
             view = pod_view(pod)
             if view.failure:
                 yield view.name, view.failure
 
-    def warnings(self) -> list[Happening]:
+    def warnings(self) -> list[EventInfo]:
         """What went wrong of late with what belongs to the service, the newest first."""
         names = {self.name, *(pod["metadata"]["name"] for pod in self.pods)}
         found = [
-            _happening(one)
+            _event_info(one)
             for one in self.events
             if one.get("type") == "Warning"
             and not self._is_ours(one)
@@ -213,14 +213,14 @@ def _belongs(name: str, names: set[str], service: str) -> bool:
     return name in names or name.startswith(f"{service}-")
 
 
-def _happening(event: Object) -> Happening:
+def _event_info(event: Object) -> EventInfo:
     about = event.get("involvedObject") or {}
     at = (
         event.get("lastTimestamp")
         or event.get("eventTime")
         or event["metadata"]["creationTimestamp"]
     )
-    return Happening(
+    return EventInfo(
         about=f"{about.get('kind', 'Object')} {about.get('name', '')}",
         reason=str(event.get("reason", "")),
         message=str(event.get("message", "")),

@@ -1,0 +1,214 @@
+"""What is in the way of a service, and what to do about it; pure.
+
+Each finder knows one situation; the first that recognizes its own speaks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tandem_operator import progress, status
+from tandem_operator.commands.snapshot import ServiceSnapshot
+from tandem_operator.commands.text import count_of
+from tandem_operator.conditions import ConditionType
+
+NOTHING: Final = "Nothing is in the way"
+
+_BLOCKING_REASONS: Final = {
+    "FailedScheduling",
+    "FailedMount",
+    "FailedAttachVolume",
+    "FailedCreate",
+    "FailedToCreateHeadPod",
+    "FailedToCreateWorkerPod",
+    "Failed",
+    "BackOff",
+    "Evicted",
+    "OOMKilling",
+}
+"""Reasons of warnings that keep a pod from running; a probe that fails once does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What is in the way, and what to do; neither is a whole sentence yet."""
+
+    text: str
+    way_out: str
+
+
+def find_blocker(snapshot: ServiceSnapshot) -> Blocker:
+    """The first thing that keeps the service from being what is asked for."""
+    for finder in _FINDERS:
+        if found := finder(snapshot):
+            return _overdue(found, snapshot)
+    return Blocker(NOTHING, _how_to_chat(snapshot))
+
+
+def _being_deleted(snapshot: ServiceSnapshot) -> Blocker | None:
+    metadata = snapshot.service["metadata"]
+    if "deletionTimestamp" not in metadata:
+        return None
+    if snapshot.pods:
+        text = f"{count_of(len(snapshot.pods), 'pod')} may finish requests for up to ten minutes"
+    elif finalizers := metadata.get("finalizers"):
+        text = f"Kubernetes waits for {', '.join(finalizers)} (metadata.finalizers)"
+    else:
+        text = NOTHING
+    return Blocker(text, f"wait; it can be watched: {_kubectl(snapshot, 'get pods')} -w")
+
+
+def _operator_not_running(snapshot: ServiceSnapshot) -> Blocker | None:
+    if not snapshot.is_unobserved:
+        return None
+    text = (
+        f"the operator seems not to run: it has not looked at the service for "
+        f"{snapshot.since(snapshot.written_at)}"
+    )
+    return Blocker(
+        text, "look at it: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator"
+    )
+
+
+def _not_yet_observed(snapshot: ServiceSnapshot) -> Blocker | None:
+    if snapshot.observed_generation >= snapshot.generation:
+        return None
+    return Blocker("nothing but time: the operator has not looked at it yet", _watch(snapshot))
+
+
+def _unknown(snapshot: ServiceSnapshot) -> Blocker | None:
+    if snapshot.condition(ConditionType.READY).get("status") != "Unknown":
+        return None
+    text = f"the operator cannot look at it: {snapshot.message(ConditionType.READY)}"
+    return Blocker(
+        text,
+        "see its log: kubectl logs -A -l app.kubernetes.io/name=tandem-operator --prefix",
+    )
+
+
+def _refused(snapshot: ServiceSnapshot) -> Blocker | None:
+    if snapshot.condition(ConditionType.ACCEPTED).get("status") != "False":
+        return None
+    return Blocker(
+        f"the spec is refused: {snapshot.message(ConditionType.ACCEPTED)}",
+        "correct the manifest and give it again: kubectl apply -f FILE",
+    )
+
+
+def _kuberay_missing(snapshot: ServiceSnapshot) -> Blocker | None:
+    if snapshot.reason(ConditionType.RAY_READY) != status.KUBERAY_MISSING:
+        return None
+    text, _, command = snapshot.message(ConditionType.RAY_READY).partition("; ")
+    return Blocker(text, command or "install KubeRay")
+
+
+def _replica_failed(snapshot: ServiceSnapshot) -> Blocker | None:
+    if snapshot.reason(ConditionType.MODEL_LOADED) != status.REPLICA_FAILED:
+        return None
+    log = ""
+    if snapshot.workers:
+        # While the version before serves on, the newest pod is the one that does not start.
+        newest = max(snapshot.workers, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
+        pod = newest["metadata"]["name"]
+        log = f"; the replica's log: kubectl exec -n {snapshot.namespace} {pod} -- {_READ_LOG}"
+    return Blocker(
+        f"a replica does not start: {snapshot.message(ConditionType.MODEL_LOADED)}",
+        f"correct the manifest and give it again: kubectl apply -f FILE{log}",
+    )
+
+
+def _pod_blocked(snapshot: ServiceSnapshot) -> Blocker | None:
+    if _is_complete(snapshot):
+        return None
+    for name, failure in snapshot.blocked_pods():
+        return Blocker(failure, _describe(snapshot, name))
+    for one in snapshot.warnings():
+        if one.reason in _BLOCKING_REASONS:
+            text = f"{one.about}: {one.message} ({one.reason}, {snapshot.since(one.at)} ago"
+            times = f", {one.count} times" if one.count > 1 else ""
+            kind, _, name = one.about.partition(" ")
+            return Blocker(f"{text}{times})", _describe(snapshot, name, kind=kind.lower()))
+    return None
+
+
+def _ray_refused(snapshot: ServiceSnapshot) -> Blocker | None:
+    ray = snapshot.condition(ConditionType.RAY_READY)
+    if ray.get("status") != "False" or ray.get("reason") not in {"KubeRayRefused", "HeadFailed"}:
+        return None
+    way_out = f"kubectl describe rayservice -n {snapshot.namespace} {snapshot.name}"
+    return Blocker(str(ray["message"]), f"see what KubeRay says: {way_out}")
+
+
+def _under_way(snapshot: ServiceSnapshot) -> Blocker | None:
+    progressing = snapshot.condition(ConditionType.PROGRESSING)
+    if progressing.get("status") != "True":
+        return None
+    return Blocker(f"nothing but time: {progressing['message']}", _watch(snapshot))
+
+
+def _deadline_exceeded(snapshot: ServiceSnapshot) -> Blocker | None:
+    if snapshot.reason(ConditionType.PROGRESSING) != progress.DEADLINE_EXCEEDED:
+        return None
+    _, _, waits_for = snapshot.message(ConditionType.PROGRESSING).rpartition("tried further: ")
+    return Blocker(waits_for, f"look at the pods: {_kubectl(snapshot, 'describe pods')}")
+
+
+def _replica_missing(snapshot: ServiceSnapshot) -> Blocker | None:
+    if _is_complete(snapshot):
+        return None
+    why = (
+        snapshot.message(ConditionType.READY)
+        if not snapshot.holds(ConditionType.READY)
+        else snapshot.message(ConditionType.MODEL_LOADED)
+    )
+    return Blocker(why or "a replica is missing", _watch(snapshot))
+
+
+_FINDERS: Final[tuple[Callable[[ServiceSnapshot], Blocker | None], ...]] = (
+    _being_deleted,
+    _operator_not_running,
+    _not_yet_observed,
+    _unknown,
+    _refused,
+    _kuberay_missing,
+    _replica_failed,
+    _pod_blocked,
+    _ray_refused,
+    _under_way,
+    _deadline_exceeded,
+    _replica_missing,
+)
+_READ_LOG: Final = "sh -c 'tail -n 40 /tmp/ray/session_latest/logs/serve/replica_*'"
+
+
+def _overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
+    if snapshot.reason(ConditionType.PROGRESSING) != progress.DEADLINE_EXCEEDED:
+        return blocker
+    late = f"it is late (progressDeadlineSeconds {snapshot.deadline_s}) and tried further"
+    return Blocker(f"{late}: {blocker.text}", blocker.way_out)
+
+
+def _is_complete(snapshot: ServiceSnapshot) -> bool:
+    """Whether all that is asked for is there."""
+    is_over = snapshot.reason(ConditionType.PROGRESSING) == progress.SETTLED
+    return is_over and snapshot.holds(ConditionType.READY) and snapshot.ready >= snapshot.desired
+
+
+def _how_to_chat(snapshot: ServiceSnapshot) -> str:
+    key = " --api-key KEY" if snapshot.needs_api_key else ""
+    return (
+        f"talk to it: kubectl port-forward -n {snapshot.namespace} svc/{snapshot.name} 8000, "
+        f"and beside it: tandem chat --url http://localhost:8000{key}"
+    )
+
+
+def _watch(snapshot: ServiceSnapshot) -> str:
+    return f"wait; it can be watched: kubectl get isvc -n {snapshot.namespace} {snapshot.name} -w"
+
+
+def _describe(snapshot: ServiceSnapshot, name: str, *, kind: str = "pod") -> str:
+    return f"look at it: kubectl describe {kind} -n {snapshot.namespace} {name}"
+
+
+def _kubectl(snapshot: ServiceSnapshot, command: str) -> str:
+    return f"kubectl {command} -n {snapshot.namespace} -l {snapshot.selector}"
