@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from tandem_operator.controller.resync import Resync
+from tandem_operator.controller.watch import Watch
+from tandem_operator.controller.workers import Workers
 from tandem_operator.metrics import Metrics
-from tandem_operator.resync import Resync
-from tandem_operator.watches import Watch
-from tandem_operator.workers import Workers
 
 LOOP_LAG_S: Final = 5.0
 """Seconds for which the event loop may be held up."""

@@ -10,10 +10,10 @@ from typing import Annotated, Final
 import typer
 
 from tandem_operator.health import PortTaken
-from tandem_operator.kubeconfig import NoCluster, cluster_config
+from tandem_operator.k8s.kubeconfig import NoCluster, cluster_config
 from tandem_operator.logs import LogFormat, set_up_logs
-from tandem_operator.process import Options, run
-from tandem_operator.ray_client import DEFAULT_ADDRESS
+from tandem_operator.manager import Options, run
+from tandem_operator.ray.client import DEFAULT_ADDRESS
 from tandem_operator.settings import OperatorSettings, SettingsError, load_settings
 
 _DEFAULT_CONFIG: Final = Path("/etc/tandem/operator.yaml")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tandem_operator import progress, status
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of
-from tandem_operator.conditions import ConditionType
+from tandem_operator.status import document, progress
+from tandem_operator.status.conditions import ConditionType
 
 NOTHING: Final = "Nothing is in the way"
 
@@ -96,14 +96,14 @@ def _refused(snapshot: ServiceSnapshot) -> Blocker | None:
 
 
 def _kuberay_missing(snapshot: ServiceSnapshot) -> Blocker | None:
-    if snapshot.reason(ConditionType.RAY_READY) != status.KUBERAY_MISSING:
+    if snapshot.reason(ConditionType.RAY_READY) != document.KUBERAY_MISSING:
         return None
     text, _, command = snapshot.message(ConditionType.RAY_READY).partition("; ")
     return Blocker(text, command or "install KubeRay")
 
 
 def _replica_failed(snapshot: ServiceSnapshot) -> Blocker | None:
-    if snapshot.reason(ConditionType.MODEL_LOADED) != status.REPLICA_FAILED:
+    if snapshot.reason(ConditionType.MODEL_LOADED) != document.REPLICA_FAILED:
         return None
     log = ""
     if snapshot.workers:

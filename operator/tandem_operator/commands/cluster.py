@@ -16,8 +16,8 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.types import OnErrorAction, OnErrorResult
 from yaml import YAMLError
 
-from tandem_operator.kinds import EVENT, INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
-from tandem_operator.resources import resource_of
+from tandem_operator.k8s.kinds import EVENT, INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
+from tandem_operator.k8s.resources import resource_of
 
 Object = Mapping[str, Any]
 """A Kubernetes object as JSON has it."""

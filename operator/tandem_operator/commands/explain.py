@@ -9,7 +9,7 @@ from rich.text import Text
 from tandem_operator.clock import now_text
 from tandem_operator.commands.cluster import Cluster, exit_on_error
 from tandem_operator.commands.explanation import explain as explain_service
-from tandem_operator.names import SERVICE
+from tandem_operator.k8s.names import SERVICE
 
 LABELS: Final = ("state", "replicas", "change", "in the way", "next")
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tandem_operator import progress, status
 from tandem_operator.commands.blockers import find_blocker
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of, sentence
-from tandem_operator.conditions import ConditionType
+from tandem_operator.status import document, progress
+from tandem_operator.status.conditions import ConditionType
 
 _MEANING: Final = {
     "Live": "running replicas take it over",
@@ -54,7 +54,7 @@ def _state(snapshot: ServiceSnapshot) -> str:
     ready = snapshot.condition(ConditionType.READY)
     since = snapshot.condition_age(ConditionType.READY)
     match ready.get("status"):
-        case "True" if ready["reason"] == status.SERVING_PREVIOUS:
+        case "True" if ready["reason"] == document.SERVING_PREVIOUS:
             return f"{who} serves, but its previous version: {_endpoint(snapshot)} answers"
         case "True":
             return f"{who} has been ready for {since}: {_endpoint(snapshot)} answers"
@@ -100,7 +100,8 @@ def _change(snapshot: ServiceSnapshot) -> str:
         return f"nothing changes while the spec is refused; it was written {_written(snapshot)}"
     if change := snapshot.last_change:
         fields = change.message.removeprefix("changes ")
-        return f"the last change was {snapshot.since(change.at)} ago: {_kind(change.reason)} in {fields}"
+        ago = snapshot.since(change.at)
+        return f"the last change was {ago} ago: {_kind(change.reason)} in {fields}"
     return f"no change is under way; the spec was last written {_written(snapshot)}"
 
 

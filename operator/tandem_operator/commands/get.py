@@ -8,7 +8,7 @@ import typer
 from tandem_operator.clock import now_text
 from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, exit_on_error
 from tandem_operator.commands.text import age_between
-from tandem_operator.conditions import find_condition
+from tandem_operator.status.conditions import find_condition
 
 Row = tuple[str, ...]
 

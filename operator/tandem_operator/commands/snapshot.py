@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from tandem_operator.clock import seconds_between
 from tandem_operator.commands.text import age_between
-from tandem_operator.conditions import ConditionType, find_condition
-from tandem_operator.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
-from tandem_operator.pods import pod_view
+from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
+from tandem_operator.status.conditions import ConditionType, find_condition
+from tandem_operator.status.pods import pod_view
 
 Object = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tandem_operator.crd.rules import WAY_OUT
-from tandem_operator.names import MAX_NAME_LENGTH
+from tandem_operator.k8s.names import MAX_NAME_LENGTH
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.problems import known_part, unknown_fields, validation_problems

@@ -16,7 +16,7 @@ from tandem_operator.crd.cel import Rule
 from tandem_operator.crd.names import object_name, secret_name
 from tandem_operator.crd.pod_rules import POD_RULES
 from tandem_operator.crd.promises import IS_MIX, PROMISED, PROMISES, of_schedule
-from tandem_operator.names import MAX_NAME_LENGTH
+from tandem_operator.k8s.names import MAX_NAME_LENGTH
 from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN
 
 NOT_FILLED: Final[Mapping[str, str]] = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tandem_operator.ray_token import RayToken
+from tandem_operator.ray.token import RayToken
 
 
 class RenderError(Exception):

@@ -9,7 +9,7 @@ the store lets in the Job.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.draining import TERMINATION_GRACE_PERIOD_S
 from tandem_serve.api.pods import GcsFaultToleranceOptions

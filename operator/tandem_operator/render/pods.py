@@ -9,7 +9,7 @@ variables, mounts and securityContext; to the head the autoscaler, and its servi
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.head_store import head_token
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.quantity import format_bytes, format_cpu, parse_cpu

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.head_store import store_of
 from tandem_operator.render.settings import OperatorSettings, Peer
 from tandem_serve.api.spec import InferenceService

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.head_store import cleanup_annotations, gcs_fault_tolerance
 from tandem_operator.render.leaves import digested, leaves

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tandem_operator import names
-from tandem_operator.ray_token import RayToken
+from tandem_operator.k8s import names
+from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.policies import disruption_budget, head_policy, worker_policy

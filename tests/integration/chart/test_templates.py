@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem_operator.token_key import NAME
+from tandem_operator.ray.token_key import NAME
 from tests.integration.chart.helm import CHART, VALUES, Helm, HelmFailed, only
 
 pytestmark = pytest.mark.cluster

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tandem_operator.facts import Facts
-from tandem_operator.pods import PodView, pod_view
-from tandem_operator.ray_view import RayView, ray_view
+from tandem_operator.status.facts import Facts
+from tandem_operator.status.pods import PodView, pod_view
+from tandem_operator.status.ray_view import RayView, ray_view
 from tandem_serve.api.document import LiveSettings
 from tandem_serve.api.spec import InferenceService
 

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tandem_operator.ray_token import RayToken
+from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults

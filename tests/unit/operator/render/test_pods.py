@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.desired import HostPathNotAllowed, RenderError
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem_operator import names
-from tandem_operator.plan import pending_change
-from tandem_operator.ray_token import RayToken
+from tandem_operator.k8s import names
+from tandem_operator.ray.token import RayToken
+from tandem_operator.reconcile.plan import pending_change
 from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.ray_service import spec_annotation
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults

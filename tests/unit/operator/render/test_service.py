@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.desired import RenderError
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.service import render

@@ -1,0 +1,120 @@
+"""Looks at everything every minute or so, whatever the watches say."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from tandem_operator.controller.watch import Watch
+from tandem_operator.k8s.client import Kube, NamespacedName, Object
+from tandem_operator.k8s.errors import KindMissing, KubeError, Refused, Transient
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.metrics import Metrics
+
+_SPREAD: Final = 0.5
+"""Share of the resync period over which its services are spread."""
+
+_AFTER_FAILURE_S: Final = 5.0
+_AT_ONCE: Final = 4
+_log = logging.getLogger(__name__)
+
+
+class Resync:
+    """LISTs what is watched: every service is looked at, and every watch is checked.
+
+    Each namespace that is served by name is resynced by itself. One that is refused (deleted,
+    or the role in it) is no trouble of the others.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        watches: Iterable[Watch],
+        metrics: Metrics,
+        *,
+        every_s: float,
+        add: Callable[[NamespacedName, float], None],
+        known: Callable[[], Iterable[NamespacedName]],
+    ) -> None:
+        self._kube = kube
+        self._metrics = metrics
+        self._every_s = every_s
+        self._add = add
+        self._known = known
+        self._watches = defaultdict[str | None, list[Watch]](list)
+        for watch in watches:
+            self._watches[watch.namespace].append(watch)
+        self._resynced = set[str | None]()
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self.failures: Mapping[str | None, KubeError] = {}
+        """Why namespaces could not be resynced; None stands for all of them."""
+
+        self.last_end = time.monotonic()
+        """When a resync ended last."""
+
+    @property
+    def overdue_after_s(self) -> float:
+        """Seconds without a finished resync that are too many."""
+        return 3 * self._every_s + 60.0
+
+    async def run(self) -> None:
+        """Resync for ever."""
+        while True:
+            pause_s = await self._once()
+            await asyncio.sleep(pause_s)
+
+    async def _once(self) -> float:
+        """One resync; gives the seconds until the next."""
+        errors = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
+        found = zip(self._watches, errors, strict=True)
+        self._note({namespace: error for namespace, error in found if error is not None})
+        # Who is refused has been answered: another process would be refused as well.
+        if all(isinstance(error, Transient) for error in errors):
+            return _AFTER_FAILURE_S
+        self.last_end = time.monotonic()
+        self._metrics.last_resync.set_to_current_time()
+        return self._every_s
+
+    async def _resync(self, namespace: str | None) -> KubeError | None:
+        """Look at one namespace; gives what stood in the way."""
+        try:
+            async with self._slots:
+                for watch in self._watches[namespace]:
+                    await self._check(watch)
+        except KubeError as error:
+            return error
+        except Exception as error:  # noqa: BLE001
+            # The last guard: what one object does to a resync must not end the process for all.
+            _log.exception("this is a bug, please report it")
+            return Refused(f"it ended with {error!r}; this is a bug")
+        return None
+
+    def _note(self, failures: Mapping[str | None, KubeError]) -> None:
+        for namespace, error in failures.items():
+            if str(error) != str(self.failures.get(namespace, "")):
+                where = namespace or "all namespaces"
+                _log.warning("the resync of %s was cut short: %s", where, error)
+        self.failures = failures
+        for namespace in filter(None, self._watches):
+            self._metrics.resynced.labels(namespace).set(namespace not in failures)
+
+    async def _check(self, watch: Watch) -> None:
+        try:
+            items = await self._kube.list(watch.kind, watch.namespace, watch.labels)
+        except KindMissing:
+            # Its watch waits for it, and the services that need it say so.
+            items = []
+        watch.lag.compare(items, time.monotonic())
+        if watch.kind == INFERENCE_SERVICE:
+            self._enqueue(watch.namespace, items)
+
+    def _enqueue(self, namespace: str | None, items: Iterable[Object]) -> None:
+        """Have every service looked at, one after the other but for the first time."""
+        known = (key for key in self._known() if namespace in {None, key.namespace})
+        keys = {NamespacedName.of(item) for item in items} | set(known)
+        spread_s = self._every_s * _SPREAD if namespace in self._resynced else 0.0
+        self._resynced.add(namespace)
+        for index, key in enumerate(sorted(keys, key=str)):
+            self._add(key, spread_s * index / len(keys))

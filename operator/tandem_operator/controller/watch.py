@@ -1,0 +1,216 @@
+"""kopf's watches, one for each kind, each kept alive by itself.
+
+kopf gives what is hard about a watch: LIST and WATCH without a gap, bookmarks, expired versions,
+streams that die silently. Its handlers here only say which object has changed. It writes nothing:
+no finalizers, no annotations, no Events, no peering.
+
+One kopf for each kind, because kopf ends when one of its kinds is not there: KubeRay may be
+installed after this operator, and may be taken away under it. And one for each namespace that is
+served by name, because kopf ends for all of them when one is refused: it may be deleted, and the
+role in it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import kopf
+
+from tandem_operator.controller.watch_lag import WatchLag
+from tandem_operator.k8s.client import Kube, Selector
+from tandem_operator.k8s.errors import KubeError
+from tandem_operator.k8s.kinds import Kind
+from tandem_operator.k8s.kopf_login import KopfLogin
+from tandem_operator.k8s.names import FIELD_MANAGER
+from tandem_serve.api.spec import GROUP
+
+Deliver = Callable[[Mapping[str, Any]], None]
+"""Takes an object that is new, has changed, or is gone."""
+
+SERVER_TIMEOUT_S: Final = 300
+"""Seconds after which the API server ends a watch request, and kopf begins the next."""
+
+_CLIENT_TIMEOUT_S: Final = 330
+_CONNECT_TIMEOUT_S: Final = 30
+_REQUEST_TIMEOUT_S: Final = 30
+_POLL_S: Final = 5.0
+_RESTART_AFTER_S: Final = 2.0
+_LONGEST_PAUSE_S: Final = 32.0
+_LONG_LIFE_S: Final = 60.0
+"""Seconds after which a watch that ends had worked."""
+
+_STALE_AFTER_S: Final = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Watches one kind, everywhere or in one namespace, for as long as it exists there."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        kube: Kube,
+        login: KopfLogin,
+        namespace: str | None,
+        deliver: Deliver,
+        on_kind_found: Callable[[], None],
+        on_start: Callable[[], None],
+        labels: Selector | None = None,
+    ) -> None:
+        self.kind = kind
+        self.namespace = namespace
+        """The namespace that is watched; None: all of them."""
+
+        self.labels = labels
+        self.lag = WatchLag()
+        """What it has delivered; the resync holds it against what is there."""
+
+        self.last_event: float | None = None
+        """When it delivered something last; None: never."""
+
+        self._kube = kube
+        self._login = login
+        self._deliver = deliver
+        self._on_kind_found = on_kind_found
+        self._on_start = on_start
+        self._last_reason = ""
+
+    @property
+    def name(self) -> str:
+        """What is watched, in words."""
+        return self.kind.plural + (f" in {self.namespace}" if self.namespace else "")
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        pauses = _restart_pauses()
+        while True:
+            await self._wait_for_kind()
+            self._on_kind_found()
+            began = time.monotonic()
+            await self._watch()
+            if time.monotonic() - began > _LONG_LIFE_S:
+                pauses = _restart_pauses()
+            await asyncio.sleep(next(pauses))
+
+    async def _wait_for_kind(self) -> None:
+        is_told = False
+        while not await self._exists():
+            if not is_told:
+                _log.warning("there are no %s in this Kubernetes yet", self.kind.plural)
+            is_told = True
+            await asyncio.sleep(_POLL_S)
+
+    async def _exists(self) -> bool:
+        """Whether kopf would find the kind: it looks once, and then never again."""
+        try:
+            return await self._kube.serves(self.kind)
+        except KubeError as error:
+            _log.warning("whether there are %s is not known: %s", self.kind.plural, error)
+            return False
+
+    async def _watch(self) -> None:
+        """Run kopf until it ends, or until it owes a change for too long."""
+        self.lag.reset()
+        # Peering is off, but kopf would look its user up for it, whom an image may not know.
+        identity: Any = FIELD_MANAGER
+        tasks = await kopf.spawn_tasks(
+            identity=identity,
+            registry=self._registry(),
+            settings=self._settings(),
+            standalone=True,
+            clusterwide=self.namespace is None,
+            namespaces=[self.namespace] if self.namespace else [],
+        )
+        # kopf takes the process's signals for itself.
+        self._on_start()
+        stale = asyncio.create_task(self._wait_until_stale())
+        try:
+            done, _ = await asyncio.wait({*tasks, stale}, return_when=asyncio.FIRST_COMPLETED)
+            for reason in _exit_reasons(done - {stale}):
+                self._log_restart(reason)
+        finally:
+            await _end({*tasks, stale})
+
+    def _log_restart(self, reason: str) -> None:
+        """Warn of a reason once: where the right to watch is gone it comes again and again."""
+        level = logging.INFO if reason == self._last_reason else logging.WARNING
+        self._last_reason = reason
+        _log.log(level, "the watch of %s is begun anew: %s", self.name, reason)
+
+    async def _wait_until_stale(self) -> None:
+        behind_s = 0.0
+        while behind_s < _STALE_AFTER_S:
+            await asyncio.sleep(_POLL_S)
+            behind_s = self.lag.behind_s(time.monotonic())
+        text = "the watch of %s is begun anew: it has owed a change for %.0f s"
+        _log.warning(text, self.name, behind_s)
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self._login.open_session)
+        where = (self.kind.group, self.kind.version, self.kind.plural)
+        kopf.on.event(*where, registry=registry)(self._on_event)
+        return registry
+
+    async def _on_event(self, event: Mapping[str, Any], **_: Any) -> None:
+        item = event["object"]
+        self.last_event = time.monotonic()
+        self.lag.deliver(item, is_gone=event["type"] == "DELETED")
+        self._deliver(item)
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        # Finding kinds and namespaces by itself would take rights over the whole cluster.
+        settings.scanning.disabled = True
+        # Never used, and should it ever be: under our own name.
+        settings.persistence.finalizer = f"{GROUP}/{FIELD_MANAGER}"
+        # kopf would kill the process this long after it was ended; here it ends and begins again.
+        settings.process.ultimate_exiting_timeout = None
+        settings.watching.server_timeout = SERVER_TIMEOUT_S
+        settings.watching.client_timeout = _CLIENT_TIMEOUT_S
+        settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
+        settings.watching.reconnect_backoff = 1.0
+        settings.networking.request_timeout = _REQUEST_TIMEOUT_S
+        settings.networking.connect_timeout = _CONNECT_TIMEOUT_S
+        settings.networking.error_backoffs = _Backoffs()
+        if self.labels:
+            where = (self.kind.group, self.kind.version, self.kind.plural)
+            settings.watching.label_selectors[where] = _selector_text(self.labels)
+        return settings
+
+
+def _restart_pauses() -> Iterator[float]:
+    """Seconds between two lives of a watch: growing while they are short."""
+    pause_s = _RESTART_AFTER_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _Backoffs:
+    """Seconds between tries of a request: growing, and never giving up."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (1.0, 2.0, 4.0)
+        while True:
+            yield 8.0
+
+
+def _exit_reasons(tasks: set[asyncio.Task[Any]]) -> Iterator[str]:
+    for task in tasks:
+        error = None if task.cancelled() else task.exception()
+        yield f"{type(error).__name__}: {error}" if error else f"{task.get_name()} has ended"
+
+
+async def _end(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _selector_text(labels: Selector) -> str:
+    return ",".join(key if value is None else f"{key}={value}" for key, value in labels.items())

@@ -1,0 +1,86 @@
+"""Carries out what was decided: the only writer of a service's objects."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, assert_never
+
+from tandem_operator.k8s import names
+from tandem_operator.k8s.client import Kube, NamespacedName
+from tandem_operator.k8s.errors import Conflict
+from tandem_operator.k8s.kinds import CHILDREN, SECRET
+from tandem_operator.ray.token import RayToken
+from tandem_operator.reconcile.observation import Observation
+from tandem_operator.reconcile.plan import Action, ApplyObject, CreateToken, ObjectKey
+
+_log = logging.getLogger(__name__)
+
+
+async def apply(
+    kube: Kube, actions: Iterable[Action], observation: Observation, owner: Mapping[str, Any]
+) -> None:
+    """Carry out `actions` in their order; what is made belongs to the object `owner`.
+
+    Raises:
+        KubeError: one was not carried out, and those after it were not tried.
+    """
+    for action in actions:
+        match action:
+            case CreateToken():
+                await _create_token(kube, action.token, owner)
+            case ApplyObject():
+                await _apply_object(kube, action.manifest, observation)
+            case _:
+                assert_never(action)
+
+
+async def _create_token(kube: Kube, token: RayToken, owner: Mapping[str, Any]) -> None:
+    """Make the Secret of the token. One of its name is there in general, and as it should be."""
+    try:
+        await kube.create(SECRET, _token_manifest(token, owner))
+    except Conflict:
+        return
+    _log.info("Secret %s/%s is made", owner["metadata"]["namespace"], token.secret)
+
+
+def _token_manifest(token: RayToken, owner: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = owner["metadata"]
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.name,
+        "metadata": {
+            "name": token.secret,
+            "namespace": metadata["namespace"],
+            "labels": names.object_labels(metadata["name"]),
+            "ownerReferences": [
+                {
+                    "apiVersion": owner["apiVersion"],
+                    "kind": owner["kind"],
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "type": "Opaque",
+        # Ray's processes read it when they start: another token later would lock them out.
+        "immutable": True,
+        "stringData": {names.TOKEN_KEY: token.value},
+    }
+
+
+async def _apply_object(kube: Kube, manifest: Mapping[str, Any], observation: Observation) -> None:
+    """Server-side apply; of an object that was not there, only if it is not there now."""
+    metadata = manifest["metadata"]
+    there = observation.children.objects.get(ObjectKey(manifest["kind"], metadata["name"]))
+    if there is not None:
+        # The API server refuses when another object has taken the name meanwhile.
+        uid = there["metadata"]["uid"]
+        manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
+    await kube.apply(CHILDREN[manifest["kind"]], manifest, force=there is not None)
+    _log.info(
+        "%s %s is %s",
+        manifest["kind"],
+        NamespacedName.of(manifest),
+        "made" if there is None else "changed",
+    )

@@ -1,0 +1,191 @@
+"""Reads what is there of one service: its objects, its pods, and what Ray says."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tandem_operator.k8s import names
+from tandem_operator.k8s.client import Kube, NamespacedName, Object
+from tandem_operator.k8s.errors import Forbidden, KindMissing
+from tandem_operator.k8s.kinds import (
+    CHILDREN,
+    CORE_SERVICE,
+    EVENT,
+    POD,
+    RAY_CLUSTER,
+    RAY_SERVICE,
+    VOLUME_CLAIM,
+)
+from tandem_operator.k8s.owners import owned_by
+from tandem_operator.ray.client import RayClient
+from tandem_operator.ray.token import RayToken
+from tandem_operator.reconcile.observation import Observation
+from tandem_operator.reconcile.parsed_spec import ParsedSpec
+from tandem_operator.reconcile.plan import ObjectKey, ObservedObjects, key_of
+from tandem_operator.status.facts import Problem
+from tandem_operator.status.pods import (
+    PodView,
+    may_lack_secret,
+    pod_view,
+    volume_problem,
+    waits_for_volumes,
+)
+from tandem_operator.status.ray_view import clusters_named, clusters_not_running, own_heads
+from tandem_serve.api.spec import InferenceService
+
+_MAX_PODS_WITH_EVENTS: Final = 2
+"""Pods whose Events are read in one reconcile: what keeps one keeps the others."""
+
+_MAX_EVENTS: Final = 50
+"""Events of a pod that are read; the kubelet counts up what it has said before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownToken:
+    """Ray's token, and what this process knows of its Secret."""
+
+    token: RayToken
+    is_stale: bool
+    """True when nobody has made sure for long that the Secret is there."""
+
+
+async def observe(
+    kube: Kube,
+    ray: RayClient,
+    key: NamespacedName,
+    parsed: ParsedSpec,
+    *,
+    uid: str,
+    token: KnownToken,
+) -> Observation:
+    """Look at everything that belongs to the service at `key`, whose object has the id `uid`.
+
+    Raises:
+        KubeError: the API server does not say.
+    """
+    (objects, ray_clusters, has_kuberay), pods, missing = await asyncio.gather(
+        _read_objects(kube, key, parsed),
+        kube.list(POD, key.namespace, {names.SERVICE: key.name}),
+        _find_missing(kube, key.namespace, parsed.service),
+    )
+    views = await _view_pods(kube, key.namespace, pods)
+    ray_service = objects.get(_ray_key(key))
+    is_ours = ray_service is not None and owned_by(ray_service, uid)
+    heads = own_heads(ray_service, ray_clusters, views) if ray_service and is_ours else {}
+    replies = await ray.ask(heads, key.name, key.namespace, token.token.value)
+    starting = clusters_not_running(ray_service) if ray_service else []
+    has_token = not token.is_stale and not may_lack_secret(token.token.secret, views)
+    return Observation(
+        children=ObservedObjects(objects=objects, has_token=has_token),
+        pods=views,
+        answers=replies.answers,
+        ray_errors=replies.ray_errors,
+        ray_clusters={name: one for name, one in ray_clusters.items() if name in starting},
+        missing=missing,
+        has_kuberay=has_kuberay,
+    )
+
+
+async def _view_pods(kube: Kube, namespace: str, pods: Iterable[Object]) -> tuple[PodView, ...]:
+    """Return the pods; those that cannot begin with the reason that their Events give."""
+    views = []
+    num_read = 0
+    for pod in pods:
+        view = pod_view(pod)
+        if waits_for_volumes(pod) and num_read < _MAX_PODS_WITH_EVENTS:
+            num_read += 1
+            failure = volume_problem(view.name, await _events_about(kube, namespace, pod))
+            view = replace(view, failure=failure)
+        views.append(view)
+    return tuple(views)
+
+
+async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]:
+    about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
+    try:
+        return await kube.list(EVENT, namespace, fields=about, most=_MAX_EVENTS)
+    except Forbidden:
+        # A word less; it is in `kubectl describe pod`.
+        return []
+
+
+async def _read_objects(
+    kube: Kube, key: NamespacedName, parsed: ParsedSpec
+) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
+    """The objects of the desired names, the RayClusters, and whether KubeRay is there."""
+    children = _child_keys(parsed)
+    ray_key = _ray_key(key)
+    (ray_service, clusters, has_kuberay), found = await asyncio.gather(
+        _read_ray(kube, NamespacedName(key.namespace, ray_key.name)),
+        asyncio.gather(*(_read_child(kube, key.namespace, child) for child in children)),
+    )
+    objects = dict(zip(children, found, strict=True)) | {ray_key: ray_service}
+    there = {child: one for child, one in objects.items() if one is not None}
+    return there, clusters, has_kuberay
+
+
+async def _read_ray(
+    kube: Kube, key: NamespacedName
+) -> tuple[Object | None, dict[str, Object], bool]:
+    """The RayService, the RayClusters that it names, and whether KubeRay is there."""
+    try:
+        ray_service = await kube.get(RAY_SERVICE, key)
+    except KindMissing:
+        return None, {}, False
+    named = clusters_named(ray_service) if ray_service else []
+    clusters = await asyncio.gather(
+        *(kube.get(RAY_CLUSTER, NamespacedName(key.namespace, name)) for name in named)
+    )
+    found = zip(named, clusters, strict=True)
+    return ray_service, {name: one for name, one in found if one is not None}, True
+
+
+def _ray_key(key: NamespacedName) -> ObjectKey:
+    return ObjectKey(RAY_SERVICE.name, names.ray_service(key.name))
+
+
+async def _read_child(kube: Kube, namespace: str, key: ObjectKey) -> Object | None:
+    kind = CORE_SERVICE if key.kind == CORE_SERVICE.name else CHILDREN[key.kind]
+    return await kube.get(kind, NamespacedName(namespace, key.name))
+
+
+def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
+    """What is desired beside the RayService, and the endpoint that KubeRay makes of it.
+
+    Of a spec that cannot be had, nothing.
+    """
+    if parsed.desired is None or parsed.service is None:
+        return []
+    keys = [key_of(manifest) for manifest in parsed.desired.objects]
+    endpoint = ObjectKey(CORE_SERVICE.name, names.endpoint_service(parsed.service.name))
+    return [endpoint, *(key for key in keys if key.kind != RAY_SERVICE.name)]
+
+
+async def _find_missing(
+    kube: Kube, namespace: str, service: InferenceService | None
+) -> tuple[Problem, ...]:
+    """Return the claims that are not there. Without them no pod would start.
+
+    Secrets are not among it: who may ask for one of any name may read them all. That one is missing
+    is in the Events of the pods that wait for it.
+    """
+    problem = await _missing_claim(kube, namespace, service.spec.model.claim if service else None)
+    return () if problem is None else (problem,)
+
+
+async def _missing_claim(kube: Kube, namespace: str, name: str | None) -> Problem | None:
+    if name is None:
+        return None
+    try:
+        claim = await kube.get(VOLUME_CLAIM, NamespacedName(namespace, name))
+    except Forbidden:
+        # The pods' own events will say it.
+        return None
+    if claim is not None:
+        return None
+    return Problem(
+        "ClaimMissing",
+        f"spec.model.source: namespace '{namespace}' has no PersistentVolumeClaim '{name}'; "
+        "create it, or name another source",
+    )

@@ -1,0 +1,45 @@
+"""An InferenceService of the API server → what it asks for, or why that cannot be; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem_operator.crd.parse import parse_object
+from tandem_operator.ray.token import RayToken
+from tandem_operator.render.desired import Desired, RenderError
+from tandem_operator.render.service import render
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.status.facts import Problem
+from tandem_serve.api.manifest import ManifestError
+from tandem_serve.api.spec import InferenceService
+
+INVALID_SPEC: Final = "InvalidSpec"
+"""Reason of a problem that only another spec takes away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedSpec:
+    """What one service asks for."""
+
+    service: InferenceService | None = None
+    """The service; None: its spec cannot be read."""
+
+    desired: Desired | None = None
+    """All that it needs; None: it cannot be had."""
+
+    problems: tuple[Problem, ...] = ()
+    """Why it cannot be read, or not be had."""
+
+
+def parse_spec(found: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> ParsedSpec:
+    """What the object `found` asks for; `token` is that of its Ray."""
+    try:
+        service = parse_object(found)
+    except ManifestError as error:
+        return ParsedSpec(problems=tuple(Problem(INVALID_SPEC, text) for text in error.problems))
+    try:
+        uid = found["metadata"]["uid"]
+        desired = render(service, uid=uid, settings=settings, token=token)
+    except RenderError as error:
+        return ParsedSpec(service=service, problems=(Problem(error.reason, str(error)),))
+    return ParsedSpec(service=service, desired=desired)

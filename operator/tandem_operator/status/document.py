@@ -1,0 +1,290 @@
+"""The status of an InferenceService: what a reconcile knows → what it writes; pure.
+
+RayReady and ModelLoaded speak of the newest version, Ready of what clients see: while an old
+version goes on serving, Ready stays True and the others say what keeps the new one. So that nobody
+takes that for the new version, `observedGeneration` of Ready and of the whole status is that of the
+newest spec that has been in effect: `kubectl wait` and kstatus wait until it is the object's.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tandem_operator.k8s.names import COMPONENT, SERVICE, WORKER, endpoint_url
+from tandem_operator.reconcile.plan import PendingChange
+from tandem_operator.status import progress
+from tandem_operator.status.conditions import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    merge_conditions,
+    shorten,
+)
+from tandem_operator.status.facts import Facts, Problem
+from tandem_operator.status.ray_view import ClusterView, RayView
+from tandem_serve.api.changes import ChangeKind
+
+KUBERAY_MISSING: Final = "KubeRayMissing"
+REPLICA_FAILED: Final = "ReplicaFailed"
+SERVING_PREVIOUS: Final = "ServingPrevious"
+
+_INSTALL_KUBERAY: Final = (
+    "this Kubernetes knows no RayService; install KubeRay: "
+    "helm install kuberay-operator kuberay-operator "
+    "--repo https://ray-project.github.io/kuberay-helm/ "
+    "--namespace kuberay-system --create-namespace"
+)
+_NOT_OBSERVED: Final = (
+    "KubeRay has not taken up the RayService; if this stays, look at KubeRay's operator"
+)
+_CLASSES: Final = {
+    ChangeKind.LIVE: "Live",
+    ChangeKind.IN_PLACE: "InPlace",
+    ChangeKind.REPLACE: "Replace",
+}
+"""ConditionType of change → pendingChange.class, the cheapest first."""
+
+
+def status_document(facts: Facts) -> dict[str, Any]:
+    """The whole status; equal facts at another moment give the same, but for transition times."""
+    accepted = _accepted(facts)
+    ray_ready = _ray_ready(facts)
+    model_loaded = _model_loaded(facts)
+    parts = (accepted, ray_ready, model_loaded)
+    progressing = progress.progressing(facts, _waits_for(facts, parts))
+    ready = _ready(facts, parts)
+    generation = _generation_in_effect(facts, progressing)
+    before = facts.previous.get("conditions", ())
+    document = {
+        "observedGeneration": generation,
+        "reason": ready.reason,
+        "message": shorten(ready.message),
+        "url": _url(facts),
+        "model": facts.service.model_name if facts.service else facts.previous.get("model"),
+        "replicas": _replicas(facts),
+        "selector": f"{SERVICE}={facts.name},{COMPONENT}={WORKER}",
+        "rayCluster": _ray_cluster(facts.ray),
+        "pendingChange": _pending_change(facts, progressing),
+        "conditions": [
+            *merge_conditions(before, [ready], generation=generation, now=facts.now),
+            *merge_conditions(
+                before, [*parts, progressing], generation=facts.generation, now=facts.now
+            ),
+        ],
+    }
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def unknown_document(
+    previous: Mapping[str, Any], problem: Problem, *, generation: int, now: str
+) -> dict[str, Any]:
+    """The status of a service that cannot be looked at: what was, and Ready Unknown."""
+    ready = Condition(ConditionType.READY, ConditionStatus.UNKNOWN, problem.reason, problem.message)
+    before = previous.get("conditions", ())
+    in_effect = _last_in_effect(previous) or generation
+    written = merge_conditions(before, [ready], generation=in_effect, now=now)
+    others = [one for one in before if one["type"] != ConditionType.READY]
+    return {
+        **previous,
+        "reason": ready.reason,
+        "message": shorten(ready.message),
+        "conditions": [*written, *others],
+    }
+
+
+def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
+    """The newest generation that is, or was, served as it asks to be; at first the one there is."""
+    is_in_effect = progressing.reason == progress.SETTLED and not _is_behind(facts.ray)
+    before = _last_in_effect(facts.previous)
+    return facts.generation if is_in_effect or before is None else before
+
+
+def _is_behind(ray: RayView | None) -> bool:
+    """Whether KubeRay has yet to see, or to switch to, the newest version."""
+    return ray is not None and (not ray.is_observed or ray.pending is not None)
+
+
+def _last_in_effect(previous: Mapping[str, Any]) -> int | None:
+    generation: int | None = previous.get("observedGeneration")
+    return generation
+
+
+def _accepted(facts: Facts) -> Condition:
+    if not facts.problems:
+        return Condition(
+            ConditionType.ACCEPTED, ConditionStatus.TRUE, "Valid", "the spec can be carried out"
+        )
+    text = "; ".join(problem.message for problem in facts.problems)
+    return Condition(ConditionType.ACCEPTED, ConditionStatus.FALSE, facts.problems[0].reason, text)
+
+
+def _ray_ready(facts: Facts) -> Condition:
+    state, reason, message = _ray_condition(facts)
+    return Condition(ConditionType.RAY_READY, state, reason, message)
+
+
+def _ray_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
+    if not facts.has_kuberay:
+        return ConditionStatus.FALSE, KUBERAY_MISSING, _INSTALL_KUBERAY
+    if facts.ray is None:
+        return ConditionStatus.UNKNOWN, "NotCreated", "there is no RayService yet"
+    if facts.ray.refusal:
+        return ConditionStatus.FALSE, "KubeRayRefused", f"KubeRay refuses it: {facts.ray.refusal}"
+    if facts.ray.newest is None:
+        return ConditionStatus.UNKNOWN, "NotObserved", _NOT_OBSERVED
+    return _head_condition(facts.ray.newest)
+
+
+def _head_condition(cluster: ClusterView) -> tuple[ConditionStatus, str, str]:
+    head = cluster.head
+    if head is None and cluster.pod_problem:
+        return (
+            ConditionStatus.FALSE,
+            "HeadFailed",
+            f"the Ray head does not start: {cluster.pod_failure}",
+        )
+    if head is None:
+        return (
+            ConditionStatus.FALSE,
+            "HeadMissing",
+            f"Ray cluster {cluster.name} has no head pod yet",
+        )
+    if head.is_ready:
+        return (
+            ConditionStatus.TRUE,
+            "HeadReady",
+            f"Ray cluster {cluster.name} runs{_ray_error_text(cluster)}",
+        )
+    if head.failure:
+        return ConditionStatus.FALSE, "HeadFailed", f"the Ray head does not start: {head.failure}"
+    return ConditionStatus.FALSE, "HeadStarting", f"the Ray head starts in pod {head.name}"
+
+
+def _ray_error_text(cluster: ClusterView) -> str:
+    return f", but its dashboard does not answer: {cluster.ray_error}" if cluster.ray_error else ""
+
+
+def _model_loaded(facts: Facts) -> Condition:
+    state, reason, message = _model_condition(facts)
+    return Condition(ConditionType.MODEL_LOADED, state, reason, message)
+
+
+def _model_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
+    cluster = facts.ray.newest if facts.ray else None
+    if cluster is None:
+        return ConditionStatus.UNKNOWN, "NotStarted", "no replica has been started yet"
+    if cluster.serving or _digest_says_running(cluster):
+        return ConditionStatus.TRUE, "Loaded", _running_text(cluster)
+    if cluster.app and cluster.app.failure:
+        return ConditionStatus.FALSE, REPLICA_FAILED, cluster.app.failure
+    if cluster.pod_failure:
+        return ConditionStatus.FALSE, "PodFailed", f"a replica has no place: {cluster.pod_failure}"
+    return ConditionStatus.FALSE, "Loading", "no replica has loaded the model yet"
+
+
+def _digest_says_running(cluster: ClusterView) -> bool:
+    """KubeRay's digest has no replicas; RUNNING is said when all of them run."""
+    return cluster.app is not None and cluster.settings is None and cluster.app.status == "RUNNING"
+
+
+def _running_text(cluster: ClusterView) -> str:
+    if not cluster.counts_replicas or cluster.app is None:
+        return "replicas run"
+    text = f"{cluster.serving} of {cluster.app.target_replicas} replicas run"
+    return f"{text}; another does not: {cluster.failure}" if cluster.failure else text
+
+
+def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
+    ray = facts.ray
+    if ray is None or not ray.is_serving:
+        return _not_ready(facts, parts)
+    if not facts.problems and facts.is_applied and ray.is_observed and not ray.pending:
+        return Condition(
+            ConditionType.READY, ConditionStatus.TRUE, "Serving", f"answers at {_url(facts)}"
+        )
+    why = _waits_for(facts, parts)
+    text = f"the previous version answers at {_url(facts)} meanwhile: {why}"
+    return Condition(ConditionType.READY, ConditionStatus.TRUE, SERVING_PREVIOUS, text)
+
+
+def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
+    if facts.write_failure:
+        return Condition(
+            ConditionType.READY,
+            ConditionStatus.FALSE,
+            facts.write_failure.reason,
+            facts.write_failure.message,
+        )
+    for part in parts:
+        if part.status is not ConditionStatus.TRUE:
+            return Condition(ConditionType.READY, ConditionStatus.FALSE, part.reason, part.message)
+    text = "the replicas run, but no pod stands behind the endpoint yet"
+    return Condition(ConditionType.READY, ConditionStatus.FALSE, "NoEndpoint", text)
+
+
+def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
+    """What the change under way waits for, in one sentence."""
+    if facts.write_failure:
+        return facts.write_failure.message
+    if facts.problems or not facts.has_kuberay:
+        return next(part.message for part in parts if part.status is ConditionStatus.FALSE)
+    if not facts.is_applied:
+        return "the change is being written"
+    # What is wrong with the version before this one matters no longer.
+    if facts.ray and facts.ray.newest and not facts.ray.is_observed:
+        return _NOT_OBSERVED
+    for part in parts:
+        if part.status is not ConditionStatus.TRUE:
+            return part.message
+    return _waits_for_replicas(facts)
+
+
+def _waits_for_replicas(facts: Facts) -> str:
+    ray, service = facts.ray, facts.service
+    if ray is None or service is None:
+        return _NOT_OBSERVED
+    if ray.newest and ray.newest.failure:
+        return _running_text(ray.newest)
+    if ray.pending:
+        return "the new version runs; KubeRay moves the endpoint to it"
+    desired = service.spec.scaling.min_replicas
+    if ray.ready_replicas == desired:
+        return "Ray is still applying it"
+    return f"{ray.ready_replicas} of {desired} replicas answer"
+
+
+def _url(facts: Facts) -> str | None:
+    if facts.service is None and facts.ray is None:
+        return None
+    return endpoint_url(facts.name, facts.namespace)
+
+
+def _replicas(facts: Facts) -> dict[str, Any]:
+    before = facts.previous.get("replicas", {}).get("desired", 0)
+    desired = facts.service.spec.scaling.min_replicas if facts.service else before
+    ready = facts.ray.ready_replicas if facts.ray else 0
+    return {"desired": desired, "ready": ready, "summary": f"{ready}/{desired}"}
+
+
+def _ray_cluster(ray: RayView | None) -> str | None:
+    cluster = (ray.active or ray.pending) if ray else None
+    return cluster.name if cluster else None
+
+
+def _pending_change(facts: Facts, progressing: Condition) -> dict[str, Any] | None:
+    """The change under way: what is about to be written, and what was written and is not done."""
+    if progressing.reason in {progress.SETTLED, progress.REFUSED}:
+        return None
+    changes = [one for one in (_pending_before(facts), facts.change) if one is not None]
+    if not changes:
+        return None
+    fields = sorted({field for change in changes for field in change.fields})
+    kind = max((change.kind for change in changes), key=list(_CLASSES).index)
+    return {"class": _CLASSES[kind], "fields": fields}
+
+
+def _pending_before(facts: Facts) -> PendingChange | None:
+    before = facts.previous.get("pendingChange")
+    if not before:
+        return None
+    kind = next(kind for kind, name in _CLASSES.items() if name == before["class"])
+    return PendingChange(kind=kind, fields=tuple(before["fields"]))
