@@ -9,6 +9,7 @@ from typing import Final
 
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of
+from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status import document, progress
 from tandem_operator.status.conditions import ConditionType
 
@@ -47,7 +48,7 @@ def find_blocker(snapshot: ServiceSnapshot) -> Blocker:
 
 def _being_deleted(snapshot: ServiceSnapshot) -> Blocker | None:
     metadata = snapshot.service["metadata"]
-    if "deletionTimestamp" not in metadata:
+    if not is_being_deleted(snapshot.service):
         return None
     if snapshot.pods:
         text = f"{count_of(len(snapshot.pods), 'pod')} may finish requests for up to ten minutes"

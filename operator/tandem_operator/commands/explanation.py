@@ -6,6 +6,7 @@ from typing import Any, Final
 from tandem_operator.commands.blockers import find_blocker
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of, sentence
+from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status import document, progress
 from tandem_operator.status.conditions import ConditionType
 
@@ -49,7 +50,7 @@ def explain(
 def _state(snapshot: ServiceSnapshot) -> str:
     who = f"service {snapshot.name} in namespace {snapshot.namespace}"
     metadata = snapshot.service["metadata"]
-    if "deletionTimestamp" in metadata:
+    if is_being_deleted(snapshot.service):
         return f"{who} is being deleted, since {snapshot.since(metadata['deletionTimestamp'])}"
     ready = snapshot.condition(ConditionType.READY)
     since = snapshot.condition_age(ConditionType.READY)
@@ -82,7 +83,7 @@ def _replicas(snapshot: ServiceSnapshot) -> str:
 
 
 def _pods(snapshot: ServiceSnapshot) -> str:
-    going = sum("deletionTimestamp" in pod["metadata"] for pod in snapshot.pods)
+    going = sum(is_being_deleted(pod) for pod in snapshot.pods)
     there = count_of(len(snapshot.pods) - going, "pod")
     return f"{there}, and {going} going away" if going else there
 

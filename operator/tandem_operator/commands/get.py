@@ -8,6 +8,7 @@ import typer
 from tandem_operator.clock import now_text
 from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, exit_on_error
 from tandem_operator.commands.text import age_between
+from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import find_condition
 
 Row = tuple[str, ...]
@@ -55,7 +56,7 @@ def row_of(service: Object, now: str) -> Row:
         status.get("replicas", {}).get("summary", ""),
         status.get("model", ""),
         status.get("url", ""),
-        "Deleting" if "deletionTimestamp" in metadata else status.get("reason", ""),
+        "Deleting" if is_being_deleted(service) else status.get("reason", ""),
         age_between(metadata["creationTimestamp"], now),
     )
 

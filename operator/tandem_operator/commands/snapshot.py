@@ -7,6 +7,7 @@ from typing import Any, Final
 from tandem_operator.clock import seconds_between
 from tandem_operator.commands.text import age_between
 from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
+from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType, find_condition
 from tandem_operator.status.pods import pod_view
 
@@ -159,7 +160,7 @@ class ServiceSnapshot:
             pod
             for pod in self.pods
             if (pod["metadata"].get("labels") or {}).get(COMPONENT) == WORKER
-            and "deletionTimestamp" not in pod["metadata"]
+            and not is_being_deleted(pod)
         ]
 
     def blocked_pods(self) -> Iterator[tuple[str, str]]:

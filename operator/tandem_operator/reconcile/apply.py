@@ -8,6 +8,7 @@ from tandem_operator.k8s import names
 from tandem_operator.k8s.client import Kube, NamespacedName
 from tandem_operator.k8s.errors import Conflict
 from tandem_operator.k8s.kinds import CHILDREN, SECRET
+from tandem_operator.k8s.owners import owner_reference
 from tandem_operator.ray.token import RayToken
 from tandem_operator.reconcile.observation import Observation
 from tandem_operator.reconcile.plan import Action, ApplyObject, CreateToken, ObjectKey
@@ -52,14 +53,12 @@ def _token_manifest(token: RayToken, owner: Mapping[str, Any]) -> dict[str, Any]
             "namespace": metadata["namespace"],
             "labels": names.object_labels(metadata["name"]),
             "ownerReferences": [
-                {
-                    "apiVersion": owner["apiVersion"],
-                    "kind": owner["kind"],
-                    "name": metadata["name"],
-                    "uid": metadata["uid"],
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
+                owner_reference(
+                    api_version=owner["apiVersion"],
+                    kind=owner["kind"],
+                    name=metadata["name"],
+                    uid=metadata["uid"],
+                )
             ],
         },
         "type": "Opaque",

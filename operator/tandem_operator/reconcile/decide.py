@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_operator.k8s.kinds import RAY_SERVICE
-from tandem_operator.k8s.owners import owned_by
+from tandem_operator.k8s.owners import is_being_deleted, owned_by
 from tandem_operator.reconcile.observation import Observation
 from tandem_operator.reconcile.parsed_spec import INVALID_SPEC, ParsedSpec
 from tandem_operator.reconcile.plan import (
@@ -89,7 +89,7 @@ def collect_facts(
         has_kuberay=observation.has_kuberay,
         ray=_ray_view(ray_service, observation, found.get("status", {})) if ray_service else None,
         last_write=progress.last_write(ray_service) if ray_service else None,
-        is_applied=not intent.writes and not _is_dying(ray_service),
+        is_applied=not intent.writes and not _must_end_first(ray_service),
         change=intent.change,
         # A write that is no longer desired has no failure any more.
         write_failure=write_failure if intent.actions else None,
@@ -157,9 +157,9 @@ def _ray_view(
     )
 
 
-def _is_dying(ray_service: Mapping[str, Any] | None) -> bool:
-    """A RayService that is being deleted can only be made anew, once it is gone."""
-    return ray_service is not None and "deletionTimestamp" in ray_service["metadata"]
+def _must_end_first(ray_service: Mapping[str, Any] | None) -> bool:
+    """Return True for a RayService that can only be made anew, once it is gone."""
+    return ray_service is not None and is_being_deleted(ray_service)
 
 
 def _writes_ray_service(action: Action) -> bool:

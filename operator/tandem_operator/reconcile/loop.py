@@ -10,6 +10,7 @@ from tandem_operator.k8s.client import Kube, NamespacedName, Object
 from tandem_operator.k8s.errors import Forbidden, KindMissing, KubeError, NotFound
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.metrics import Metrics
 from tandem_operator.ray.client import RayClient
 from tandem_operator.ray.token import ray_token
@@ -123,7 +124,7 @@ class Reconciler:
             _log.warning("%s: %s", key, error)
             self._metrics.errors.labels(error.reason).inc()
             return None
-        if found is None or "deletionTimestamp" in found["metadata"]:
+        if found is None or is_being_deleted(found):
             return None
         self._uids[key] = found["metadata"]["uid"]
         return found

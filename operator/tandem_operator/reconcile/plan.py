@@ -1,11 +1,12 @@
 """What is desired against what is there → what to do; pure."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tandem_operator.k8s import names
+from tandem_operator.k8s.owners import controller_of, is_being_deleted
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired
 from tandem_operator.render.leaves import digested, leaves
@@ -132,7 +133,7 @@ def _differing(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[
     for manifest in desired.objects:
         found = observed.objects.get(key_of(manifest))
         # A dying object cannot be mended; its end comes as an event, and then it is made anew.
-        if found is None or not (_is_dying(found) or _is_applied(manifest, found)):
+        if found is None or not (is_being_deleted(found) or _is_applied(manifest, found)):
             yield manifest
 
 
@@ -163,7 +164,7 @@ def _check_owners(desired: Desired, observed: ObservedObjects) -> None:
 
 def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     ours = manifest["metadata"]["ownerReferences"][0]
-    owner = _controller(found)
+    owner = controller_of(found)
     kind, name = key_of(manifest)
     if owner is None:
         raise OwnershipConflict(
@@ -193,21 +194,12 @@ def _check_endpoint(desired: Desired, observed: ObservedObjects) -> None:
         found = observed.objects.get(ObjectKey("Service", name))
         if found is None:
             continue
-        owner = _controller(found) or {}
+        owner = controller_of(found) or {}
         if (owner.get("kind"), owner.get("name")) != tuple(key_of(manifest)):
             raise OwnershipConflict(
                 f"Service '{name}' exists already and is no endpoint of this InferenceService; "
                 "delete it or give the InferenceService another name"
             )
-
-
-def _controller(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    owners: Sequence[Mapping[str, Any]] = found["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), None)
-
-
-def _is_dying(found: Mapping[str, Any]) -> bool:
-    return bool(found["metadata"].get("deletionTimestamp"))
 
 
 def _is_same(desired: Any, found: Any) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem_operator.k8s import names
+from tandem_operator.k8s.owners import owner_reference
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.fingerprint import fingerprint
@@ -50,19 +51,10 @@ def _owned(manifest: Mapping[str, Any], service: InferenceService, uid: str) -> 
         **manifest["metadata"],
         "namespace": service.metadata.namespace or "default",
         "labels": names.object_labels(service.name),
-        "ownerReferences": [_owner(service, uid)],
+        "ownerReferences": [
+            owner_reference(api_version=API_VERSION, kind=KIND, name=service.name, uid=uid)
+        ],
     }
     whole = {**manifest, "metadata": metadata}
     annotations = {**metadata.get("annotations", {}), names.APPLIED: fingerprint(whole)}
     return {**whole, "metadata": {**metadata, "annotations": annotations}}
-
-
-def _owner(service: InferenceService, uid: str) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": service.name,
-        "uid": uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_operator.k8s import names
-from tandem_operator.k8s.owners import controllers
+from tandem_operator.k8s.owners import controller_of, is_being_deleted
 from tandem_operator.status.conditions import find_condition
 
 CLUSTER: Final = names.RAY_CLUSTER
@@ -66,8 +66,8 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         is_head=labels.get(_NODE_TYPE) == "head",
         is_ready=is_ready,
         ip=status.get("podIP") if status.get("phase") == "Running" else None,
-        failure=None if is_ready or "deletionTimestamp" in metadata else _failure(pod),
-        owner=next((one["uid"] for one in controllers(metadata)), None),
+        failure=None if is_ready or is_being_deleted(pod) else _failure(pod),
+        owner=(controller_of(pod) or {}).get("uid"),
         missing_secrets=_missing_secrets(status),
     )
 
@@ -80,7 +80,7 @@ def may_lack_secret(secret: str, pods: Iterable[PodView]) -> bool:
 def waits_for_volumes(pod: Mapping[str, Any]) -> bool:
     """Return True when the pod has a node and no container has begun: volumes may be missing."""
     status = pod.get("status", {})
-    if status.get("phase") != "Pending" or "deletionTimestamp" in pod["metadata"]:
+    if status.get("phase") != "Pending" or is_being_deleted(pod):
         return False
     has_node = find_condition(status, "PodScheduled").get("status") == "True"
     states = [one.get("state", {}) for one in _container_statuses(status)]
