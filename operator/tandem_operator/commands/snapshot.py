@@ -9,6 +9,7 @@ from tandem_operator.commands.text import age_between
 from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType, find_condition
+from tandem_operator.status.pending_change import CHANGE_CLASSES
 from tandem_operator.status.pods import pod_view
 
 Object = Mapping[str, Any]
@@ -17,8 +18,6 @@ RECONCILE_WITHIN_S: Final = 60.0
 """Seconds in which a running operator has looked at a service many times over."""
 
 _RECENT_S: Final = 900.0
-_CHANGES: Final = {"Live", "InPlace", "Replace"}
-"""The operator's Events about changes are named after their class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +142,11 @@ class ServiceSnapshot:
     @property
     def last_change(self) -> EventInfo | None:
         """The last change of the running service that the operator told of; Events live an hour."""
-        ours = (one for one in self.events if one.get("reason") in _CHANGES and self._is_ours(one))
+        ours = (
+            one
+            for one in self.events
+            if one.get("reason") in CHANGE_CLASSES.values() and self._is_ours(one)
+        )
         return max((_event_info(one) for one in ours), key=lambda one: one.at, default=None)
 
     @property

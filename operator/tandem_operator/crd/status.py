@@ -3,6 +3,7 @@
 from typing import Any
 
 from tandem_operator.crd.schema import Schema
+from tandem_operator.status.pending_change import CHANGE_CLASSES
 
 
 def status_schema() -> Schema:
@@ -66,7 +67,7 @@ def _condition() -> Schema:
 def _change_class() -> Schema:
     text = "Live: running replicas take it over. InPlace: they stay, something around them changes."
     text += " Replace: new replicas take their place."
-    return _text(text) | {"enum": ["Live", "InPlace", "Replace"]}
+    return _text(text) | {"enum": list(CHANGE_CLASSES.values())}
 
 
 def _object(description: str, **properties: Any) -> Schema:

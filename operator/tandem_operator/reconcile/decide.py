@@ -12,13 +12,12 @@ from tandem_operator.reconcile.plan import (
     Action,
     ApplyObject,
     OwnershipConflict,
-    PendingChange,
-    pending_change,
     plan,
 )
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
 from tandem_operator.status.facts import Facts, Problem
+from tandem_operator.status.pending_change import PendingChange, pending_change
 from tandem_operator.status.ray_view import RayView, ray_view
 
 POLL_S: Final = 3.0

@@ -1,23 +1,16 @@
 """What is desired against what is there → what to do; pure."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from tandem_operator.k8s import names
 from tandem_operator.k8s.owners import controller_of, is_being_deleted
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired
-from tandem_operator.render.leaves import digested, leaves
 from tandem_operator.render.quantity import parse_quantity
-from tandem_serve.api.changes import ChangeKind, kind_of
-from tandem_serve.api.spec import InferenceService
 
 # Amounts stand below these keys; Kubernetes respells them (1024Mi is 1Gi).
 _AMOUNTS: Final = frozenset({"limits", "requests", "sizeLimit"})
-# From cheap to dear.
-_COSTS: Final = (ChangeKind.LIVE, ChangeKind.IN_PLACE, ChangeKind.REPLACE)
 
 
 class ObjectKey(NamedTuple):
@@ -59,17 +52,6 @@ class OwnershipConflict(Exception):
     """An object of a desired name exists, and is not ours; the text says which."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingChange:
-    """What the next write will do."""
-
-    kind: ChangeKind
-    """The costliest of its fields."""
-
-    fields: tuple[str, ...]
-    """The paths that differ, such as spec.engine.dtype."""
-
-
 def plan(desired: Desired, observed: ObservedObjects) -> tuple[Action, ...]:
     """What to do so that `observed` becomes `desired`; nothing, when it is so already.
 
@@ -79,26 +61,6 @@ def plan(desired: Desired, observed: ObservedObjects) -> tuple[Action, ...]:
     _check_owners(desired, observed)
     token = () if observed.has_token else (CreateToken(desired.token),)
     return (*token, *(ApplyObject(manifest) for manifest in _differing(desired, observed)))
-
-
-def pending_change(
-    service: InferenceService, ray_service: Mapping[str, Any] | None
-) -> PendingChange | None:
-    """What differs between `service` and the one that `ray_service` was rendered from.
-
-    None: nothing does, or there is no RayService yet.
-    """
-    before = _rendered_spec(ray_service or {})
-    if before is None:
-        return None
-    old = dict(leaves(digested(before), "spec"))
-    new = dict(leaves(digested(service.resolved()["spec"]), "spec"))
-    paths = [*new, *(path for path in old if path not in new)]
-    differing = tuple(path for path in paths if old.get(path) != new.get(path))
-    if not differing:
-        return None
-    kind = max((_kind(path) for path in differing), key=_COSTS.index)
-    return PendingChange(kind=kind, fields=differing)
 
 
 def key_of(manifest: Mapping[str, Any]) -> ObjectKey:
@@ -210,21 +172,3 @@ def _is_same(desired: Any, found: Any) -> bool:
 def _is_same_amount(desired: Any, found: Any) -> bool:
     amount = parse_quantity(str(desired))
     return amount is not None and amount == parse_quantity(str(found))
-
-
-def _rendered_spec(ray_service: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The spec that `ray_service` was rendered from; None when nobody can tell any more."""
-    text = ray_service.get("metadata", {}).get("annotations", {}).get(names.SPEC)
-    try:
-        spec = json.loads(text or "null")
-    except json.JSONDecodeError:
-        return None
-    return spec if isinstance(spec, Mapping) else None
-
-
-def _kind(path: str) -> ChangeKind:
-    """What a change of `path` costs; a field that this version does not have may cost all."""
-    try:
-        return kind_of(path)
-    except KeyError:
-        return ChangeKind.REPLACE

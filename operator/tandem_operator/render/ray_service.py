@@ -12,15 +12,14 @@ from typing import Any, Final
 import yaml
 
 from tandem_operator.k8s import names
-from tandem_operator.render.fingerprint import fingerprint
+from tandem_operator.render.fingerprint import digested, fingerprint
 from tandem_operator.render.head_store import cleanup_annotations, gcs_fault_tolerance
-from tandem_operator.render.leaves import digested, leaves
 from tandem_operator.render.npu import npu_profile
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.pods import environment, head_template, resources, worker_template
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import head_storage
-from tandem_serve.api.changes import ChangeKind, kind_of
+from tandem_serve.api.changes import ChangeKind, kind_of, leaves
 from tandem_serve.api.document import RAY_NPU, Exposure, serve_document
 from tandem_serve.api.spec import MAX_REPLICAS, InferenceService
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tandem_operator.k8s.names import COMPONENT, SERVICE, WORKER, endpoint_url
-from tandem_operator.reconcile.plan import PendingChange
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import (
     Condition,
@@ -20,8 +19,8 @@ from tandem_operator.status.conditions import (
     shorten,
 )
 from tandem_operator.status.facts import Facts, Problem
+from tandem_operator.status.pending_change import PendingChange
 from tandem_operator.status.ray_view import ClusterView, RayView
-from tandem_serve.api.changes import ChangeKind
 
 KUBERAY_MISSING: Final = "KubeRayMissing"
 REPLICA_FAILED: Final = "ReplicaFailed"
@@ -36,12 +35,6 @@ _INSTALL_KUBERAY: Final = (
 _NOT_OBSERVED: Final = (
     "KubeRay has not taken up the RayService; if this stays, look at KubeRay's operator"
 )
-_CLASSES: Final = {
-    ChangeKind.LIVE: "Live",
-    ChangeKind.IN_PLACE: "InPlace",
-    ChangeKind.REPLACE: "Replace",
-}
-"""ConditionType of change → pendingChange.class, the cheapest first."""
 
 
 def status_document(facts: Facts) -> dict[str, Any]:
@@ -274,17 +267,9 @@ def _pending_change(facts: Facts, progressing: Condition) -> dict[str, Any] | No
     """The change under way: what is about to be written, and what was written and is not done."""
     if progressing.reason in {progress.SETTLED, progress.REFUSED}:
         return None
-    changes = [one for one in (_pending_before(facts), facts.change) if one is not None]
+    before = facts.previous.get("pendingChange")
+    changes = [PendingChange.read(before)] if before else []
+    changes += [facts.change] if facts.change else []
     if not changes:
         return None
-    fields = sorted({field for change in changes for field in change.fields})
-    kind = max((change.kind for change in changes), key=list(_CLASSES).index)
-    return {"class": _CLASSES[kind], "fields": fields}
-
-
-def _pending_before(facts: Facts) -> PendingChange | None:
-    before = facts.previous.get("pendingChange")
-    if not before:
-        return None
-    kind = next(kind for kind, name in _CLASSES.items() if name == before["class"])
-    return PendingChange(kind=kind, fields=tuple(before["fields"]))
+    return PendingChange.joined(changes).document()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandem_operator.reconcile.plan import PendingChange
+from tandem_operator.status.pending_change import PendingChange
 from tandem_operator.status.ray_view import RayView
 from tandem_serve.api.spec import InferenceService
 

@@ -8,10 +8,10 @@ import yaml
 
 from tandem_operator.k8s import names
 from tandem_operator.ray.token import RayToken
-from tandem_operator.reconcile.plan import pending_change
 from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.ray_service import spec_annotation
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
+from tandem_operator.status.pending_change import pending_change
 from tandem_serve.api.document import Exposure, serve_document
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from tandem_operator.k8s import names
-from tandem_operator.reconcile.plan import PendingChange, pending_change
 from tandem_operator.render.service import render
+from tandem_operator.status.pending_change import PendingChange, pending_change
 from tandem_serve.api.changes import ChangeKind
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
