@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from tandem_operator.k8s.owners import controller_of, is_being_deleted
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired
-from tandem_operator.render.quantity import parse_quantity
+from tandem_serve.api.quantity import parse_quantity
 
 # Amounts stand below these keys; Kubernetes respells them (1024Mi is 1Gi).
 _AMOUNTS: Final = frozenset({"limits", "requests", "sizeLimit"})

@@ -12,7 +12,6 @@ from typing import Any, Final
 from tandem_operator.k8s import names
 from tandem_operator.render.head_store import head_token
 from tandem_operator.render.npu_profiles import NpuProfile
-from tandem_operator.render.quantity import format_bytes, format_cpu, parse_cpu
 from tandem_operator.render.settings import ContainerResources, OperatorSettings
 from tandem_operator.render.volumes import (
     HOME,
@@ -24,7 +23,7 @@ from tandem_operator.render.volumes import (
 from tandem_serve.api.draining import DRAIN_HEAD, DRAIN_WORKER, TERMINATION_GRACE_PERIOD_S
 from tandem_serve.api.pods import EnvVar, Toleration
 from tandem_serve.api.profile import RAY_PROFILE, retry_profile
-from tandem_serve.api.quantity import parse_memory
+from tandem_serve.api.quantity import format_bytes, format_cpu, parse_cpu, parse_memory
 from tandem_serve.api.spec import InferenceService
 
 GCS_PORT: Final = 6379

@@ -8,9 +8,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tandem_engine.api.model import Model
 from tandem_operator.render.npu_profiles import BUILT_IN, NpuProfile
-from tandem_operator.render.quantity import parse_cpu
 from tandem_serve.api.pods import EnvVar, GcsFaultToleranceOptions, ObjectName, SecretName
-from tandem_serve.api.quantity import parse_memory
+from tandem_serve.api.quantity import parse_cpu, parse_memory
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.render.quantity import format_bytes, format_cpu, parse_cpu, parse_quantity
+from tandem_serve.api.quantity import format_bytes, format_cpu, parse_cpu, parse_quantity
 from tests.unit.operator.render.services import UNTIMED
 
 
