@@ -28,6 +28,7 @@ from tandem_operator.ray.token_key import TokenKey
 from tandem_operator.reconcile.loop import Reconciler
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.shutdown import StopSignals
+from tandem_operator.tasks import cancel
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
@@ -104,7 +105,7 @@ async def _acquire_lease(elector: LeaderElector, health: Health, signals: StopSi
     stopped = asyncio.create_task(signals.wait())
     await asyncio.wait({taken, stopped}, return_when=asyncio.FIRST_COMPLETED)
     has_lease = taken.done()
-    await _end({taken, stopped})
+    await cancel({taken, stopped}, _CLOSING_S)
     if has_lease:
         taken.result()
         _log.info("leads")
@@ -185,10 +186,10 @@ class Manager:
         if code == EXIT_DONE:
             _log.info("ends: running reconciles have %.0f s", _LAST_RECONCILES_S)
             await self.workers.drain(_LAST_RECONCILES_S)
-        await _end({workers, renewing, stopped})
+        await cancel({workers, renewing, stopped}, _CLOSING_S)
         if code != EXIT_LEASE_LOST:
             await elector.release()
-        await _end(background)
+        await cancel(background, _CLOSING_S)
         return code
 
     def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
@@ -208,10 +209,3 @@ def _exit_code(parts: Iterable[asyncio.Task[None]]) -> int:
         _log.error("a part of the operator has ended; this is a bug", exc_info=error)
         return EXIT_FAILED
     return EXIT_DONE
-
-
-async def _end(tasks: set[asyncio.Task[None]]) -> None:
-    """Cancel `tasks` and wait a moment for their end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=_CLOSING_S)

@@ -24,6 +24,7 @@ from tandem_operator.k8s.errors import KubeError
 from tandem_operator.k8s.kinds import Kind
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.names import FIELD_MANAGER
+from tandem_operator.tasks import cancel
 from tandem_serve.api.spec import GROUP
 
 Deliver = Callable[[Mapping[str, Any]], None]
@@ -132,7 +133,7 @@ class Watch:
             for reason in _exit_reasons(done - {stale}):
                 self._log_restart(reason)
         finally:
-            await _end({*tasks, stale})
+            await cancel({*tasks, stale})
 
     def _log_restart(self, reason: str) -> None:
         """Warn of a reason once: where the right to watch is gone it comes again and again."""
@@ -204,12 +205,6 @@ def _exit_reasons(tasks: set[asyncio.Task[Any]]) -> Iterator[str]:
     for task in tasks:
         error = None if task.cancelled() else task.exception()
         yield f"{type(error).__name__}: {error}" if error else f"{task.get_name()} has ended"
-
-
-async def _end(tasks: set[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _selector_text(labels: Selector) -> str:
