@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from tandem_operator.clock import seconds_between
 from tandem_operator.k8s.client import Kube, NamespacedName
+from tandem_operator.k8s.event_correlator import NewEvent
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_operator.metrics import Metrics, ServicePhase
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
 from tandem_operator.status.facts import Facts
-from tandem_operator.status.transitions import NewEvent, transitions
+from tandem_operator.status.transitions import transitions
 
 _DEFAULT_DEADLINE_S: Final = 600
 _log = logging.getLogger(__name__)

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
-MAX_MESSAGE_LENGTH: Final = 4096
-"""Characters of a message; Kubernetes allows 32768, and nobody reads more than a page."""
+from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE, shorten
 
 
 class ConditionType(StrEnum):
@@ -80,12 +79,5 @@ def _written(
         "observedGeneration": generation,
         "lastTransitionTime": before["lastTransitionTime"] if before and is_same else now,
         "reason": condition.reason,
-        "message": shorten(condition.message),
+        "message": shorten(condition.message, MAX_CONDITION_MESSAGE),
     }
-
-
-def shorten(message: str) -> str:
-    """The message, cut where it is too long for a status."""
-    if len(message) <= MAX_MESSAGE_LENGTH:
-        return message
-    return message[: MAX_MESSAGE_LENGTH - 1] + "…"

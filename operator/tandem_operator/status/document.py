@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tandem_operator.k8s.names import COMPONENT, SERVICE, WORKER, endpoint_url
+from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE, shorten
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import (
     Condition,
     ConditionStatus,
     ConditionType,
     merge_conditions,
-    shorten,
 )
 from tandem_operator.status.facts import Facts, Problem
 from tandem_operator.status.pending_change import PendingChange
@@ -50,7 +50,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
     document = {
         "observedGeneration": generation,
         "reason": ready.reason,
-        "message": shorten(ready.message),
+        "message": shorten(ready.message, MAX_CONDITION_MESSAGE),
         "url": _url(facts),
         "model": facts.service.model_name if facts.service else facts.previous.get("model"),
         "replicas": _replicas(facts),
@@ -79,7 +79,7 @@ def unknown_document(
     return {
         **previous,
         "reason": ready.reason,
-        "message": shorten(ready.message),
+        "message": shorten(ready.message, MAX_CONDITION_MESSAGE),
         "conditions": [*written, *others],
     }
 

@@ -1,20 +1,11 @@
 """Which changes of a status are worth an Event; pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from tandem_operator.k8s.event_correlator import NewEvent
 from tandem_operator.status import document, progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
-
-
-@dataclass(frozen=True, slots=True)
-class NewEvent:
-    """One Event to be posted."""
-
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[NewEvent]:

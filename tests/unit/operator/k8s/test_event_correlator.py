@@ -1,7 +1,6 @@
 """Events are said once, counted, and forgotten."""
 
-from tandem_operator.k8s.events import REPEAT_AFTER_S, EventCorrelator
-from tandem_operator.status.transitions import NewEvent
+from tandem_operator.k8s.event_correlator import REPEAT_AFTER_S, EventCorrelator, NewEvent
 
 NOTE = NewEvent("Warning", "ReplicaFailed", "it fails")
 

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE
 from tandem_operator.status.conditions import (
-    MAX_MESSAGE_LENGTH,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -71,7 +71,7 @@ def test_a_message_of_pages_is_cut() -> None:
         [], [Condition(ConditionType.READY, ConditionStatus.FALSE, "Long", "x" * 99_999)], T0
     )
 
-    assert len(written["message"]) == MAX_MESSAGE_LENGTH
+    assert len(written["message"]) == MAX_CONDITION_MESSAGE
     assert written["message"].endswith("…")
 
 
