@@ -64,9 +64,6 @@ class Metrics:
             "Whether the last resync of a namespace that is served by name came to its end.",
             "namespace",
         )
-        self.last_event = self._gauge(
-            "last_watch_event_timestamp_seconds", "When a watch brought something.", "resource"
-        )
         self.leader = self._gauge("leader", "1: this process leads; 0: it stands by.")
         self._phases: dict[NamespacedName, ServicePhase] = {}
         for phase in PHASES:

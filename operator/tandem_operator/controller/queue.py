@@ -78,15 +78,6 @@ class WorkQueue(Generic[Key]):
         self.add(key, now + wait_s)
         return wait_s
 
-    def forget(self, key: Key) -> None:
-        """Drop a key whose object is gone; while it runs it may be added again."""
-        self._failures.pop(key, None)
-        self._due.pop(key, None)
-
-    def failures(self, key: Key) -> int:
-        """How often `key` has failed in a row."""
-        return self._failures.get(key, 0)
-
     def wake_at(self) -> float | None:
         """When the next key that can be taken is due; None: there is none."""
         key = self._first()

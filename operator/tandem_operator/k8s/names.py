@@ -55,11 +55,6 @@ def endpoint_service(service: str) -> str:
     return service
 
 
-def dashboard_service(service: str) -> str:
-    """The Service of the head of the cluster that serves `service`; KubeRay makes it."""
-    return f"{service}-head-svc"
-
-
 def token_secret(service: str, digest: str) -> str:
     """The Secret with the token of Ray whose hash, in hexadecimal, is `digest`."""
     return f"{service}-token-{digest[:8]}"
@@ -78,11 +73,6 @@ def network_policy(service: str, component: str) -> str:
 def endpoint_url(service: str, namespace: str) -> str:
     """Where clients in the same Kubernetes find `service`; OpenAI clients add /v1."""
     return f"http://{endpoint_service(service)}.{namespace}.svc:{SERVE_PORT}"
-
-
-def dashboard_url(service: str, namespace: str) -> str:
-    """Where the operator finds Ray's REST interface for `service`."""
-    return f"http://{dashboard_service(service)}.{namespace}.svc:{DASHBOARD_PORT}"
 
 
 def object_labels(service: str) -> dict[str, str]:

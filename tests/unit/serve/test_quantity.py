@@ -1,11 +1,12 @@
 """Quantities, as Kubernetes spells them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_serve.api.quantity import format_bytes, format_cpu, parse_cpu, parse_quantity
-from tests.unit.operator.render.services import UNTIMED
+
+UNTIMED = settings(deadline=None)
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,10 @@ def test_a_success_ends_the_waiting() -> None:
     work.fail("a", 0.0)
     work.take(9.0)
     work.finish("a")
+    work.add("a", 9.0)
+    work.take(9.0)
 
-    assert work.failures("a") == 0
+    assert work.fail("a", 9.0) == BACKOFF.base_s
 
 
 def test_the_api_servers_wish_is_heard() -> None:
