@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tandem_operator import reasons
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of
 from tandem_operator.k8s.owners import is_being_deleted
-from tandem_operator.status import document, progress
 from tandem_operator.status.conditions import ConditionType
 
 NOTHING: Final = "Nothing is in the way"
@@ -97,14 +97,14 @@ def _refused(snapshot: ServiceSnapshot) -> Blocker | None:
 
 
 def _kuberay_missing(snapshot: ServiceSnapshot) -> Blocker | None:
-    if snapshot.reason(ConditionType.RAY_READY) != document.KUBERAY_MISSING:
+    if snapshot.reason(ConditionType.RAY_READY) != reasons.KUBERAY_MISSING:
         return None
     text, _, command = snapshot.message(ConditionType.RAY_READY).partition("; ")
     return Blocker(text, command or "install KubeRay")
 
 
 def _replica_failed(snapshot: ServiceSnapshot) -> Blocker | None:
-    if snapshot.reason(ConditionType.MODEL_LOADED) != document.REPLICA_FAILED:
+    if snapshot.reason(ConditionType.MODEL_LOADED) != reasons.REPLICA_FAILED:
         return None
     log = ""
     if snapshot.workers:
@@ -134,7 +134,10 @@ def _pod_blocked(snapshot: ServiceSnapshot) -> Blocker | None:
 
 def _ray_refused(snapshot: ServiceSnapshot) -> Blocker | None:
     ray = snapshot.condition(ConditionType.RAY_READY)
-    if ray.get("status") != "False" or ray.get("reason") not in {"KubeRayRefused", "HeadFailed"}:
+    if ray.get("status") != "False" or ray.get("reason") not in {
+        reasons.KUBERAY_REFUSED,
+        reasons.HEAD_FAILED,
+    }:
         return None
     way_out = f"kubectl describe rayservice -n {snapshot.namespace} {snapshot.name}"
     return Blocker(str(ray["message"]), f"see what KubeRay says: {way_out}")
@@ -148,7 +151,7 @@ def _under_way(snapshot: ServiceSnapshot) -> Blocker | None:
 
 
 def _deadline_exceeded(snapshot: ServiceSnapshot) -> Blocker | None:
-    if snapshot.reason(ConditionType.PROGRESSING) != progress.DEADLINE_EXCEEDED:
+    if snapshot.reason(ConditionType.PROGRESSING) != reasons.DEADLINE_EXCEEDED:
         return None
     _, _, waits_for = snapshot.message(ConditionType.PROGRESSING).rpartition("tried further: ")
     return Blocker(waits_for, f"look at the pods: {_kubectl(snapshot, 'describe pods')}")
@@ -183,7 +186,7 @@ _READ_LOG: Final = "sh -c 'tail -n 40 /tmp/ray/session_latest/logs/serve/replica
 
 
 def _overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
-    if snapshot.reason(ConditionType.PROGRESSING) != progress.DEADLINE_EXCEEDED:
+    if snapshot.reason(ConditionType.PROGRESSING) != reasons.DEADLINE_EXCEEDED:
         return blocker
     late = f"it is late (progressDeadlineSeconds {snapshot.deadline_s}) and tried further"
     return Blocker(f"{late}: {blocker.text}", blocker.way_out)
@@ -191,7 +194,7 @@ def _overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
 
 def _is_complete(snapshot: ServiceSnapshot) -> bool:
     """Whether all that is asked for is there."""
-    is_over = snapshot.reason(ConditionType.PROGRESSING) == progress.SETTLED
+    is_over = snapshot.reason(ConditionType.PROGRESSING) == reasons.SETTLED
     return is_over and snapshot.holds(ConditionType.READY) and snapshot.ready >= snapshot.desired
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tandem_operator import reasons
 from tandem_operator.commands.blockers import find_blocker
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of, sentence
 from tandem_operator.k8s.owners import is_being_deleted
-from tandem_operator.status import document, progress
 from tandem_operator.status.conditions import ConditionType
 
 _MEANING: Final = {
@@ -55,7 +55,7 @@ def _state(snapshot: ServiceSnapshot) -> str:
     ready = snapshot.condition(ConditionType.READY)
     since = snapshot.condition_age(ConditionType.READY)
     match ready.get("status"):
-        case "True" if ready["reason"] == document.SERVING_PREVIOUS:
+        case "True" if ready["reason"] == reasons.SERVING_PREVIOUS:
             return f"{who} serves, but its previous version: {_endpoint(snapshot)} answers"
         case "True":
             return f"{who} has been ready for {since}: {_endpoint(snapshot)} answers"
@@ -97,7 +97,7 @@ def _change(snapshot: ServiceSnapshot) -> str:
     if snapshot.holds(ConditionType.PROGRESSING):
         since = snapshot.condition_age(ConditionType.PROGRESSING)
         return f"it has been starting for {since}, of {snapshot.deadline_s} s that it may take"
-    if snapshot.reason(ConditionType.PROGRESSING) == progress.REFUSED:
+    if snapshot.reason(ConditionType.PROGRESSING) == reasons.REFUSED:
         return f"nothing changes while the spec is refused; it was written {_written(snapshot)}"
     if change := snapshot.last_change:
         fields = change.message.removeprefix("changes ")
@@ -107,7 +107,7 @@ def _change(snapshot: ServiceSnapshot) -> str:
 
 
 def _pending(snapshot: ServiceSnapshot) -> str:
-    if snapshot.reason(ConditionType.PROGRESSING) == progress.DEADLINE_EXCEEDED:
+    if snapshot.reason(ConditionType.PROGRESSING) == reasons.DEADLINE_EXCEEDED:
         return "a change is not done in time"
     return f"a change has been under way for {snapshot.condition_age(ConditionType.PROGRESSING)}"
 

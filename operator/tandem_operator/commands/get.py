@@ -5,6 +5,7 @@ from typing import Final
 
 import typer
 
+from tandem_operator import reasons
 from tandem_operator.clock import now_text
 from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, exit_on_error
 from tandem_operator.commands.text import age_between
@@ -24,7 +25,7 @@ HEADER: Final[Row] = (
     "AGE",
 )
 _GAP: Final = 3
-_LONGEST: Final[Row] = ("", "", "Unknown", "", "", "", "ProgressDeadlineExceeded", "")
+_LONGEST: Final[Row] = ("", "", "Unknown", "", "", "", reasons.DEADLINE_EXCEEDED, "")
 """Texts that a column has room for from the start, as later rows may have them."""
 
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tandem_operator import reasons
 from tandem_operator.k8s.kinds import RAY_SERVICE
 from tandem_operator.k8s.owners import is_being_deleted, owned_by
 from tandem_operator.reconcile.observation import Observation
-from tandem_operator.reconcile.parsed_spec import INVALID_SPEC, ParsedSpec
+from tandem_operator.reconcile.parsed_spec import ParsedSpec
 from tandem_operator.reconcile.plan import (
     Action,
     ApplyObject,
@@ -55,7 +56,7 @@ def decide(parsed: ParsedSpec, observation: Observation) -> Intent:
     try:
         actions = plan(parsed.desired, observation.children)
     except OwnershipConflict as conflict:
-        return Intent(problems=(Problem("NameTaken", str(conflict)),))
+        return Intent(problems=(Problem(reasons.NAME_TAKEN, str(conflict)),))
     if not observation.has_kuberay:
         actions = tuple(action for action in actions if not _writes_ray_service(action))
     if not any(_writes_ray_service(action) for action in actions):
@@ -99,7 +100,7 @@ def collect_facts(
 def is_settled(document: Mapping[str, Any]) -> bool:
     """Whether a status says that all is as it should be, so that only an event can change it."""
     replicas = document["replicas"]
-    is_over = find_condition(document, ConditionType.PROGRESSING)["reason"] == progress.SETTLED
+    is_over = find_condition(document, ConditionType.PROGRESSING)["reason"] == reasons.SETTLED
     is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
     return is_over and is_ready and bool(replicas["ready"] >= replicas["desired"])
 
@@ -115,7 +116,7 @@ def requeue_after_s(
     if not facts.is_applied:
         return _AFTER_WRITING_S
     if facts.problems:
-        may_pass = any(problem.reason != INVALID_SPEC for problem in facts.problems)
+        may_pass = any(problem.reason != reasons.INVALID_SPEC for problem in facts.problems)
         return _WHILE_REFUSED_S if may_pass else None
     if is_settled(document):
         return None
@@ -137,7 +138,7 @@ def write_conflict(actions: tuple[Action, ...]) -> Problem | None:
         return None
     names = ", ".join(f"{one['kind']} '{one['metadata']['name']}'" for one in writes)
     return Problem(
-        "WriteConflict",
+        reasons.WRITE_CONFLICT,
         f"{names} does not stay as it is written; look for another controller, or a webhook, "
         "that changes it",
     )

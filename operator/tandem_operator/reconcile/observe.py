@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tandem_operator import reasons
 from tandem_operator.k8s import names
 from tandem_operator.k8s.client import Kube, NamespacedName, Object
 from tandem_operator.k8s.errors import Forbidden, KindMissing
@@ -185,7 +186,7 @@ async def _missing_claim(kube: Kube, namespace: str, name: str | None) -> Proble
     if claim is not None:
         return None
     return Problem(
-        "ClaimMissing",
+        reasons.CLAIM_MISSING,
         f"spec.model.source: namespace '{namespace}' has no PersistentVolumeClaim '{name}'; "
         "create it, or name another source",
     )

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
+from tandem_operator import reasons
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired, RenderError
@@ -12,9 +13,6 @@ from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.status.facts import Problem
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.spec import InferenceService
-
-INVALID_SPEC: Final = "InvalidSpec"
-"""Reason of a problem that only another spec takes away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +34,9 @@ def parse_spec(found: Mapping[str, Any], settings: OperatorSettings, token: RayT
     try:
         service = parse_object(found)
     except ManifestError as error:
-        return ParsedSpec(problems=tuple(Problem(INVALID_SPEC, text) for text in error.problems))
+        return ParsedSpec(
+            problems=tuple(Problem(reasons.INVALID_SPEC, text) for text in error.problems)
+        )
     try:
         uid = found["metadata"]["uid"]
         desired = render(service, uid=uid, settings=settings, token=token)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tandem_operator import reasons
 from tandem_operator.clock import seconds_between
 from tandem_operator.k8s.client import Kube, NamespacedName
 from tandem_operator.k8s.event_correlator import NewEvent
@@ -78,9 +79,9 @@ def _phase(document: Mapping[str, Any], *, is_ready: bool) -> ServicePhase:
     progressing = find_condition(document, ConditionType.PROGRESSING)
     if find_condition(document, ConditionType.READY)["status"] == ConditionStatus.UNKNOWN:
         return "Unknown"
-    if progressing.get("reason") == progress.REFUSED:
+    if progressing.get("reason") == reasons.REFUSED:
         return "Refused"
-    if progressing.get("reason") == progress.DEADLINE_EXCEEDED:
+    if progressing.get("reason") == reasons.DEADLINE_EXCEEDED:
         return "Stuck"
     if progressing.get("status") == ConditionStatus.TRUE:
         return "Progressing"

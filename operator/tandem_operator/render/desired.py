@@ -4,20 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tandem_operator import reasons
 from tandem_operator.ray.token import RayToken
 
 
 class RenderError(Exception):
     """A service cannot be rendered under the operator's settings; the text is one sentence."""
 
-    reason: ClassVar[str] = "Unsatisfiable"
+    reason: ClassVar[str] = reasons.UNSATISFIABLE
     """One word for conditions."""
 
 
 class HostPathNotAllowed(RenderError):
     """A service asks for a folder of the node, and the settings do not allow those."""
 
-    reason = "HostPathNotAllowed"
+    reason = reasons.HOST_PATH_NOT_ALLOWED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

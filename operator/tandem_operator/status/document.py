@@ -9,6 +9,7 @@ newest spec that has been in effect: `kubectl wait` and kstatus wait until it is
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tandem_operator import reasons
 from tandem_operator.k8s.names import COMPONENT, SERVICE, WORKER, endpoint_url
 from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE, shorten
 from tandem_operator.status import progress
@@ -21,10 +22,6 @@ from tandem_operator.status.conditions import (
 from tandem_operator.status.facts import Facts, Problem
 from tandem_operator.status.pending_change import PendingChange
 from tandem_operator.status.ray_view import ClusterView, RayView
-
-KUBERAY_MISSING: Final = "KubeRayMissing"
-REPLICA_FAILED: Final = "ReplicaFailed"
-SERVING_PREVIOUS: Final = "ServingPrevious"
 
 _INSTALL_KUBERAY: Final = (
     "this Kubernetes knows no RayService; install KubeRay: "
@@ -86,7 +83,7 @@ def unknown_document(
 
 def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
     """The newest generation that is, or was, served as it asks to be; at first the one there is."""
-    is_in_effect = progressing.reason == progress.SETTLED and not _is_behind(facts.ray)
+    is_in_effect = progressing.reason == reasons.SETTLED and not _is_behind(facts.ray)
     before = _last_in_effect(facts.previous)
     return facts.generation if is_in_effect or before is None else before
 
@@ -104,7 +101,10 @@ def _last_in_effect(previous: Mapping[str, Any]) -> int | None:
 def _accepted(facts: Facts) -> Condition:
     if not facts.problems:
         return Condition(
-            ConditionType.ACCEPTED, ConditionStatus.TRUE, "Valid", "the spec can be carried out"
+            ConditionType.ACCEPTED,
+            ConditionStatus.TRUE,
+            reasons.VALID,
+            "the spec can be carried out",
         )
     text = "; ".join(problem.message for problem in facts.problems)
     return Condition(ConditionType.ACCEPTED, ConditionStatus.FALSE, facts.problems[0].reason, text)
@@ -117,13 +117,17 @@ def _ray_ready(facts: Facts) -> Condition:
 
 def _ray_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
     if not facts.has_kuberay:
-        return ConditionStatus.FALSE, KUBERAY_MISSING, _INSTALL_KUBERAY
+        return ConditionStatus.FALSE, reasons.KUBERAY_MISSING, _INSTALL_KUBERAY
     if facts.ray is None:
-        return ConditionStatus.UNKNOWN, "NotCreated", "there is no RayService yet"
+        return ConditionStatus.UNKNOWN, reasons.NOT_CREATED, "there is no RayService yet"
     if facts.ray.refusal:
-        return ConditionStatus.FALSE, "KubeRayRefused", f"KubeRay refuses it: {facts.ray.refusal}"
+        return (
+            ConditionStatus.FALSE,
+            reasons.KUBERAY_REFUSED,
+            f"KubeRay refuses it: {facts.ray.refusal}",
+        )
     if facts.ray.newest is None:
-        return ConditionStatus.UNKNOWN, "NotObserved", _NOT_OBSERVED
+        return ConditionStatus.UNKNOWN, reasons.NOT_OBSERVED, _NOT_OBSERVED
     return _head_condition(facts.ray.newest)
 
 
@@ -132,24 +136,28 @@ def _head_condition(cluster: ClusterView) -> tuple[ConditionStatus, str, str]:
     if head is None and cluster.pod_problem:
         return (
             ConditionStatus.FALSE,
-            "HeadFailed",
+            reasons.HEAD_FAILED,
             f"the Ray head does not start: {cluster.pod_failure}",
         )
     if head is None:
         return (
             ConditionStatus.FALSE,
-            "HeadMissing",
+            reasons.HEAD_MISSING,
             f"Ray cluster {cluster.name} has no head pod yet",
         )
     if head.is_ready:
         return (
             ConditionStatus.TRUE,
-            "HeadReady",
+            reasons.HEAD_READY,
             f"Ray cluster {cluster.name} runs{_ray_error_text(cluster)}",
         )
     if head.failure:
-        return ConditionStatus.FALSE, "HeadFailed", f"the Ray head does not start: {head.failure}"
-    return ConditionStatus.FALSE, "HeadStarting", f"the Ray head starts in pod {head.name}"
+        return (
+            ConditionStatus.FALSE,
+            reasons.HEAD_FAILED,
+            f"the Ray head does not start: {head.failure}",
+        )
+    return ConditionStatus.FALSE, reasons.HEAD_STARTING, f"the Ray head starts in pod {head.name}"
 
 
 def _ray_error_text(cluster: ClusterView) -> str:
@@ -164,14 +172,18 @@ def _model_loaded(facts: Facts) -> Condition:
 def _model_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
     cluster = facts.ray.newest if facts.ray else None
     if cluster is None:
-        return ConditionStatus.UNKNOWN, "NotStarted", "no replica has been started yet"
+        return ConditionStatus.UNKNOWN, reasons.NOT_STARTED, "no replica has been started yet"
     if cluster.serving or _digest_says_running(cluster):
-        return ConditionStatus.TRUE, "Loaded", _running_text(cluster)
+        return ConditionStatus.TRUE, reasons.LOADED, _running_text(cluster)
     if cluster.app and cluster.app.failure:
-        return ConditionStatus.FALSE, REPLICA_FAILED, cluster.app.failure
+        return ConditionStatus.FALSE, reasons.REPLICA_FAILED, cluster.app.failure
     if cluster.pod_failure:
-        return ConditionStatus.FALSE, "PodFailed", f"a replica has no place: {cluster.pod_failure}"
-    return ConditionStatus.FALSE, "Loading", "no replica has loaded the model yet"
+        return (
+            ConditionStatus.FALSE,
+            reasons.POD_FAILED,
+            f"a replica has no place: {cluster.pod_failure}",
+        )
+    return ConditionStatus.FALSE, reasons.LOADING, "no replica has loaded the model yet"
 
 
 def _digest_says_running(cluster: ClusterView) -> bool:
@@ -192,11 +204,11 @@ def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
         return _not_ready(facts, parts)
     if not facts.problems and facts.is_applied and ray.is_observed and not ray.pending:
         return Condition(
-            ConditionType.READY, ConditionStatus.TRUE, "Serving", f"answers at {_url(facts)}"
+            ConditionType.READY, ConditionStatus.TRUE, reasons.SERVING, f"answers at {_url(facts)}"
         )
     why = _waits_for(facts, parts)
     text = f"the previous version answers at {_url(facts)} meanwhile: {why}"
-    return Condition(ConditionType.READY, ConditionStatus.TRUE, SERVING_PREVIOUS, text)
+    return Condition(ConditionType.READY, ConditionStatus.TRUE, reasons.SERVING_PREVIOUS, text)
 
 
 def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
@@ -211,7 +223,7 @@ def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
         if part.status is not ConditionStatus.TRUE:
             return Condition(ConditionType.READY, ConditionStatus.FALSE, part.reason, part.message)
     text = "the replicas run, but no pod stands behind the endpoint yet"
-    return Condition(ConditionType.READY, ConditionStatus.FALSE, "NoEndpoint", text)
+    return Condition(ConditionType.READY, ConditionStatus.FALSE, reasons.NO_ENDPOINT, text)
 
 
 def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
@@ -265,7 +277,7 @@ def _ray_cluster(ray: RayView | None) -> str | None:
 
 def _pending_change(facts: Facts, progressing: Condition) -> dict[str, Any] | None:
     """The change under way: what is about to be written, and what was written and is not done."""
-    if progressing.reason in {progress.SETTLED, progress.REFUSED}:
+    if progressing.reason in {reasons.SETTLED, reasons.REFUSED}:
         return None
     before = facts.previous.get("pendingChange")
     changes = [PendingChange.read(before)] if before else []

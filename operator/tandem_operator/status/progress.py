@@ -5,8 +5,9 @@ the transition of the Progressing condition and of the operator's last write to 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from tandem_operator import reasons
 from tandem_operator.k8s.names import FIELD_MANAGER
 from tandem_operator.status.conditions import (
     Condition,
@@ -16,10 +17,6 @@ from tandem_operator.status.conditions import (
 )
 from tandem_operator.status.facts import Facts
 from tandem_operator.status.ray_view import is_in_effect
-
-SETTLED: Final = "Settled"
-DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
-REFUSED: Final = "Refused"
 
 
 def last_write(ray_service: Mapping[str, Any]) -> str | None:
@@ -40,7 +37,10 @@ def change_start(
     since: str = before.get("lastTransitionTime", "")
     if before.get("status") == ConditionStatus.TRUE:
         return max(since, written or since)
-    if before.get("reason") != DEADLINE_EXCEEDED or generation > before["observedGeneration"]:
+    if (
+        before.get("reason") != reasons.DEADLINE_EXCEEDED
+        or generation > before["observedGeneration"]
+    ):
         return now
     return written if written and written > since else None
 
@@ -76,22 +76,28 @@ def progressing(facts: Facts, waits_for: str) -> Condition:
     """The Progressing condition; `waits_for` says what stands in the way, in one sentence."""
     if facts.problems:
         return _condition(
-            ConditionStatus.FALSE, REFUSED, "the spec is refused, so nothing is changed"
+            ConditionStatus.FALSE, reasons.REFUSED, "the spec is refused, so nothing is changed"
         )
     if is_complete(facts) or _stays_settled(facts):
-        return _condition(ConditionStatus.FALSE, SETTLED, "all that is asked for has been made so")
+        return _condition(
+            ConditionStatus.FALSE, reasons.SETTLED, "all that is asked for has been made so"
+        )
     if facts.is_overdue:
-        return _condition(ConditionStatus.FALSE, DEADLINE_EXCEEDED, _overdue_text(facts, waits_for))
+        return _condition(
+            ConditionStatus.FALSE, reasons.DEADLINE_EXCEEDED, _overdue_text(facts, waits_for)
+        )
     if facts.write_failure:
         return _condition(ConditionStatus.TRUE, facts.write_failure.reason, waits_for)
     has_served = facts.ray is not None and facts.ray.active is not None
-    return _condition(ConditionStatus.TRUE, "Updating" if has_served else "Starting", waits_for)
+    return _condition(
+        ConditionStatus.TRUE, reasons.UPDATING if has_served else reasons.STARTING, waits_for
+    )
 
 
 def _stays_settled(facts: Facts) -> bool:
     """A change is over when it was complete once: a replica that fails later is no change."""
     before = find_condition(facts.previous, ConditionType.PROGRESSING)
-    if before.get("reason") != SETTLED or not facts.is_applied or facts.ray is None:
+    if before.get("reason") != reasons.SETTLED or not facts.is_applied or facts.ray is None:
         return False
     settled_at: str = before["lastTransitionTime"]
     return (facts.last_write or "") <= settled_at

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tandem_operator import reasons
 from tandem_operator.k8s.event_correlator import NewEvent
-from tandem_operator.status import document, progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
 
 
@@ -34,17 +34,21 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[New
 
 def _failures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[NewEvent]:
     watched = {
-        ConditionType.RAY_READY: (document.KUBERAY_MISSING, "KubeRayRefused", "HeadFailed"),
-        ConditionType.MODEL_LOADED: (document.REPLICA_FAILED, "PodFailed"),
-        ConditionType.PROGRESSING: (progress.DEADLINE_EXCEEDED,),
+        ConditionType.RAY_READY: (
+            reasons.KUBERAY_MISSING,
+            reasons.KUBERAY_REFUSED,
+            reasons.HEAD_FAILED,
+        ),
+        ConditionType.MODEL_LOADED: (reasons.REPLICA_FAILED, reasons.POD_FAILED),
+        ConditionType.PROGRESSING: (reasons.DEADLINE_EXCEEDED,),
     }
-    for condition_type, reasons in watched.items():
+    for condition_type, failures in watched.items():
         old, new = _both(before, after, condition_type)
         # While a deadline stays exceeded, its message follows what is tried.
         is_new = old.get("reason") != new.get("reason") or (
             condition_type is not ConditionType.PROGRESSING and _differs(old, new)
         )
-        if new.get("reason") in reasons and is_new:
+        if new.get("reason") in failures and is_new:
             yield NewEvent("Warning", new["reason"], new["message"])
 
 
@@ -54,7 +58,7 @@ def _readiness(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
         yield NewEvent("Normal", "Ready", new["message"])
     if new["status"] != ConditionStatus.TRUE and old.get("status") == ConditionStatus.TRUE:
         yield NewEvent("Warning", "NotReady", new["message"])
-    elif new["reason"] == "Serving" and old.get("reason") == document.SERVING_PREVIOUS:
+    elif new["reason"] == reasons.SERVING and old.get("reason") == reasons.SERVING_PREVIOUS:
         yield NewEvent("Normal", "Updated", f"the new version serves: {new['message']}")
 
 
