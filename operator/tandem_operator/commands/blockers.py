@@ -12,6 +12,8 @@ from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType
+from tandem_operator.status.document import INSTALL_KUBERAY, NO_KUBERAY
+from tandem_operator.status.progress import overdue_message
 
 NOTHING: Final = "Nothing is in the way"
 
@@ -42,8 +44,12 @@ def find_blocker(snapshot: ServiceSnapshot) -> Blocker:
     """The first thing that keeps the service from being what is asked for."""
     for finder in _FINDERS:
         if found := finder(snapshot):
-            return _overdue(found, snapshot)
-    return Blocker(NOTHING, _how_to_chat(snapshot))
+            return _mark_overdue(found, snapshot)
+    return (
+        _deadline_exceeded(snapshot)
+        or _replica_missing(snapshot)
+        or Blocker(NOTHING, _how_to_chat(snapshot))
+    )
 
 
 def _being_deleted(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -74,7 +80,7 @@ def _operator_not_running(snapshot: ServiceSnapshot) -> Blocker | None:
 def _not_yet_observed(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.observed_generation >= snapshot.generation:
         return None
-    return Blocker("nothing but time: the operator has not looked at it yet", _watch(snapshot))
+    return Blocker("waiting for the first reconcile of this spec", _watch(snapshot))
 
 
 def _unknown(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -99,8 +105,7 @@ def _refused(snapshot: ServiceSnapshot) -> Blocker | None:
 def _kuberay_missing(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.reason(ConditionType.RAY_READY) != reasons.KUBERAY_MISSING:
         return None
-    text, _, command = snapshot.message(ConditionType.RAY_READY).partition("; ")
-    return Blocker(text, command or "install KubeRay")
+    return Blocker(NO_KUBERAY, INSTALL_KUBERAY)
 
 
 def _replica_failed(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -147,14 +152,14 @@ def _under_way(snapshot: ServiceSnapshot) -> Blocker | None:
     progressing = snapshot.condition(ConditionType.PROGRESSING)
     if progressing.get("status") != "True":
         return None
-    return Blocker(f"nothing but time: {progressing['message']}", _watch(snapshot))
+    return Blocker(f"in progress: {progressing['message']}", _watch(snapshot))
 
 
 def _deadline_exceeded(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.reason(ConditionType.PROGRESSING) != reasons.DEADLINE_EXCEEDED:
         return None
-    _, _, waits_for = snapshot.message(ConditionType.PROGRESSING).rpartition("tried further: ")
-    return Blocker(waits_for, f"look at the pods: {_kubectl(snapshot, 'describe pods')}")
+    message = snapshot.message(ConditionType.PROGRESSING)
+    return Blocker(message, f"look at the pods: {_kubectl(snapshot, 'describe pods')}")
 
 
 def _replica_missing(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -179,17 +184,14 @@ _FINDERS: Final[tuple[Callable[[ServiceSnapshot], Blocker | None], ...]] = (
     _pod_blocked,
     _ray_refused,
     _under_way,
-    _deadline_exceeded,
-    _replica_missing,
 )
 _READ_LOG: Final = "sh -c 'tail -n 40 /tmp/ray/session_latest/logs/serve/replica_*'"
 
 
-def _overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
+def _mark_overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
     if snapshot.reason(ConditionType.PROGRESSING) != reasons.DEADLINE_EXCEEDED:
         return blocker
-    late = f"it is late (progressDeadlineSeconds {snapshot.deadline_s}) and tried further"
-    return Blocker(f"{late}: {blocker.text}", blocker.way_out)
+    return Blocker(overdue_message(snapshot.deadline_s, blocker.text), blocker.way_out)
 
 
 def _is_complete(snapshot: ServiceSnapshot) -> bool:

@@ -100,9 +100,8 @@ def _change(snapshot: ServiceSnapshot) -> str:
     if snapshot.reason(ConditionType.PROGRESSING) == reasons.REFUSED:
         return f"nothing changes while the spec is refused; it was written {_written(snapshot)}"
     if change := snapshot.last_change:
-        fields = change.message.removeprefix("changes ")
         ago = snapshot.since(change.at)
-        return f"the last change was {ago} ago: {_kind(change.reason)} in {fields}"
+        return f"the last change was {ago} ago: {_kind(change.reason)}, which {change.message}"
     return f"no change is under way; the spec was last written {_written(snapshot)}"
 
 

@@ -23,14 +23,15 @@ from tandem_operator.status.facts import Facts, Problem
 from tandem_operator.status.pending_change import PendingChange
 from tandem_operator.status.ray_view import ClusterView, RayView
 
-_INSTALL_KUBERAY: Final = (
-    "this Kubernetes knows no RayService; install KubeRay: "
-    "helm install kuberay-operator kuberay-operator "
+NO_KUBERAY: Final = "this Kubernetes knows no RayService"
+INSTALL_KUBERAY: Final = (
+    "install KubeRay: helm install kuberay-operator kuberay-operator "
     "--repo https://ray-project.github.io/kuberay-helm/ "
     "--namespace kuberay-system --create-namespace"
 )
 _NOT_OBSERVED: Final = (
-    "KubeRay has not taken up the RayService; if this stays, look at KubeRay's operator"
+    "KubeRay has not observed this generation of the RayService; if it persists, look at the "
+    "log of KubeRay's operator"
 )
 
 
@@ -117,7 +118,7 @@ def _ray_ready(facts: Facts) -> Condition:
 
 def _ray_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
     if not facts.has_kuberay:
-        return ConditionStatus.FALSE, reasons.KUBERAY_MISSING, _INSTALL_KUBERAY
+        return ConditionStatus.FALSE, reasons.KUBERAY_MISSING, f"{NO_KUBERAY}; {INSTALL_KUBERAY}"
     if facts.ray is None:
         return ConditionStatus.UNKNOWN, reasons.NOT_CREATED, "there is no RayService yet"
     if facts.ray.refusal:
@@ -181,7 +182,7 @@ def _model_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
         return (
             ConditionStatus.FALSE,
             reasons.POD_FAILED,
-            f"a replica has no place: {cluster.pod_failure}",
+            f"a replica pod cannot run: {cluster.pod_failure}",
         )
     return ConditionStatus.FALSE, reasons.LOADING, "no replica has loaded the model yet"
 

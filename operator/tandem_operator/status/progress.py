@@ -83,9 +83,9 @@ def progressing(facts: Facts, waits_for: str) -> Condition:
             ConditionStatus.FALSE, reasons.SETTLED, "all that is asked for has been made so"
         )
     if facts.is_overdue:
-        return _condition(
-            ConditionStatus.FALSE, reasons.DEADLINE_EXCEEDED, _overdue_text(facts, waits_for)
-        )
+        deadline_s = facts.service.spec.progress_deadline_seconds if facts.service else 0
+        message = overdue_message(deadline_s, waits_for)
+        return _condition(ConditionStatus.FALSE, reasons.DEADLINE_EXCEEDED, message)
     if facts.write_failure:
         return _condition(ConditionStatus.TRUE, facts.write_failure.reason, waits_for)
     has_served = facts.ray is not None and facts.ray.active is not None
@@ -103,9 +103,9 @@ def _stays_settled(facts: Facts) -> bool:
     return (facts.last_write or "") <= settled_at
 
 
-def _overdue_text(facts: Facts, waits_for: str) -> str:
-    limit = facts.service.spec.progress_deadline_seconds if facts.service else 0
-    return f"not done within progressDeadlineSeconds {limit}: {waits_for}"
+def overdue_message(deadline_s: int, waits_for: str) -> str:
+    """Return the message of a change that is overdue because of `waits_for`."""
+    return f"not done within progressDeadlineSeconds {deadline_s}: {waits_for}"
 
 
 def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:

@@ -7,6 +7,20 @@ import pytest
 
 from tandem_operator.commands.explanation import explain
 from tandem_operator.commands.text import age_between, sentence
+from tandem_operator.status.document import status_document
+from tandem_operator.status.pending_change import PendingChange
+from tandem_serve.api.changes import ChangeKind
+from tests.unit.operator import samples
+from tests.unit.operator.samples import (
+    CAUSE,
+    TRACEBACK,
+    answer,
+    digest,
+    facts,
+    ray_service,
+    serving,
+    view,
+)
 
 NOW = "2026-11-21T14:00:00Z"
 EARLIER = "2026-11-21T13:55:00Z"
@@ -117,12 +131,6 @@ IMAGE_MISSING = {
         }
     ],
 }
-KUBERAY_MISSING = condition(
-    "RayReady",
-    "False",
-    "KubeRayMissing",
-    "this Kubernetes knows no RayService; install KubeRay: helm install kuberay-operator",
-)
 REPLICA_FAILED = condition(
     "ModelLoaded", "False", "ReplicaFailed", "/m/model.safetensors is cut off"
 )
@@ -132,9 +140,9 @@ def under_way(message: str, reason: str = "Updating") -> Object:
     return condition("Progressing", "True", reason, message)
 
 
-def overdue(message: str) -> Object:
-    text = f"not done within progressDeadlineSeconds 600, and tried further: {message}"
-    return condition("Progressing", "False", "ProgressDeadlineExceeded", text)
+def written(**known: Any) -> Object:
+    """The status that the operator writes of what it knows."""
+    return status_document(facts(**{"generation": 2, "now": EARLIER, **known}))
 
 
 def change(kind: str, *fields: str) -> Object:
@@ -179,7 +187,7 @@ def test_the_last_change_is_told_with_its_class() -> None:
     found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
 
     assert lines(found, events=[CHANGED])[2] == (
-        "The last change was 30s ago: Live (running replicas take it over) in "
+        "The last change was 30s ago: Live (running replicas take it over), which changes "
         "spec.engine.schedule.maxIterTimes."
     )
 
@@ -192,7 +200,7 @@ def test_a_service_that_nobody_has_looked_at_yet() -> None:
         "yet.",
         "0 of 1 desired replica answers; 0 pods.",
         "The spec was written 10s ago, and has not been looked at since.",
-        "Nothing but time: the operator has not looked at it yet.",
+        "Waiting for the first reconcile of this spec.",
         "Wait; it can be watched: kubectl get isvc -n models tiny -w.",
     ]
 
@@ -235,13 +243,10 @@ def test_a_refused_change_leaves_the_previous_version() -> None:
 
 
 def test_a_kubernetes_without_kuberay() -> None:
-    missing = not_ready("KubeRayMissing")
-    found = service(status(missing, ACCEPTED, KUBERAY_MISSING, under_way("this Kubernetes …")))
-
-    said = lines(found)
+    said = lines(service(written(ray=None, has_kuberay=False)))
 
     assert said[3] == "This Kubernetes knows no RayService."
-    assert said[4] == "Install KubeRay: helm install kuberay-operator."
+    assert said[4].startswith("Install KubeRay: helm install kuberay-operator kuberay-operator ")
 
 
 def test_a_service_that_starts() -> None:
@@ -251,7 +256,7 @@ def test_a_service_that_starts() -> None:
     said = lines(found)
 
     assert said[2] == "It has been starting for 5m, of 600 s that it may take."
-    assert said[3] == "Nothing but time: the Ray head starts in pod tiny-head."
+    assert said[3] == "In progress: the Ray head starts in pod tiny-head."
 
 
 def test_a_replica_that_fails_at_the_first_start() -> None:
@@ -295,33 +300,29 @@ def test_a_changed_version_that_fails_while_the_old_one_serves() -> None:
 
 
 def test_a_deadline_that_has_passed_is_told_with_what_is_in_the_way() -> None:
-    found = service(
-        status(
-            not_ready("ReplicaFailed"),
-            ACCEPTED,
-            HEAD_READY,
-            REPLICA_FAILED,
-            overdue("/m is cut off"),
-            pendingChange=change("Replace", *FIELDS),
-        )
+    failing = view(
+        ray_service(pending=digest("new")),
+        samples.pod("head", "new", head=True),
+        new=answer("STARTING", status="DEPLOYING", message=TRACEBACK),
     )
+    replace = PendingChange(kind=ChangeKind.REPLACE, fields=tuple(FIELDS))
 
-    said = lines(found)
+    said = lines(service(written(ray=failing, change=replace, is_overdue=True)))
 
     assert said[2].startswith("A change is not done in time: Replace")
     assert said[3] == (
-        "It is late (progressDeadlineSeconds 600) and tried further: a replica does not "
-        "start: /m/model.safetensors is cut off."
+        f"Not done within progressDeadlineSeconds 600: a replica does not start: {CAUSE}."
     )
 
 
 def test_a_deadline_that_has_passed_for_no_other_reason() -> None:
-    late = overdue("KubeRay has not taken up the change")
-    found = service(status(PREVIOUS, ACCEPTED, HEAD_READY, LOADED, late, ready=1))
+    unobserved = serving(generation=2, seen=1)
 
-    said = lines(found)
+    said = lines(service(written(ray=unobserved, is_overdue=True)))
 
-    assert said[3].endswith("and tried further: KubeRay has not taken up the change.")
+    assert said[3].startswith(
+        "Not done within progressDeadlineSeconds 600: KubeRay has not observed this generation"
+    )
     assert said[4] == (
         "Look at the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."
     )
@@ -369,7 +370,7 @@ def test_a_warning_about_a_pod_is_told() -> None:
 def test_other_warnings_are_passed_over(noise: Object) -> None:
     found = service(status(not_ready("HeadStarting"), ACCEPTED, under_way("the head starts")))
 
-    assert lines(found, events=[noise])[3] == "Nothing but time: the head starts."
+    assert lines(found, events=[noise])[3] == "In progress: the head starts."
 
 
 def test_a_service_that_was_scaled() -> None:
@@ -391,7 +392,7 @@ def test_a_service_that_was_scaled() -> None:
 
     assert said[1] == "1 of 3 desired replicas answer; 0 pods."
     assert said[2].endswith("InPlace (running replicas stay) in spec.scaling.minReplicas.")
-    assert said[3] == "Nothing but time: 1 of 3 replicas answer."
+    assert said[3] == "In progress: 1 of 3 replicas answer."
 
 
 def test_a_replica_that_is_lost_after_all_was_well() -> None:
