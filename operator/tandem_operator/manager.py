@@ -15,7 +15,7 @@ from tandem_operator.controller.resync import Resync
 from tandem_operator.controller.watch import Watch
 from tandem_operator.controller.workers import Workers
 from tandem_operator.health import Health, serve
-from tandem_operator.k8s.client import Kube, NamespacedName, Selector
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Selector
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
 from tandem_operator.k8s.kopf_login import KopfLogin
@@ -82,7 +82,7 @@ async def run(options: Options) -> int:
     async with AsyncExitStack() as stack:
         server = await serve(health.application(), options.port)
         stack.push_async_callback(server.cleanup)
-        kube = Kube.connect(options.config, metrics.count_request)
+        kube = KubeClient.connect(options.config, metrics.count_request)
         stack.push_async_callback(kube.close)
         lag_task = asyncio.create_task(health.measure_lag())
         stack.callback(lag_task.cancel)
@@ -124,7 +124,7 @@ class Manager:
     def build(
         cls,
         options: Options,
-        kube: Kube,
+        kube: KubeClient,
         ray: RayClient,
         metrics: Metrics,
         signals: StopSignals,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tandem_operator.controller.watch import Watch
-from tandem_operator.k8s.client import Kube, NamespacedName, Object
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
 from tandem_operator.k8s.errors import KindMissing, KubeError, Refused, Transient
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_operator.metrics import Metrics
@@ -30,7 +30,7 @@ class Resync:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         watches: Iterable[Watch],
         metrics: Metrics,
         *,

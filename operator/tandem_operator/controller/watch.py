@@ -19,7 +19,7 @@ from typing import Any, Final
 import kopf
 
 from tandem_operator.controller.watch_lag import WatchLag
-from tandem_operator.k8s.client import Kube, Selector
+from tandem_operator.k8s.client import KubeClient, Selector
 from tandem_operator.k8s.errors import KubeError
 from tandem_operator.k8s.kinds import Kind
 from tandem_operator.k8s.kopf_login import KopfLogin
@@ -53,7 +53,7 @@ class Watch:
         self,
         kind: Kind,
         *,
-        kube: Kube,
+        kube: KubeClient,
         login: KopfLogin,
         namespace: str | None,
         deliver: Deliver,

@@ -56,7 +56,7 @@ class NamespacedName:
         return f"{self.namespace}/{self.name}"
 
 
-class Kube:
+class KubeClient:
     """Reads and writes objects; what goes wrong is raised as a KubeError in words."""
 
     def __init__(self, client: AsyncClient, plain: httpx2.AsyncClient, count: CountRequest) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem_operator.clock import now_text
-from tandem_operator.k8s.client import Kube, NamespacedName
+from tandem_operator.k8s.client import KubeClient, NamespacedName
 from tandem_operator.k8s.errors import KubeError, NotFound
 from tandem_operator.k8s.event_correlator import EventCorrelator, NewEvent
 from tandem_operator.k8s.kinds import EVENT
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 class EventRecorder:
     """Posts what `EventCorrelator` decides."""
 
-    def __init__(self, kube: Kube, instance: str) -> None:
+    def __init__(self, kube: KubeClient, instance: str) -> None:
         self._kube = kube
         self._instance = instance
         self._correlator = EventCorrelator()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_operator.clock import now_micro_text
-from tandem_operator.k8s.client import Kube, NamespacedName, Object
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
 from tandem_operator.k8s.errors import KubeError, Transient
 from tandem_operator.k8s.kinds import LEASE
 
@@ -62,7 +62,7 @@ def observe_lease(
 class LeaderElector:
     """This process's claim to the lease."""
 
-    def __init__(self, kube: Kube, key: NamespacedName, identity: str) -> None:
+    def __init__(self, kube: KubeClient, key: NamespacedName, identity: str) -> None:
         self._kube = kube
         self._lease_name = key
         self.identity = identity

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tandem_operator.k8s.client import Kube, NamespacedName, Object
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
 from tandem_operator.k8s.errors import Conflict, Refused
 from tandem_operator.k8s.kinds import SECRET
 from tandem_operator.k8s.names import FIELD_MANAGER
@@ -28,7 +28,7 @@ class TokenKey:
     when the operator is taken away.
     """
 
-    def __init__(self, kube: Kube, namespace: str) -> None:
+    def __init__(self, kube: KubeClient, namespace: str) -> None:
         self._kube = kube
         self._secret_name = NamespacedName(namespace, NAME)
         self._lock = asyncio.Lock()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 from tandem_operator.k8s import names
-from tandem_operator.k8s.client import Kube, NamespacedName
+from tandem_operator.k8s.client import KubeClient, NamespacedName
 from tandem_operator.k8s.errors import Conflict
 from tandem_operator.k8s.kinds import CHILDREN, SECRET
 from tandem_operator.k8s.owners import owner_reference
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 async def apply(
-    kube: Kube, actions: Iterable[Action], observation: Observation, owner: Mapping[str, Any]
+    kube: KubeClient, actions: Iterable[Action], observation: Observation, owner: Mapping[str, Any]
 ) -> None:
     """Carry out `actions` in their order; what is made belongs to the object `owner`.
 
@@ -34,7 +34,7 @@ async def apply(
                 assert_never(action)
 
 
-async def _create_token(kube: Kube, token: RayToken, owner: Mapping[str, Any]) -> None:
+async def _create_token(kube: KubeClient, token: RayToken, owner: Mapping[str, Any]) -> None:
     """Make the Secret of the token. One of its name is there in general, and as it should be."""
     try:
         await kube.create(SECRET, _token_manifest(token, owner))
@@ -68,7 +68,9 @@ def _token_manifest(token: RayToken, owner: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-async def _apply_object(kube: Kube, manifest: Mapping[str, Any], observation: Observation) -> None:
+async def _apply_object(
+    kube: KubeClient, manifest: Mapping[str, Any], observation: Observation
+) -> None:
     """Server-side apply; of an object that was not there, only if it is not there now."""
     metadata = manifest["metadata"]
     there = observation.children.objects.get(ObjectKey(manifest["kind"], metadata["name"]))

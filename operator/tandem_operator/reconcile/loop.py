@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from tandem_operator.clock import now_text
-from tandem_operator.k8s.client import Kube, NamespacedName, Object
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
 from tandem_operator.k8s.errors import Forbidden, KindMissing, KubeError, NotFound
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
@@ -47,7 +47,7 @@ class Reconciler:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         ray: RayClient,
         settings: OperatorSettings,
         events: EventRecorder,

@@ -7,7 +7,7 @@ from typing import Final
 
 from tandem_operator import reasons
 from tandem_operator.k8s import names
-from tandem_operator.k8s.client import Kube, NamespacedName, Object
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
 from tandem_operator.k8s.errors import Forbidden, KindMissing
 from tandem_operator.k8s.kinds import (
     CHILDREN,
@@ -52,7 +52,7 @@ class KnownToken:
 
 
 async def observe(
-    kube: Kube,
+    kube: KubeClient,
     ray: RayClient,
     key: NamespacedName,
     parsed: ParsedSpec,
@@ -88,7 +88,9 @@ async def observe(
     )
 
 
-async def _view_pods(kube: Kube, namespace: str, pods: Iterable[Object]) -> tuple[PodView, ...]:
+async def _view_pods(
+    kube: KubeClient, namespace: str, pods: Iterable[Object]
+) -> tuple[PodView, ...]:
     """Return the pods; those that cannot begin with the reason that their Events give."""
     views = []
     num_read = 0
@@ -102,7 +104,7 @@ async def _view_pods(kube: Kube, namespace: str, pods: Iterable[Object]) -> tupl
     return tuple(views)
 
 
-async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]:
+async def _events_about(kube: KubeClient, namespace: str, pod: Object) -> list[Object]:
     about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
     try:
         return await kube.list(EVENT, namespace, fields=about, most=_MAX_EVENTS)
@@ -112,7 +114,7 @@ async def _events_about(kube: Kube, namespace: str, pod: Object) -> list[Object]
 
 
 async def _read_objects(
-    kube: Kube, key: NamespacedName, parsed: ParsedSpec
+    kube: KubeClient, key: NamespacedName, parsed: ParsedSpec
 ) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
     """The objects of the desired names, the RayClusters, and whether KubeRay is there."""
     children = _child_keys(parsed)
@@ -127,7 +129,7 @@ async def _read_objects(
 
 
 async def _read_ray(
-    kube: Kube, key: NamespacedName
+    kube: KubeClient, key: NamespacedName
 ) -> tuple[Object | None, dict[str, Object], bool]:
     """The RayService, the RayClusters that it names, and whether KubeRay is there."""
     try:
@@ -146,7 +148,7 @@ def _ray_key(key: NamespacedName) -> ObjectKey:
     return ObjectKey(RAY_SERVICE.name, names.ray_service(key.name))
 
 
-async def _read_child(kube: Kube, namespace: str, key: ObjectKey) -> Object | None:
+async def _read_child(kube: KubeClient, namespace: str, key: ObjectKey) -> Object | None:
     kind = CORE_SERVICE if key.kind == CORE_SERVICE.name else CHILDREN[key.kind]
     return await kube.get(kind, NamespacedName(namespace, key.name))
 
@@ -164,7 +166,7 @@ def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
 
 
 async def _find_missing(
-    kube: Kube, namespace: str, service: InferenceService | None
+    kube: KubeClient, namespace: str, service: InferenceService | None
 ) -> tuple[Problem, ...]:
     """Return the claims that are not there. Without them no pod would start.
 
@@ -175,7 +177,7 @@ async def _find_missing(
     return () if problem is None else (problem,)
 
 
-async def _missing_claim(kube: Kube, namespace: str, name: str | None) -> Problem | None:
+async def _missing_claim(kube: KubeClient, namespace: str, name: str | None) -> Problem | None:
     if name is None:
         return None
     try:

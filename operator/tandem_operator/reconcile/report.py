@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tandem_operator import reasons
 from tandem_operator.clock import seconds_between
-from tandem_operator.k8s.client import Kube, NamespacedName
+from tandem_operator.k8s.client import KubeClient, NamespacedName
 from tandem_operator.k8s.event_correlator import NewEvent
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
@@ -36,7 +36,7 @@ def deadline_in_s(facts: Facts) -> float | None:
 class Reporter:
     """Tells the outside how a service is: status, Events, metrics."""
 
-    def __init__(self, kube: Kube, events: EventRecorder, metrics: Metrics) -> None:
+    def __init__(self, kube: KubeClient, events: EventRecorder, metrics: Metrics) -> None:
         self._kube = kube
         self._events = events
         self._metrics = metrics

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 from lightkube import KubeConfig
 
 from tandem_operator.k8s import errors
-from tandem_operator.k8s.client import Kube, NamespacedName
+from tandem_operator.k8s.client import KubeClient, NamespacedName
 from tandem_operator.k8s.kinds import LEASE, POD, RAY_SERVICE
 from tandem_operator.k8s.kubeconfig import user_of
 
@@ -58,18 +58,18 @@ def api() -> Api:
 
 
 @pytest.fixture
-async def kube(api: Api) -> AsyncIterator[Kube]:
+async def kube(api: Api) -> AsyncIterator[KubeClient]:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", api.answer)
     async with TestServer(application) as server:
         config = KubeConfig.from_server(str(server.make_url("/"))).get()
         assert config
-        kube = Kube.connect(config._replace(user=user_of(config)), api.count)
+        kube = KubeClient.connect(config._replace(user=user_of(config)), api.count)
         yield kube
         await kube.close()
 
 
-CALLS: dict[str, Callable[[Kube], Awaitable[object]]] = {
+CALLS: dict[str, Callable[[KubeClient], Awaitable[object]]] = {
     "get": lambda kube: kube.get(RAY_SERVICE, KEY),
     "list": lambda kube: kube.list(RAY_SERVICE, None),
     "create": lambda kube: kube.create(RAY_SERVICE, MANIFEST),
@@ -78,7 +78,7 @@ CALLS: dict[str, Callable[[Kube], Awaitable[object]]] = {
 }
 
 
-async def test_one_deep_object_does_not_hide_the_others(kube: Kube, api: Api) -> None:
+async def test_one_deep_object_does_not_hide_the_others(kube: KubeClient, api: Api) -> None:
     """Whoever may write one object could else blind the operator for all."""
     deep: Any = 1
     for _ in range(700):
@@ -95,7 +95,7 @@ async def test_one_deep_object_does_not_hide_the_others(kube: Kube, api: Api) ->
 
 @pytest.mark.parametrize("text", ["<html>sign in</html>", '{"items": [', "", "[]", '{"items": 1}'])
 async def test_what_is_no_answer_of_the_api_server_passes_by(
-    kube: Kube, api: Api, text: str
+    kube: KubeClient, api: Api, text: str
 ) -> None:
     api.text = text
 
@@ -104,7 +104,7 @@ async def test_what_is_no_answer_of_the_api_server_passes_by(
     assert api.counted == [("list", "rayservices", "invalid")]
 
 
-async def test_a_list_can_be_cut_short(kube: Kube, api: Api) -> None:
+async def test_a_list_can_be_cut_short(kube: KubeClient, api: Api) -> None:
     items = [{"metadata": {"name": f"e{number}"}} for number in range(4)]
     api.body = {"items": items, "metadata": {"continue": "more"}}
 
@@ -132,9 +132,9 @@ async def test_a_list_can_be_cut_short(kube: Kube, api: Api) -> None:
 )
 async def test_every_answer_has_its_error(
     api: Api,
-    kube: Kube,
+    kube: KubeClient,
     verb: str,
-    call: Callable[[Kube], Awaitable[object]],
+    call: Callable[[KubeClient], Awaitable[object]],
     code: int,
     kind: type[errors.KubeError],
 ) -> None:
@@ -146,20 +146,20 @@ async def test_every_answer_has_its_error(
     assert api.counted == [(verb, "rayservices", str(code))]
 
 
-async def test_an_object_that_is_not_there_is_none(api: Api, kube: Kube) -> None:
+async def test_an_object_that_is_not_there_is_none(api: Api, kube: KubeClient) -> None:
     api.says(404, {"name": "tiny", "kind": "rayservices"})
 
     assert await kube.get(RAY_SERVICE, KEY) is None
 
 
-async def test_a_kind_that_is_not_there_is_another_matter(api: Api, kube: Kube) -> None:
+async def test_a_kind_that_is_not_there_is_another_matter(api: Api, kube: KubeClient) -> None:
     api.says(404)
 
     with pytest.raises(errors.KindMissing, match=r"knows no rayservices\.ray\.io; install"):
         await kube.get(RAY_SERVICE, KEY)
 
 
-async def test_the_api_servers_wish_to_wait_is_kept(api: Api, kube: Kube) -> None:
+async def test_the_api_servers_wish_to_wait_is_kept(api: Api, kube: KubeClient) -> None:
     api.says(429, Retry_After="7")
 
     with pytest.raises(errors.Overloaded) as caught:
@@ -171,7 +171,7 @@ async def test_the_api_servers_wish_to_wait_is_kept(api: Api, kube: Kube) -> Non
 async def test_a_server_that_is_not_there_is_unreachable(api: Api) -> None:
     config = KubeConfig.from_server("http://127.0.0.1:1").get()
     assert config
-    kube = Kube.connect(config._replace(user=user_of(config)), api.count)
+    kube = KubeClient.connect(config._replace(user=user_of(config)), api.count)
 
     with pytest.raises(errors.Unreachable, match="did not answer 'get rayservices demo/tiny'"):
         await kube.get(RAY_SERVICE, KEY)
@@ -180,7 +180,7 @@ async def test_a_server_that_is_not_there_is_unreachable(api: Api) -> None:
     assert api.counted == [("get", "rayservices", "none")]
 
 
-async def test_our_own_objects_are_forced_and_new_ones_are_not(api: Api, kube: Kube) -> None:
+async def test_our_own_objects_are_forced_and_new_ones_are_not(api: Api, kube: KubeClient) -> None:
     api.body = MANIFEST
     await kube.apply(RAY_SERVICE, MANIFEST, force=True)
     await kube.apply(RAY_SERVICE, MANIFEST, force=False)
@@ -192,7 +192,7 @@ async def test_our_own_objects_are_forced_and_new_ones_are_not(api: Api, kube: K
     assert body == MANIFEST
 
 
-async def test_a_list_is_of_one_namespace_or_of_all(api: Api, kube: Kube) -> None:
+async def test_a_list_is_of_one_namespace_or_of_all(api: Api, kube: KubeClient) -> None:
     api.body = {"items": [{"metadata": {"name": "a"}}], "metadata": {}}
 
     assert await kube.list(POD, "demo", {"app": None}) == [{"metadata": {"name": "a"}}]
@@ -203,7 +203,7 @@ async def test_a_list_is_of_one_namespace_or_of_all(api: Api, kube: Kube) -> Non
     assert query == {"labelSelector": "app"}
 
 
-async def test_who_does_not_lead_writes_nothing_but_the_lease(api: Api, kube: Kube) -> None:
+async def test_who_does_not_lead_writes_nothing_but_the_lease(api: Api, kube: KubeClient) -> None:
     kube.may_write = lambda: False
     api.body = MANIFEST
 

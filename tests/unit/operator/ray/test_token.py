@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from lightkube import KubeConfig
 
-from tandem_operator.k8s.client import Kube
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import Forbidden, Refused
 from tandem_operator.k8s.kubeconfig import user_of
 from tandem_operator.ray.token import RayToken, ray_token
@@ -107,13 +107,13 @@ def api() -> Secrets:
 
 
 @pytest.fixture
-async def kube(api: Secrets) -> AsyncIterator[Kube]:
+async def kube(api: Secrets) -> AsyncIterator[KubeClient]:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", api.answer)
     async with TestServer(application) as server:
         config = KubeConfig.from_server(str(server.make_url("/"))).get()
         assert config
-        kube = Kube.connect(config._replace(user=user_of(config)), lambda *_: None)
+        kube = KubeClient.connect(config._replace(user=user_of(config)), lambda *_: None)
         yield kube
         await kube.close()
 
@@ -122,7 +122,7 @@ def held(key: bytes) -> dict[str, Any]:
     return {"metadata": {"name": NAME}, "data": {"key": base64.b64encode(key).decode()}}
 
 
-async def test_the_key_is_made_once_and_read_ever_after(kube: Kube, api: Secrets) -> None:
+async def test_the_key_is_made_once_and_read_ever_after(kube: KubeClient, api: Secrets) -> None:
     first = await TokenKey(kube, "sys").read()
     again = TokenKey(kube, "sys")
 
@@ -135,7 +135,7 @@ async def test_the_key_is_made_once_and_read_ever_after(kube: Kube, api: Secrets
 
 
 async def test_of_two_processes_that_make_the_key_both_have_the_same(
-    kube: Kube, api: Secrets
+    kube: KubeClient, api: Secrets
 ) -> None:
     api.rival = held(KEY)
 
@@ -143,7 +143,7 @@ async def test_of_two_processes_that_make_the_key_both_have_the_same(
 
 
 async def test_a_key_that_is_too_short_is_refused_with_the_way_out(
-    kube: Kube, api: Secrets
+    kube: KubeClient, api: Secrets
 ) -> None:
     for text in (held(b"k" * 31), {"data": {"key": "%%"}}, {"data": None}):
         api.there[NAME] = {"metadata": {"name": NAME}, **text}
@@ -152,7 +152,7 @@ async def test_a_key_that_is_too_short_is_refused_with_the_way_out(
             await TokenKey(kube, "sys").read()
 
 
-async def test_a_key_that_could_not_be_read_is_tried_again(kube: Kube, api: Secrets) -> None:
+async def test_a_key_that_could_not_be_read_is_tried_again(kube: KubeClient, api: Secrets) -> None:
     key = TokenKey(kube, "sys")
     api.is_closed = True
     with pytest.raises(Forbidden, match="'get' on secrets"):
