@@ -1,4 +1,4 @@
-"""What the process says of itself over HTTP: /healthz, /readyz, /metrics."""
+"""Health of the process over HTTP: /healthz, /readyz, /metrics."""
 
 import asyncio
 import time
@@ -14,57 +14,57 @@ from tandem_operator.controller.workers import Workers
 from tandem_operator.metrics import Metrics
 
 LOOP_LAG_S: Final = 5.0
-"""Seconds for which the event loop may be held up."""
+"""Seconds for which the event loop may be blocked."""
 
 WATCH_BEHIND_S: Final = 60.0
-"""Seconds for which a watch may owe a change that the resync has seen."""
+"""Seconds for which a watch may be behind LIST."""
 
 _TICK_S: Final = 0.5
 
 
 class PortTaken(Exception):
-    """The port is not to be had; the text is one sentence."""
+    """The port cannot be listened on; the text is one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """How the process is at one moment. Ages are in seconds."""
+    """State of the process at one moment. Ages are in seconds."""
 
     loop_lag_s: float
-    """How late the event loop is."""
+    """Delay of the event loop."""
 
     is_leader: bool
     resync_age_s: float
     resync_limit_s: float
     watches_behind_s: dict[str, float]
-    """What is watched → for how long the watch has owed a change."""
+    """Watch → seconds behind LIST."""
 
 
 def liveness_problem(snapshot: HealthSnapshot) -> str | None:
-    """Why the process should be started anew, in one sentence; None: it is well."""
+    """Return the reason to restart the process, in one sentence; None: it is healthy."""
     if snapshot.loop_lag_s > LOOP_LAG_S:
         return (
-            f"the event loop was held up for {snapshot.loop_lag_s:.0f} s, more than "
+            f"the event loop was blocked for {snapshot.loop_lag_s:.0f} s, more than "
             f"{LOOP_LAG_S:.0f}"
         )
     if not snapshot.is_leader:
         return None
     if snapshot.resync_age_s > snapshot.resync_limit_s:
         return (
-            f"the last resync over all services ended {snapshot.resync_age_s:.0f} s ago, "
+            f"the last resync of all services ended {snapshot.resync_age_s:.0f} s ago, "
             f"more than {snapshot.resync_limit_s:.0f}"
         )
     for kind, behind_s in snapshot.watches_behind_s.items():
         if behind_s > WATCH_BEHIND_S:
             return (
-                f"the watch of {kind} has missed a change for {behind_s:.0f} s, "
+                f"the watch of {kind} is {behind_s:.0f} s behind LIST, "
                 f"more than {WATCH_BEHIND_S:.0f}"
             )
     return None
 
 
 class Health:
-    """Knows how the process is, and serves it over HTTP."""
+    """Keeps the state of the process and serves it over HTTP."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -77,23 +77,23 @@ class Health:
         self.is_leader = False
 
     def set_ready(self) -> None:
-        """The API server has answered: the process is ready, even if it only stands by."""
+        """Mark the process ready: the API server has answered, even to a standby."""
         self._is_ready = True
 
     def lead(self, watches: Iterable[Watch], workers: Workers, resync: Resync) -> None:
-        """This process leads from now on, with these parts."""
+        """Mark this process the leader, with these parts."""
         self._watches, self._workers, self._resync = tuple(watches), workers, resync
         self.is_leader = True
 
     async def measure_lag(self) -> None:
-        """Measure for ever how late the event loop is."""
+        """Measure the delay of the event loop until cancelled."""
         while True:
             self._last_tick = time.monotonic()
             await asyncio.sleep(_TICK_S)
             self._loop_lag_s = max(0.0, time.monotonic() - self._last_tick - _TICK_S)
 
     def snapshot(self) -> HealthSnapshot:
-        """How the process is now."""
+        """Return the state of the process now."""
         now = time.monotonic()
         return HealthSnapshot(
             loop_lag_s=max(self._loop_lag_s, now - self._last_tick - _TICK_S),
@@ -104,7 +104,7 @@ class Health:
         )
 
     def application(self) -> web.Application:
-        """The three paths."""
+        """Return the application with the three paths."""
         application = web.Application()
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/readyz", self._readyz)
@@ -163,10 +163,10 @@ def _age(moment: float | None, now: float) -> float | None:
 
 
 async def serve(application: web.Application, port: int) -> web.AppRunner:
-    """Serve on all addresses; the runner is to be cleaned up.
+    """Serve on all addresses; the caller cleans the runner up.
 
     Raises:
-        PortTaken: the port is not to be had.
+        PortTaken: the port cannot be listened on.
     """
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -174,6 +174,6 @@ async def serve(application: web.Application, port: int) -> web.AppRunner:
         await web.TCPSite(runner, port=port).start()
     except OSError as error:
         await runner.cleanup()
-        text = f"port {port} is not to be had: {error.strerror}; choose another with --port"
+        text = f"cannot listen on port {port}: {error.strerror}; choose another with --port"
         raise PortTaken(text) from error
     return runner

@@ -1,4 +1,4 @@
-"""The operator as a process: it stands by, leads, and ends in order."""
+"""The operator as a process: standby, leading, and an orderly end."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ _WORKERS: Final = 4
 _LAST_RECONCILES_S: Final = 10.0
 _CLOSING_S: Final = 3.0
 _COALESCE_S: Final = 0.05
-"""Seconds for which an event waits for others of the same service: they come in bunches."""
+"""Seconds for which an event waits for others of the same service: they come in bursts."""
 
 _WATCHED: Final[tuple[tuple[Kind, Selector | None], ...]] = (
     (INFERENCE_SERVICE, None),
@@ -51,28 +51,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the process is started with."""
+    """Options of the process."""
 
     config: SingleConfig
-    """How to reach the API server."""
+    """Connection to the API server."""
 
     settings: OperatorSettings
     port: int
     """Of /healthz, /readyz and /metrics."""
 
     identity: str
-    """Name of this process among those that would lead."""
+    """Name of this process in leader election."""
 
     lease_namespace: str
     ray_address: str
-    """Where Ray's REST interface is, with {ip}, {cluster} and {namespace} in it."""
+    """Address of Ray's REST interface, with {ip}, {cluster} and {namespace}."""
 
 
 async def run(options: Options) -> int:
-    """Run until a signal comes or the lease is lost; gives the exit code.
+    """Run until a signal comes or the lease is lost; return the exit code.
 
     Raises:
-        PortTaken: the port is not to be had.
+        PortTaken: the port cannot be listened on.
         NoCluster: the certificates cannot be used.
     """
     metrics = Metrics()
@@ -99,8 +99,8 @@ async def run(options: Options) -> int:
 
 
 async def _acquire_lease(elector: LeaderElector, health: Health, signals: StopSignals) -> bool:
-    """Wait for the lease; whether it came before a signal did."""
-    _log.info("stands by for the lease as '%s'", elector.identity)
+    """Wait for the lease; False: a signal came first."""
+    _log.info("standby: waiting for the lease as '%s'", elector.identity)
     taken = asyncio.create_task(elector.acquire(on_answer=health.set_ready))
     stopped = asyncio.create_task(signals.wait())
     await asyncio.wait({taken, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -108,13 +108,13 @@ async def _acquire_lease(elector: LeaderElector, health: Health, signals: StopSi
     await cancel({taken, stopped}, _CLOSING_S)
     if has_lease:
         taken.result()
-        _log.info("leads")
+        _log.info("leading")
     return has_lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manager:
-    """All that runs in the process that leads."""
+    """Everything that runs in the leader."""
 
     workers: Workers
     watches: tuple[Watch, ...]
@@ -129,7 +129,7 @@ class Manager:
         metrics: Metrics,
         signals: StopSignals,
     ) -> Self:
-        """Put the parts together; nothing runs yet."""
+        """Build the parts; none runs yet."""
         settings = options.settings
         events = EventRecorder(kube, options.identity)
         token_key = TokenKey(kube, options.lease_namespace)
@@ -175,7 +175,7 @@ class Manager:
         return cls(workers=workers, watches=watches, resync=resync)
 
     async def run(self, elector: LeaderElector, signals: StopSignals) -> int:
-        """Lead until a signal comes, the lease is lost, or a part ends; gives the exit code."""
+        """Lead until a signal comes, the lease is lost, or a part ends; return the exit code."""
         stopped = asyncio.create_task(signals.wait())
         workers = asyncio.create_task(self.workers.run())
         renewing = asyncio.create_task(elector.renew())
@@ -184,7 +184,7 @@ class Manager:
         await asyncio.wait({stopped, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = _exit_code(parts)
         if code == EXIT_DONE:
-            _log.info("ends: running reconciles have %.0f s", _LAST_RECONCILES_S)
+            _log.info("shutting down: running reconciles have %.0f s", _LAST_RECONCILES_S)
             await self.workers.drain(_LAST_RECONCILES_S)
         await cancel({workers, renewing, stopped}, _CLOSING_S)
         if code != EXIT_LEASE_LOST:
@@ -198,13 +198,13 @@ class Manager:
 
 
 def _exit_code(parts: Iterable[asyncio.Task[None]]) -> int:
-    """Why the parts that have ended have ended; nobody asked them to."""
+    """Return the exit code for the parts that have ended by themselves."""
     for part in parts:
         if not part.done():
             continue
         error = part.exception()
         if isinstance(error, LeaseLost):
-            _log.error("leads no longer: %s", error)
+            _log.error("no longer leading: %s", error)
             return EXIT_LEASE_LOST
         _log.error("a part of the operator has ended; this is a bug", exc_info=error)
         return EXIT_FAILED

@@ -5,17 +5,17 @@ import signal
 
 
 class StopSignals:
-    """Waits for the wish that the process end."""
+    """Waits for SIGTERM or SIGINT."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
+        self._received = asyncio.Event()
 
     def install(self) -> None:
-        """Take the signals; again after kopf has taken them for itself."""
+        """Handle the signals; called again after kopf has replaced the handlers."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked.set)
+            loop.add_signal_handler(number, self._received.set)
 
     async def wait(self) -> None:
-        """Until one of them comes."""
-        await self._asked.wait()
+        """Wait until one of them comes."""
+        await self._received.wait()

@@ -1,7 +1,7 @@
-"""The work queue: which service is to be looked at, and when; pure but for `chance`.
+"""The work queue: services and when each is due for a reconcile; pure but for `chance`.
 
-A key stands in it once, however often it is added, and is never handed out while it is worked on:
-what comes in meanwhile makes it due again afterwards, so no change is lost. A key that fails is due
+A key is queued once, however often it is added, and never runs twice at a time: a key that is
+added while it runs is due again afterwards, so no change is lost. A key that fails is due
 again after `base · 2ⁿ` seconds, at most `cap`, and never dropped.
 """
 
@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long a key that fails waits."""
+    """Seconds that a key waits after failures."""
 
     base_s: float = 1.0
     """Seconds after the first failure."""
@@ -30,7 +30,7 @@ class Backoff:
 
     def wait_s(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row."""
-        # 2 ** 1000 has no place in a float, and the cap holds long before.
+        # 2 ** 1000 overflows a float, and the cap applies long before.
         longest = min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 60))
         return longest * (1.0 - 0.25 * self.chance())
 
@@ -48,7 +48,7 @@ class WorkQueue(Generic[Key]):
         self._failures: dict[Key, int] = {}
 
     def add(self, key: Key, at: float) -> None:
-        """Make `key` due at `at`, or earlier where it is so already."""
+        """Make `key` due at `at`; an earlier moment stays."""
         if key in self._due and self._due[key] <= at:
             return
         self._due[key] = at
@@ -56,7 +56,7 @@ class WorkQueue(Generic[Key]):
             heapq.heappush(self._heap, (at, next(self._order), key))
 
     def take(self, now: float) -> Key | None:
-        """The key that has been due longest, from now on running; None: there is none."""
+        """Return the key that has been due longest and mark it running; None: no key is due."""
         key = self._first()
         if key is None or self._due[key] > now:
             return None
@@ -66,36 +66,36 @@ class WorkQueue(Generic[Key]):
         return key
 
     def finish(self, key: Key) -> None:
-        """A running key is done; due again when it was added meanwhile."""
+        """Mark a running key done; it is due again when it was added meanwhile."""
         self._failures.pop(key, None)
-        self._rest(key)
+        self._stop(key)
 
     def fail(self, key: Key, now: float, *, at_least_s: float = 0.0) -> float:
-        """A running key has failed: due again after its wait, which is returned in seconds."""
+        """Make a running key that failed due after its wait, and return that in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
         wait_s = max(at_least_s, self._backoff.wait_s(self._failures[key]))
-        self._rest(key)
+        self._stop(key)
         self.add(key, now + wait_s)
         return wait_s
 
     def wake_at(self) -> float | None:
-        """When the next key that can be taken is due; None: there is none."""
+        """Moment at which the next key is due that can be taken; None: there is none."""
         key = self._first()
         return None if key is None else self._due[key]
 
     def depth(self, now: float) -> int:
-        """How many keys are due and wait."""
+        """Number of keys that are due and wait."""
         return sum(at <= now for key, at in self._due.items() if key not in self._running)
 
     @property
     def running(self) -> frozenset[Key]:
-        """The keys that are worked on."""
+        """The keys that run."""
         return frozenset(self._running)
 
     def __len__(self) -> int:
         return len(self._due.keys() | self._running)
 
-    def _rest(self, key: Key) -> None:
+    def _stop(self, key: Key) -> None:
         self._running.discard(key)
         if key in self._due:
             heapq.heappush(self._heap, (self._due[key], next(self._order), key))

@@ -1,4 +1,4 @@
-"""Looks at everything every minute or so, whatever the watches say."""
+"""LISTs everything once per resync period, whatever the watches deliver."""
 
 import asyncio
 import logging
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class Resync:
-    """LISTs what is watched: every service is looked at, and every watch is checked.
+    """LISTs the watched kinds, enqueues every service, and measures how far each watch is behind.
 
     Each namespace that is served by name is resynced by itself. One that is refused (deleted,
-    or the role in it) is no trouble of the others.
+    or the role in it) does not affect the others.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Resync:
         self._resynced = set[str | None]()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.failures: Mapping[str | None, KubeError] = {}
-        """Why namespaces could not be resynced; None stands for all of them."""
+        """Errors of the last resync by namespace; None stands for all namespaces."""
 
         self.last_end = time.monotonic()
-        """When a resync ended last."""
+        """Moment at which the last resync ended."""
 
     @property
     def overdue_after_s(self) -> float:
-        """Seconds without a finished resync that are too many."""
+        """Seconds after which a resync that has not ended is overdue."""
         return 3 * self._every_s + 60.0
 
     async def run(self) -> None:
@@ -66,11 +66,11 @@ class Resync:
             await asyncio.sleep(pause_s)
 
     async def _once(self) -> float:
-        """One resync; gives the seconds until the next."""
+        """Resync once; return the seconds until the next one."""
         errors = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
         found = zip(self._watches, errors, strict=True)
         self._note({namespace: error for namespace, error in found if error is not None})
-        # Who is refused has been answered: another process would be refused as well.
+        # A refusal is an answer: another process would be refused as well.
         if all(isinstance(error, Transient) for error in errors):
             return _AFTER_FAILURE_S
         self.last_end = time.monotonic()
@@ -78,7 +78,7 @@ class Resync:
         return self._every_s
 
     async def _resync(self, namespace: str | None) -> KubeError | None:
-        """Look at one namespace; gives what stood in the way."""
+        """Resync one namespace; return the error that ended it."""
         try:
             async with self._slots:
                 for watch in self._watches[namespace]:
@@ -86,8 +86,8 @@ class Resync:
         except KubeError as error:
             return error
         except Exception as error:  # noqa: BLE001
-            # The last guard: what one object does to a resync must not end the process for all.
-            _log.exception("this is a bug, please report it")
+            # The last guard: one object must not end the process for all.
+            _log.exception("resync failed; this is a bug, please report it")
             return Refused(f"it ended with {error!r}; this is a bug")
         return None
 
@@ -95,7 +95,7 @@ class Resync:
         for namespace, error in failures.items():
             if str(error) != str(self.failures.get(namespace, "")):
                 where = namespace or "all namespaces"
-                _log.warning("the resync of %s was cut short: %s", where, error)
+                _log.warning("resync of %s failed: %s", where, error)
         self.failures = failures
         for namespace in filter(None, self._watches):
             self._metrics.resynced.labels(namespace).set(namespace not in failures)
@@ -104,14 +104,14 @@ class Resync:
         try:
             items = await self._kube.list(watch.kind, watch.namespace, watch.labels)
         except KindMissing:
-            # Its watch waits for it, and the services that need it say so.
+            # Its watch waits for it, and the services that need it report it.
             items = []
         watch.lag.compare(items, time.monotonic())
         if watch.kind == INFERENCE_SERVICE:
             self._enqueue(watch.namespace, items)
 
     def _enqueue(self, namespace: str | None, items: Iterable[Object]) -> None:
-        """Have every service looked at, one after the other but for the first time."""
+        """Enqueue every service: at once the first time, spread over the period afterwards."""
         known = (key for key in self._known() if namespace in {None, key.namespace})
         keys = {NamespacedName.of(item) for item in items} | set(known)
         spread_s = self._every_s * _SPREAD if namespace in self._resynced else 0.0

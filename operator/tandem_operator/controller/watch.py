@@ -1,7 +1,7 @@
-"""kopf's watches, one for each kind, each kept alive by itself.
+"""kopf's watches, one for each kind, each restarted by itself.
 
-kopf gives what is hard about a watch: LIST and WATCH without a gap, bookmarks, expired versions,
-streams that die silently. Its handlers here only say which object has changed. It writes nothing:
+kopf does what is hard about a watch: LIST and WATCH without a gap, bookmarks, expired versions,
+streams that die silently. Its handlers here only report the object that changed. It writes nothing:
 no finalizers, no annotations, no Events, no peering.
 
 One kopf for each kind, because kopf ends when one of its kinds is not there: KubeRay may be
@@ -28,10 +28,10 @@ from tandem_operator.tasks import cancel
 from tandem_serve.api.spec import GROUP
 
 Deliver = Callable[[Mapping[str, Any]], None]
-"""Takes an object that is new, has changed, or is gone."""
+"""Takes an object that is new, changed or deleted."""
 
 SERVER_TIMEOUT_S: Final = 300
-"""Seconds after which the API server ends a watch request, and kopf begins the next."""
+"""Seconds after which the API server ends a watch request, and kopf starts the next."""
 
 _CLIENT_TIMEOUT_S: Final = 330
 _CONNECT_TIMEOUT_S: Final = 30
@@ -40,14 +40,14 @@ _POLL_S: Final = 5.0
 _RESTART_AFTER_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 32.0
 _LONG_LIFE_S: Final = 60.0
-"""Seconds after which a watch that ends had worked."""
+"""Seconds after which a watch counts as having worked, so that its pauses start over."""
 
 _STALE_AFTER_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Watches one kind, everywhere or in one namespace, for as long as it exists there."""
+    """Watches one kind, in all namespaces or in one, while the API server serves it."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Watch:
     ) -> None:
         self.kind = kind
         self.namespace = namespace
-        """The namespace that is watched; None: all of them."""
+        """Namespace to watch; None: all."""
 
         self.labels = labels
         self.lag = WatchLag()
-        """What it has delivered; the resync holds it against what is there."""
+        """Versions that it has delivered; the resync compares them with a LIST."""
 
         self.last_event: float | None = None
-        """When it delivered something last; None: never."""
+        """Moment of its last event; None: there was none."""
 
         self._kube = kube
         self._login = login
@@ -81,11 +81,11 @@ class Watch:
 
     @property
     def name(self) -> str:
-        """What is watched, in words."""
+        """Kind and namespace, for logs."""
         return self.kind.plural + (f" in {self.namespace}" if self.namespace else "")
 
     async def run(self) -> None:
-        """Watch for ever."""
+        """Watch until cancelled."""
         pauses = _restart_pauses()
         while True:
             await self._wait_for_kind()
@@ -97,25 +97,27 @@ class Watch:
             await asyncio.sleep(next(pauses))
 
     async def _wait_for_kind(self) -> None:
-        is_told = False
+        has_warned = False
         while not await self._exists():
-            if not is_told:
-                _log.warning("there are no %s in this Kubernetes yet", self.kind.plural)
-            is_told = True
+            if not has_warned:
+                _log.warning("the API server serves no %s yet; waiting", self.kind.plural)
+            has_warned = True
             await asyncio.sleep(_POLL_S)
 
     async def _exists(self) -> bool:
-        """Whether kopf would find the kind: it looks once, and then never again."""
+        """Return True when kopf would find the kind; kopf itself looks only once."""
         try:
             return await self._kube.serves(self.kind)
         except KubeError as error:
-            _log.warning("whether there are %s is not known: %s", self.kind.plural, error)
+            _log.warning(
+                "cannot tell whether the API server serves %s: %s", self.kind.plural, error
+            )
             return False
 
     async def _watch(self) -> None:
-        """Run kopf until it ends, or until it owes a change for too long."""
+        """Run kopf until it ends, or is behind LIST for too long."""
         self.lag.reset()
-        # Peering is off, but kopf would look its user up for it, whom an image may not know.
+        # Peering is off, but kopf would look up its user for it, which an image may not have.
         identity: Any = FIELD_MANAGER
         tasks = await kopf.spawn_tasks(
             identity=identity,
@@ -125,7 +127,7 @@ class Watch:
             clusterwide=self.namespace is None,
             namespaces=[self.namespace] if self.namespace else [],
         )
-        # kopf takes the process's signals for itself.
+        # kopf has replaced the process's signal handlers.
         self._on_start()
         stale = asyncio.create_task(self._wait_until_stale())
         try:
@@ -136,17 +138,17 @@ class Watch:
             await cancel({*tasks, stale})
 
     def _log_restart(self, reason: str) -> None:
-        """Warn of a reason once: where the right to watch is gone it comes again and again."""
+        """Warn of a reason once: a missing right to watch ends kopf again and again."""
         level = logging.INFO if reason == self._last_reason else logging.WARNING
         self._last_reason = reason
-        _log.log(level, "the watch of %s is begun anew: %s", self.name, reason)
+        _log.log(level, "watch of %s restarting: %s", self.name, reason)
 
     async def _wait_until_stale(self) -> None:
         behind_s = 0.0
         while behind_s < _STALE_AFTER_S:
             await asyncio.sleep(_POLL_S)
             behind_s = self.lag.behind_s(time.monotonic())
-        text = "the watch of %s is begun anew: it has owed a change for %.0f s"
+        text = "watch of %s restarting: %.0f s behind LIST"
         _log.warning(text, self.name, behind_s)
 
     def _registry(self) -> kopf.OperatorRegistry:
@@ -165,11 +167,11 @@ class Watch:
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
-        # Finding kinds and namespaces by itself would take rights over the whole cluster.
+        # Scanning for kinds and namespaces would need rights over the whole cluster.
         settings.scanning.disabled = True
-        # Never used, and should it ever be: under our own name.
+        # Never used; if it ever is, under the operator's own name.
         settings.persistence.finalizer = f"{GROUP}/{FIELD_MANAGER}"
-        # kopf would kill the process this long after it was ended; here it ends and begins again.
+        # kopf would kill the process this long after its end; here it is restarted.
         settings.process.ultimate_exiting_timeout = None
         settings.watching.server_timeout = SERVER_TIMEOUT_S
         settings.watching.client_timeout = _CLIENT_TIMEOUT_S
@@ -185,7 +187,7 @@ class Watch:
 
 
 def _restart_pauses() -> Iterator[float]:
-    """Seconds between two lives of a watch: growing while they are short."""
+    """Seconds before each restart of a watch: growing while its runs are short."""
     pause_s = _RESTART_AFTER_S
     while True:
         yield pause_s
@@ -193,7 +195,7 @@ def _restart_pauses() -> Iterator[float]:
 
 
 class _Backoffs:
-    """Seconds between tries of a request: growing, and never giving up."""
+    """Seconds between tries of a request: growing, without end."""
 
     def __iter__(self) -> Iterator[float]:
         yield from (1.0, 2.0, 4.0)

@@ -1,8 +1,8 @@
-"""Whether the watches deliver: what they brought, held against what a LIST sees; pure.
+"""Seconds by which a watch is behind LIST; pure.
 
-A watch can die without a word, and on a quiet cluster silence is right. So the proof of life is
-not an event every few seconds — one of another stream, such as the lease's, would prove nothing of
-this one — but that every change which the resync's LIST sees has come through the watch as well.
+A watch can die silently, and on a quiet cluster silence is right. So the proof of life is not an
+event every few seconds — one of another stream, such as the lease's, would prove nothing of this
+one — but that every change in the resync's LIST has come through the watch as well.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,14 +15,14 @@ class _Missed(NamedTuple):
 
 
 class WatchLag:
-    """What one kind's watch has delivered. Moments are seconds of one clock."""
+    """Versions that the watch of one kind has delivered. Moments are seconds of one clock."""
 
     def __init__(self) -> None:
         self._delivered: dict[str, str] = {}
         self._missed: dict[str, _Missed] = {}
 
     def deliver(self, item: Mapping[str, Any], *, is_gone: bool) -> None:
-        """The watch has brought an object, or its end."""
+        """Record an object that the watch delivered, or its deletion."""
         uid, version = _identity(item)
         if is_gone:
             self._delivered.pop(uid, None)
@@ -33,7 +33,7 @@ class WatchLag:
             del self._missed[uid]
 
     def compare(self, listed: Iterable[Mapping[str, Any]], now: float) -> None:
-        """A LIST has seen these objects, all of the kind.
+        """Compare with a LIST, which has all objects of the kind.
 
         A deletion that the watch missed does not count: kopf keeps none across a new LIST of its
         own, and nothing waits for it.
@@ -47,12 +47,12 @@ class WatchLag:
         }
 
     def reset(self) -> None:
-        """The watch starts anew, and will deliver everything again."""
+        """Forget everything: a watch that restarts delivers all objects again."""
         self._delivered.clear()
         self._missed.clear()
 
     def behind_s(self, now: float) -> float:
-        """For how many seconds the watch has owed the change that it has owed longest."""
+        """Seconds for which the oldest change in LIST has not been delivered."""
         return max((now - late.since for late in self._missed.values()), default=0.0)
 
 
@@ -61,5 +61,5 @@ def _identity(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _is_older(version: str, than: str) -> bool:
-    """Resource versions grow; Kubernetes promises it of its own kinds and of custom ones."""
+    """Compare resource versions, which Kubernetes guarantees to grow."""
     return (len(version), version) < (len(than), than)

@@ -1,4 +1,4 @@
-"""Works the queue off: at most so many services at once, each by one worker at a time."""
+"""Workers that take keys from the queue: several services at a time, each by one worker."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ Work = Callable[[NamespacedName], Awaitable[float | None]]
 
 
 class Workers:
-    """Feeds the queue and works it off."""
+    """Fills the queue and reconciles what is due."""
 
     def __init__(
         self, queue: WorkQueue[NamespacedName], work: Work, metrics: Metrics, *, count: int
@@ -35,10 +35,10 @@ class Workers:
         self._idle.set()
         self._is_draining = False
         self.last_reconcile = time.monotonic()
-        """When a reconcile ended last."""
+        """Moment at which the last reconcile ended."""
 
     def add(self, key: NamespacedName, after_s: float = 0.0) -> None:
-        """Look at the service at `key` in `after_s` seconds, or earlier."""
+        """Reconcile the service `key` within `after_s` seconds."""
         self._queue.add(key, time.monotonic() + after_s)
         self._wake.set()
 
@@ -49,17 +49,17 @@ class Workers:
 
     @property
     def running(self) -> int:
-        """Services that are looked at now."""
+        """Services that are being reconciled."""
         return len(self._queue.running)
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Reconcile until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._count):
                 group.create_task(self._run_one())
 
     async def drain(self, limit_s: float) -> bool:
-        """Begin no further reconcile, and wait for those that run; whether they ended in time."""
+        """Start no further reconcile, and wait for those that run; True: they ended in time."""
         self._is_draining = True
         try:
             async with asyncio.timeout(limit_s):
@@ -77,11 +77,11 @@ class Workers:
             finally:
                 if not self._queue.running:
                     self._idle.set()
-                # What came in for this service meanwhile is due now.
+                # A key that was added while it ran is due now.
                 self._wake.set()
 
     async def _take(self) -> NamespacedName:
-        """The next service that is due, waited for."""
+        """Wait for the next service that is due."""
         while True:
             if not self._is_draining:
                 key = self._queue.take(time.monotonic())
@@ -90,7 +90,7 @@ class Workers:
             await self._sleep()
 
     async def _sleep(self) -> None:
-        """Until the next service is due, or something is added."""
+        """Wait until the next service is due or a key is added."""
         self._wake.clear()
         due = self._queue.wake_at()
         left_s = None if due is None or self._is_draining else max(0.0, due - time.monotonic())
@@ -111,12 +111,12 @@ class Workers:
             self._fail(
                 key,
                 "ReconcileTimeout",
-                f"the reconcile took over {RECONCILE_TIMEOUT_S:.0f} s",
+                f"the reconcile took more than {RECONCILE_TIMEOUT_S:.0f} s",
                 None,
             )
         except Exception as error:  # noqa: BLE001
             # The last guard: a bug in one service's reconcile must not end the others'.
-            _log.exception("%s: this is a bug, please report it", key)
+            _log.exception("%s: reconcile failed; this is a bug, please report it", key)
             self._fail(key, "Bug", repr(error), None)
         else:
             self._finish(key, requeue_after_s)
@@ -137,4 +137,4 @@ class Workers:
         self._metrics.reconciles.labels("failed").inc()
         self._metrics.errors.labels(reason).inc()
         level = logging.INFO if isinstance(error, Transient) else logging.WARNING
-        _log.log(level, "%s: %s; tried again in %.0f s", key, text, wait_s)
+        _log.log(level, "%s: %s; retrying in %.0f s", key, text, wait_s)

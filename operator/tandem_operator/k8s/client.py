@@ -1,4 +1,4 @@
-"""The door to the Kubernetes API: a few verbs over plain dictionaries, every request counted."""
+"""Client of the Kubernetes API: a few verbs over plain dictionaries, every request counted."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ Object = dict[str, Any]
 """A Kubernetes object as JSON has it."""
 
 Selector = Mapping[str, str | None]
-"""Labels that an object must have; None: with any value."""
+"""Labels that an object must have; None: any value."""
 
 CountRequest = Callable[[str, str, str], None]
-"""Takes the verb, the resource and the code of one request that has ended."""
+"""Takes verb, resource and status code of a request that has ended."""
 
 REQUEST_TIMEOUT_S: Final = 10.0
 
@@ -57,19 +57,19 @@ class NamespacedName:
 
 
 class KubeClient:
-    """Reads and writes objects; what goes wrong is raised as a KubeError in words."""
+    """Reads and writes objects; every failure is raised as a KubeError."""
 
     def __init__(self, client: AsyncClient, plain: httpx2.AsyncClient, count: CountRequest) -> None:
         self._client = client
         self._plain = plain
         self._count = count
         self.may_write: Callable[[], bool] = lambda: True
-        """ParsedSpec before each write of anything but the lease: a process that was stopped for a
-        while, and has lost the lease meanwhile, must not go on where it was."""
+        """Called before each write but the lease's: a process that was stopped for a while, and lost
+        the lease meanwhile, must not continue."""
 
     @classmethod
     def connect(cls, config: SingleConfig, count: CountRequest) -> Self:
-        """A client of the API server that `config` names; nothing is asked yet.
+        """Return a client of the API server that `config` names; no request is sent yet.
 
         Raises:
             NoCluster: its certificates cannot be used.
@@ -83,12 +83,12 @@ class KubeClient:
         return cls(client, plain, count)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
         await self._plain.aclose()
 
     async def serves(self, kind: Kind) -> bool:
-        """Whether the API server knows the kind, by what it says of itself."""
+        """Return True when the API server's discovery lists the kind."""
         root = "/apis/" if kind.group else "/api/"
 
         async def ask() -> Object:
@@ -104,10 +104,10 @@ class KubeClient:
         return any(one.get("name") == kind.plural for one in found.get("resources", ()))
 
     async def get(self, kind: Kind, key: NamespacedName) -> Object | None:
-        """The object, or None when there is none.
+        """Return the object; None: it does not exist.
 
         Raises:
-            KindMissing: the API server does not know the kind.
+            KindMissing: the API server does not serve the kind.
         """
         request = self._client.get(resource_of(kind), key.name, namespace=key.namespace)
         try:
@@ -124,9 +124,9 @@ class KubeClient:
         fields: Mapping[str, str] | None = None,
         most: int | None = None,
     ) -> list[Object]:
-        """All objects of the kind in `namespace`; None: in all.
+        """List the objects of the kind in `namespace`; None: in all.
 
-        `labels` and `fields` are what they must have; of more than `most`, some are read.
+        `labels` and `fields` select them; at most `most` are read.
         """
 
         async def collect() -> list[Object]:
@@ -147,10 +147,10 @@ class KubeClient:
         return await self._call("list", kind, namespace or "all namespaces", collect())
 
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
-        """Make the object.
+        """Create the object.
 
         Raises:
-            Conflict: there is one of this name.
+            Conflict: one of this name exists.
         """
         self._check_leadership(kind)
         key = NamespacedName.of(manifest)
@@ -159,10 +159,10 @@ class KubeClient:
         return await self._call("create", kind, str(key), request)
 
     async def replace(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
-        """Write the whole object over the one with its resourceVersion.
+        """Replace the object that has this resourceVersion.
 
         Raises:
-            Conflict: the object has another resourceVersion by now.
+            Conflict: the object has another resourceVersion.
         """
         self._check_leadership(kind)
         key = NamespacedName.of(manifest)
@@ -171,9 +171,9 @@ class KubeClient:
         return await self._call("update", kind, str(key), request)
 
     async def apply(self, kind: Kind, manifest: Mapping[str, Any], *, force: bool) -> Object:
-        """Server-side apply: the fields of `manifest` are ours from now on.
+        """Server-side apply of `manifest`.
 
-        `force` takes fields over that another manager owns.
+        `force` takes over fields that another manager owns.
 
         Raises:
             Conflict: another manager owns a field, or the uid in `manifest` is not the object's.
@@ -218,7 +218,7 @@ class KubeClient:
 
     def _check_leadership(self, kind: Kind) -> None:
         if kind != LEASE and not self.may_write():
-            raise errors.NotLeading("nothing is written: the lease may have run out")
+            raise errors.NotLeading("nothing is written: the lease may have expired")
 
     async def _call(
         self, verb: str, kind: Kind, where: str, request: Awaitable[_T], *, part: str = ""
@@ -236,10 +236,10 @@ class KubeClient:
                 f"({str(error) or type(error).__name__})"
             ) from error
         except (ValueError, RecursionError) as error:
-            # Of msgspec, httpx2 and json alike; something else has answered.
+            # Of msgspec, httpx2 and json alike: another server has answered.
             code = "invalid"
             raise errors.Unreachable(
-                f"what came back for '{verb} {kind.plural} {where}' is none of the API server's "
+                f"the response to '{verb} {kind.plural} {where}' is none of the API server's "
                 f"answers ({error})"
             ) from error
         finally:
@@ -268,18 +268,18 @@ def _status_error(
 
 
 def _not_found(status: Mapping[str, Any], kind: Kind, said: str) -> errors.KubeError:
-    """One object is missing when the answer names it; else the whole kind is."""
+    """Tell a missing object, which the answer names, from a missing kind."""
     details = status.get("details") or {}
     if details.get("name"):
         return errors.NotFound(said)
     return errors.KindMissing(
-        f"the API server knows no {kind.plural}.{kind.group or 'v1'}; "
+        f"the API server serves no {kind.plural}.{kind.group or 'v1'}; "
         "install its CustomResourceDefinition"
     )
 
 
 def _status_of(response: httpx2.Response) -> Mapping[str, Any]:
-    """The Status that the API server sends along; empty: something else has answered."""
+    """Return the Status in the answer; empty: another server has answered."""
     try:
         found = response.json()
     except ValueError:

@@ -1,16 +1,16 @@
-"""What can go wrong between the operator and the API server, sorted by what to do about it.
+"""Errors of requests to the API server, sorted by what to do about them.
 
 ```
 KubeError
-├── Transient           tried again soon, and not worth a word before it lasts
+├── Transient           retried soon, and reported only when it persists
 │   ├── Unreachable     no answer
 │   ├── Overloaded      429 or 5xx
 │   └── Conflict        409: the object changed meanwhile
-├── NotLeading          not even tried: another process may lead by now
+├── NotLeading          not sent: another process may lead by now
 ├── NotFound             404 of one object
 ├── KindMissing         404 of the whole kind: its CRD is not installed
 ├── Forbidden           401 or 403
-└── Refused             the rest: the object itself is at fault
+└── Refused             the rest: the object itself is wrong
 ```
 """
 
@@ -18,17 +18,17 @@ from typing import ClassVar
 
 
 class KubeError(Exception):
-    """The API server did not do what was asked; the text is one sentence."""
+    """A request to the API server failed; the text is one sentence."""
 
     reason: ClassVar[str] = "ApiError"
-    """One word for conditions and metrics."""
+    """Reason for conditions and metrics."""
 
     retry_after_s: float = 0.0
-    """Seconds that the API server asks to wait before the next try."""
+    """Seconds that the API server asks to wait before a retry."""
 
 
 class Transient(KubeError):
-    """It may work when it is tried again."""
+    """A retry may succeed."""
 
 
 class Unreachable(Transient):
@@ -44,7 +44,7 @@ class Overloaded(Transient):
 
 
 class Conflict(Transient):
-    """The object is not what it was when it was read."""
+    """The object has changed since it was read, or exists already."""
 
     reason = "ApiConflict"
 
@@ -56,24 +56,24 @@ class NotLeading(KubeError):
 
 
 class NotFound(KubeError):
-    """There is no such object."""
+    """The object does not exist."""
 
     reason = "ApiNotFound"
 
 
 class KindMissing(KubeError):
-    """The API server does not know the kind: its CustomResourceDefinition is not installed."""
+    """The API server does not serve the kind: its CustomResourceDefinition is not installed."""
 
     reason = "KindMissing"
 
 
 class Forbidden(KubeError):
-    """The operator may not do this."""
+    """The operator lacks the right to do this."""
 
     reason = "ApiForbidden"
 
 
 class Refused(KubeError):
-    """The API server does not take the object."""
+    """The API server rejects the object."""
 
     reason = "ApiRefused"

@@ -1,11 +1,11 @@
-"""Which Events are posted, and how often an Event is repeated; pure."""
+"""Correlates Events: repeats are counted, and posted at most once a minute; pure."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 REPEAT_AFTER_S: Final = 60.0
-"""Seconds before the same thing is said again of the same service."""
+"""Seconds between two posts of one Event."""
 
 _REMEMBERED: Final = 1000
 
@@ -27,7 +27,7 @@ class _EventKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Event:
-    """An Event that was posted, and how often its cause has come since."""
+    """An Event that was posted, and the count of its repeats since."""
 
     name: str
     posted_at: float
@@ -35,7 +35,7 @@ class _Event:
 
 
 class EventCorrelator:
-    """Decides what is posted; pure. Moments are seconds of one clock."""
+    """Decides which Events are posted. Moments are seconds of one clock."""
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
@@ -62,7 +62,7 @@ class EventCorrelator:
         return event.name, event.count
 
     def forget(self, uid: str, new: NewEvent | None = None) -> None:
-        """Drop what was said of an object that is gone, or one thing alone."""
+        """Drop the Events of an object that is gone, or one of them."""
         dropped = [
             key
             for key in self._events

@@ -1,4 +1,4 @@
-"""Posts Kubernetes Events about services: seldom, counted, and never in anybody's way."""
+"""Posts Kubernetes Events about services; a failure to post never stops a reconcile."""
 
 import logging
 import uuid
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventRecorder:
-    """Posts what `EventCorrelator` decides."""
+    """Posts the Events that `EventCorrelator` selects."""
 
     def __init__(self, kube: KubeClient, instance: str) -> None:
         self._kube = kube
@@ -25,12 +25,12 @@ class EventRecorder:
         self._correlator = EventCorrelator()
 
     async def post(self, about: Mapping[str, Any], new_events: list[NewEvent], now: float) -> None:
-        """Say `new_events` about the object `about`; a failure is logged and nothing more."""
+        """Post `new_events` about the object `about`; a failure is only logged."""
         for new in new_events:
             await self._post(about, new, now)
 
     def forget(self, uid: str) -> None:
-        """Drop what was said of an object that is gone."""
+        """Drop the Events of an object that is gone."""
         self._correlator.forget(uid)
 
     async def _post(self, about: Mapping[str, Any], new: NewEvent, now: float) -> None:
@@ -48,10 +48,10 @@ class EventRecorder:
                 changes = {"count": count, "lastTimestamp": now_text()}
                 await self._kube.merge(EVENT, key, changes)
         except NotFound:
-            # Events live an hour; the next time it is a new one.
+            # Events live an hour; the next post is a new one.
             self._correlator.forget(metadata["uid"], new)
         except KubeError as error:
-            _log.warning("the Event %s of %s is lost: %s", new.reason, metadata["name"], error)
+            _log.warning("cannot post the Event %s of %s: %s", new.reason, metadata["name"], error)
 
     def _manifest(self, about: Mapping[str, Any], new: NewEvent, name: str) -> dict[str, Any]:
         metadata, now = about["metadata"], now_text()

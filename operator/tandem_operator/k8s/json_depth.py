@@ -1,8 +1,8 @@
 """JSON that is nested deeper than a parser follows; pure.
 
-Kubernetes takes objects of ten thousand levels, and whoever may write one in a namespace may write
-such a one: in the open parts of a volume, or in managedFields. A LIST has the objects of everybody,
-so what it has of the deepest is cut short, where no field that anybody reads has its place.
+Kubernetes takes objects of ten thousand levels, and a user who may write one in a namespace may
+write such a one: in the open parts of a volume, or in managedFields. A LIST has the objects of all
+users, so its deepest levels are cut off, below every field that the operator reads.
 """
 
 import re
@@ -31,7 +31,7 @@ def is_too_deep(text: bytes) -> bool:
     except RecursionError:
         return True
     except msgspec.DecodeError:
-        # Whoever reads it says what is wrong with it.
+        # Its reader reports what is wrong with it.
         return False
     return False
 

@@ -1,4 +1,4 @@
-"""How kopf reaches the API server: the same way, and with the same rights, as the rest of us."""
+"""Login handler for kopf: the same API server and rights as the operator's own client."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class KopfLogin:
         self._last = -_PAUSE_S
 
     async def open_session(self, **_: Any) -> kopf.AiohttpSession:
-        """A new session; kopf closes it, and comes back when the API server says 401."""
+        """Return a new session; kopf closes it, and asks again when the API server answers 401."""
         await self._pause()
         config = self._config
         session = aiohttp.ClientSession(
@@ -36,7 +36,7 @@ class KopfLogin:
         return kopf.AiohttpSession(server=config.cluster.server, aiohttp_session=session)
 
     async def _pause(self) -> None:
-        """Do not storm a server that does not know us."""
+        """Wait between logins, so that a server that refuses them is not flooded."""
         left_s = self._last + _PAUSE_S - time.monotonic()
         if left_s > 0:
             await asyncio.sleep(left_s)
@@ -44,10 +44,10 @@ class KopfLogin:
 
 
 class _Answer(aiohttp.ClientResponse):
-    """An answer that is read however deep it is nested."""
+    """A response that is read however deep it is nested."""
 
     async def json(self, **options: Any) -> Any:
-        """Parse the answer; of what is too deep, the upper levels."""
+        """Parse the response, without the levels that are too deep."""
         try:
             return await super().json(**options)
         except RecursionError:
@@ -55,7 +55,7 @@ class _Answer(aiohttp.ClientResponse):
 
 
 class _Bearer:
-    """Puts the user's token on each request; a service account's changes on disk every hour."""
+    """Adds the user's token to each request; a service account's changes on disk every hour."""
 
     def __init__(self, user: User) -> None:
         self._user = user

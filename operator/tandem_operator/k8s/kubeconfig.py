@@ -1,4 +1,4 @@
-"""How the API server is reached: the pod's service account, or a kubeconfig."""
+"""Connection to the API server: from the pod's service account, or from a kubeconfig."""
 
 import os
 import ssl
@@ -10,11 +10,11 @@ from lightkube.core.exceptions import ConfigError
 
 
 class NoCluster(Exception):
-    """There is no way to a Kubernetes from here; the text is one sentence."""
+    """No Kubernetes can be reached from here; the text is one sentence."""
 
 
 def cluster_config(context: str | None) -> SingleConfig:
-    """How to reach the API server: the pod's service account, or a kubeconfig's context.
+    """Return the connection of the pod's service account, or of a kubeconfig's context.
 
     Raises:
         NoCluster: there is neither, or the context is not in the kubeconfig.
@@ -39,12 +39,12 @@ def cluster_config(context: str | None) -> SingleConfig:
 
 
 def user_of(config: SingleConfig) -> User:
-    """Who asks; a context without a user is anybody's."""
+    """Return the user of the context; one without a user is anonymous."""
     return config.user or User()
 
 
 def tls_of(config: SingleConfig) -> ssl.SSLContext:
-    """The certificates: who the API server has to be, and who asks.
+    """Return the TLS context: the API server's authority and the user's certificate.
 
     Raises:
         NoCluster: they cannot be used.

@@ -1,8 +1,8 @@
-"""LeaderElector by a Lease: one process writes, the others stand by.
+"""Leader election by a Lease: one process writes, the others are on standby.
 
-A leader that cannot renew in time stops being one before anybody else may begin. Whether a lease
-has run out is judged by how long it has not changed on this machine's own clock, so the clocks of
-two machines need not agree.
+A leader that cannot renew in time gives up before another process may acquire. A lease has expired
+when it has not changed for its duration on this machine's own clock, so the clocks of two machines
+need not agree.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tandem_operator.k8s.errors import KubeError, Transient
 from tandem_operator.k8s.kinds import LEASE
 
 DURATION_S: Final = 15
-"""Seconds after which a lease that nobody renews may be taken."""
+"""Seconds after which a lease that is not renewed may be acquired."""
 
 RENEW_S: Final = 5.0
 RENEW_WITHIN_S: Final = 10.0
@@ -32,26 +32,26 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseLost(Exception):
-    """This process leads no longer; the text says why."""
+    """This process no longer leads; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A lease as it was seen last, and since when it has not changed."""
+    """A lease as last observed, and since when it has not changed."""
 
     holder: str
     renewed: str
     since: float
 
     def may_be_acquired(self, identity: str, now: float) -> bool:
-        """Whether `identity` may take it: it is free, its own, or was not renewed for too long."""
+        """Return True when it is free, held by `identity`, or expired."""
         return self.holder in {"", identity} or now - self.since > DURATION_S
 
 
 def observe_lease(
     lease: Mapping[str, Any], before: ObservedLease | None, now: float
 ) -> ObservedLease:
-    """What the lease says now; `since` stays while it is not renewed."""
+    """Observe the lease; `since` stays while it is not renewed."""
     spec = lease.get("spec", {})
     holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime") or ""
     if before and (before.holder, before.renewed) == (holder, renewed):
@@ -60,7 +60,7 @@ def observe_lease(
 
 
 class LeaderElector:
-    """This process's claim to the lease."""
+    """Acquires, renews and releases the lease for this process."""
 
     def __init__(self, kube: KubeClient, key: NamespacedName, identity: str) -> None:
         self._kube = kube
@@ -84,16 +84,16 @@ class LeaderElector:
                         await self._write(lease, self.identity)
                         return
             except (Transient, TimeoutError) as error:
-                _log.info("the lease %s is not to be had yet: %s", self._lease_name, error)
+                _log.info("cannot acquire the lease %s yet: %s", self._lease_name, error)
             except KubeError as error:
-                _log.warning("the lease %s is not to be had: %s", self._lease_name, error)
+                _log.warning("cannot acquire the lease %s: %s", self._lease_name, error)
             await asyncio.sleep(RETRY_S * random.uniform(0.8, 1.2))  # noqa: S311  # spread, no secret
 
     async def renew(self) -> None:
-        """Renew the lease for ever.
+        """Renew the lease until it is lost.
 
         Raises:
-            LeaseLost: somebody else has it, or it could not be renewed in time.
+            LeaseLost: another process holds it, or it could not be renewed in time.
         """
         problem: str | None = None
         while True:
@@ -106,11 +106,11 @@ class LeaderElector:
             problem = await self._try_to_renew()
 
     def is_valid(self) -> bool:
-        """Whether nobody else can have taken the lease yet."""
+        """Return True while no other process can have acquired the lease."""
         return time.monotonic() < self._valid_until
 
     async def release(self) -> None:
-        """Let the next one lead at once; nobody waits for more than a moment."""
+        """Free the lease, so that another process leads at once."""
         if self._lease is None:
             return
         try:
@@ -118,17 +118,19 @@ class LeaderElector:
                 await self._write(self._lease, "")
                 self._valid_until = 0.0
         except (KubeError, TimeoutError) as error:
-            _log.warning("the lease %s runs out by itself: %s", self._lease_name, error)
+            _log.warning(
+                "cannot release the lease %s, which expires by itself: %s", self._lease_name, error
+            )
 
     async def _try_to_renew(self) -> str | None:
-        """One try; None: it is renewed, else why not."""
+        """Try once to renew; None: renewed, otherwise the reason."""
         left_s = self._valid_until - time.monotonic()
         try:
             async with asyncio.timeout(min(_REQUEST_S, left_s)):
                 lease = self._lease or await self._read_own()
                 await self._write(lease, self.identity)
         except (KubeError, TimeoutError) as error:
-            # It may have been written all the same: read before the next try whose it is.
+            # It may have been written all the same: read the holder before the next try.
             self._lease = None
             return str(error) or "no answer in time"
         return None

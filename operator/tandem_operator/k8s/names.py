@@ -6,7 +6,7 @@ from tandem_serve.api import draining
 from tandem_serve.api.spec import GROUP
 
 FIELD_MANAGER: Final = "tandem-operator"
-"""Who writes the fields, for server-side apply."""
+"""Field manager of server-side apply."""
 
 APPLIED: Final = f"{GROUP}/applied"
 """Annotation: the hash of the object as it was rendered; it differs when a field was dropped."""
@@ -71,7 +71,7 @@ def network_policy(service: str, component: str) -> str:
 
 
 def endpoint_url(service: str, namespace: str) -> str:
-    """Where clients in the same Kubernetes find `service`; OpenAI clients add /v1."""
+    """Base URL of `service` for clients in the same Kubernetes; OpenAI clients add /v1."""
     return f"http://{endpoint_service(service)}.{namespace}.svc:{SERVE_PORT}"
 
 

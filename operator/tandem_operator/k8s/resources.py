@@ -1,4 +1,4 @@
-"""Our kinds as lightkube's client knows them: one class each, which its registry insists on."""
+"""The operator's kinds as lightkube's client needs them: one registered class each."""
 
 from functools import cache
 
@@ -9,5 +9,5 @@ from tandem_operator.k8s.kinds import Kind
 
 @cache
 def resource_of(kind: Kind) -> type[GenericNamespacedResource]:
-    """The class that stands for `kind` in calls of the client."""
+    """Return the client's class for `kind`."""
     return create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)

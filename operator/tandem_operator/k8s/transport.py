@@ -17,7 +17,7 @@ _KEEP_S = 90.0
 
 
 class AioTransport(httpx2.AsyncBaseTransport):
-    """Sends whole requests and reads whole answers; it streams nothing."""
+    """Sends whole requests and reads whole responses, without streaming."""
 
     def __init__(self, tls: ssl.SSLContext, timeout_s: float) -> None:
         self._tls = tls
@@ -25,10 +25,10 @@ class AioTransport(httpx2.AsyncBaseTransport):
         self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The answer to `request`.
+        """Send `request` and return its response.
 
         Raises:
-            TransportError: there is none.
+            TransportError: there is no response.
         """
         try:
             async with self._open_session().request(
@@ -36,7 +36,7 @@ class AioTransport(httpx2.AsyncBaseTransport):
                 str(request.url),
                 data=request.content or None,
                 headers=request.headers.multi_items(),
-                # It would go there with our token.
+                # A redirect would carry the operator's token.
                 allow_redirects=False,
             ) as response:
                 content = await response.read()
@@ -49,7 +49,7 @@ class AioTransport(httpx2.AsyncBaseTransport):
         return await _readable(answer)
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -61,14 +61,14 @@ class AioTransport(httpx2.AsyncBaseTransport):
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 timeout=self._timeout,
-                # The answer says itself how it is packed, and is unpacked where it is read.
+                # httpx2 decompresses the response by its headers.
                 auto_decompress=False,
             )
         return self._session
 
 
 async def _readable(answer: httpx2.Response) -> httpx2.Response:
-    """Return an answer that a JSON parser gets through."""
+    """Return a response that a JSON parser can read."""
     if not is_too_deep(answer.content):
         return answer
     # It takes a second for some megabytes.

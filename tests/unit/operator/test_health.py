@@ -22,14 +22,14 @@ def test_a_process_that_does_its_work_is_well() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"loop_lag_s": 7.0}, "the event loop was held up for 7 s, more than 5"),
+        ({"loop_lag_s": 7.0}, "the event loop was blocked for 7 s, more than 5"),
         (
             {"resync_age_s": 300.0},
-            "the last resync over all services ended 300 s ago, more than 240",
+            "the last resync of all services ended 300 s ago, more than 240",
         ),
         (
             {"watches_behind_s": {"rayservices": 61.0}},
-            "the watch of rayservices has missed a change for 61 s, more than 60",
+            "the watch of rayservices is 61 s behind LIST, more than 60",
         ),
     ],
 )

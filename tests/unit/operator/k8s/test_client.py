@@ -155,7 +155,7 @@ async def test_an_object_that_is_not_there_is_none(api: Api, kube: KubeClient) -
 async def test_a_kind_that_is_not_there_is_another_matter(api: Api, kube: KubeClient) -> None:
     api.says(404)
 
-    with pytest.raises(errors.KindMissing, match=r"knows no rayservices\.ray\.io; install"):
+    with pytest.raises(errors.KindMissing, match=r"serves no rayservices\.ray\.io; install"):
         await kube.get(RAY_SERVICE, KEY)
 
 
