@@ -1,6 +1,6 @@
-"""What is in the way of a service, and what to do about it; pure.
+"""The first thing that blocks a service, and what to do about it; pure.
 
-Each finder knows one situation; the first that recognizes its own speaks.
+Each finder recognizes one situation; the first that does decides.
 """
 
 from collections.abc import Callable
@@ -29,19 +29,19 @@ _BLOCKING_REASONS: Final = {
     "Evicted",
     "OOMKilling",
 }
-"""Reasons of warnings that keep a pod from running; a probe that fails once does not."""
+"""Reasons of warnings that keep a pod from running; a single failed probe does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What is in the way, and what to do; neither is a whole sentence yet."""
+    """A blocker and the way out; neither is a whole sentence yet."""
 
     text: str
     way_out: str
 
 
 def find_blocker(snapshot: ServiceSnapshot) -> Blocker:
-    """The first thing that keeps the service from being what is asked for."""
+    """Return the first thing that keeps the service from its desired state."""
     for finder in _FINDERS:
         if found := finder(snapshot):
             return _mark_overdue(found, snapshot)
@@ -62,18 +62,18 @@ def _being_deleted(snapshot: ServiceSnapshot) -> Blocker | None:
         text = f"Kubernetes waits for {', '.join(finalizers)} (metadata.finalizers)"
     else:
         text = NOTHING
-    return Blocker(text, f"wait; it can be watched: {_kubectl(snapshot, 'get pods')} -w")
+    return Blocker(text, f"wait, and watch it: {_kubectl(snapshot, 'get pods')} -w")
 
 
 def _operator_not_running(snapshot: ServiceSnapshot) -> Blocker | None:
     if not snapshot.is_unobserved:
         return None
     text = (
-        f"the operator seems not to run: it has not looked at the service for "
+        f"the operator seems not to run: it has not observed this spec for "
         f"{snapshot.since(snapshot.written_at)}"
     )
     return Blocker(
-        text, "look at it: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator"
+        text, "look at its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator"
     )
 
 
@@ -86,7 +86,7 @@ def _not_yet_observed(snapshot: ServiceSnapshot) -> Blocker | None:
 def _unknown(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.condition(ConditionType.READY).get("status") != "Unknown":
         return None
-    text = f"the operator cannot look at it: {snapshot.message(ConditionType.READY)}"
+    text = f"the operator cannot observe the service: {snapshot.message(ConditionType.READY)}"
     return Blocker(
         text,
         "see its log: kubectl logs -A -l app.kubernetes.io/name=tandem-operator --prefix",
@@ -98,7 +98,7 @@ def _refused(snapshot: ServiceSnapshot) -> Blocker | None:
         return None
     return Blocker(
         f"the spec is refused: {snapshot.message(ConditionType.ACCEPTED)}",
-        "correct the manifest and give it again: kubectl apply -f FILE",
+        "correct the manifest and apply it again: kubectl apply -f FILE",
     )
 
 
@@ -119,7 +119,7 @@ def _replica_failed(snapshot: ServiceSnapshot) -> Blocker | None:
         log = f"; the replica's log: kubectl exec -n {snapshot.namespace} {pod} -- {_READ_LOG}"
     return Blocker(
         f"a replica does not start: {snapshot.message(ConditionType.MODEL_LOADED)}",
-        f"correct the manifest and give it again: kubectl apply -f FILE{log}",
+        f"correct the manifest and apply it again: kubectl apply -f FILE{log}",
     )
 
 
@@ -145,7 +145,7 @@ def _ray_refused(snapshot: ServiceSnapshot) -> Blocker | None:
     }:
         return None
     way_out = f"kubectl describe rayservice -n {snapshot.namespace} {snapshot.name}"
-    return Blocker(str(ray["message"]), f"see what KubeRay says: {way_out}")
+    return Blocker(str(ray["message"]), f"look at KubeRay's conditions: {way_out}")
 
 
 def _under_way(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -195,7 +195,7 @@ def _mark_overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
 
 
 def _is_complete(snapshot: ServiceSnapshot) -> bool:
-    """Whether all that is asked for is there."""
+    """Return True when the observed state is the desired state."""
     is_over = snapshot.reason(ConditionType.PROGRESSING) == reasons.SETTLED
     return is_over and snapshot.holds(ConditionType.READY) and snapshot.ready >= snapshot.desired
 
@@ -203,13 +203,13 @@ def _is_complete(snapshot: ServiceSnapshot) -> bool:
 def _how_to_chat(snapshot: ServiceSnapshot) -> str:
     key = " --api-key KEY" if snapshot.needs_api_key else ""
     return (
-        f"talk to it: kubectl port-forward -n {snapshot.namespace} svc/{snapshot.name} 8000, "
+        f"send a request: kubectl port-forward -n {snapshot.namespace} svc/{snapshot.name} 8000, "
         f"and beside it: tandem chat --url http://localhost:8000{key}"
     )
 
 
 def _watch(snapshot: ServiceSnapshot) -> str:
-    return f"wait; it can be watched: kubectl get isvc -n {snapshot.namespace} {snapshot.name} -w"
+    return f"wait, and watch it: kubectl get isvc -n {snapshot.namespace} {snapshot.name} -w"
 
 
 def _describe(snapshot: ServiceSnapshot, name: str, *, kind: str = "pod") -> str:

@@ -1,4 +1,4 @@
-"""`tandem explain`: five lines on why a service is as it is."""
+"""`tandem explain`: the state of a service and its causes, in five lines."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ LABELS: Final = ("state", "replicas", "change", "in the way", "next")
 
 
 def explain(name: str, namespace: str | None, *, context: str | None) -> None:
-    """Print what the service `name` is, has and waits for, and what to do next."""
+    """Print state, replicas, change and blocker of the service `name`, and what to do next."""
     with exit_on_error():
         cluster = Cluster.connect(context)
         place = namespace or cluster.namespace
@@ -31,7 +31,7 @@ def explain(name: str, namespace: str | None, *, context: str | None) -> None:
 
 
 def _print(lines: list[str]) -> None:
-    """The lines behind their labels; wrapped on a terminal, whole elsewhere."""
+    """Print the lines behind their labels; wrapped on a terminal, whole elsewhere."""
     out = Console(highlight=False)
     if not out.is_terminal:
         for label, line in zip(LABELS, lines, strict=True):

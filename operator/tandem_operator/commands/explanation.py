@@ -1,4 +1,4 @@
-"""A service and what belongs to it → five sentences on why it is as it is; pure."""
+"""A service and what belongs to it → five sentences that explain its state; pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,7 +24,7 @@ def explain(
     events: Sequence[Mapping[str, Any]],
     now: str,
 ) -> list[str]:
-    """What the service is, what it has, what changed, what is in the way, and what to do.
+    """Return state, replicas, last change, blocker and next step, one sentence each.
 
     Args:
         service: the InferenceService, as the API server has it.
@@ -48,23 +48,23 @@ def explain(
 
 
 def _state(snapshot: ServiceSnapshot) -> str:
-    who = f"service {snapshot.name} in namespace {snapshot.namespace}"
+    subject = f"service {snapshot.name} in namespace {snapshot.namespace}"
     metadata = snapshot.service["metadata"]
     if is_being_deleted(snapshot.service):
-        return f"{who} is being deleted, since {snapshot.since(metadata['deletionTimestamp'])}"
+        return f"{subject} is being deleted, since {snapshot.since(metadata['deletionTimestamp'])}"
     ready = snapshot.condition(ConditionType.READY)
     since = snapshot.condition_age(ConditionType.READY)
     match ready.get("status"):
         case "True" if ready["reason"] == reasons.SERVING_PREVIOUS:
-            return f"{who} serves, but its previous version: {_endpoint(snapshot)} answers"
+            return f"{subject} serves, but its previous version: {_endpoint(snapshot)} answers"
         case "True":
-            return f"{who} has been ready for {since}: {_endpoint(snapshot)} answers"
+            return f"{subject} has been ready for {since}: {_endpoint(snapshot)} answers"
         case "False":
-            return f"{who} has not been ready for {since} ({ready['reason']})"
+            return f"{subject} has not been ready for {since} ({ready['reason']})"
         case "Unknown":
-            return f"whether {who} is ready has not been known for {since} ({ready['reason']})"
+            return f"the state of {subject} has been unknown for {since} ({ready['reason']})"
     created = snapshot.since(metadata["creationTimestamp"])
-    return f"{who} was made {created} ago, and nothing has been done about it yet"
+    return f"{subject} was created {created} ago, and has not been reconciled yet"
 
 
 def _endpoint(snapshot: ServiceSnapshot) -> str:
@@ -90,7 +90,7 @@ def _pods(snapshot: ServiceSnapshot) -> str:
 
 def _change(snapshot: ServiceSnapshot) -> str:
     if snapshot.observed_generation < snapshot.generation:
-        return f"the spec was written {_written(snapshot)}, and has not been looked at since"
+        return f"the spec was written {_written(snapshot)}, and has not been observed since"
     pending = snapshot.status.get("pendingChange")
     if pending:
         return f"{_pending(snapshot)}: {_kind(pending['class'])} in {', '.join(pending['fields'])}"

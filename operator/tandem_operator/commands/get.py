@@ -26,11 +26,11 @@ HEADER: Final[Row] = (
 )
 _GAP: Final = 3
 _LONGEST: Final[Row] = ("", "", "Unknown", "", "", "", reasons.DEADLINE_EXCEEDED, "")
-"""Texts that a column has room for from the start, as later rows may have them."""
+"""Longest texts of some columns, since later rows may have them."""
 
 
 def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: bool) -> None:
-    """Print the services of a namespace, or of all; then, if asked, each one that changes."""
+    """Print the services of a namespace, or of all; with `watch` also each that changes."""
     with exit_on_error():
         cluster = Cluster.connect(context)
         place = EVERYWHERE if everywhere else namespace or cluster.namespace
@@ -48,7 +48,7 @@ def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: 
 
 
 def row_of(service: Object, now: str) -> Row:
-    """The service as a row; what is not known yet stays empty."""
+    """Return the service as a row; unknown cells stay empty."""
     metadata, status = service["metadata"], service.get("status", {})
     return (
         metadata["namespace"],
@@ -68,7 +68,7 @@ def widths_of(rows: Iterable[Row]) -> list[int]:
 
 
 def line_of(row: Row, widths: Sequence[int], *, first: int) -> str:
-    """The row from its column `first` on."""
+    """Return the row from its column `first` on."""
     cells = [text.ljust(width + _GAP) for text, width in zip(row, widths, strict=True)]
     return "".join(cells[first:]).rstrip()
 
@@ -77,7 +77,7 @@ def _follow(
     cluster: Cluster, place: str, widths: Sequence[int], *, first: int, shown: set[Row]
 ) -> None:
     """Print each service that changes, until Ctrl-C."""
-    # The same row again says nothing; only its age differs, which is the last cell.
+    # A row that differs only in its age, the last cell, is not printed again.
     last = {row[:2]: row[:-1] for row in shown}
     try:
         for service in cluster.changes(place):

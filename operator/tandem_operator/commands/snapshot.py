@@ -1,4 +1,4 @@
-"""All that is known of one service, under the names that its explanation uses; pure."""
+"""A service with its pods and Events, as its explanation reads them; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from tandem_operator.status.pods import pod_view
 Object = Mapping[str, Any]
 
 RECONCILE_WITHIN_S: Final = 60.0
-"""Seconds in which a running operator has looked at a service many times over."""
+"""Seconds within which a running operator has reconciled a new spec."""
 
 _RECENT_S: Final = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventInfo:
-    """A Kubernetes Event: what, to whom, when last, and how often."""
+    """A Kubernetes Event: object, reason, message, last time and count."""
 
     about: str
     """ConditionType and name, such as Pod tiny-x7k2p."""
@@ -34,7 +34,7 @@ class EventInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSnapshot:
-    """One service, what belongs to it, and the moment."""
+    """One service, the objects that belong to it, and the time."""
 
     service: Object
     ray_service: Object | None
@@ -55,38 +55,38 @@ class ServiceSnapshot:
 
     @property
     def spec(self) -> Object:
-        """What is asked for, as it was written."""
+        """The spec as it was written."""
         spec: Object = self.service.get("spec") or {}
         return spec
 
     @property
     def status(self) -> Object:
-        """What the operator said last; empty: nothing."""
+        """The status that the operator last wrote; empty: none."""
         status: Object = self.service.get("status") or {}
         return status
 
     def condition(self, condition_type: ConditionType) -> Object:
-        """A condition of the status; empty: there is none."""
+        """Return a condition of the status; empty: there is none."""
         return find_condition(self.status, condition_type)
 
     def holds(self, condition_type: ConditionType) -> bool:
-        """Whether a condition is True."""
+        """Return True when a condition is True."""
         return self.condition(condition_type).get("status") == "True"
 
     def reason(self, condition_type: ConditionType) -> str:
-        """Reason of a condition."""
+        """Return the reason of a condition."""
         return str(self.condition(condition_type).get("reason", ""))
 
     def message(self, condition_type: ConditionType) -> str:
-        """Message of a condition."""
+        """Return the message of a condition."""
         return str(self.condition(condition_type).get("message", ""))
 
     def condition_age(self, condition_type: ConditionType) -> str:
-        """How long a condition has been as it is."""
+        """Age of a condition's last transition, such as 5m."""
         return self.since(self.condition(condition_type).get("lastTransitionTime", self.now))
 
     def since(self, moment: str) -> str:
-        """How long ago `moment` was."""
+        """Time since `moment`, such as 5m."""
         return age_between(moment, self.now)
 
     @property
@@ -107,41 +107,41 @@ class ServiceSnapshot:
 
     @property
     def needs_api_key(self) -> bool:
-        """Whether requests need an API key."""
+        """True when requests need an API key."""
         return bool((self.spec.get("server") or {}).get("apiKeysSecret"))
 
     @property
     def generation(self) -> int:
-        """Number of the newest spec."""
+        """Generation of the newest spec."""
         return int(self.service["metadata"].get("generation", 1))
 
     @property
     def observed_generation(self) -> int:
-        """Number of the newest spec that the operator has looked at; 0: none."""
+        """Generation of the newest spec that the operator has observed; 0: none."""
         # Ready, and the whole status, stay behind until a spec is in effect.
         seen = (self.status, *(self.condition(condition_type) for condition_type in ConditionType))
         return max(int(one.get("observedGeneration") or 0) for one in seen)
 
     @property
     def written_at(self) -> str:
-        """When the spec was last written."""
+        """Time of the last write of the spec."""
         return max(self._writes(), default=("", ""))[0] or str(self._created_at)
 
     @property
     def writer(self) -> str:
-        """Who last wrote the spec, such as kubectl; empty: nobody knows."""
+        """Field manager that last wrote the spec, such as kubectl; empty: unknown."""
         return max(self._writes(), default=("", ""))[1]
 
     @property
     def is_unobserved(self) -> bool:
-        """Whether the operator has had the time to look at the newest spec, and has not."""
+        """True when the operator has not observed the newest spec within its time."""
         if self.observed_generation >= self.generation:
             return False
         return seconds_between(self.written_at, self.now) > RECONCILE_WITHIN_S
 
     @property
     def last_change(self) -> EventInfo | None:
-        """The last change of the running service that the operator told of; Events live an hour."""
+        """The last change of the running service that has an Event; Events live an hour."""
         ours = (
             one
             for one in self.events
@@ -158,7 +158,7 @@ class ServiceSnapshot:
 
     @property
     def workers(self) -> list[Object]:
-        """Pods with replicas that are not going away."""
+        """Pods with replicas that are not being deleted."""
         return [
             pod
             for pod in self.pods
@@ -167,14 +167,14 @@ class ServiceSnapshot:
         ]
 
     def blocked_pods(self) -> Iterator[tuple[str, str]]:
-        """Name of each pod that cannot run, and why."""
+        """Yield the name of each pod that cannot run, and its reason."""
         for pod in self.pods:
             view = pod_view(pod)
             if view.failure:
                 yield view.name, view.failure
 
     def warnings(self) -> list[EventInfo]:
-        """What went wrong of late with what belongs to the service, the newest first."""
+        """Return the recent warnings about the service's objects, the newest first."""
         names = {self.name, *(pod["metadata"]["name"] for pod in self.pods)}
         found = [
             _event_info(one)
@@ -201,7 +201,7 @@ class ServiceSnapshot:
         return str(self.service["metadata"]["creationTimestamp"])
 
     def _writes(self) -> Iterable[tuple[str, str]]:
-        """Moment and author of each writing of the spec that Kubernetes remembers."""
+        """Yield time and field manager of each recorded write of the spec."""
         for entry in self.service["metadata"].get("managedFields") or ():
             if "f:spec" in (entry.get("fieldsV1") or {}) and entry.get("time"):
                 yield str(entry["time"]), str(entry.get("manager", ""))

@@ -1,4 +1,4 @@
-"""How times, numbers and texts are said; pure."""
+"""Times, numbers and sentences as text; pure."""
 
 import math
 import re

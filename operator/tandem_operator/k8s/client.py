@@ -64,8 +64,8 @@ class KubeClient:
         self._plain = plain
         self._count = count
         self.may_write: Callable[[], bool] = lambda: True
-        """Called before each write but the lease's: a process that was stopped for a while, and lost
-        the lease meanwhile, must not continue."""
+        """Called before each write but the lease's: a process that was stopped for a while, and
+        lost the lease meanwhile, must not continue."""
 
     @classmethod
     def connect(cls, config: SingleConfig, count: CountRequest) -> Self:

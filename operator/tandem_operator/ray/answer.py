@@ -1,9 +1,9 @@
 """Ray's answer to `GET /api/serve/applications/`, read with distrust; pure.
 
-Whoever may run pods in a service's namespace decides what stands behind its dashboard. An answer is
-therefore bounded before it is parsed, checked before it is believed, and cut down to what the
-operator looks at: one service can neither hold the operator up, nor fill its memory, nor get a
-value into a status that is none.
+A user who may run pods in a service's namespace controls its dashboard. An answer is therefore
+bounded before it is parsed, validated before it is used, and reduced to what the operator reads:
+one service can neither block the operator, nor fill its memory, nor put an invalid value into a
+status.
 """
 
 import json
@@ -30,11 +30,11 @@ _Count = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class InvalidAnswer(Exception):
-    """The answer is none of Ray's; the text says why, and quotes nothing of it."""
+    """The answer is not one of Ray's; the text is the reason, and quotes nothing of it."""
 
 
 class _Part(BaseModel):
-    """A part of the answer: what is not named here is passed over."""
+    """A part of the answer: fields that are not named here are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -53,7 +53,7 @@ class _Deployment(_Part):
 
 
 class _DeployedConfig(_Part):
-    """What Ray was told of a deployment."""
+    """A deployment as it was handed to Ray."""
 
     name: _Word
     num_replicas: _Count | None = None
@@ -69,10 +69,10 @@ _Known = TypeVar("_Known", bound=_Part)
 
 
 def read_answer(body: bytes, service: str) -> dict[str, Any]:
-    """The part of Ray's answer that speaks of `service`, in the form of the answer.
+    """Return the part of Ray's answer about `service`, in the form of the answer.
 
     Raises:
-        InvalidAnswer: it is not what Ray answers.
+        InvalidAnswer: the body is not an answer of Ray's.
     """
     answer = _mapping(_parse(body), "it")
     application = _mapping(answer.get("applications", {}), "applications").get(service)
@@ -93,7 +93,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """NaN and the infinities are no JSON; Python would take them."""
+    """Refuse NaN and the infinities, which JSON does not have and Python would take."""
     raise ValueError(name)
 
 
@@ -116,13 +116,13 @@ def _deployments(found: Any) -> dict[str, Any]:
 
 
 def _deployed_config(found: Any) -> list[dict[str, Any]]:
-    """What Ray was told of our deployment, as a list of one; empty: of another one, or nothing."""
+    """Return the service's deployment as it was handed to Ray, in a list; empty: there is none."""
     parts = _mapping(found or {}, "deployed_app_config").get("deployments") or ()
     if isinstance(parts, str) or not isinstance(parts, Sequence):
-        raise InvalidAnswer("its deployed_app_config.deployments is no list")
+        raise InvalidAnswer("its deployed_app_config.deployments is not a list")
     for part in parts:
         if isinstance(part, Mapping) and part.get("name") == DEPLOYMENT:
-            known = _checked(_DeployedConfig, part, "what Ray was told")
+            known = _checked(_DeployedConfig, part, "the deployed configuration")
             _check_size(known.user_config)
             return [known.model_dump(exclude_unset=True)]
     return []
@@ -139,7 +139,7 @@ def _check_size(settings: Any) -> None:
 
 def _mapping(found: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
-        raise InvalidAnswer(f"where {what} should be a mapping, there is another type")
+        raise InvalidAnswer(f"{what} should be a mapping and has another type")
     return found
 
 
@@ -151,7 +151,7 @@ def _checked(model: type[_Known], found: Mapping[str, Any], what: str) -> _Known
 
 
 def _text(text: str | None) -> str:
-    """A text that every JSON and every log takes; of a long one both ends, where Ray says why."""
+    """Return text that JSON and logs can hold; of a long one both ends, which have the reason."""
     text = (text or "").replace("\0", "").encode("utf-8", "replace").decode("utf-8")
     if len(text) <= _LONGEST_TEXT:
         return text

@@ -1,7 +1,7 @@
-"""Memory of heads that use up the time in which they should answer; pure.
+"""Backoff from Ray heads that time out; pure.
 
-Each such question holds up one of the few reconciles that run at a time, and somebody may run many
-heads that take every connection and say nothing.
+Each such request blocks one of the few reconciles that run at a time, and a user may run many heads
+that accept every connection and never answer.
 """
 
 from collections import OrderedDict
@@ -24,18 +24,18 @@ class _Pause:
 
 
 class RayBackoff(Generic[Key]):
-    """Heads that are left alone for a while. Moments are seconds of one clock."""
+    """Heads that are not asked for a while. Moments are seconds of one clock."""
 
     def __init__(self) -> None:
         self._pauses: OrderedDict[Key, _Pause] = OrderedDict()
 
     def reason(self, key: Key, now: float) -> str | None:
-        """Return why a head did not answer, while it is left alone; None: it may be asked."""
+        """Return the error of a head that is backed off from; None: it may be asked."""
         pause = self._pauses.get(key)
         return pause.reason if pause and now < pause.until else None
 
     def record_timeout(self, key: Key, reason: str, now: float) -> None:
-        """Leave a head alone that used up its time: at first as long, then ever longer."""
+        """Back off from a head that timed out: for twice as long each time."""
         before = self._pauses.pop(key, None)
         length_s = min(2 * before.length_s, LONGEST_PAUSE_S) if before else SHORTEST_PAUSE_S
         self._pauses[key] = _Pause(now + length_s, length_s, reason)
@@ -43,5 +43,5 @@ class RayBackoff(Generic[Key]):
             self._pauses.popitem(last=False)
 
     def reset(self, key: Key) -> None:
-        """Forget a head that was done in time, whatever it said."""
+        """Forget a head that answered in time, whatever the answer."""
         self._pauses.pop(key, None)

@@ -1,7 +1,7 @@
-"""The door to Ray: its REST interface on the head of a Ray cluster.
+"""Client of Ray's REST interface on the head of a Ray cluster.
 
-What stands behind it belongs to the tenant. It gets Ray's token and nothing else, is asked for a
-bounded time, and is read no further than a whole answer may be long.
+The server belongs to the tenant. It gets Ray's token and nothing else; time and length of its
+answers are bounded.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tandem_operator.status.pods import PodView
 from tandem_operator.status.ray_view import RayAnswers
 
 DEFAULT_ADDRESS: Final = "http://{ip}:8265"
-"""Where Ray's REST interface is. The head's own address needs no name service, and tells the two
+"""Address of Ray's REST interface. The head's own IP needs no name service, and tells the two
 clusters of an upgrade apart, which the Service in front of them does not."""
 
 _TIMEOUT_S: Final = 3.0
@@ -27,23 +27,23 @@ _PATH: Final = "/api/serve/applications/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayReplies:
-    """What came of asking the heads of a service, by the names of their Ray clusters."""
+    """Answers and errors of the heads of a service, by the names of their Ray clusters."""
 
     answers: RayAnswers = field(default_factory=dict)
     ray_errors: Mapping[str, str] = field(default_factory=dict)
-    """Why a head does not answer, in a few words."""
+    """Reason why a head gives no valid answer."""
 
 
 class RayClient:
-    """Asks Ray for its applications; that Ray does not answer is no error."""
+    """Asks Ray for its applications; a missing answer is data, not an exception."""
 
     def __init__(
         self, address: str, count: Callable[[str], None], timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """`address` may have {ip}, {cluster} and {namespace} in it.
+        """`address` may contain {ip}, {cluster} and {namespace}.
 
-        `count` takes how each request ended: a status code, `none` or `invalid`. `timeout_s` is
-        what a whole answer may take, its last byte included.
+        `count` takes the result of each request: a status code, `none` or `invalid`. `timeout_s`
+        bounds a whole answer, its last byte included.
         """
         self._address = address
         self._count = count
@@ -53,9 +53,9 @@ class RayClient:
     async def ask(
         self, heads: Mapping[str, PodView], service: str, namespace: str, token: str
     ) -> RayReplies:
-        """What Ray says of `service` on each of `heads`, which have the names of their clusters.
+        """Ask each of `heads`, named by their clusters, about `service`.
 
-        `token` is Ray's own, and goes nowhere else: each of `heads` is the service's own.
+        `token` is Ray's own, and each of `heads` is the service's own.
         """
         replies = await asyncio.gather(
             *(
@@ -74,7 +74,7 @@ class RayClient:
         return self._address.format(ip=ip, cluster=cluster, namespace=namespace) + _PATH
 
     async def _ask(self, url: str, service: str, token: str) -> dict[str, Any] | str:
-        """Return what one head says, or why it says nothing."""
+        """Return the answer of one head, or the reason why there is none."""
         if reason := self._backoff.reason(url, time.monotonic()):
             return reason
         try:
@@ -95,6 +95,6 @@ class RayClient:
             answer = read_answer(body, service)
         except InvalidAnswer as error:
             self._count("invalid")
-            return f"what it says is not Ray's: {error}"
+            return f"its answer is not Ray's: {error}"
         self._count(str(HTTPStatus.OK.value))
         return answer

@@ -1,8 +1,8 @@
-"""One GET over a connection of its own, read no further than it has to be.
+"""One GET over a connection of its own, with bounds on everything that is read.
 
-A client for the whole of HTTP follows redirects, keeps cookies, unpacks, and waits for as many
-interim answers as a server likes to send. Whom the operator asks here may be hostile, so this does
-none of it: h11 says what the bytes mean, and the first thing that is not a plain answer ends it.
+A full HTTP client follows redirects, keeps cookies, decompresses, and waits for as many interim
+responses as a server sends. The server here may be hostile, so this does none of it: h11 parses
+the bytes, and the first event that is not part of a plain response ends it.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ import h11
 
 _READ_BYTES: Final = 2**16
 _LONGEST_HEAD: Final = 2**14
-# A server that means well sends kilobytes at once; each piece costs as much time as a long one.
+# An honest server sends kilobytes at once; each piece costs as much time as a long one.
 _MOST_PIECES: Final = 20_000
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 class NoAnswer(Exception):
-    """There is no answer that could be read; the text says why, and quotes nothing of it."""
+    """No answer could be read; the text is the reason, and quotes nothing of the answer."""
 
 
 class UnexpectedStatus(NoAnswer):
-    """The server answers with a status that is no answer; a redirect is one of them."""
+    """The server answers with another status than 200, such as a redirect."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers with the status {status}")
@@ -33,12 +33,12 @@ class UnexpectedStatus(NoAnswer):
 
 
 class AnswerTimeout(NoAnswer):
-    """There is no whole answer in time."""
+    """The answer is not complete in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far an answer is read."""
+    """Bounds of an answer."""
 
     longest: int
     """Bytes of its body."""
@@ -48,10 +48,10 @@ class Limits:
 
 
 async def get(url: str, token: str | None, limits: Limits) -> bytes:
-    """The body of what `url` answers with 200; `token` goes along as `Authorization: Bearer`.
+    """Return the body of the 200 response of `url`; `token` is sent as `Authorization: Bearer`.
 
     Raises:
-        NoAnswer: there is no such answer within `limits`.
+        NoAnswer: there is no such response within `limits`.
     """
     try:
         async with asyncio.timeout(limits.timeout_s):
@@ -75,7 +75,7 @@ async def _get(url: str, token: str | None, longest: int) -> bytes:
         writer.write(_request(http, parts.netloc, parts.path, token))
         return await _read(http, reader, longest)
     finally:
-        # Whatever is left of the answer is not waited for.
+        # The rest of the answer is not waited for.
         writer.transport.abort()
 
 
@@ -105,7 +105,7 @@ async def _read(http: h11.Connection, reader: asyncio.StreamReader, longest: int
             case h11.EndOfMessage():
                 return bytes(body)
             case _:
-                # Of interim answers there is none that was asked for, and no end.
+                # Interim responses were not asked for, and could go on without end.
                 raise NoAnswer("it gives no answer over HTTP")
     raise NoAnswer(f"its answer comes in more than {_MOST_PIECES} pieces")
 
@@ -113,7 +113,7 @@ async def _read(http: h11.Connection, reader: asyncio.StreamReader, longest: int
 async def _next_event(http: h11.Connection, reader: asyncio.StreamReader) -> object:
     while (event := http.next_event()) is h11.NEED_DATA:
         http.receive_data(await reader.read(_READ_BYTES))
-        # A reader that has something does not wait; others want to be served, too.
+        # A reader with data does not yield by itself; other tasks have to run.
         await asyncio.sleep(0)
     return event
 
@@ -121,6 +121,6 @@ async def _next_event(http: h11.Connection, reader: asyncio.StreamReader) -> obj
 def _check(response: h11.Response) -> None:
     if response.status_code != HTTPStatus.OK:
         raise UnexpectedStatus(response.status_code)
-    packed = [value for name, value in response.headers if name == b"content-encoding"]
-    if any(one.strip().lower() != b"identity" for one in packed):
-        raise NoAnswer("its answer is packed, though nobody asked for that")
+    encodings = [value for name, value in response.headers if name == b"content-encoding"]
+    if any(one.strip().lower() != b"identity" for one in encodings):
+        raise NoAnswer("its answer is compressed although the request does not accept that")

@@ -1,9 +1,9 @@
-"""The token of a service's Ray, worked out of one key of the operator; pure.
+"""The token of a service's Ray, derived from one key of the operator; pure.
 
-A token that was made by chance would have to be read back, and the right to read one Secret of a
-namespace whose names are not known beforehand is the right to read all of its Secrets. Worked out,
-it is only ever written. One that was deleted comes back as it was, so that running pods, which read
-it when they started, and new ones still understand each other.
+A random token would have to be read back, and the right to read one Secret of a namespace whose
+names are not known beforehand is the right to read all of its Secrets. A derived one is only ever
+written. One that was deleted comes back the same, so that running pods, which read it at their
+start, and new ones have one token.
 """
 
 import base64
@@ -23,14 +23,14 @@ class RayToken:
     """The token of one service's Ray."""
 
     secret: str
-    """The Secret that holds it. Another token has another one, and thereby another Ray cluster:
-    Ray's processes cannot take a new token over."""
+    """The Secret that holds it. Another token has another Secret, and thereby another Ray cluster:
+    running Ray processes cannot change their token."""
 
     value: str = field(repr=False)
 
 
 def ray_token(key: bytes, *, namespace: str, service: str, uid: str) -> RayToken:
-    """The token of the InferenceService of this place, whose object has the id `uid`."""
+    """Derive the token of this InferenceService, whose object has the id `uid`."""
     about = f"{namespace}/{service}/{uid}".encode()
     digest = hmac.digest(key, about, hashlib.sha256)
     value = base64.urlsafe_b64encode(digest).decode().rstrip("=")

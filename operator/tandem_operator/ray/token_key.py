@@ -1,4 +1,4 @@
-"""The key that Ray's tokens are worked out of: one Secret, in the operator's own namespace."""
+"""The key that Ray's tokens are derived from: one Secret, in the operator's own namespace."""
 
 import asyncio
 import base64
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class TokenKey:
-    """Reads the key once, and makes it where there is none yet.
+    """Reads the key once, and creates it where there is none yet.
 
-    Nobody owns the Secret: with another key every service gets another Ray cluster, so it stays
-    when the operator is taken away.
+    The Secret has no owner: with another key every service gets another Ray cluster, so it stays
+    when the operator is uninstalled.
     """
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
@@ -35,10 +35,10 @@ class TokenKey:
         self._key: bytes | None = None
 
     async def read(self) -> bytes:
-        """The key.
+        """Return the key.
 
         Raises:
-            KubeError: it can neither be read nor made.
+            KubeError: it can neither be read nor created.
         """
         async with self._lock:
             if self._key is None:
@@ -54,7 +54,7 @@ class TokenKey:
         except Conflict:
             # Another process was faster; its key is as good.
             return await self._kube.get(SECRET, self._secret_name) or {}
-        _log.info("Secret %s is made: Ray's tokens are worked out of it", self._secret_name)
+        _log.info("created Secret %s, from which Ray's tokens are derived", self._secret_name)
         return made
 
     def _manifest(self) -> dict[str, Any]:
@@ -80,6 +80,6 @@ class TokenKey:
         if len(key) < KEY_BYTES:
             raise Refused(
                 f"Secret {self._secret_name} has no '{_FIELD}' of {KEY_BYTES} bytes or more; "
-                "delete it, and the operator makes another"
+                "delete it, and the operator creates another"
             )
         return key

@@ -1,4 +1,4 @@
-"""Carries out what was decided: the only writer of a service's objects."""
+"""Applies the actions of a reconcile: the only writer of a service's objects."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 async def apply(
     kube: KubeClient, actions: Iterable[Action], observation: Observation, owner: Mapping[str, Any]
 ) -> None:
-    """Carry out `actions` in their order; what is made belongs to the object `owner`.
+    """Carry out `actions` in their order; created objects belong to the object `owner`.
 
     Raises:
-        KubeError: one was not carried out, and those after it were not tried.
+        KubeError: an action failed, and those after it were not tried.
     """
     for action in actions:
         match action:
@@ -35,12 +35,12 @@ async def apply(
 
 
 async def _create_token(kube: KubeClient, token: RayToken, owner: Mapping[str, Any]) -> None:
-    """Make the Secret of the token. One of its name is there in general, and as it should be."""
+    """Create the Secret of the token; one of its name is there as a rule, and is right."""
     try:
         await kube.create(SECRET, _token_manifest(token, owner))
     except Conflict:
         return
-    _log.info("Secret %s/%s is made", owner["metadata"]["namespace"], token.secret)
+    _log.info("created Secret %s/%s", owner["metadata"]["namespace"], token.secret)
 
 
 def _token_manifest(token: RayToken, owner: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _token_manifest(token: RayToken, owner: Mapping[str, Any]) -> dict[str, Any]
 async def _apply_object(
     kube: KubeClient, manifest: Mapping[str, Any], observation: Observation
 ) -> None:
-    """Server-side apply; of an object that was not there, only if it is not there now."""
+    """Server-side apply; an object that was missing is only created."""
     metadata = manifest["metadata"]
     there = observation.children.objects.get(ObjectKey(manifest["kind"], metadata["name"]))
     if there is not None:

@@ -1,6 +1,6 @@
-"""Memory of the tokens that are known to be there; pure.
+"""Tokens whose Secrets are known to exist; pure.
 
-The operator may make Secrets and not read them, so it makes sure by making one: the API server
+The operator may create Secrets and not read them, so it confirms one by creating it: the API server
 refuses a second one of the same name. That is a request and no write, and is done seldom.
 """
 
@@ -11,15 +11,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class ConfirmedTokens(Generic[Key]):
-    """The services whose token is known to be there. Moments are seconds of one clock."""
+    """The services whose token was confirmed. Moments are seconds of one clock."""
 
     def __init__(self, after_s: float) -> None:
-        """`after_s` is how long a token counts as there that nobody has looked at."""
+        """`after_s` is the time after which a confirmation is stale."""
         self._after_s = after_s
         self._confirmed_at: dict[Key, tuple[str, float]] = {}
 
     def confirm(self, key: Key, secret: str, now: float) -> None:
-        """Remember that the Secret of this name is there now."""
+        """Record that the Secret of this name exists now."""
         self._confirmed_at[key] = secret, now
 
     def is_stale(self, key: Key, secret: str, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""What is asked for and what is there → what to write, what to report, when to look again; pure."""
+"""Desired and observed state → actions, facts for the status, and when to requeue; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from tandem_operator.status.pending_change import PendingChange, pending_change
 from tandem_operator.status.ray_view import RayView, ray_view
 
 POLL_S: Final = 3.0
-"""Seconds between two looks at Ray while something is under way: Ray sends no events."""
+"""Seconds between two requests to Ray during a change: Ray sends no events."""
 
 POLLS_PER_S: Final = 10.0
-"""Looks at Ray per second over all services; with more of them the pause grows."""
+"""Requests to Ray per second over all services; with more services each waits longer."""
 
 _AFTER_WRITING_S: Final = 1.0
 _WHILE_REFUSED_S: Final = 15.0
@@ -33,23 +33,23 @@ _WHILE_REFUSED_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """Actions of one reconcile."""
+    """Actions of one reconcile, or the problems that prevent them."""
 
     actions: tuple[Action, ...] = ()
     change: PendingChange | None = None
-    """What the actions change of the running service."""
+    """Change of the running service by the actions."""
 
     problems: tuple[Problem, ...] = ()
-    """Why nothing is done; empty: it is."""
+    """Reasons for taking no action; empty: there are none."""
 
     @property
     def writes(self) -> bool:
-        """True when an object is to be written; that a token may be missing is no change."""
+        """True when an object will be written; a token that may be missing is no change."""
         return any(isinstance(action, ApplyObject) for action in self.actions)
 
 
 def decide(parsed: ParsedSpec, observation: Observation) -> Intent:
-    """What to do so that what is there becomes what is asked for."""
+    """Decide how the observed objects become the desired ones."""
     problems = parsed.problems + observation.missing
     if problems or parsed.desired is None or parsed.service is None:
         return Intent(problems=problems)
@@ -74,7 +74,7 @@ def collect_facts(
     write_failure: Problem | None,
     now: str,
 ) -> Facts:
-    """All that the status of the object `found` is made of, but whether it is overdue."""
+    """Collect the facts for the status of the object `found`, all but `is_overdue`."""
     metadata = found["metadata"]
     ray_service = observation.ray_service(metadata["name"])
     if ray_service is None or not owned_by(ray_service, metadata["uid"]):
@@ -98,7 +98,7 @@ def collect_facts(
 
 
 def is_settled(document: Mapping[str, Any]) -> bool:
-    """Whether a status says that all is as it should be, so that only an event can change it."""
+    """Return True when a status is as desired, so that only an event can change it."""
     replicas = document["replicas"]
     is_over = find_condition(document, ConditionType.PROGRESSING)["reason"] == reasons.SETTLED
     is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
@@ -108,10 +108,10 @@ def is_settled(document: Mapping[str, Any]) -> bool:
 def requeue_after_s(
     facts: Facts, document: Mapping[str, Any], *, deadline_in_s: float | None, polled: int
 ) -> float | None:
-    """Seconds after which the service is looked at again without an event; None: not.
+    """Seconds after which to requeue the service without an event; None: do not.
 
-    `deadline_in_s` is what is left of progressDeadlineSeconds, `polled` the number of services
-    whose Ray is asked again and again.
+    `deadline_in_s` is the rest of progressDeadlineSeconds, `polled` the number of services whose
+    Ray is polled.
     """
     if not facts.is_applied:
         return _AFTER_WRITING_S
@@ -132,15 +132,15 @@ def _can_ask_ray(facts: Facts) -> bool:
 
 
 def write_conflict(actions: tuple[Action, ...]) -> Problem | None:
-    """What to say when `actions` are asked for again and again."""
+    """Return the problem that `actions` recur: another writer changes the objects back."""
     writes = [action.manifest for action in actions if isinstance(action, ApplyObject)]
     if not writes:
         return None
     names = ", ".join(f"{one['kind']} '{one['metadata']['name']}'" for one in writes)
     return Problem(
         reasons.WRITE_CONFLICT,
-        f"{names} does not stay as it is written; look for another controller, or a webhook, "
-        "that changes it",
+        f"{names}: another writer changes it back after each write; look for a controller or a "
+        "webhook that does",
     )
 
 

@@ -1,4 +1,4 @@
-"""Remembers which services cannot be written or looked at, and whether it is worth a word; pure."""
+"""Failures of reconciles by service, reported once they persist; pure."""
 
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
@@ -9,26 +9,26 @@ from tandem_operator.status.facts import Problem
 Key = TypeVar("Key", bound=Hashable)
 
 REPORT_AFTER: Final = 3
-"""Times in a row after which also a trouble that may pass is worth a word."""
+"""Failures in a row after which a transient one is reported, too."""
 
 
 class FailureTracker(Generic[Key]):
-    """The last trouble of each service that has some."""
+    """The last failure of each service whose reconcile fails."""
 
     def __init__(self) -> None:
         self._last: dict[Key, tuple[KubeError, int]] = {}
 
     def record(self, key: Key, error: KubeError) -> None:
-        """One more try has failed."""
+        """Record a failure."""
         _, times = self._last.get(key, (error, 0))
         self._last[key] = error, times + 1
 
     def clear(self, key: Key) -> None:
-        """A try has worked, or the service is gone."""
+        """Forget a service whose reconcile succeeded, or that is gone."""
         self._last.pop(key, None)
 
     def reportable(self, key: Key) -> Problem | None:
-        """The trouble that belongs into the status; None: there is none, or it may yet pass."""
+        """Return the failure for the status; None: there is none, or it may be transient."""
         if key not in self._last:
             return None
         error, times = self._last[key]

@@ -1,4 +1,4 @@
-"""One reconcile of one service: read → decide → report → write. It looks only at what is."""
+"""One reconcile of one service: read → decide → report → write; level-based."""
 
 import logging
 import time
@@ -37,13 +37,13 @@ from tandem_operator.status.document import status_document, unknown_document
 from tandem_operator.status.facts import Facts, Problem
 
 _CONFIRM_EVERY: Final = 3
-"""Sweeps after which it is made sure once more that Ray's token is there."""
+"""Resyncs after which the Secret of Ray's token is confirmed once more."""
 
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Brings services to what they ask for, one reconcile at a time."""
+    """Brings services to their desired state, one reconcile at a time."""
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class Reconciler:
 
     @property
     def known(self) -> frozenset[NamespacedName]:
-        """The services that were there when they were last looked at."""
+        """The services that existed at their last reconcile."""
         return frozenset(self._uids)
 
     async def reconcile(self, key: NamespacedName) -> float | None:
-        """Look at the service at `key`, and do what is to be done.
+        """Reconcile the service `key`.
 
         Returns:
-            Seconds after which to look again even without an event; None: not.
+            Seconds after which to requeue even without an event; None: do not.
 
         Raises:
-            KubeError: the reconcile was cut short; it is to be tried again.
+            KubeError: the reconcile failed and is to be retried.
         """
         found = await self._read(key)
         if found is None:
@@ -98,7 +98,7 @@ class Reconciler:
     async def _reconcile(self, found: Object, key: NamespacedName) -> float | None:
         parsed, observation = await self._observe(found, key)
         intent = decide(parsed, observation)
-        # Before it is done, the status says what a change will do.
+        # The status announces a change before it is made.
         requeue_after_s = await self._report(
             found, key, self._facts(found, key, parsed, observation, intent)
         )
@@ -113,14 +113,14 @@ class Reconciler:
         )
 
     async def _read(self, key: NamespacedName) -> Object | None:
-        """The InferenceService; None: it is gone, or going and takes its objects with it."""
+        """Read the InferenceService; None: it is gone, or being deleted with its objects."""
         try:
             found = await self._kube.get(INFERENCE_SERVICE, key)
         except KindMissing:
             return None
         except Forbidden as error:
-            # Its namespace is gone, or the right to look into it. When that comes back, the watch
-            # and the resync find the service again; until then nothing could be done.
+            # Its namespace is gone, or the right to read it. When that comes back, watch and resync
+            # find the service again.
             _log.warning("%s: %s", key, error)
             self._metrics.errors.labels(error.reason).inc()
             return None
@@ -130,7 +130,7 @@ class Reconciler:
         return found
 
     def _forget(self, key: NamespacedName) -> None:
-        """Leave nothing behind of a service that is gone."""
+        """Drop all state of a service that is gone."""
         self._metrics.forget(key)
         self._failures.clear(key)
         self._write_limit.forget(key)
@@ -140,7 +140,7 @@ class Reconciler:
             self._events.forget(uid)
 
     async def _observe(self, found: Object, key: NamespacedName) -> tuple[ParsedSpec, Observation]:
-        """Read what is asked for, and what is there."""
+        """Read the desired and the observed state."""
         uid = found["metadata"]["uid"]
         try:
             secret_key = await self._token_key.read()
@@ -193,7 +193,7 @@ class Reconciler:
         )
 
     def _write_conflict(self, found: Object, key: NamespacedName, intent: Intent) -> Problem | None:
-        """Why nothing is written although it should be."""
+        """Return the reason for not writing although a write is due."""
         return write_conflict(intent.actions) if self._pause_s(found, key) else None
 
     def _pause_s(self, found: Object, key: NamespacedName) -> float:
@@ -207,7 +207,7 @@ class Reconciler:
         try:
             await apply(self._kube, intent.actions, observation, found)
         except KubeError as error:
-            # The next reconcile reports it, before it tries again.
+            # The next reconcile reports it, before it retries.
             self._failures.record(key, error)
             raise
         self._failures.clear(key)

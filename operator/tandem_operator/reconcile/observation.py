@@ -1,4 +1,4 @@
-"""What is there of one service, as it was read; pure."""
+"""The observed state of one service; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,23 +14,23 @@ from tandem_operator.status.ray_view import RayAnswers, RayClusters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What is there of one service."""
+    """The observed state of one service."""
 
     children: ObservedObjects
-    """The objects of the desired names, ours or not."""
+    """The objects of the desired names, owned by the service or not."""
 
     pods: tuple[PodView, ...]
     answers: RayAnswers
     ray_clusters: RayClusters
     ray_errors: Mapping[str, str] = field(default_factory=dict)
-    """Why the head of a Ray cluster does not answer, by the cluster's name."""
+    """Error of the request to the head of a Ray cluster, by the cluster's name."""
 
     missing: tuple[Problem, ...]
-    """What the service refers to, and is not there."""
+    """Objects that the service refers to and that do not exist."""
 
     has_kuberay: bool
-    """Whether the API server knows RayServices."""
+    """True when the API server serves RayServices."""
 
     def ray_service(self, name: str) -> Mapping[str, Any] | None:
-        """The RayService of the service `name`, ours or not."""
+        """Return the RayService of the service `name`, whoever owns it."""
         return self.children.objects.get(ObjectKey(RAY_SERVICE.name, names.ray_service(name)))

@@ -1,4 +1,4 @@
-"""Reads what is there of one service: its objects, its pods, and what Ray says."""
+"""Reads the observed state of one service: its objects, its pods, and Ray's answers."""
 
 import asyncio
 from collections.abc import Iterable
@@ -36,19 +36,19 @@ from tandem_operator.status.ray_view import clusters_named, clusters_not_running
 from tandem_serve.api.spec import InferenceService
 
 _MAX_PODS_WITH_EVENTS: Final = 2
-"""Pods whose Events are read in one reconcile: what keeps one keeps the others."""
+"""Pods whose Events are read in one reconcile: the others have the same cause."""
 
 _MAX_EVENTS: Final = 50
-"""Events of a pod that are read; the kubelet counts up what it has said before."""
+"""Events of a pod that are read; the kubelet counts repeats in one Event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToken:
-    """Ray's token, and what this process knows of its Secret."""
+    """Ray's token, and whether its Secret was confirmed."""
 
     token: RayToken
     is_stale: bool
-    """True when nobody has made sure for long that the Secret is there."""
+    """True when the Secret has not been confirmed for long."""
 
 
 async def observe(
@@ -60,10 +60,10 @@ async def observe(
     uid: str,
     token: KnownToken,
 ) -> Observation:
-    """Look at everything that belongs to the service at `key`, whose object has the id `uid`.
+    """Read everything that belongs to the service `key`, whose object has the id `uid`.
 
     Raises:
-        KubeError: the API server does not say.
+        KubeError: a request to the API server failed.
     """
     (objects, ray_clusters, has_kuberay), pods, missing = await asyncio.gather(
         _read_objects(kube, key, parsed),
@@ -91,7 +91,7 @@ async def observe(
 async def _view_pods(
     kube: KubeClient, namespace: str, pods: Iterable[Object]
 ) -> tuple[PodView, ...]:
-    """Return the pods; those that cannot begin with the reason that their Events give."""
+    """Return the pods; those that wait for volumes with the reason in their Events."""
     views = []
     num_read = 0
     for pod in pods:
@@ -109,14 +109,14 @@ async def _events_about(kube: KubeClient, namespace: str, pod: Object) -> list[O
     try:
         return await kube.list(EVENT, namespace, fields=about, most=_MAX_EVENTS)
     except Forbidden:
-        # A word less; it is in `kubectl describe pod`.
+        # The status has one reason less; `kubectl describe pod` shows it.
         return []
 
 
 async def _read_objects(
     kube: KubeClient, key: NamespacedName, parsed: ParsedSpec
 ) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
-    """The objects of the desired names, the RayClusters, and whether KubeRay is there."""
+    """Return the objects of the desired names, the RayClusters, and True with KubeRay."""
     children = _child_keys(parsed)
     ray_key = _ray_key(key)
     (ray_service, clusters, has_kuberay), found = await asyncio.gather(
@@ -131,7 +131,7 @@ async def _read_objects(
 async def _read_ray(
     kube: KubeClient, key: NamespacedName
 ) -> tuple[Object | None, dict[str, Object], bool]:
-    """The RayService, the RayClusters that it names, and whether KubeRay is there."""
+    """Return the RayService, the RayClusters that it names, and True with KubeRay."""
     try:
         ray_service = await kube.get(RAY_SERVICE, key)
     except KindMissing:
@@ -154,9 +154,9 @@ async def _read_child(kube: KubeClient, namespace: str, key: ObjectKey) -> Objec
 
 
 def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
-    """What is desired beside the RayService, and the endpoint that KubeRay makes of it.
+    """Return the desired objects beside the RayService, and the endpoint that KubeRay makes.
 
-    Of a spec that cannot be had, nothing.
+    Of a spec that cannot be rendered, none.
     """
     if parsed.desired is None or parsed.service is None:
         return []
@@ -168,10 +168,10 @@ def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
 async def _find_missing(
     kube: KubeClient, namespace: str, service: InferenceService | None
 ) -> tuple[Problem, ...]:
-    """Return the claims that are not there. Without them no pod would start.
+    """Return the missing PersistentVolumeClaims, without which no pod would start.
 
-    Secrets are not among it: who may ask for one of any name may read them all. That one is missing
-    is in the Events of the pods that wait for it.
+    Secrets are not checked: the right to read one of any name is the right to read them all. The
+    Events of the pods that wait for a Secret name it.
     """
     problem = await _missing_claim(kube, namespace, service.spec.model.claim if service else None)
     return () if problem is None else (problem,)
@@ -183,7 +183,7 @@ async def _missing_claim(kube: KubeClient, namespace: str, name: str | None) -> 
     try:
         claim = await kube.get(VOLUME_CLAIM, NamespacedName(namespace, name))
     except Forbidden:
-        # The pods' own events will say it.
+        # The pods' own Events report it.
         return None
     if claim is not None:
         return None

@@ -1,4 +1,4 @@
-"""An InferenceService of the API server → what it asks for, or why that cannot be; pure."""
+"""InferenceService of the API server → its desired objects, or the problems in the way; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from tandem_serve.api.spec import InferenceService
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedSpec:
-    """What one service asks for."""
+    """The desired state of one service."""
 
     service: InferenceService | None = None
-    """The service; None: its spec cannot be read."""
+    """The service; None: its spec cannot be parsed."""
 
     desired: Desired | None = None
-    """All that it needs; None: it cannot be had."""
+    """Everything that it needs; None: it cannot be rendered."""
 
     problems: tuple[Problem, ...] = ()
-    """Why it cannot be read, or not be had."""
+    """Reasons why it cannot be parsed or rendered."""
 
 
 def parse_spec(found: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> ParsedSpec:
-    """What the object `found` asks for; `token` is that of its Ray."""
+    """Parse and render the object `found`; `token` is its Ray's."""
     try:
         service = parse_object(found)
     except ManifestError as error:

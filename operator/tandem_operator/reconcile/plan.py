@@ -1,4 +1,4 @@
-"""What is desired against what is there → what to do; pure."""
+"""Desired and observed objects → actions; pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired
 from tandem_serve.api.quantity import parse_quantity
 
-# Amounts stand below these keys; Kubernetes respells them (1024Mi is 1Gi).
+# Quantities are below these keys; Kubernetes respells them (1024Mi is 1Gi).
 _AMOUNTS: Final = frozenset({"limits", "requests", "sizeLimit"})
 
 
@@ -22,25 +22,25 @@ class ObjectKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedObjects:
-    """What the API server has of one service."""
+    """The objects of one service as the API server has them."""
 
     objects: Mapping[ObjectKey, Mapping[str, Any]] = field(default_factory=dict)
-    """The objects of the desired names, ours or not; the endpoint's Service may be among them."""
+    """The objects of the desired names, whoever owns them; also the endpoint's Service."""
 
     has_token: bool = False
-    """Whether the Secret of Ray's token is there, as far as is known."""
+    """True when the Secret of Ray's token is known to exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateToken:
-    """Make the Secret with Ray's token, unless it is there."""
+    """Create the Secret with Ray's token, unless it exists."""
 
     token: RayToken
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyObject:
-    """Write an object, by server-side apply."""
+    """Write an object by server-side apply."""
 
     manifest: Mapping[str, Any]
 
@@ -49,14 +49,14 @@ Action = CreateToken | ApplyObject
 
 
 class OwnershipConflict(Exception):
-    """An object of a desired name exists, and is not ours; the text says which."""
+    """An object of a desired name belongs to another owner; the text names it."""
 
 
 def plan(desired: Desired, observed: ObservedObjects) -> tuple[Action, ...]:
-    """What to do so that `observed` becomes `desired`; nothing, when it is so already.
+    """Return the actions that make `observed` equal to `desired`; none, when it is.
 
     Raises:
-        OwnershipConflict: an object of a desired name belongs to somebody else.
+        OwnershipConflict: an object of a desired name belongs to another owner.
     """
     _check_owners(desired, observed)
     token = () if observed.has_token else (CreateToken(desired.token),)
@@ -64,15 +64,15 @@ def plan(desired: Desired, observed: ObservedObjects) -> tuple[Action, ...]:
 
 
 def key_of(manifest: Mapping[str, Any]) -> ObjectKey:
-    """Which object a manifest is."""
+    """Return the kind and the name of a manifest."""
     return ObjectKey(manifest["kind"], manifest["metadata"]["name"])
 
 
 def is_within(desired: Any, found: Any, *, is_amount: bool = False) -> bool:
-    """Whether everything in `desired` is in `found`, which may say more.
+    """Return True when everything in `desired` is in `found`, which may have more.
 
     Mappings may have further keys, such as defaults; lists are compared element by element.
-    `is_amount` lets one amount be spelled in two ways.
+    `is_amount` compares quantities by value.
     """
     if isinstance(desired, Mapping):
         return isinstance(found, Mapping) and all(
@@ -94,22 +94,23 @@ def is_within(desired: Any, found: Any, *, is_amount: bool = False) -> bool:
 def _differing(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[str, Any]]:
     for manifest in desired.objects:
         found = observed.objects.get(key_of(manifest))
-        # A dying object cannot be mended; its end comes as an event, and then it is made anew.
+        # An object that is being deleted cannot be changed; its end comes as an event, and then
+        # it is created again.
         if found is None or not (is_being_deleted(found) or _is_applied(manifest, found)):
             yield manifest
 
 
 def _is_applied(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether `found` has all of `manifest`.
+    """Return True when `found` has all of `manifest`.
 
-    The annotation with the hash of the manifest is part of it: a field that is no longer rendered
-    changes nothing else that could be missed, and is removed by applying once more.
+    The annotation with the hash of the manifest is part of it: it alone differs when a field is no
+    longer rendered, and applying once more removes the field.
     """
     return is_within(_comparable(manifest), _comparable(found))
 
 
 def _comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """`manifest` without its owners, whom others may add to; ours is checked on its own."""
+    """Return `manifest` without its owners: others may be added, and ours is checked apart."""
     metadata = {
         name: value for name, value in manifest["metadata"].items() if name != "ownerReferences"
     }
@@ -138,7 +139,7 @@ def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     if (owner.get("kind"), owner.get("name")) == (ours["kind"], ours["name"]):
         raise OwnershipConflict(
             f"{kind} '{name}' belongs to an earlier InferenceService of this name, which is being "
-            "deleted; it is made anew when that one is gone"
+            "deleted; it is created again when that one is gone"
         )
     raise OwnershipConflict(
         f"{kind} '{name}' exists already and belongs to {owner.get('kind')} "
@@ -147,7 +148,7 @@ def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
 
 
 def _check_endpoint(desired: Desired, observed: ObservedObjects) -> None:
-    """Refuse to let KubeRay take over somebody's Service: it overwrites one of the desired name."""
+    """Refuse to let KubeRay overwrite another owner's Service of the desired name."""
     for manifest in desired.objects:
         endpoint = manifest["spec"].get("serveService")
         if endpoint is None:
@@ -159,8 +160,8 @@ def _check_endpoint(desired: Desired, observed: ObservedObjects) -> None:
         owner = controller_of(found) or {}
         if (owner.get("kind"), owner.get("name")) != tuple(key_of(manifest)):
             raise OwnershipConflict(
-                f"Service '{name}' exists already and is no endpoint of this InferenceService; "
-                "delete it or give the InferenceService another name"
+                f"Service '{name}' exists already and is not the endpoint of this "
+                "InferenceService; delete it or give the InferenceService another name"
             )
 
 

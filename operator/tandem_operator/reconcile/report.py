@@ -1,4 +1,4 @@
-"""Writes the status of a service, where it differs, and says in Events what has happened."""
+"""Writes the status of a service where it differs, and posts Events about the transitions."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def deadline_in_s(facts: Facts) -> float | None:
-    """Seconds that the change under way still has; None: it has had them all before."""
+    """Seconds left for the change under way; None: its deadline passed before."""
     started = progress.change_start(
         facts.previous, written=facts.last_write, generation=facts.generation, now=facts.now
     )
@@ -34,7 +34,7 @@ def deadline_in_s(facts: Facts) -> float | None:
 
 
 class Reporter:
-    """Tells the outside how a service is: status, Events, metrics."""
+    """Reports the state of a service: status, Events, metrics."""
 
     def __init__(self, kube: KubeClient, events: EventRecorder, metrics: Metrics) -> None:
         self._kube = kube
@@ -42,7 +42,7 @@ class Reporter:
         self._metrics = metrics
 
     async def report(self, found: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        """Make `document` the status of the object `found`; nothing is written when it is so.
+        """Write `document` as the status of the object `found`, unless it is the same.
 
         Raises:
             KubeError: the status was not written.
@@ -68,14 +68,14 @@ def _status_manifest(found: Mapping[str, Any], document: Mapping[str, Any]) -> d
     return {
         "apiVersion": found["apiVersion"],
         "kind": found["kind"],
-        # With its uid an object that has taken the name meanwhile does not get this status.
+        # The uid keeps the status from another object that has taken the name meanwhile.
         "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
         "status": document,
     }
 
 
 def _phase(document: Mapping[str, Any], *, is_ready: bool) -> ServicePhase:
-    """The one word that says most."""
+    """Return the phase that sums the conditions up."""
     progressing = find_condition(document, ConditionType.PROGRESSING)
     if find_condition(document, ConditionType.READY)["status"] == ConditionStatus.UNKNOWN:
         return "Unknown"

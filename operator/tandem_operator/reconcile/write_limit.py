@@ -1,8 +1,8 @@
-"""Keeps the operator from fighting: what does not stay as written is written ever less; pure.
+"""Limits writes against another writer by a token bucket for each service; pure.
 
 Another controller, or a webhook, may change an object back. Two such writers would keep the API
-server busy for ever. So a service whose spec stays the same has a few writes at hand, which come
-back one by one; a new spec brings all of them back at once.
+server busy for ever. So a service whose spec stays the same has a bucket of a few writes, which
+refills slowly; a new spec fills it at once.
 """
 
 from collections.abc import Hashable
@@ -12,10 +12,10 @@ from typing import Final, Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 WRITES: Final = 5
-"""Writes at hand: to make a service takes two, and people mend things by hand."""
+"""Size of the bucket: a new service takes two writes, and users repair objects by hand."""
 
 REFILL_S: Final = 60.0
-"""Seconds after which one more write is at hand."""
+"""Seconds in which one write is refilled."""
 
 
 @dataclass(slots=True)
@@ -26,22 +26,22 @@ class _TokenBucket:
 
 
 class WriteLimit(Generic[Key]):
-    """The writes that each service has at hand. Moments are seconds of one clock."""
+    """A token bucket of writes for each service. Moments are seconds of one clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[Key, _TokenBucket] = {}
 
     def take(self, key: Key, generation: int, now: float) -> None:
-        """Something was written for the spec of this generation."""
+        """Take one write for the spec of this generation."""
         left = self._left(key, generation, now)
         self._buckets[key] = _TokenBucket(generation, left - 1.0, now)
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a service that is gone."""
         self._buckets.pop(key, None)
 
     def wait_s(self, key: Key, generation: int, now: float) -> float:
-        """Seconds until something may be written again; 0: it may."""
+        """Seconds until the next write is allowed; 0: it is."""
         return max(0.0, (1.0 - self._left(key, generation, now)) * REFILL_S)
 
     def _left(self, key: Key, generation: int, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Conditions of a status: how they are written down, and when they count as changed; pure."""
+"""Conditions of a status: their types, and their form in a status; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE, shorten
 
 
 class ConditionType(StrEnum):
-    """What a condition is about, in the order in which they are shown."""
+    """Types of conditions, in the order in which they are shown."""
 
     READY = "Ready"
-    """Clients are answered. Computed of the others, whichever version it is that answers."""
+    """Requests are answered, by whichever version. Computed from the others."""
 
     ACCEPTED = "Accepted"
     """The spec can be carried out."""
@@ -28,7 +28,7 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
-    """Whether a condition holds; Unknown is not False."""
+    """Status of a condition; Unknown is not False."""
 
     TRUE = "True"
     FALSE = "False"
@@ -37,7 +37,7 @@ class ConditionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition, as it is now."""
+    """One condition."""
 
     type: ConditionType
     status: ConditionStatus
@@ -55,7 +55,7 @@ def merge_conditions(
     generation: int,
     now: str,
 ) -> list[dict[str, Any]]:
-    """`current` as it stands in the status of an object of this generation.
+    """Return `current` in the form of the status of an object of this generation.
 
     `lastTransitionTime` is `now` only where the status differs from the previous one.
     """
@@ -64,7 +64,7 @@ def merge_conditions(
 
 
 def find_condition(status: Mapping[str, Any], condition_type: str) -> Mapping[str, Any]:
-    """The condition in a status as the API server has it; empty: there is none."""
+    """Return the condition of this type in a status of the API server; empty: there is none."""
     conditions = status.get("conditions", ())
     return next((one for one in conditions if one.get("type") == condition_type), {})
 

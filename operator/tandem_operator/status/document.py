@@ -1,9 +1,9 @@
-"""The status of an InferenceService: what a reconcile knows → what it writes; pure.
+"""Facts of a reconcile → the status of an InferenceService; pure.
 
-RayReady and ModelLoaded speak of the newest version, Ready of what clients see: while an old
-version goes on serving, Ready stays True and the others say what keeps the new one. So that nobody
-takes that for the new version, `observedGeneration` of Ready and of the whole status is that of the
-newest spec that has been in effect: `kubectl wait` and kstatus wait until it is the object's.
+RayReady and ModelLoaded are about the newest version, Ready about what clients get: while an old
+version goes on serving, Ready stays True and the others have the reason that delays the new one. To
+tell the two apart, `observedGeneration` of Ready and of the whole status is that of the newest spec
+that has been in effect: `kubectl wait` and kstatus wait until it is the object's.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _NOT_OBSERVED: Final = (
 
 
 def status_document(facts: Facts) -> dict[str, Any]:
-    """The whole status; equal facts at another moment give the same, but for transition times."""
+    """Return the whole status; equal facts give equal documents, but for transition times."""
     accepted = _accepted(facts)
     ray_ready = _ray_ready(facts)
     model_loaded = _model_loaded(facts)
@@ -68,7 +68,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
 def unknown_document(
     previous: Mapping[str, Any], problem: Problem, *, generation: int, now: str
 ) -> dict[str, Any]:
-    """The status of a service that cannot be looked at: what was, and Ready Unknown."""
+    """Return the status of a service that cannot be observed: as before, with Ready Unknown."""
     ready = Condition(ConditionType.READY, ConditionStatus.UNKNOWN, problem.reason, problem.message)
     before = previous.get("conditions", ())
     in_effect = _last_in_effect(previous) or generation
@@ -83,14 +83,14 @@ def unknown_document(
 
 
 def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
-    """The newest generation that is, or was, served as it asks to be; at first the one there is."""
+    """Return the newest generation that is, or was, in effect; at first the object's."""
     is_in_effect = progressing.reason == reasons.SETTLED and not _is_behind(facts.ray)
     before = _last_in_effect(facts.previous)
     return facts.generation if is_in_effect or before is None else before
 
 
 def _is_behind(ray: RayView | None) -> bool:
-    """Whether KubeRay has yet to see, or to switch to, the newest version."""
+    """Return True until KubeRay has observed the newest version and switched to it."""
     return ray is not None and (not ray.is_observed or ray.pending is not None)
 
 
@@ -120,12 +120,12 @@ def _ray_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
     if not facts.has_kuberay:
         return ConditionStatus.FALSE, reasons.KUBERAY_MISSING, f"{NO_KUBERAY}; {INSTALL_KUBERAY}"
     if facts.ray is None:
-        return ConditionStatus.UNKNOWN, reasons.NOT_CREATED, "there is no RayService yet"
+        return ConditionStatus.UNKNOWN, reasons.NOT_CREATED, "the RayService is not created yet"
     if facts.ray.refusal:
         return (
             ConditionStatus.FALSE,
             reasons.KUBERAY_REFUSED,
-            f"KubeRay refuses it: {facts.ray.refusal}",
+            f"KubeRay refuses the RayService: {facts.ray.refusal}",
         )
     if facts.ray.newest is None:
         return ConditionStatus.UNKNOWN, reasons.NOT_OBSERVED, _NOT_OBSERVED
@@ -188,7 +188,7 @@ def _model_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
 
 
 def _digest_says_running(cluster: ClusterView) -> bool:
-    """KubeRay's digest has no replicas; RUNNING is said when all of them run."""
+    """Return True when KubeRay's digest, which has no replicas, is RUNNING: then all run."""
     return cluster.app is not None and cluster.settings is None and cluster.app.status == "RUNNING"
 
 
@@ -223,19 +223,19 @@ def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
     for part in parts:
         if part.status is not ConditionStatus.TRUE:
             return Condition(ConditionType.READY, ConditionStatus.FALSE, part.reason, part.message)
-    text = "the replicas run, but no pod stands behind the endpoint yet"
+    text = "the replicas run, but the endpoint has no ready pod yet"
     return Condition(ConditionType.READY, ConditionStatus.FALSE, reasons.NO_ENDPOINT, text)
 
 
 def _waits_for(facts: Facts, parts: tuple[Condition, ...]) -> str:
-    """What the change under way waits for, in one sentence."""
+    """Return the sentence that names what the change under way waits for."""
     if facts.write_failure:
         return facts.write_failure.message
     if facts.problems or not facts.has_kuberay:
         return next(part.message for part in parts if part.status is ConditionStatus.FALSE)
     if not facts.is_applied:
         return "the change is being written"
-    # What is wrong with the version before this one matters no longer.
+    # Failures of the previous version no longer matter.
     if facts.ray and facts.ray.newest and not facts.ray.is_observed:
         return _NOT_OBSERVED
     for part in parts:
@@ -251,7 +251,7 @@ def _waits_for_replicas(facts: Facts) -> str:
     if ray.newest and ray.newest.failure:
         return _running_text(ray.newest)
     if ray.pending:
-        return "the new version runs; KubeRay moves the endpoint to it"
+        return "the new version runs; KubeRay is moving the endpoint to it"
     desired = service.spec.scaling.min_replicas
     if ray.ready_replicas == desired:
         return "Ray is still applying it"
@@ -277,7 +277,7 @@ def _ray_cluster(ray: RayView | None) -> str | None:
 
 
 def _pending_change(facts: Facts, progressing: Condition) -> dict[str, Any] | None:
-    """The change under way: what is about to be written, and what was written and is not done."""
+    """Return the change under way: about to be written, or written and not complete."""
     if progressing.reason in {reasons.SETTLED, reasons.REFUSED}:
         return None
     before = facts.previous.get("pendingChange")

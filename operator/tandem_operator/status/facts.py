@@ -1,4 +1,4 @@
-"""What one reconcile knows of a service: all that its status is made of."""
+"""Facts that a reconcile has about a service, from which its status is made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tandem_serve.api.spec import InferenceService
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that stands in the way."""
+    """Something that prevents the desired state."""
 
     reason: str
     """One word in CamelCase."""
@@ -22,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """One service at one moment."""
+    """Facts about one service at one moment."""
 
     name: str
     namespace: str
@@ -30,34 +30,34 @@ class Facts:
     """Of the object whose spec was read."""
 
     previous: Mapping[str, Any]
-    """The status that it has; empty: none yet."""
+    """Its status so far; empty: none yet."""
 
     service: InferenceService | None
-    """What is asked for; None: the spec cannot be read."""
+    """The parsed spec; None: it cannot be parsed."""
 
     problems: tuple[Problem, ...] = ()
-    """Why it is not carried out; empty: it is."""
+    """Reasons why it is not carried out; empty: it is."""
 
     has_kuberay: bool = True
-    """Whether the API server knows RayServices."""
+    """True when the API server serves RayServices."""
 
     ray: RayView | None = None
-    """What runs; None: there is no RayService."""
+    """The observed RayService; None: there is none."""
 
     last_write: str | None = None
-    """When the operator last changed the RayService."""
+    """Moment at which the operator last changed the RayService."""
 
     is_applied: bool = True
-    """Whether nothing is left to write."""
+    """True when nothing is left to write."""
 
     change: PendingChange | None = None
-    """What writing will change of the running service."""
+    """Change of the running service that is about to be written."""
 
     write_failure: Problem | None = None
-    """Why the last try to write failed."""
+    """Failure of the last write."""
 
     is_overdue: bool = False
-    """Whether the change under way has taken longer than progressDeadlineSeconds."""
+    """True when the change under way has taken longer than progressDeadlineSeconds."""
 
     now: str
     """This moment, as Kubernetes writes it."""

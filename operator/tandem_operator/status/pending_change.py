@@ -20,7 +20,7 @@ CHANGE_CLASSES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingChange:
-    """What the next write will change."""
+    """The fields that the next write will change, and their class."""
 
     kind: ChangeKind
     """The costliest of its fields."""

@@ -1,4 +1,4 @@
-"""What a pod's status says, and what keeps the pod from running, in words; pure."""
+"""Pods → their views, with the reason that keeps them from running; pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,17 +18,17 @@ _PERMANENT_WAITS: Final[Mapping[str, str]] = {
     "ImagePullBackOff": "cannot pull the image '{image}'",
     "ErrImagePull": "cannot pull the image '{image}'",
     "ErrImageNeverPull": "may not pull the image '{image}', and the node does not have it",
-    "InvalidImageName": "has an image name that cannot be: '{image}'",
+    "InvalidImageName": "has an invalid image name '{image}'",
     "CreateContainerConfigError": "cannot be configured",
     "CreateContainerError": "cannot be created",
     "RunContainerError": "cannot be started",
-    "CrashLoopBackOff": "ends again and again",
+    "CrashLoopBackOff": "keeps crashing",
 }
-"""Reasons of a waiting container that do not pass by themselves."""
+"""Reasons of a waiting container that do not resolve by themselves."""
 
-_HAS_NOT_BEGUN: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_NOT_STARTED: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _VOLUME_FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-# The kubelet's words, of a volume and of a variable alike.
+# The kubelet's message, for a volume and for a variable alike.
 _MISSING_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
 
 
@@ -46,7 +46,7 @@ class PodView:
     """Its address, once it runs."""
 
     failure: str | None
-    """What keeps it from running, in one sentence."""
+    """Reason that keeps it from running, in one sentence."""
 
     owner: str | None = None
     """The uid of the object that controls it."""
@@ -56,7 +56,7 @@ class PodView:
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
-    """What matters of a pod as the API server has it."""
+    """Return the view of a pod of the API server."""
     metadata, status = pod["metadata"], pod.get("status", {})
     labels = metadata.get("labels", {})
     is_ready = find_condition(status, "Ready").get("status") == "True"
@@ -73,33 +73,33 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
 
 
 def may_lack_secret(secret: str, pods: Iterable[PodView]) -> bool:
-    """Return True when a pod waits for the Secret, or a head has ended, maybe for want of it."""
+    """Return True when a pod waits for the Secret, or a head has ended, maybe without it."""
     return any(secret in pod.missing_secrets or (pod.is_head and pod.failure) for pod in pods)
 
 
 def waits_for_volumes(pod: Mapping[str, Any]) -> bool:
-    """Return True when the pod has a node and no container has begun: volumes may be missing."""
+    """Return True when the pod has a node and no container has started: volumes may be missing."""
     status = pod.get("status", {})
     if status.get("phase") != "Pending" or is_being_deleted(pod):
         return False
     has_node = find_condition(status, "PodScheduled").get("status") == "True"
     states = [one.get("state", {}) for one in _container_statuses(status)]
     return has_node and all(
-        state.get("waiting", {}).get("reason") in _HAS_NOT_BEGUN for state in states
+        state.get("waiting", {}).get("reason") in _NOT_STARTED for state in states
     )
 
 
 def volume_problem(name: str, events: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the newest complaint about volumes in a pod's Events, as one sentence."""
-    told = [one for one in events if one.get("reason") in _VOLUME_FAILURES]
-    if not told:
+    """Return the newest Event about volumes of a pod as one sentence; None: there is none."""
+    found = [one for one in events if one.get("reason") in _VOLUME_FAILURES]
+    if not found:
         return None
-    message = max(told, key=_said_at).get("message", "")
-    way_out = "; make the Secret, or name another one" if _MISSING_SECRET.search(message) else ""
+    message = max(found, key=_last_time).get("message", "")
+    way_out = "; create the Secret, or name another one" if _MISSING_SECRET.search(message) else ""
     return _sentence(f"pod {name} waits for its volumes", message) + way_out
 
 
-def _said_at(event: Mapping[str, Any]) -> str:
+def _last_time(event: Mapping[str, Any]) -> str:
     times = ("lastTimestamp", "eventTime", "firstTimestamp")
     return next((event[name] for name in times if event.get(name)), "")
 
@@ -117,7 +117,7 @@ def _failure(pod: Mapping[str, Any]) -> str | None:
 
 
 def _failures(pod: Mapping[str, Any]) -> Iterator[str]:
-    """All that is wrong, the most telling first."""
+    """Yield all failures, the most specific first."""
     name, status = f"pod {pod['metadata']['name']}", pod.get("status", {})
     scheduled = find_condition(status, "PodScheduled")
     if scheduled.get("reason") == "Unschedulable":

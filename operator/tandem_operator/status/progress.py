@@ -1,7 +1,7 @@
-"""Whether a change is under way, since when, and what it waits for; pure.
+"""The Progressing condition: a change under way, its start, and what it waits for; pure.
 
-The moment at which the change began is not written down anywhere of its own: it is the later of
-the transition of the Progressing condition and of the operator's last write to the RayService.
+The start of a change is not recorded: it is the later of the transition of the Progressing
+condition and of the operator's last write to the RayService.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from tandem_operator.status.ray_view import is_in_effect
 
 
 def last_write(ray_service: Mapping[str, Any]) -> str | None:
-    """When the operator last changed a field of the RayService; None: never."""
+    """Moment at which the operator last changed a field of the RayService; None: never."""
     times: list[str] = [
         entry["time"]
         for entry in ray_service["metadata"].get("managedFields", ())
@@ -32,7 +32,7 @@ def last_write(ray_service: Mapping[str, Any]) -> str | None:
 def change_start(
     previous: Mapping[str, Any], *, written: str | None, generation: int, now: str
 ) -> str | None:
-    """When the change under way began; None: it has been overdue, and nothing has come since."""
+    """Moment at which the change under way began; None: it is overdue, with no change since."""
     before = find_condition(previous, ConditionType.PROGRESSING)
     since: str = before.get("lastTransitionTime", "")
     if before.get("status") == ConditionStatus.TRUE:
@@ -46,13 +46,13 @@ def change_start(
 
 
 def served_during_a_change(previous: Mapping[str, Any]) -> bool:
-    """Whether a status says that requests were answered while a change was under way."""
+    """Return True when a status says that requests were answered during a change."""
     types = (ConditionType.READY, ConditionType.PROGRESSING)
     return all(find_condition(previous, one).get("status") == ConditionStatus.TRUE for one in types)
 
 
 def is_complete(facts: Facts) -> bool:
-    """Whether all that is asked for runs, and nothing else does."""
+    """Return True when everything desired runs, and nothing else does."""
     service, ray = facts.service, facts.ray
     if (
         service is None
@@ -73,14 +73,14 @@ def is_complete(facts: Facts) -> bool:
 
 
 def progressing(facts: Facts, waits_for: str) -> Condition:
-    """The Progressing condition; `waits_for` says what stands in the way, in one sentence."""
+    """Return the Progressing condition; `waits_for` is the sentence about what is missing."""
     if facts.problems:
         return _condition(
             ConditionStatus.FALSE, reasons.REFUSED, "the spec is refused, so nothing is changed"
         )
     if is_complete(facts) or _stays_settled(facts):
         return _condition(
-            ConditionStatus.FALSE, reasons.SETTLED, "all that is asked for has been made so"
+            ConditionStatus.FALSE, reasons.SETTLED, "the observed state is the desired state"
         )
     if facts.is_overdue:
         deadline_s = facts.service.spec.progress_deadline_seconds if facts.service else 0
@@ -95,7 +95,7 @@ def progressing(facts: Facts, waits_for: str) -> Condition:
 
 
 def _stays_settled(facts: Facts) -> bool:
-    """A change is over when it was complete once: a replica that fails later is no change."""
+    """Return True after a change was complete: a replica that fails later is no change."""
     before = find_condition(facts.previous, ConditionType.PROGRESSING)
     if before.get("reason") != reasons.SETTLED or not facts.is_applied or facts.ray is None:
         return False

@@ -1,8 +1,8 @@
-"""What KubeRay and Ray say about one RayService, as one view; pure.
+"""Status of KubeRay and answers of Ray about one RayService, as one view; pure.
 
 During an upgrade there are two Ray clusters: the active one serves, the pending one starts the new
-version. Ray itself, asked on a cluster's head, knows the most; where it does not answer, KubeRay's
-digest in the status of the RayService has to do.
+version. Ray's own answer, from a cluster's head, has the most detail; without it, KubeRay's digest
+in the status of the RayService is used.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ RayAnswers = Mapping[str, Mapping[str, Any]]
 """Name of a Ray cluster → its answer to `GET /api/serve/applications/`."""
 
 RayClusters = Mapping[str, Mapping[str, Any]]
-"""Name of a Ray cluster → its RayCluster, as far as it was read."""
+"""Name of a Ray cluster → its RayCluster, where it was read."""
 
 _SERVING_STATES: Final = frozenset({"RUNNING", "UPDATING", "RECOVERING", "PENDING_MIGRATION"})
 _KUBERAY_REFUSES: Final = "ValidationFailed"
@@ -36,44 +36,44 @@ class ClusterView:
 
     workers: tuple[PodView, ...]
     app: ServiceState | None
-    """The service as Ray sees it; None: Ray has not got it yet, or nobody knows."""
+    """The service as Ray has it; None: Ray does not have it yet, or it is unknown."""
 
     pod_problem: str | None = None
-    """Why KubeRay cannot make its pods, in KubeRay's words."""
+    """KubeRay's reason for not creating its pods."""
 
     ray_error: str | None = None
-    """Why Ray itself does not answer, in a few words, where it was asked."""
+    """Error of the request to Ray itself, where it was asked."""
 
     settings: Mapping[str, Any] | None
-    """What Ray was last told of the deployment; None: Ray itself does not answer."""
+    """The deployment as last handed to Ray; None: Ray itself does not answer."""
 
     @property
     def ready_workers(self) -> int:
-        """Pods of replicas whose HAProxy says that it serves."""
+        """Pods of replicas whose HAProxy is ready."""
         return sum(pod.is_ready for pod in self.workers)
 
     @property
     def counts_replicas(self) -> bool:
-        """Whether the replicas in `app` are all there are; KubeRay's digest has none."""
+        """True when `app` lists all replicas; KubeRay's digest has none."""
         return self.settings is not None and self.app is not None and bool(self.app.target_replicas)
 
     @property
     def serving(self) -> int:
-        """Replicas that answer requests, as far as is known; also while they take settings over."""
+        """Replicas that answer requests, as far as is known; also while settings are applied."""
         return sum(one.state in _SERVING_STATES for one in self.app.replicas) if self.app else 0
 
     @property
     def failure(self) -> str | None:
-        """What keeps its replicas from running, in one sentence."""
+        """Reason that keeps its replicas from running, in one sentence."""
         if self.app and self.app.failure:
             return self.app.failure
         return self.pod_failure
 
     @property
     def pod_failure(self) -> str | None:
-        """What keeps the pods of replicas from running, in one sentence."""
+        """Reason that keeps the pods of replicas from running, in one sentence."""
         if self.pod_problem:
-            return f"KubeRay cannot make the pods: {self.pod_problem}"
+            return f"KubeRay cannot create the pods: {self.pod_problem}"
         return next((pod.failure for pod in self.workers if pod.failure), None)
 
 
@@ -82,10 +82,10 @@ class RayView:
     """One RayService."""
 
     is_observed: bool
-    """Whether KubeRay has seen its newest generation."""
+    """True when KubeRay has observed its newest generation."""
 
     refusal: str | None
-    """Why KubeRay does not take it, in its own words."""
+    """KubeRay's reason for refusing it."""
 
     endpoints: int
     """Pods behind the endpoint: by KubeRay's count, and while Ray does not answer, when KubeRay
@@ -95,7 +95,7 @@ class RayView:
     pending: ClusterView | None
 
     was_serving: bool = False
-    """Whether it served a moment ago, in the middle of a change."""
+    """True when it served at the last reconcile, during a change."""
 
     has_ready_pods: bool = False
     """True when a replica's pod is ready, of whichever version."""
@@ -115,7 +115,7 @@ class RayView:
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are answered: pods stand behind the endpoint, and replicas in them."""
+        """True when requests are answered: the endpoint has pods, with replicas in them."""
         if not (self.endpoints or self.is_switching) or self.active is None:
             return False
         return bool(self.active.serving) or not self.active.counts_replicas
@@ -137,7 +137,7 @@ def ray_view(
     *,
     was_serving: bool = False,
 ) -> RayView:
-    """The view of a RayService as the API server has it."""
+    """Return the view of a RayService of the API server."""
     metadata, status = ray_service["metadata"], ray_service.get("status", {})
     pods = tuple(pods)
 
@@ -167,21 +167,21 @@ def _endpoints(status: Mapping[str, Any], active: ClusterView | None) -> int:
 
 
 def clusters_named(ray_service: Mapping[str, Any]) -> list[str]:
-    """The Ray clusters of a RayService, by KubeRay's digest."""
+    """Return the Ray clusters of a RayService in KubeRay's digest."""
     return [digest["rayClusterName"] for digest in _digests(ray_service)]
 
 
 def clusters_not_running(ray_service: Mapping[str, Any]) -> list[str]:
-    """The Ray clusters that do not run yet by KubeRay's digest: they may say why."""
+    """Return the Ray clusters that do not run yet by KubeRay's digest: they may have a reason."""
     return [one["rayClusterName"] for one in _digests(ray_service) if not _runs(one)]
 
 
 def own_heads(
     ray_service: Mapping[str, Any], ray_clusters: RayClusters, pods: Iterable[PodView]
 ) -> dict[str, PodView]:
-    """The heads that may be given Ray's token, by the names of their Ray clusters.
+    """Return the heads that may get Ray's token, by the names of their Ray clusters.
 
-    Labels are anybody's to write. A head counts when the RayCluster of that name controls it, and
+    Any user may write labels. A head counts when the RayCluster of that name controls it, and
     the RayService controls that one, by their uids.
     """
     pods = [pod for pod in pods if pod.is_head and pod.ip]
@@ -192,18 +192,18 @@ def own_heads(
             continue
         heads = [pod for pod in pods if pod.owner == cluster["metadata"]["uid"]]
         if heads:
-            # Of one that ends and one that begins, the one that is ready.
+            # Of one that ends and one that starts, the one that is ready.
             found[name] = max(heads, key=lambda pod: pod.is_ready)
     return found
 
 
 def is_in_effect(cluster: ClusterView, service: InferenceService) -> bool:
-    """Whether all replicas of `service` run in `cluster`, with its newest settings."""
+    """Return True when all replicas of `service` run in `cluster`, with its newest settings."""
     app, settings = cluster.app, cluster.settings
     if app is None or app.status != "RUNNING":
         return False
     if settings is None:
-        # Ray cannot be asked; KubeRay's word is all there is.
+        # Without an answer of Ray, KubeRay's digest decides.
         return True
     desired = service.spec.scaling.min_replicas
     return (
@@ -249,7 +249,7 @@ def _runs(digest: Mapping[str, Any]) -> bool:
 
 
 def _as_answer(digest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """KubeRay's digest of Ray's answer, in the form of the answer."""
+    """Return KubeRay's digest of Ray's answer, in the form of the answer."""
     applications = digest.get("applicationStatuses", {})
     return {
         "applications": {

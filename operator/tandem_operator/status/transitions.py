@@ -1,4 +1,4 @@
-"""Which changes of a status are worth an Event; pure."""
+"""Transitions between two statuses → Events; pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from tandem_operator.status.conditions import ConditionStatus, ConditionType, fi
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[NewEvent]:
-    """What has happened between two statuses of one service."""
+    """Return the Events about the changes between two statuses of one service."""
     return [
         *_acceptance(before, after),
         *_change(before, after),
@@ -44,7 +44,7 @@ def _failures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[N
     }
     for condition_type, failures in watched.items():
         old, new = _both(before, after, condition_type)
-        # While a deadline stays exceeded, its message follows what is tried.
+        # While a deadline stays exceeded, only its message changes.
         is_new = old.get("reason") != new.get("reason") or (
             condition_type is not ConditionType.PROGRESSING and _differs(old, new)
         )

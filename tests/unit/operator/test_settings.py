@@ -107,7 +107,7 @@ access:
     [
         pytest.param("", "replica: is missing; it has no default", id="empty"),
         pytest.param(
-            "[]", "the settings are no mapping; begin with replica: {image: …}", id="list"
+            "[]", "the settings are not a mapping; begin with replica: {image: …}", id="list"
         ),
         pytest.param("replica: {}", "replica.image: is missing; it has no default", id="no image"),
         pytest.param(

@@ -171,7 +171,7 @@ def test_a_service_that_is_ready() -> None:
         "1 of 1 desired replica answers; Ray cluster c1; 2 pods.",
         "No change is under way; the spec was last written 5m ago by kubectl.",
         "Nothing is in the way.",
-        "Talk to it: kubectl port-forward -n models svc/tiny 8000, and beside it: "
+        "Send a request: kubectl port-forward -n models svc/tiny 8000, and beside it: "
         "tandem chat --url http://localhost:8000.",
     ]
 
@@ -196,12 +196,11 @@ def test_a_service_that_nobody_has_looked_at_yet() -> None:
     found = service(None, generation=1, creationTimestamp="2026-11-21T13:59:50Z", managedFields=[])
 
     assert lines(found) == [
-        "Service tiny in namespace models was made 10s ago, and nothing has been done about it "
-        "yet.",
+        "Service tiny in namespace models was created 10s ago, and has not been reconciled yet.",
         "0 of 1 desired replica answers; 0 pods.",
-        "The spec was written 10s ago, and has not been looked at since.",
+        "The spec was written 10s ago, and has not been observed since.",
         "Waiting for the first reconcile of this spec.",
-        "Wait; it can be watched: kubectl get isvc -n models tiny -w.",
+        "Wait, and watch it: kubectl get isvc -n models tiny -w.",
     ]
 
 
@@ -211,9 +210,11 @@ def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
 ) -> None:
     said = lines(service(seen, generation=3))
 
-    assert said[2] == "The spec was written 5m ago by kubectl, and has not been looked at since."
-    assert said[3].startswith("The operator seems not to run: it has not looked at")
-    assert said[4] == ("Look at it: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator.")
+    assert said[2] == "The spec was written 5m ago by kubectl, and has not been observed since."
+    assert said[3].startswith("The operator seems not to run: it has not observed")
+    assert said[4] == (
+        "Look at its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator."
+    )
 
 
 def test_a_spec_that_is_refused() -> None:
@@ -226,7 +227,7 @@ def test_a_spec_that_is_refused() -> None:
     assert said[0] == "Service tiny in namespace models has not been ready for 5m (Unsatisfiable)."
     assert said[2].startswith("Nothing changes while the spec is refused; it was written 5m ago")
     assert said[3] == f"The spec is refused: {text}."
-    assert said[4] == "Correct the manifest and give it again: kubectl apply -f FILE."
+    assert said[4] == "Correct the manifest and apply it again: kubectl apply -f FILE."
 
 
 def test_a_refused_change_leaves_the_previous_version() -> None:
@@ -266,7 +267,7 @@ def test_a_replica_that_fails_at_the_first_start() -> None:
     said = lines(found, pods=[pod("tiny-w", **RUNNING)])
 
     assert said[3] == "A replica does not start: /m/model.safetensors is cut off."
-    assert said[4].startswith("Correct the manifest and give it again: kubectl apply -f FILE; ")
+    assert said[4].startswith("Correct the manifest and apply it again: kubectl apply -f FILE; ")
     assert "kubectl exec -n models tiny-w -- sh -c 'tail" in said[4]
 
 
@@ -409,10 +410,9 @@ def test_a_service_that_the_operator_cannot_look_at() -> None:
     said = lines(service(status(blind, ACCEPTED)))
 
     assert said[0] == (
-        "Whether service tiny in namespace models is ready has not been known for 5m "
-        "(ApiForbidden)."
+        "The state of service tiny in namespace models has been unknown for 5m (ApiForbidden)."
     )
-    assert said[3] == "The operator cannot look at it: pods may not be listed."
+    assert said[3] == "The operator cannot observe the service: pods may not be listed."
 
 
 def test_what_kuberay_refuses() -> None:
@@ -421,7 +421,7 @@ def test_what_kuberay_refuses() -> None:
     said = lines(service(status(not_ready("KubeRayRefused"), ACCEPTED, refused, under_way("…"))))
 
     assert said[3] == "KubeRay refuses it: bad name."
-    assert said[4] == ("See what KubeRay says: kubectl describe rayservice -n models tiny.")
+    assert said[4] == ("Look at KubeRay's conditions: kubectl describe rayservice -n models tiny.")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_a_service_that_is_being_deleted(pods: list[Object], more: Object, text:
 
     assert said[0] == "Service tiny in namespace models is being deleted, since 5m."
     assert said[3] == text
-    assert said[4].startswith("Wait; it can be watched: kubectl get pods -n models -l ")
+    assert said[4].startswith("Wait, and watch it: kubectl get pods -n models -l ")
 
 
 @pytest.mark.parametrize(

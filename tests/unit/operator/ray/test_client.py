@@ -160,12 +160,12 @@ HOSTILE: dict[str, tuple[Handler, str]] = {
     "endless and dripping": (endless(b" ", pause_s=0.01), "no whole answer within"),
     "silent": (silent, "no whole answer within"),
     "huge": (sends(HUGE), "longer than 4 MiB"),
-    "a gzip bomb": (sends(BOMB, Content_Encoding="gzip"), "its answer is packed"),
+    "a gzip bomb": (sends(BOMB, Content_Encoding="gzip"), "its answer is compressed"),
     "gzip that was not asked for": (
         sends(gzip.compress(json.dumps(answer("RUNNING")).encode()), Content_Encoding="gzip"),
-        "its answer is packed",
+        "its answer is compressed",
     ),
-    "an unknown packing": (sends(b"{}", Content_Encoding="br, gzip"), "its answer is packed"),
+    "an unknown packing": (sends(b"{}", Content_Encoding="br, gzip"), "its answer is compressed"),
     "not there": (missing, "answers with the status 404"),
     "no JSON": (sends(b"<html>"), "not JSON"),
     "a charset that is none": (

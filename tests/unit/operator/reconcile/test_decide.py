@@ -187,7 +187,7 @@ def test_a_contest_names_what_does_not_stay() -> None:
     problem = write_conflict(actions)
 
     assert problem
-    assert "RayService 'tiny' does not stay as it is written" in problem.message
+    assert "RayService 'tiny': another writer changes it back" in problem.message
     assert write_conflict(()) is None
 
 

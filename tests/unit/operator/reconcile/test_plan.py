@@ -207,7 +207,7 @@ def test_a_lost_token_is_made_anew() -> None:
         pytest.param(
             [{"kind": "InferenceService", "name": "tiny", "uid": "old", "controller": True}],
             "RayService 'tiny' belongs to an earlier InferenceService of this name, which is being "
-            "deleted; it is made anew when that one is gone",
+            "deleted; it is created again when that one is gone",
             id="an earlier one's",
         ),
         pytest.param(
@@ -233,7 +233,7 @@ def test_kuberay_does_not_get_to_take_over_somebodys_service() -> None:
     service = {"kind": "Service", "metadata": {"name": "tiny"}}
 
     with pytest.raises(
-        OwnershipConflict, match="Service 'tiny' exists already and is no endpoint of this"
+        OwnershipConflict, match="Service 'tiny' exists already and is not the endpoint of this"
     ):
         plan(rendered(), observed(service))
 

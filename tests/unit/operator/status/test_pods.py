@@ -26,7 +26,7 @@ def waiting(reason: str, message: str = "") -> list[dict[str, Any]]:
         ("ImagePullBackOff", "container ray-worker of pod w cannot pull the image 'registry/"),
         ("ErrImageNeverPull", "the node does not have it: no such image"),
         ("CreateContainerConfigError", "container ray-worker of pod w cannot be configured"),
-        ("CrashLoopBackOff", "container ray-worker of pod w ends again and again"),
+        ("CrashLoopBackOff", "container ray-worker of pod w keeps crashing"),
     ],
 )
 def test_a_container_that_waits_in_vain_says_so(reason: str, words: str) -> None:
@@ -148,7 +148,7 @@ def test_the_newest_word_about_its_volumes_says_what_holds_a_pod_up() -> None:
     ]
 
     assert volume_problem("w", events) == (
-        f"pod w waits for its volumes: {message}; make the Secret, or name another one"
+        f"pod w waits for its volumes: {message}; create the Secret, or name another one"
     )
     assert volume_problem("w", events[:1]) == "pod w waits for its volumes: Unable to attach"
     assert volume_problem("w", events[3:]) is None

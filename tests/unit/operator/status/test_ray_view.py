@@ -113,7 +113,7 @@ def test_a_cluster_whose_pods_cannot_be_made_says_why() -> None:
     ray = ray_view(found, [], {}, {"new": {"status": {"conditions": [condition]}}})
 
     assert ray.pending
-    assert ray.pending.pod_failure == f"KubeRay cannot make the pods: {quota}"
+    assert ray.pending.pod_failure == f"KubeRay cannot create the pods: {quota}"
 
 
 def test_clusters_that_do_not_run_are_in_doubt() -> None:
