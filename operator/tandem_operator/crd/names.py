@@ -1,4 +1,4 @@
-"""CEL rules: what may be a name or a label in Kubernetes."""
+"""CEL rules for names and labels of Kubernetes."""
 
 from typing import Final
 
@@ -33,7 +33,7 @@ def secret_name(at: str) -> Rule:
 
 
 def volume_name(at: str) -> Rule:
-    """The name of a volume, or of the one that is mounted; the schema asks for it."""
+    """Return the rule of a volume's name, which the schema requires."""
     return Rule(
         at=at,
         rule=f"self.name.matches(r'^{_LABEL}$')",
@@ -44,7 +44,7 @@ def volume_name(at: str) -> Rule:
 
 
 def label_key(text: str) -> str:
-    """CEL: a text is the key of a label or a taint."""
+    """Return CEL that is true when a text is the key of a label or a taint."""
     return (
         f"{text}.matches(r'^{LABEL_KEY}$') && "
         f"(!{text}.contains('/') || {text}.matches(r'^[^/]{{1,{LONGEST_SUBDOMAIN}}}/'))"

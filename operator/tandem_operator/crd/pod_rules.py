@@ -18,7 +18,7 @@ from tandem_serve.api.pods import (
 
 
 def _redis_credential(name: str) -> tuple[Rule, Rule]:
-    """Which value of which Secret a credential is."""
+    """Return the rules of a reference to a value of a Secret."""
     at = f"spec.runtime.gcsFaultToleranceOptions.{name}.valueFrom.secretKeyRef"
     return (
         secret_name(f"{at}.name"),

@@ -7,18 +7,18 @@ from tandem_operator.status.pending_change import CHANGE_CLASSES
 
 
 def status_schema() -> Schema:
-    """The status: what the service is, and what it waits for.
+    """Return the schema of the status.
 
-    Nothing here has a length: no rule looks at it, and a long reason must not be lost.
+    Nothing here has a length: no rule reads it, and a long message must not be lost.
     """
     return _object(
-        "What the operator sees of the service. It alone writes here.",
+        "Observed state of the service; only the operator writes it.",
         observedGeneration=_count(
             "metadata.generation of the newest spec that is, or was, in effect: while a change is "
             "under way, or refused, it stays behind. At first that of the first spec."
         ),
         conditions={
-            "description": "What holds of the service: Ready, and what Ready stands on.",
+            "description": "Ready, and the conditions that it is computed from.",
             "type": "array",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
@@ -26,11 +26,11 @@ def status_schema() -> Schema:
         },
         url=_text("Base URL of the endpoint inside the cluster; OpenAI clients add /v1."),
         model=_text("Name under which requests ask for the model."),
-        reason=_text("Ready, or why the service is not ready, in one CamelCase word."),
-        message=_text("The reason as a sentence, with the way out where there is one."),
+        reason=_text("Reason of the condition Ready, in one CamelCase word."),
+        message=_text("Message of the condition Ready, with the way out where there is one."),
         replicas=_object(
-            "How many replicas there are.",
-            desired=_count("Replicas that the spec asks for."),
+            "Numbers of replicas.",
+            desired=_count("Replicas that the spec requests."),
             ready=_count("Replicas that answer requests."),
             summary=_text("ready/desired, as `kubectl get` shows it."),
         ),
@@ -50,17 +50,17 @@ def status_schema() -> Schema:
 
 
 def _condition() -> Schema:
-    """metav1.Condition."""
+    """Return the schema of metav1.Condition."""
     state = _text("True, False or Unknown.") | {"enum": ["True", "False", "Unknown"]}
     since = _text("Time at which status last changed.") | {"format": "date-time"}
     return _object(
-        "One thing that holds, does not hold, or is unknown.",
-        type=_text("What the condition is about."),
+        "A condition, as in metav1.Condition.",
+        type=_text("Type of the condition."),
         status=state,
-        observedGeneration=_count("metadata.generation of the spec that this condition speaks of."),
+        observedGeneration=_count("metadata.generation of the spec that this condition is about."),
         lastTransitionTime=since,
-        reason=_text("Why, in one CamelCase word."),
-        message=_text("Why, as a sentence."),
+        reason=_text("Reason, in one CamelCase word."),
+        message=_text("Reason as a sentence."),
     ) | {"required": ["type", "status", "lastTransitionTime", "reason", "message"]}
 
 

@@ -1,4 +1,4 @@
-"""What rendering gives: the objects of one service."""
+"""The result of rendering: the desired objects of one service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ class RenderError(Exception):
     """A service cannot be rendered under the operator's settings; the text is one sentence."""
 
     reason: ClassVar[str] = reasons.UNSATISFIABLE
-    """One word for conditions."""
+    """Reason for conditions."""
 
 
 class HostPathNotAllowed(RenderError):
-    """A service asks for a folder of the node, and the settings do not allow those."""
+    """A service names a folder of the node, and the settings do not allow it."""
 
     reason = reasons.HOST_PATH_NOT_ALLOWED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """All that one service needs in its namespace."""
+    """Everything that one service needs in its namespace."""
 
     objects: tuple[Mapping[str, Any], ...]
     """Complete manifests, with labels, owner and the hash of what was applied."""
 
     token: RayToken
-    """Ray's token; its Secret is made once, never rendered."""
+    """Ray's token; its Secret is created once, never rendered."""

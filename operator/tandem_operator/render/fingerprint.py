@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 LONGEST_LEAF: Final = 512
-"""Characters of a value, as JSON, that is written down whole."""
+"""Characters of the longest value, as JSON, that is not replaced by its hash."""
 
 _DIGITS: Final = 32
 

@@ -1,4 +1,4 @@
-"""Which kind of NPU node a service runs on; pure."""
+"""Selection of a service's NPU profile; pure."""
 
 from tandem_operator.render.desired import RenderError
 from tandem_operator.render.npu_profiles import NpuProfile
@@ -7,10 +7,10 @@ from tandem_serve.api.spec import InferenceService
 
 
 def npu_profile(service: InferenceService, settings: OperatorSettings) -> NpuProfile | None:
-    """The NPU profile of `service`; None: it asks for no card.
+    """Return the NPU profile of `service`; None: it requests no card.
 
     Raises:
-        RenderError: there is no such profile, or a replica asks for more cards than a node has.
+        RenderError: there is no such profile, or a replica requests more cards than a node has.
     """
     requested = service.spec.resources
     if not requested.npu:

@@ -1,4 +1,4 @@
-"""Who may connect to a service's pods, and how many of them may leave at once; pure."""
+"""NetworkPolicies and the PodDisruptionBudget of a service; pure."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from tandem_serve.api.spec import InferenceService
 
 
 def worker_policy(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    """The NetworkPolicy of the replicas: clients' requests, metrics, and Ray among its own."""
+    """Return the NetworkPolicy of the replicas: requests, metrics, and Ray's own traffic."""
     access = settings.access
     return _network_policy(
         service,
@@ -23,9 +23,9 @@ def worker_policy(service: InferenceService, settings: OperatorSettings) -> dict
 
 
 def head_policy(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    """The NetworkPolicy of the Ray head: the dashboard for the two operators, metrics, its own.
+    """Return the NetworkPolicy of the Ray head: dashboard for the two operators, metrics, Ray.
 
-    Whoever reaches the GCS or Ray's client port, and has the token, runs any code on the replicas.
+    A client of the GCS or of Ray's client port that has the token can run any code on the replicas.
     """
     access = settings.access
     return _network_policy(
@@ -39,7 +39,7 @@ def head_policy(service: InferenceService, settings: OperatorSettings) -> dict[s
 
 
 def disruption_budget(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    """The PodDisruptionBudget: evictions take one pod at a time.
+    """Return the PodDisruptionBudget: evictions take one pod at a time.
 
     With a store that outlives the head, head and replicas are one budget: replicas serve without a
     head, and end their requests by it, so neither leaves before the other is back. Without one
@@ -61,8 +61,8 @@ def disruption_budget(service: InferenceService, settings: OperatorSettings) -> 
         "spec": {
             "minAvailable": least,
             "selector": {"matchLabels": selector},
-            # Pods that do not serve are nobody's loss. Else a service that does not start would
-            # keep its nodes from being drained.
+            # Pods that do not serve may go: a service that does not start must not keep its nodes
+            # from being drained.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
@@ -71,7 +71,7 @@ def disruption_budget(service: InferenceService, settings: OperatorSettings) -> 
 def _network_policy(
     service: InferenceService, component: str, rules: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A policy that lets in `rules`, and all of Ray's traffic between pods of the same service.
+    """Return a policy that lets in `rules`, and all traffic between pods of the same service.
 
     The kubelet's probes come from the pod's own node, which is always let in. What pods connect to
     is left open: storage of weights, name servers and the Kubernetes API (for Ray's autoscaler) are
@@ -91,6 +91,6 @@ def _network_policy(
 
 
 def _from(peers: Iterable[Peer], port: int) -> list[dict[str, Any]]:
-    """A rule for `peers`; none when there are none, since a rule without them lets everybody in."""
+    """Return a rule for `peers`; none without peers, since an empty rule allows all clients."""
     named = [peer.manifest() for peer in peers]
     return [{"from": named, "ports": [{"protocol": "TCP", "port": port}]}] if named else []

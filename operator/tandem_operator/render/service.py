@@ -1,4 +1,4 @@
-"""One InferenceService → everything that it needs; pure."""
+"""One InferenceService → its desired objects; pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,12 +17,12 @@ from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
 def render(
     service: InferenceService, *, uid: str, settings: OperatorSettings, token: RayToken
 ) -> Desired:
-    """The objects of `service`, whose object in Kubernetes has the id `uid`.
+    """Render the objects of `service`, whose object in Kubernetes has the id `uid`.
 
-    The doors are closed before anything stands behind them: policies come first.
+    Policies come first, so that no pod runs without them.
 
     Raises:
-        RenderError: the service asks for what `settings` cannot give.
+        RenderError: the service requests something that `settings` cannot give.
     """
     _check_name(service.name)
     objects = (
@@ -46,7 +46,7 @@ def _check_name(name: str) -> None:
 
 
 def _owned(manifest: Mapping[str, Any], service: InferenceService, uid: str) -> dict[str, Any]:
-    """`manifest` with what every object has: namespace, labels, owner, and the hash of it all."""
+    """Return `manifest` with namespace, labels, owner, and the hash of it all."""
     metadata = {
         **manifest["metadata"],
         "namespace": service.metadata.namespace or "default",

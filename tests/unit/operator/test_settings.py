@@ -140,13 +140,13 @@ access:
         ),
         pytest.param(
             f"{SMALLEST}\naccess: {{clients: [{{}}]}}",
-            "access.clients.0: the peer names nobody; give namespaceSelector, podSelector or "
+            "access.clients.0: the peer is empty; give namespaceSelector, podSelector or "
             "ipBlock (namespaceSelector: {} means every pod)",
             id="peer",
         ),
         pytest.param(
             f"{SMALLEST}\ndefaultNpuProfile: a9",
-            "defaultNpuProfile 'a9' is none of npuProfiles; allowed: atlas-300i-duo, "
+            "defaultNpuProfile 'a9' is not one of npuProfiles; allowed: atlas-300i-duo, "
             "atlas-800i-a2, atlas-800i-a3, cce-ascend-1980",
             id="profile",
         ),
@@ -183,7 +183,7 @@ def test_a_missing_file_says_how_to_name_one(tmp_path: Path) -> None:
 
 
 def test_an_address_range_stands_alone() -> None:
-    with pytest.raises(ValueError, match="ipBlock stands beside a selector"):
+    with pytest.raises(ValueError, match="ipBlock is beside a selector"):
         Peer.model_validate({"ip_block": {"cidr": "10.0.0.0/8"}, "pod_selector": {}})
 
 
@@ -192,7 +192,9 @@ def test_resources_are_amounts() -> None:
         ContainerResources(cpu="none", memory="1Gi")
 
 
-@pytest.mark.parametrize("module", ["plan", "settings", "render.service", "names"], ids=str)
+@pytest.mark.parametrize(
+    "module", ["reconcile.plan", "settings", "render.service", "k8s.names"], ids=str
+)
 def test_the_pure_part_loads_no_framework(module: str) -> None:
     code = (
         f"import sys, tandem_operator.{module}; "

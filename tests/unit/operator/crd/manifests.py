@@ -299,11 +299,15 @@ BAD: Final = (
         "spec.slo.ttft.target", "half a second", "is not a duration; write a number of up to 7"
     ),
     wrong_value(
-        "spec.slo.ttft.target", "0.0s", "'0.0s' is no time; give more than 0, such as 50ms"
+        "spec.slo.ttft.target",
+        "0.0s",
+        "'0.0s' is not a positive duration; give more than 0, such as 50ms",
     ),
     wrong_value("spec.slo.tpot.target", "50", "'50' is not a duration; write a number of up to 7"),
     wrong_value(
-        "spec.slo.tpot.target", "000ms", "'000ms' is no time; give more than 0, such as 50ms"
+        "spec.slo.tpot.target",
+        "000ms",
+        "'000ms' is not a positive duration; give more than 0, such as 50ms",
     ),
     wrong_value("spec.slo.tpot.target", 50, "must be of type string", "put it in quotes"),
     Bad(

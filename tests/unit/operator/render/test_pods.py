@@ -249,7 +249,7 @@ def test_volumes_that_do_not_fit_together_are_refused(spec: dict[str, Any], said
     [
         pytest.param(
             {"volume_mounts": [{"name": "nowhere", "mountPath": "/x"}]},
-            "mounts the volume 'nowhere', which nobody defines; add it .*tandem-tmp",
+            "mounts the volume 'nowhere', which is not defined; add it .*tandem-tmp",
             id="unknown volume",
         ),
         pytest.param(

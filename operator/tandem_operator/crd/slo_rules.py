@@ -1,32 +1,32 @@
-"""CEL rules: a promised latency needs templateType Mix, where steps have a budget."""
+"""CEL rules: a latency target needs templateType Mix, where steps have a budget."""
 
 from typing import Final
 
 from tandem_operator.crd.cel import Rule
 
 IS_MIX: Final = "(has(self.templateType) && self.templateType == 'Mix')"
-"""Of the schedule, as it was written."""
-PROMISED: Final = "(has(self.slo.ttft) || has(self.slo.tpot))"
-"""Of the spec."""
+"""CEL about the schedule, as it was written."""
+HAS_TARGET: Final = "(has(self.slo.ttft) || has(self.slo.tpot))"
+"""CEL about the spec."""
 
 
 def of_schedule(expression: str) -> str:
-    """An expression about the schedule, seen from the spec."""
+    """Return an expression about the schedule as one about the spec."""
     return expression.replace("self.", "self.engine.schedule.")
 
 
 def _needs_standard(name: str, denied: str, value: str) -> Rule:
-    """A parameter of templateType Standard, which keeps no promise.
+    """Return the rule of a parameter of templateType Standard, which keeps no latency target.
 
     Args:
         name: Its path in the schedule.
-        denied: CEL: it does not ask for Standard.
+        denied: CEL: it does not need Standard.
         value: Its value in the sentence; in CEL where it is not always the same.
     """
     is_fixed = value in {"true", "false"}
     return Rule(
         at="spec",
-        rule=f"!{PROMISED} || has(self.engine.schedule.templateType) || {of_schedule(denied)}",
+        rule=f"!{HAS_TARGET} || has(self.engine.schedule.templateType) || {of_schedule(denied)}",
         text=f"engine.schedule.{name} {value if is_fixed else '%s'} needs templateType Standard, "
         f"which keeps no promise of slo; leave {name} or slo out",
         values=() if is_fixed else (of_schedule(value),),
@@ -35,10 +35,10 @@ def _needs_standard(name: str, denied: str, value: str) -> Rule:
     )
 
 
-PROMISES: Final = (
+SLO_RULES: Final = (
     Rule(
         at="spec",
-        rule=f"!{PROMISED} || !{of_schedule('has(self.templateType)')} || {of_schedule(IS_MIX)}",
+        rule=f"!{HAS_TARGET} || !{of_schedule('has(self.templateType)')} || {of_schedule(IS_MIX)}",
         text="engine.schedule.templateType Standard keeps no promise of slo: its steps have no "
         "budget, and its prompts no order; set templateType: Mix, or leave templateType or "
         "slo out",
