@@ -32,5 +32,5 @@ class Observation:
     """True when the API server serves RayServices."""
 
     def ray_service(self, name: str) -> Mapping[str, Any] | None:
-        """Return the RayService of the service `name`, whoever owns it."""
+        """Return the RayService of the service `name`, of any owner."""
         return self.children.objects.get(ObjectKey(RAY_SERVICE.name, names.ray_service(name)))

@@ -25,7 +25,7 @@ class ObservedObjects:
     """The objects of one service as the API server has them."""
 
     objects: Mapping[ObjectKey, Mapping[str, Any]] = field(default_factory=dict)
-    """The objects of the desired names, whoever owns them; also the endpoint's Service."""
+    """The objects of the desired names, of any owner; also the endpoint's Service."""
 
     has_token: bool = False
     """True when the Secret of Ray's token is known to exist."""

@@ -59,7 +59,7 @@ class DeployedService:
         return next((one for one in conditions if one["type"] == kind), {})
 
     def is_ready(self) -> bool:
-        """Whether the version that was applied last serves, with all of its replicas."""
+        """Return True when the version that was applied last serves, with all of its replicas."""
         found = self.found
         status = found.get("status", {})
         replicas = status.get("replicas", {})
@@ -109,7 +109,7 @@ class DeployedService:
         self.kubernetes.kubectl("delete", "inferenceservice", self.name, "--ignore-not-found")
 
     def leftovers(self) -> list[str]:
-        """What there still is of it in the namespace."""
+        """Return its objects that still exist in the namespace."""
         kinds = ",".join(KINDS)
         names = self.kubernetes.kubectl("get", kinds, "-o", "name").split()
         return [one for one in names if one.partition("/")[2].startswith(self.name)]
@@ -135,7 +135,7 @@ class DeployedService:
         return "\n".join([*told, *left])
 
     def answers(self) -> bool:
-        """Whether the endpoint answers at all."""
+        """Return True when the endpoint answers at all."""
         try:
             return httpx.get(f"{self.url}/health", trust_env=False, timeout=5).is_success
         except httpx.TransportError:
@@ -154,7 +154,7 @@ class Checkpoint:
         return self.folder / "model.safetensors"
 
     def repair(self) -> None:
-        """Make it tandem-tiny again, at once: nobody sees half a file."""
+        """Make it tandem-tiny again, at once: no reader gets half a file."""
         whole = self.folder / "whole"
         shutil.copyfile(TINY / self.weights.name, whole)
         whole.replace(self.weights)

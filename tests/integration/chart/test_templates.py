@@ -1,4 +1,4 @@
-"""What the chart renders, and what it refuses; helm alone, no cluster."""
+"""Manifests that the chart renders, and values that it refuses; helm alone, no cluster."""
 
 import json
 from pathlib import Path

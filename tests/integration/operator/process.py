@@ -35,7 +35,7 @@ class Namespace:
     name: str
 
     def kubectl(self, *arguments: str, document: Any = None) -> str:
-        """What kubectl prints; `document` is its standard input."""
+        """Run kubectl and return its output; `document` is its standard input."""
         given = None if document is None else json.dumps(document)
         return self.cluster.kubectl(f"--namespace={self.name}", *arguments, input=given)
 
@@ -72,7 +72,7 @@ class Namespace:
         return bool(self.condition(name, kind).get("reason") == reason)
 
     def children(self, name: str) -> dict[str, dict[str, Any]]:
-        """What there is of a service, as kind/name."""
+        """Return the objects of a service, as kind/name."""
         kinds = "rayservices,secrets,poddisruptionbudgets,networkpolicies"
         label = f"--selector=serving.tandem.dev/service={name}"
         items = json.loads(self.kubectl("get", kinds, label, "--output=json"))["items"]
@@ -130,7 +130,7 @@ def _child_name(child: Mapping[str, Any]) -> str:
 
 
 def children_of(name: str) -> set[str]:
-    """What a service has when all is there."""
+    """Objects of a complete service."""
     return {
         f"RayService/{name}",
         f"Secret/{name}-token",
@@ -203,7 +203,7 @@ class OperatorProcess:
         return self
 
     def health(self) -> dict[str, Any]:
-        """What /healthz says; empty: nothing yet."""
+        """Return the answer of /healthz; empty: none yet."""
         assert self.alive.poll() is None, self.log.read_text()
         found: dict[str, Any] = json.loads(self._get("/healthz") or "{}")
         return found
@@ -233,7 +233,7 @@ class OperatorProcess:
         )
 
     def refused(self) -> set[str]:
-        """What the API server did not allow."""
+        """Return the requests that the API server did not allow."""
         return {
             f"{dict(labels)['verb']} {dict(labels)['resource']}"
             for labels in self.samples("api_requests_total")
@@ -302,7 +302,7 @@ def end_all(processes: Iterable[OperatorProcess]) -> None:
 
 
 def measured(seconds: float, read: Callable[[], float]) -> float:
-    """How much a counter grows per second, over so many seconds."""
+    """Return the growth of a counter per second, over so many seconds."""
     before = read()
     began = time.monotonic()
     time.sleep(seconds)

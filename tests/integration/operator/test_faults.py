@@ -1,4 +1,4 @@
-"""What goes wrong around the operator, and that it finds its way back."""
+"""Faults around the operator, and its recovery from them."""
 
 import random
 import time
@@ -97,7 +97,7 @@ def test_it_does_not_fight_another_writer_for_long(
         )
         return namespace.has_condition("tiny", "Progressing", "WriteConflict")
 
-    until(rival, "it says that somebody else writes")
+    until(rival, "it reports another writer")
     assert (
         "RayService 'tiny' does not stay" in namespace.condition("tiny", "Progressing")["message"]
     )

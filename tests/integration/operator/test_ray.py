@@ -1,4 +1,4 @@
-"""What Ray says about a service reaches its status, in words, and with the token alone.
+"""Ray's answers about a service reach its status, and only with the token.
 
 Ray and KubeRay are stand-ins here: an HTTP server with a recorded answer, and statuses that the
 test writes. The real ones are in tests/e2e/kubernetes.
@@ -150,7 +150,7 @@ def controlled_by(owner: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(namespace: Namespace, **status: Any) -> None:
-    """What KubeRay would write into the status of the RayService."""
+    """Write the status of the RayService as KubeRay would."""
     found = namespace.get("rayservice", "tiny")
     assert found
     seen = {"observedGeneration": found["metadata"]["generation"]}

@@ -135,7 +135,7 @@ def serving(replicas: int = 1, **changes: Any) -> RayView:
 
 
 def facts(**changes: Any) -> Facts:
-    """What a reconcile knows of a service that serves; `changes` are fields of Facts."""
+    """Facts of a reconcile about a service that serves; `changes` are fields of Facts."""
     known: dict[str, Any] = {
         "name": NAME,
         "namespace": NAMESPACE,

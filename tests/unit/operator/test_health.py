@@ -1,4 +1,4 @@
-"""When the process calls itself ill."""
+"""Liveness problems of the process."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the command says when it cannot start."""
+"""Messages of the command when it cannot start."""
 
 import socket
 from pathlib import Path
@@ -34,7 +34,7 @@ def write(path: Path, document: dict[str, Any]) -> Path:
 
 
 def said(tmp_path: Path, *options: str, settings: dict[str, Any] | None = None) -> str:
-    """What the command says when it ends with 2."""
+    """Return the command's output when it ends with 2."""
     path = write(tmp_path / "operator.yaml", settings or SETTINGS)
     result = CliRunner().invoke(_app, [f"--config={path}", *options])
     assert result.exit_code == 2, result.output

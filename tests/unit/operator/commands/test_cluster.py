@@ -1,4 +1,4 @@
-"""What goes wrong on the way to a Kubernetes, in one sentence each, and what is read there.
+"""Errors on the way to a Kubernetes, in one sentence each, and the reads there.
 
 The API server is a stand-in that answers with a few lists; what a real one answers is seen in
 tests/integration/operator.

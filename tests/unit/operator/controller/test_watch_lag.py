@@ -1,4 +1,4 @@
-"""Whether a watch delivers what a LIST sees."""
+"""Seconds that a watch is behind a LIST."""
 
 from typing import Any
 

@@ -162,7 +162,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         }
     },
 }
-"""What is good → the fields that differ from the smallest manifest."""
+"""Valid case → the fields that differ from the smallest manifest."""
 
 
 BAD: Final = (
@@ -318,7 +318,7 @@ BAD: Final = (
         "is missing",
     ),
     Bad(
-        "a promise to everybody",
+        "a target for every request",
         {"spec.slo.ttft": {"percentile": 100, "target": "1s"}},
         "spec.slo.ttft.percentile",
         "less than or equal to 99",

@@ -1,4 +1,4 @@
-"""What the API server answers, as errors with words; over a real HTTP connection."""
+"""Answers of the API server as errors with sentences; over a real HTTP connection."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +34,7 @@ class Api:
     body: Any
     headers: dict[str, str]
     text: str | None = None
-    """What is answered in place of the body."""
+    """Answer in place of the body."""
 
     def says(self, code: int, details: dict[str, Any] | None = None, **headers: str) -> None:
         status = {"kind": "Status", "code": code, "message": "no", "details": details or {}}
@@ -79,7 +79,7 @@ CALLS: dict[str, Callable[[KubeClient], Awaitable[object]]] = {
 
 
 async def test_one_deep_object_does_not_hide_the_others(kube: KubeClient, api: Api) -> None:
-    """Whoever may write one object could else blind the operator for all."""
+    """A user who may write one object could else stop the operator for all."""
     deep: Any = 1
     for _ in range(700):
         deep = {"a": deep}

@@ -1,4 +1,4 @@
-"""Objects that are nested deeper than a parser follows harm nobody else's."""
+"""Objects that are nested deeper than a parser follows do not harm others."""
 
 import json
 from typing import Any

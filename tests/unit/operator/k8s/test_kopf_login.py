@@ -1,4 +1,4 @@
-"""What kopf reads of the API server, over a real HTTP connection."""
+"""Reads of kopf from the API server, over a real HTTP connection."""
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer

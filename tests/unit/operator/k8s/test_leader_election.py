@@ -1,4 +1,4 @@
-"""When a lease may be taken."""
+"""Conditions under which a lease may be acquired."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which service an object belongs to."""
+"""The service that an object belongs to."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def item(kind: str, name: str = "x", **metadata: Any) -> dict[str, Any]:
          None),
         (item("RayService"), None),
     ],
-    ids=["itself", "its child", "its pod", "a guest", "another kind", "another group", "nobody's"],
+    ids=["itself", "its child", "its pod", "a guest", "another kind", "another group", "no owner"],
 )  # fmt: skip
 def test_the_service_of_an_object(found: dict[str, Any], name: str | None) -> None:
     assert service_of(found) == (None if name is None else ("demo", name))

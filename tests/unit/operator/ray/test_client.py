@@ -1,4 +1,4 @@
-"""What the operator makes of a Ray dashboard, an honest one and hostile ones, over real HTTP."""
+"""Ray dashboards, an honest one and hostile ones, as the operator reads them over real HTTP."""
 
 import asyncio
 import gzip
@@ -102,7 +102,7 @@ async def test_a_redirect_is_not_followed_and_the_token_stays() -> None:
         return web.json_response(answer("RUNNING"))
 
     async with dashboard(collect) as elsewhere:
-        # Another port is another origin to nobody but a browser.
+        # Another port is another origin only to a browser.
         target = elsewhere.format(ip="127.0.0.1")
         for status in (301, 302, 303, 307, 308):
 
@@ -380,10 +380,10 @@ def test_the_head_that_its_own_cluster_controls_is_asked() -> None:
         ({"new": CLUSTER}, "cluster"),
     ],
     ids=[
-        "a pod of nobody's",
-        "a pod of somebody else's",
+        "a pod without an owner",
+        "a pod of another owner",
         "no such cluster",
-        "a cluster of somebody else's",
+        "a cluster of another owner",
         "a cluster that the service does not name",
     ],
 )

@@ -1,4 +1,4 @@
-"""When a service is looked at again without an event."""
+"""Requeues of a service without an event."""
 
 import json
 from dataclasses import replace

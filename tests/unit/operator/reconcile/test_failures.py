@@ -1,4 +1,4 @@
-"""Which failures belong into a status."""
+"""Failures that a status reports."""
 
 from tandem_operator.k8s.errors import Forbidden, Overloaded
 from tandem_operator.reconcile.failures import REPORT_AFTER, FailureTracker

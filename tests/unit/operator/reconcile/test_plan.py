@@ -1,4 +1,4 @@
-"""What is done about the difference between what is desired and what is there."""
+"""Actions for the differences between desired and observed objects."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -127,7 +127,7 @@ def test_any_wanted_value_that_changed_is_written_again(
 
 
 def _is_identity(path: Path) -> bool:
-    """Whether a mutation makes it another object, or another's."""
+    """Return True when a mutation makes it another object, or another owner's."""
     return path in {("kind",), ("metadata", "name")} or path[:2] == ("metadata", "ownerReferences")
 
 
@@ -196,7 +196,7 @@ def test_a_lost_token_is_made_anew() -> None:
             [],
             "RayService 'tiny' exists already and was not made for this InferenceService; "
             "delete it or give the InferenceService another name",
-            id="nobody's",
+            id="no owner",
         ),
         pytest.param(
             [{"kind": "App", "name": "a", "uid": "a", "controller": True}],

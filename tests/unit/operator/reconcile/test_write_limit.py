@@ -1,4 +1,4 @@
-"""What does not stay as it was written is written ever less."""
+"""Objects that another writer changes back are written ever less."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Who may connect to which port, one row a door; and what evictions may take."""
+"""Clients of each port, one row a port; and the pods that evictions may take."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What holds for everything that is rendered, whatever the service asks for."""
+"""Properties of every rendered object, for any service."""
 
 import json
 import re

@@ -423,7 +423,7 @@ def test_a_first_version_is_not_ready_before_its_endpoint_is() -> None:
 
 
 def is_current(status: dict[str, Any], generation: int) -> bool:
-    """What `kubectl wait --for=condition=Ready`, kstatus and Argo's checks make of it."""
+    """Result of `kubectl wait --for=condition=Ready`, kstatus and Argo's checks."""
     ready = find_condition(status, "Ready")
     seen = {status["observedGeneration"], ready["observedGeneration"]}
     assert len(seen) == 1, "they go by one or the other"

@@ -1,4 +1,4 @@
-"""What a change of a service will do to its replicas, told before it is done."""
+"""Effect of a change of a service on its replicas, reported before it is made."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ from tests.unit.operator.render.services import (
             {"slo": {"tpot": {"target": "50ms"}}},
             ChangeKind.LIVE,
             (
-                # What the promise chooses where nobody else did.
+                # Chosen by the target where the manifest has no value.
                 "spec.engine.schedule.templateType",
                 "spec.engine.schedule.strategy",
                 "spec.engine.schedule.splitFuse.enabled",

@@ -1,4 +1,4 @@
-"""What keeps a pod from running, in words."""
+"""Reasons that keep a pod from running."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What KubeRay and Ray say about one RayService."""
+"""Status of KubeRay and answers of Ray about one RayService."""
 
 import pytest
 
