@@ -25,7 +25,7 @@ class EventInfo:
     """A Kubernetes Event: object, reason, message, last time and count."""
 
     about: str
-    """ConditionType and name, such as Pod tiny-x7k2p."""
+    """Kind and name, such as Pod tiny-x7k2p."""
     reason: str
     message: str
     at: str

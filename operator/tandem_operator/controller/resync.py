@@ -60,7 +60,7 @@ class Resync:
         return 3 * self._every_s + 60.0
 
     async def run(self) -> None:
-        """Resync for ever."""
+        """Resync until cancelled."""
         while True:
             pause_s = await self._once()
             await asyncio.sleep(pause_s)
@@ -69,7 +69,7 @@ class Resync:
         """Resync once; return the seconds until the next one."""
         errors = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
         found = zip(self._watches, errors, strict=True)
-        self._note({namespace: error for namespace, error in found if error is not None})
+        self._record({namespace: error for namespace, error in found if error is not None})
         # A refusal is an answer: another process would be refused as well.
         if all(isinstance(error, Transient) for error in errors):
             return _AFTER_FAILURE_S
@@ -91,7 +91,7 @@ class Resync:
             return Refused(f"it ended with {error!r}; this is a bug")
         return None
 
-    def _note(self, failures: Mapping[str | None, KubeError]) -> None:
+    def _record(self, failures: Mapping[str | None, KubeError]) -> None:
         for namespace, error in failures.items():
             if str(error) != str(self.failures.get(namespace, "")):
                 where = namespace or "all namespaces"

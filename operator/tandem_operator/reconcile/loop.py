@@ -99,18 +99,13 @@ class Reconciler:
         parsed, observation = await self._observe(found, key)
         intent = decide(parsed, observation)
         # The status announces a change before it is made.
-        requeue_after_s = await self._report(
-            found, key, self._facts(found, key, parsed, observation, intent)
-        )
+        facts = self._facts(found, key, parsed, observation, intent)
+        after_s = await self._report(found, key, facts)
         if not intent.actions:
             self._failures.clear(key)
-            return requeue_after_s
+            return after_s
         await self._apply(found, key, intent, observation)
-        return (
-            max(requeue_after_s or 0.0, self._pause_s(found, key))
-            if intent.writes
-            else requeue_after_s
-        )
+        return max(after_s or 0.0, self._pause_s(found, key)) if intent.writes else after_s
 
     async def _read(self, key: NamespacedName) -> Object | None:
         """Read the InferenceService; None: it is gone, or being deleted with its objects."""

@@ -23,7 +23,7 @@ from tandem_operator.status.facts import Facts, Problem
 from tandem_operator.status.pending_change import PendingChange
 from tandem_operator.status.ray_view import ClusterView, RayView
 
-NO_KUBERAY: Final = "this Kubernetes knows no RayService"
+NO_KUBERAY: Final = "this Kubernetes serves no RayService"
 INSTALL_KUBERAY: Final = (
     "install KubeRay: helm install kuberay-operator kuberay-operator "
     "--repo https://ray-project.github.io/kuberay-helm/ "

@@ -246,7 +246,7 @@ def test_a_refused_change_leaves_the_previous_version() -> None:
 def test_a_kubernetes_without_kuberay() -> None:
     said = lines(service(written(ray=None, has_kuberay=False)))
 
-    assert said[3] == "This Kubernetes knows no RayService."
+    assert said[3] == "This Kubernetes serves no RayService."
     assert said[4].startswith("Install KubeRay: helm install kuberay-operator kuberay-operator ")
 
 
