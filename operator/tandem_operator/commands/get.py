@@ -25,7 +25,7 @@ HEADER: Final[Row] = (
     "AGE",
 )
 _GAP: Final = 3
-_LONGEST: Final[Row] = ("", "", "Unknown", "", "", "", reasons.DEADLINE_EXCEEDED, "")
+_WIDEST: Final[Row] = ("", "", "Unknown", "", "", "", reasons.DEADLINE_EXCEEDED, "")
 """Longest texts of some columns, since later rows may have them."""
 
 
@@ -39,7 +39,7 @@ def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: 
             typer.echo(f"No services in {'any namespace' if everywhere else place}.", err=True)
             return
         rows = [row_of(service, now_text()) for service in services]
-        widths = widths_of([HEADER, *rows, *([_LONGEST] if watch else [])])
+        widths = widths_of([HEADER, *rows, *([_WIDEST] if watch else [])])
         first = 0 if everywhere else 1
         for row in [HEADER, *rows]:
             typer.echo(line_of(row, widths, first=first))

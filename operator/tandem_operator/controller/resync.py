@@ -17,7 +17,7 @@ _SPREAD: Final = 0.5
 """Share of the resync period over which its services are spread."""
 
 _AFTER_FAILURE_S: Final = 5.0
-_AT_ONCE: Final = 4
+_CONCURRENCY: Final = 4
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ class Resync:
         for watch in watches:
             self._watches[watch.namespace].append(watch)
         self._resynced = set[str | None]()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
         self.failures: Mapping[str | None, KubeError] = {}
         """Errors of the last resync by namespace; None stands for all namespaces."""
 

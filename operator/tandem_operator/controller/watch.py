@@ -38,8 +38,8 @@ _CONNECT_TIMEOUT_S: Final = 30
 _REQUEST_TIMEOUT_S: Final = 30
 _POLL_S: Final = 5.0
 _RESTART_AFTER_S: Final = 2.0
-_LONGEST_PAUSE_S: Final = 32.0
-_LONG_LIFE_S: Final = 60.0
+_MAX_PAUSE_S: Final = 32.0
+_LONG_RUN_S: Final = 60.0
 """Seconds after which a watch counts as having worked, so that its pauses start over."""
 
 _STALE_AFTER_S: Final = 30.0
@@ -92,7 +92,7 @@ class Watch:
             self._on_kind_found()
             began = time.monotonic()
             await self._watch()
-            if time.monotonic() - began > _LONG_LIFE_S:
+            if time.monotonic() - began > _LONG_RUN_S:
                 pauses = _restart_pauses()
             await asyncio.sleep(next(pauses))
 
@@ -191,7 +191,7 @@ def _restart_pauses() -> Iterator[float]:
     pause_s = _RESTART_AFTER_S
     while True:
         yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 class _Backoffs:

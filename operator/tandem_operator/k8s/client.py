@@ -122,11 +122,11 @@ class KubeClient:
         labels: Selector | None = None,
         *,
         fields: Mapping[str, str] | None = None,
-        most: int | None = None,
+        limit: int | None = None,
     ) -> list[Object]:
         """List the objects of the kind in `namespace`; None: in all.
 
-        `labels` and `fields` select them; at most `most` are read.
+        `labels` and `fields` select them; at most `limit` are read.
         """
 
         async def collect() -> list[Object]:
@@ -135,12 +135,12 @@ class KubeClient:
                 namespace=namespace or "*",
                 labels=dict(labels or {}),
                 fields=dict(fields or {}),
-                chunk_size=most,
+                chunk_size=limit,
             )
             items: list[Object] = []
             async for item in found:
                 items.append(item)
-                if len(items) == most:
+                if len(items) == limit:
                     break
             return items
 
@@ -250,28 +250,28 @@ def _status_error(
     error: httpx2.HTTPStatusError, verb: str, kind: Kind, where: str
 ) -> errors.KubeError:
     code, status = error.response.status_code, _status_of(error.response)
-    text = status.get("message") or error.response.reason_phrase
-    said = f"the API server answered '{verb} {kind.plural} {where}' with {code}: {text}"
+    detail = status.get("message") or error.response.reason_phrase
+    text = f"the API server answered '{verb} {kind.plural} {where}' with {code}: {detail}"
     if code == _NOT_FOUND:
-        return _not_found(status, kind, said)
+        return _not_found(status, kind, text)
     if code in {_UNAUTHORIZED, _FORBIDDEN}:
         return errors.Forbidden(
-            f"{said}; allow the operator's service account '{verb}' on {kind.plural}"
+            f"{text}; allow the operator's service account '{verb}' on {kind.plural}"
         )
     if code in {_CONFLICT, _GONE}:
-        return errors.Conflict(said)
+        return errors.Conflict(text)
     if code == _TOO_MANY or code >= _SERVER_ERROR:
-        overloaded = errors.Overloaded(said)
+        overloaded = errors.Overloaded(text)
         overloaded.retry_after_s = _retry_after(error.response)
         return overloaded
-    return errors.Refused(said)
+    return errors.Refused(text)
 
 
-def _not_found(status: Mapping[str, Any], kind: Kind, said: str) -> errors.KubeError:
+def _not_found(status: Mapping[str, Any], kind: Kind, text: str) -> errors.KubeError:
     """Tell a missing object, which the answer names, from a missing kind."""
     details = status.get("details") or {}
     if details.get("name"):
-        return errors.NotFound(said)
+        return errors.NotFound(text)
     return errors.KindMissing(
         f"the API server serves no {kind.plural}.{kind.group or 'v1'}; "
         "install its CustomResourceDefinition"

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 REPEAT_AFTER_S: Final = 60.0
 """Seconds between two posts of one Event."""
 
-_REMEMBERED: Final = 1000
+_MAX_ENTRIES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Event:
 class EventCorrelator:
     """Decides which Events are posted. Moments are seconds of one clock."""
 
-    def __init__(self, remembered: int = _REMEMBERED) -> None:
+    def __init__(self, remembered: int = _MAX_ENTRIES) -> None:
         self._remembered = remembered
         self._events: OrderedDict[_EventKey, _Event] = OrderedDict()
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-DEEPEST: Final = 100
+MAX_DEPTH: Final = 100
 """Levels that are kept; a pod has some twenty."""
 
 # Held against the interpreter's own limit on recursion, these leave room for what is done with a
@@ -36,8 +36,8 @@ def is_too_deep(text: bytes) -> bool:
     return False
 
 
-def cut_short(text: bytes) -> bytes:
-    """Return the JSON in `text` with null in place of what lies deeper than DEEPEST levels."""
+def truncate_depth(text: bytes) -> bytes:
+    """Return the JSON in `text` with null in place of what lies deeper than MAX_DEPTH levels."""
     kept = []
     depth = begin = 0
     for found in _TO_BRACKET.finditer(text):
@@ -45,10 +45,10 @@ def cut_short(text: bytes) -> bytes:
             break
         if found[1] in _OPEN:
             depth += 1
-            if depth == DEEPEST + 1:
+            if depth == MAX_DEPTH + 1:
                 kept += [text[begin : found.start(1)], b"null"]
         else:
-            if depth == DEEPEST + 1:
+            if depth == MAX_DEPTH + 1:
                 begin = found.end()
             depth -= 1
     return b"".join([*kept, text[begin:]])

@@ -11,7 +11,7 @@ import kopf
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import User
 
-from tandem_operator.k8s.json_depth import cut_short
+from tandem_operator.k8s.json_depth import truncate_depth
 from tandem_operator.k8s.kubeconfig import tls_of, user_of
 
 _PAUSE_S: Final = 5.0
@@ -51,7 +51,7 @@ class _Answer(aiohttp.ClientResponse):
         try:
             return await super().json(**options)
         except RecursionError:
-            return json.loads(await asyncio.to_thread(cut_short, await self.read()))
+            return json.loads(await asyncio.to_thread(truncate_depth, await self.read()))
 
 
 class _Bearer:

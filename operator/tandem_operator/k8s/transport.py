@@ -10,7 +10,7 @@ import ssl
 import aiohttp
 import httpx2
 
-from tandem_operator.k8s.json_depth import cut_short, is_too_deep
+from tandem_operator.k8s.json_depth import is_too_deep, truncate_depth
 
 _CONNECTIONS = 16
 _KEEP_S = 90.0
@@ -72,7 +72,7 @@ async def _readable(answer: httpx2.Response) -> httpx2.Response:
     if not is_too_deep(answer.content):
         return answer
     # It takes a second for some megabytes.
-    content = await asyncio.to_thread(cut_short, answer.content)
+    content = await asyncio.to_thread(truncate_depth, answer.content)
     kind = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
     return httpx2.Response(
         answer.status_code, headers=kind, content=content, request=answer.request

@@ -14,18 +14,18 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from tandem_serve.api.document import DEPLOYMENT
 
-LONGEST_ANSWER: Final = 4 * 2**20
+MAX_ANSWER_BYTES: Final = 4 * 2**20
 """Bytes of an answer; that of a thousand replicas has about one million."""
 
 # Of a thousand replicas there are a few thousand and a few ten thousand. Empty containers are what
 # blows up most when it is parsed: three bytes become seventy.
-_MOST_CONTAINERS: Final = 20_000
-_MOST_VALUES: Final = 200_000
-_LONGEST_TEXT: Final = 2**16
-_LONGEST_SETTINGS: Final = 2**16
-_MOST_REPLICAS: Final = 4096
+_MAX_CONTAINERS: Final = 20_000
+_MAX_VALUES: Final = 200_000
+_MAX_TEXT_LENGTH: Final = 2**16
+_MAX_SETTINGS_LENGTH: Final = 2**16
+_MAX_REPLICAS: Final = 4096
 
-_Word = Annotated[str, Field(max_length=256)]
+_ShortText = Annotated[str, Field(max_length=256)]
 _Count = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
@@ -40,8 +40,8 @@ class _Part(BaseModel):
 
 
 class _Replica(_Part):
-    replica_id: _Word
-    state: _Word
+    replica_id: _ShortText
+    state: _ShortText
     pid: Annotated[int, Field(ge=0, le=2**32)] | None = None
 
 
@@ -49,19 +49,19 @@ class _Deployment(_Part):
     target_num_replicas: _Count | None = None
     message: str | None = None
     # One error is enough: each is kept, with what it is about.
-    replicas: Annotated[list[_Replica], FailFast(), Field(max_length=_MOST_REPLICAS)] = []
+    replicas: Annotated[list[_Replica], FailFast(), Field(max_length=_MAX_REPLICAS)] = []
 
 
 class _DeployedConfig(_Part):
     """A deployment as it was handed to Ray."""
 
-    name: _Word
+    name: _ShortText
     num_replicas: _Count | None = None
     user_config: dict[str, Any] | None = None
 
 
 class _Application(_Part):
-    status: _Word
+    status: _ShortText
     message: str | None = None
 
 
@@ -82,8 +82,8 @@ def read_answer(body: bytes, service: str) -> dict[str, Any]:
 
 
 def _parse(body: bytes) -> Any:
-    if body.count(b"[") + body.count(b"{") > _MOST_CONTAINERS or body.count(b",") > _MOST_VALUES:
-        raise InvalidAnswer(f"it has more than {_MOST_CONTAINERS} parts or {_MOST_VALUES} values")
+    if body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS or body.count(b",") > _MAX_VALUES:
+        raise InvalidAnswer(f"it has more than {_MAX_CONTAINERS} parts or {_MAX_VALUES} values")
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
@@ -130,11 +130,11 @@ def _deployed_config(found: Any) -> list[dict[str, Any]]:
 
 def _check_size(settings: Any) -> None:
     try:
-        is_long = len(json.dumps(settings)) > _LONGEST_SETTINGS
+        is_long = len(json.dumps(settings)) > _MAX_SETTINGS_LENGTH
     except (RecursionError, ValueError):
         is_long = True
     if is_long:
-        raise InvalidAnswer(f"its user_config is longer than {_LONGEST_SETTINGS} characters")
+        raise InvalidAnswer(f"its user_config is longer than {_MAX_SETTINGS_LENGTH} characters")
 
 
 def _mapping(found: Any, what: str) -> Mapping[str, Any]:
@@ -153,7 +153,7 @@ def _checked(model: type[_Known], found: Mapping[str, Any], what: str) -> _Known
 def _text(text: str | None) -> str:
     """Return text that JSON and logs can hold; of a long one both ends, which have the reason."""
     text = (text or "").replace("\0", "").encode("utf-8", "replace").decode("utf-8")
-    if len(text) <= _LONGEST_TEXT:
+    if len(text) <= _MAX_TEXT_LENGTH:
         return text
-    half = _LONGEST_TEXT // 2
+    half = _MAX_TEXT_LENGTH // 2
     return f"{text[:half]}\n…\n{text[-half:]}"

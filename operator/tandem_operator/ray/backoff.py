@@ -11,9 +11,9 @@ from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-SHORTEST_PAUSE_S: Final = 3.0
-LONGEST_PAUSE_S: Final = 60.0
-_REMEMBERED: Final = 4096
+MIN_PAUSE_S: Final = 3.0
+MAX_PAUSE_S: Final = 60.0
+_MAX_ENTRIES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class RayBackoff(Generic[Key]):
     def record_timeout(self, key: Key, reason: str, now: float) -> None:
         """Back off from a head that timed out: for twice as long each time."""
         before = self._pauses.pop(key, None)
-        length_s = min(2 * before.length_s, LONGEST_PAUSE_S) if before else SHORTEST_PAUSE_S
+        length_s = min(2 * before.length_s, MAX_PAUSE_S) if before else MIN_PAUSE_S
         self._pauses[key] = _Pause(now + length_s, length_s, reason)
-        while len(self._pauses) > _REMEMBERED:
+        while len(self._pauses) > _MAX_ENTRIES:
             self._pauses.popitem(last=False)
 
     def reset(self, key: Key) -> None:

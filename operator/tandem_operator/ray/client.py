@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from tandem_operator.ray.answer import LONGEST_ANSWER, InvalidAnswer, read_answer
+from tandem_operator.ray.answer import MAX_ANSWER_BYTES, InvalidAnswer, read_answer
 from tandem_operator.ray.backoff import RayBackoff
 from tandem_operator.ray.http import AnswerTimeout, Limits, NoAnswer, UnexpectedStatus, get
 from tandem_operator.status.pods import PodView
@@ -47,7 +47,7 @@ class RayClient:
         """
         self._address = address
         self._count = count
-        self._limits = Limits(longest=LONGEST_ANSWER, timeout_s=timeout_s)
+        self._limits = Limits(max_bytes=MAX_ANSWER_BYTES, timeout_s=timeout_s)
         self._backoff = RayBackoff[str]()
 
     async def ask(

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import h11
 
 _READ_BYTES: Final = 2**16
-_LONGEST_HEAD: Final = 2**14
+_MAX_HEAD_BYTES: Final = 2**14
 # An honest server sends kilobytes at once; each piece costs as much time as a long one.
-_MOST_PIECES: Final = 20_000
+_MAX_PIECES: Final = 20_000
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -40,7 +40,7 @@ class AnswerTimeout(NoAnswer):
 class Limits:
     """Bounds of an answer."""
 
-    longest: int
+    max_bytes: int
     """Bytes of its body."""
 
     timeout_s: float
@@ -55,14 +55,14 @@ async def get(url: str, token: str | None, limits: Limits) -> bytes:
     """
     try:
         async with asyncio.timeout(limits.timeout_s):
-            return await _get(url, token, limits.longest)
+            return await _get(url, token, limits.max_bytes)
     except TimeoutError:
         raise AnswerTimeout(f"it gives no whole answer within {limits.timeout_s:.0f} s") from None
     except (OSError, ValueError, h11.ProtocolError):
         raise NoAnswer("it gives no answer over HTTP") from None
 
 
-async def _get(url: str, token: str | None, longest: int) -> bytes:
+async def _get(url: str, token: str | None, max_bytes: int) -> bytes:
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(
         parts.hostname,
@@ -71,9 +71,9 @@ async def _get(url: str, token: str | None, longest: int) -> bytes:
         limit=_READ_BYTES,
     )
     try:
-        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         writer.write(_request(http, parts.netloc, parts.path, token))
-        return await _read(http, reader, longest)
+        return await _read(http, reader, max_bytes)
     finally:
         # The rest of the answer is not waited for.
         writer.transport.abort()
@@ -92,22 +92,22 @@ def _request(http: h11.Connection, host: str, path: str, token: str | None) -> b
     return (http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b"")
 
 
-async def _read(http: h11.Connection, reader: asyncio.StreamReader, longest: int) -> bytes:
+async def _read(http: h11.Connection, reader: asyncio.StreamReader, max_bytes: int) -> bytes:
     body = bytearray()
-    for _ in range(_MOST_PIECES):
+    for _ in range(_MAX_PIECES):
         match await _next_event(http, reader):
             case h11.Response() as response:
                 _check(response)
             case h11.Data(data=data):
                 body += data
-                if len(body) > longest:
-                    raise NoAnswer(f"its answer is longer than {longest // 2**20} MiB")
+                if len(body) > max_bytes:
+                    raise NoAnswer(f"its answer is longer than {max_bytes // 2**20} MiB")
             case h11.EndOfMessage():
                 return bytes(body)
             case _:
                 # Interim responses were not asked for, and could go on without end.
                 raise NoAnswer("it gives no answer over HTTP")
-    raise NoAnswer(f"its answer comes in more than {_MOST_PIECES} pieces")
+    raise NoAnswer(f"its answer comes in more than {_MAX_PIECES} pieces")
 
 
 async def _next_event(http: h11.Connection, reader: asyncio.StreamReader) -> object:

@@ -107,7 +107,7 @@ async def _view_pods(
 async def _events_about(kube: KubeClient, namespace: str, pod: Object) -> list[Object]:
     about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
     try:
-        return await kube.list(EVENT, namespace, fields=about, most=_MAX_EVENTS)
+        return await kube.list(EVENT, namespace, fields=about, limit=_MAX_EVENTS)
     except Forbidden:
         # The status has one reason less; `kubectl describe pod` shows it.
         return []

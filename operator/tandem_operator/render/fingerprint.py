@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-LONGEST_LEAF: Final = 512
+MAX_LEAF_LENGTH: Final = 512
 """Characters of the longest value, as JSON, that is not replaced by its hash."""
 
 _DIGITS: Final = 32
@@ -25,4 +25,4 @@ def digested(document: Mapping[str, Any]) -> dict[str, Any]:
 def _digested(value: Any) -> Any:
     if isinstance(value, Mapping):
         return digested(value)
-    return f"hash {fingerprint(value)}" if len(json.dumps(value)) > LONGEST_LEAF else value
+    return f"hash {fingerprint(value)}" if len(json.dumps(value)) > MAX_LEAF_LENGTH else value

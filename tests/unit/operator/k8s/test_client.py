@@ -108,7 +108,7 @@ async def test_a_list_can_be_cut_short(kube: KubeClient, api: Api) -> None:
     items = [{"metadata": {"name": f"e{number}"}} for number in range(4)]
     api.body = {"items": items, "metadata": {"continue": "more"}}
 
-    found = await kube.list(POD, "demo", fields={"type": "Warning"}, most=3)
+    found = await kube.list(POD, "demo", fields={"type": "Warning"}, limit=3)
 
     assert [one["metadata"]["name"] for one in found] == ["e0", "e1", "e2"]
     ((_, _, query, _),) = api.requests

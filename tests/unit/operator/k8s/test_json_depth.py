@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.k8s.json_depth import DEEPEST, cut_short, is_too_deep
+from tandem_operator.k8s.json_depth import MAX_DEPTH, is_too_deep, truncate_depth
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{}é', max_size=6),
@@ -32,7 +32,7 @@ def test_what_is_not_too_deep_stays_as_it_is(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False).encode()
 
     assert not is_too_deep(text)
-    assert cut_short(text) == text
+    assert truncate_depth(text) == text
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def test_what_is_not_too_deep_stays_as_it_is(value: Any) -> None:
     ids=["digits", "an open string", "an open string of quotes", "an open string of backslashes"],
 )
 def test_what_has_no_bracket_is_read_once(tail: bytes) -> None:
-    assert cut_short(tail) == tail
-    assert cut_short(b'{"a": [' + tail) == b'{"a": [' + tail
+    assert truncate_depth(tail) == tail
+    assert truncate_depth(b'{"a": [' + tail) == b'{"a": [' + tail
 
 
 @given(before=_JSON, after=_JSON)
 def test_what_stands_beside_it_stays(before: Any, after: Any) -> None:
     text = f'{{"items": [{json.dumps(before)}, {nested(5000)}, {json.dumps(after)}]}}'
 
-    found = json.loads(cut_short(text.encode()))["items"]
+    found = json.loads(truncate_depth(text.encode()))["items"]
 
     assert (found[0], found[2]) == (before, after)
     # The list and the mapping around it are two levels.
-    assert depth_of(found[1]) == DEEPEST - 2
+    assert depth_of(found[1]) == MAX_DEPTH - 2
 
 
 @pytest.mark.parametrize("depth", [1000, 9999])

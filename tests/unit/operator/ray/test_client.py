@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.ray.answer import LONGEST_ANSWER, InvalidAnswer, read_answer
+from tandem_operator.ray.answer import MAX_ANSWER_BYTES, InvalidAnswer, read_answer
 from tandem_operator.ray.backoff import RayBackoff
 from tandem_operator.ray.client import RayClient, RayReplies
 from tandem_operator.status.document import status_document
@@ -151,9 +151,9 @@ def with_deployment(**fields: Any) -> dict[str, Any]:
     return document
 
 
-HUGE = b'{"applications": "' + b"x" * (2 * LONGEST_ANSWER) + b'"}'
+HUGE = b'{"applications": "' + b"x" * (2 * MAX_ANSWER_BYTES) + b'"}'
 BOMB = gzip.compress(b'{"applications": "' + b"x" * (60 * 2**20) + b'"}')
-FITS = LONGEST_ANSWER - 100
+FITS = MAX_ANSWER_BYTES - 100
 
 HOSTILE: dict[str, tuple[Handler, str]] = {
     "endless": (endless(b"[" * 65536), "longer than 4 MiB"),
