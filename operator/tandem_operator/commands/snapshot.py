@@ -10,7 +10,7 @@ from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType, find_condition
 from tandem_operator.status.pending_change import CHANGE_CLASSES
-from tandem_operator.status.pods import pod_view
+from tandem_operator.status.pod_view import pod_view
 
 Object = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from tandem_operator.crd.cel import rules_by_path
 from tandem_operator.crd.limits import LIMITS
 from tandem_operator.crd.rules import NOT_FILLED, RULES
 from tandem_operator.crd.schema import Schema, model_schema, node_at
-from tandem_operator.crd.status import status_schema
+from tandem_operator.crd.status_schema import status_schema
 from tandem_serve.api.spec import API_VERSION, GROUP, KIND, InferenceService
 
 PLURAL: Final = "inferenceservices"

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tandem_operator.crd.cel import Rule
-from tandem_operator.crd.names import label_key, secret_name, volume_name
+from tandem_operator.crd.name_rules import label_key, secret_name, volume_name
 from tandem_serve.api.pods import (
     ENGINE_ENV,
     LABEL_KEY_FORM,

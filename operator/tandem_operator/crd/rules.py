@@ -13,7 +13,7 @@ from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_operator.crd.cel import Rule
-from tandem_operator.crd.names import object_name, secret_name
+from tandem_operator.crd.name_rules import object_name, secret_name
 from tandem_operator.crd.pod_rules import POD_RULES
 from tandem_operator.crd.slo_rules import HAS_TARGET, IS_MIX, SLO_RULES, of_schedule
 from tandem_operator.k8s.names import MAX_NAME_LENGTH

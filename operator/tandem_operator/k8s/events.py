@@ -10,8 +10,8 @@ from tandem_operator.k8s.client import KubeClient, NamespacedName
 from tandem_operator.k8s.errors import KubeError, NotFound
 from tandem_operator.k8s.event_correlator import EventCorrelator, NewEvent
 from tandem_operator.k8s.kinds import EVENT
+from tandem_operator.k8s.messages import MAX_EVENT_MESSAGE, shorten
 from tandem_operator.k8s.names import FIELD_MANAGER
-from tandem_operator.k8s.text import MAX_EVENT_MESSAGE, shorten
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tandem_operator.ray.answer import MAX_ANSWER_BYTES, InvalidAnswer, read_answer
 from tandem_operator.ray.backoff import RayBackoff
 from tandem_operator.ray.http import AnswerTimeout, Limits, NoAnswer, UnexpectedStatus, get
-from tandem_operator.status.pods import PodView
+from tandem_operator.status.pod_view import PodView
 from tandem_operator.status.ray_view import RayAnswers
 
 DEFAULT_ADDRESS: Final = "http://{ip}:8265"

@@ -8,7 +8,7 @@ from tandem_operator.k8s import names
 from tandem_operator.k8s.kinds import RAY_SERVICE
 from tandem_operator.reconcile.plan import ObjectKey, ObservedObjects
 from tandem_operator.status.facts import Problem
-from tandem_operator.status.pods import PodView
+from tandem_operator.status.pod_view import PodView
 from tandem_operator.status.ray_view import RayAnswers, RayClusters
 
 

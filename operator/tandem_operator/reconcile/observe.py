@@ -25,7 +25,7 @@ from tandem_operator.reconcile.observation import Observation
 from tandem_operator.reconcile.parsed_spec import ParsedSpec
 from tandem_operator.reconcile.plan import ObjectKey, ObservedObjects, key_of
 from tandem_operator.status.facts import Problem
-from tandem_operator.status.pods import (
+from tandem_operator.status.pod_view import (
     PodView,
     may_lack_secret,
     pod_view,

@@ -7,8 +7,9 @@ from tandem_operator.k8s import names
 from tandem_operator.k8s.owners import owner_reference
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired, RenderError
+from tandem_operator.render.disruption_budget import disruption_budget
 from tandem_operator.render.fingerprint import fingerprint
-from tandem_operator.render.policies import disruption_budget, head_policy, worker_policy
+from tandem_operator.render.network_policies import head_policy, worker_policy
 from tandem_operator.render.ray_service import ray_service
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService

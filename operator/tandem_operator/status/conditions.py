@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE, shorten
+from tandem_operator.k8s.messages import MAX_CONDITION_MESSAGE, shorten
 
 
 class ConditionType(StrEnum):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tandem_operator import reasons
+from tandem_operator.k8s.messages import MAX_CONDITION_MESSAGE, shorten
 from tandem_operator.k8s.names import COMPONENT, SERVICE, WORKER, endpoint_url
-from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE, shorten
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import (
     Condition,

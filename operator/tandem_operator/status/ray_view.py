@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tandem_operator.k8s.owners import owned_by
 from tandem_operator.status.conditions import find_condition
-from tandem_operator.status.pods import PodView
+from tandem_operator.status.pod_view import PodView
 from tandem_serve.api.document import DEPLOYMENT, LiveSettings
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.api.state import ServiceState, service_state

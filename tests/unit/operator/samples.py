@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem_operator.status.facts import Facts
-from tandem_operator.status.pods import PodView, pod_view
+from tandem_operator.status.pod_view import PodView, pod_view
 from tandem_operator.status.ray_view import RayView, ray_view
 from tandem_serve.api.document import LiveSettings
 from tandem_serve.api.spec import InferenceService

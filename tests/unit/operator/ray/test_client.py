@@ -19,7 +19,7 @@ from tandem_operator.ray.answer import MAX_ANSWER_BYTES, InvalidAnswer, read_ans
 from tandem_operator.ray.backoff import RayBackoff
 from tandem_operator.ray.client import RayClient, RayReplies
 from tandem_operator.status.document import status_document
-from tandem_operator.status.pods import PodView
+from tandem_operator.status.pod_view import PodView
 from tandem_operator.status.ray_view import own_heads
 from tests.unit.operator.samples import NAME, NAMESPACE, answer, digest, facts, ray_service
 from tests.unit.operator.samples import view as sample_view

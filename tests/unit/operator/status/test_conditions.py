@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.k8s.text import MAX_CONDITION_MESSAGE
+from tandem_operator.k8s.messages import MAX_CONDITION_MESSAGE
 from tandem_operator.status.conditions import (
     Condition,
     ConditionStatus,

@@ -12,7 +12,7 @@ from tandem_operator.status.conditions import find_condition
 from tandem_operator.status.document import status_document, unknown_document
 from tandem_operator.status.facts import Facts, Problem
 from tandem_operator.status.pending_change import PendingChange
-from tandem_operator.status.pods import pod_view
+from tandem_operator.status.pod_view import pod_view
 from tandem_operator.status.progress import served_during_a_change
 from tandem_operator.status.ray_view import ray_view
 from tandem_operator.status.transitions import transitions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_operator.status.pods import pod_view
+from tandem_operator.status.pod_view import pod_view
 from tandem_operator.status.ray_view import clusters_not_running, is_in_effect, ray_view
 from tests.unit.operator.samples import (
     CAUSE,

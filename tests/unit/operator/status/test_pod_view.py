@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.status.pods import may_lack_secret, pod_view, volume_problem, waits_for_volumes
+from tandem_operator.status.pod_view import (
+    may_lack_secret,
+    pod_view,
+    volume_problem,
+    waits_for_volumes,
+)
 from tests.unit.operator.samples import pod
 
 WAITING = {"name": "ray-worker", "image": "registry/tandem:9"}
