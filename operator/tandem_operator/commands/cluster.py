@@ -68,7 +68,7 @@ class Cluster:
         Raises:
             ClusterError: they cannot be read.
         """
-        return sorted(self._list(INFERENCE_SERVICE, namespace), key=_place)
+        return sorted(self._list(INFERENCE_SERVICE, namespace), key=_key)
 
     def service(self, name: str, namespace: str) -> Object:
         """Return the InferenceService of this name.
@@ -139,7 +139,7 @@ class Cluster:
             ) from error
 
     def _refusal(self, error: httpx2.HTTPStatusError, kind: Kind) -> str:
-        said = _said(error)
+        message = _message(error)
         match _code(error):
             case HTTPStatus.NOT_FOUND:
                 return (
@@ -150,28 +150,28 @@ class Cluster:
             case HTTPStatus.UNAUTHORIZED:
                 return (
                     f"the Kubernetes at {self._config.cluster.server} does not know you "
-                    f"({said}); log in to it again, or name another user's "
+                    f"({message}); log in to it again, or name another user's "
                     "context with --context"
                 )
             case HTTPStatus.FORBIDDEN:
                 return (
-                    f"you may not do this: {said}; ask for the role 'view' in the "
+                    f"you may not do this: {message}; ask for the role 'view' in the "
                     "namespace, or name one where you have it with -n"
                 )
-        return f"the Kubernetes at {self._config.cluster.server} answers: {said}"
+        return f"the Kubernetes at {self._config.cluster.server} answers: {message}"
 
     def _no_such_service(self, name: str, namespace: str) -> str:
         try:
             everything = self.services(EVERYWHERE)
         except ClusterError:
             everything = self.services(namespace)
-        elsewhere = [_place(one)[0] for one in everything if _place(one)[1] == name]
+        elsewhere = [_key(one)[0] for one in everything if _key(one)[1] == name]
         if elsewhere:
             return (
                 f"there is no service '{name}' in namespace {namespace}; there is one in "
                 f"{' and '.join(elsewhere)}: add -n {elsewhere[0]}"
             )
-        names = [_place(one)[1] for one in everything if _place(one)[0] == namespace]
+        names = [_key(one)[1] for one in everything if _key(one)[0] == namespace]
         return f"there is no service '{name}' in namespace {namespace}; {_instead(name, names)}"
 
 
@@ -181,7 +181,7 @@ def _code(error: httpx2.HTTPStatusError) -> int:
     return status.code if status and status.code else error.response.status_code
 
 
-def _said(error: httpx2.HTTPStatusError) -> str:
+def _message(error: httpx2.HTTPStatusError) -> str:
     # An answer that is not of Kubernetes' own making, such as an unknown path, is plain text.
     message = error.status.message if isinstance(error, ApiError) else None
     return message or error.response.reason_phrase
@@ -240,5 +240,5 @@ def _chosen(config: SingleConfig | None, path: str) -> SingleConfig:
     return config
 
 
-def _place(service: Object) -> tuple[str, str]:
+def _key(service: Object) -> tuple[str, str]:
     return service["metadata"]["namespace"], service["metadata"]["name"]

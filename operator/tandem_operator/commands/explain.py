@@ -18,13 +18,13 @@ def explain(name: str, namespace: str | None, *, context: str | None) -> None:
     """Print state, replicas, change and blocker of the service `name`, and what to do next."""
     with exit_on_error():
         cluster = Cluster.connect(context)
-        place = namespace or cluster.namespace
-        service = cluster.service(name, place)
+        namespace = namespace or cluster.namespace
+        service = cluster.service(name, namespace)
         lines = explain_service(
             service,
-            cluster.ray_service(name, place),
-            cluster.pods({SERVICE: name}, place),
-            cluster.events(place),
+            cluster.ray_service(name, namespace),
+            cluster.pods({SERVICE: name}, namespace),
+            cluster.events(namespace),
             now_text(),
         )
     _print(lines)

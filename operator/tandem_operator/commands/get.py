@@ -33,10 +33,10 @@ def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: 
     """Print the services of a namespace, or of all; with `watch` also each that changes."""
     with exit_on_error():
         cluster = Cluster.connect(context)
-        place = EVERYWHERE if everywhere else namespace or cluster.namespace
-        services = cluster.services(place)
+        scope = EVERYWHERE if everywhere else namespace or cluster.namespace
+        services = cluster.services(scope)
         if not services and not watch:
-            typer.echo(f"No services in {'any namespace' if everywhere else place}.", err=True)
+            typer.echo(f"No services in {'any namespace' if everywhere else scope}.", err=True)
             return
         rows = [row_of(service, now_text()) for service in services]
         widths = widths_of([HEADER, *rows, *([_WIDEST] if watch else [])])
@@ -44,7 +44,7 @@ def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: 
         for row in [HEADER, *rows]:
             typer.echo(line_of(row, widths, first=first))
         if watch:
-            _follow(cluster, place, widths, first=first, shown=set(rows))
+            _follow(cluster, scope, widths, first=first, shown=set(rows))
 
 
 def row_of(service: Object, now: str) -> Row:
@@ -74,13 +74,13 @@ def line_of(row: Row, widths: Sequence[int], *, first: int) -> str:
 
 
 def _follow(
-    cluster: Cluster, place: str, widths: Sequence[int], *, first: int, shown: set[Row]
+    cluster: Cluster, scope: str, widths: Sequence[int], *, first: int, shown: set[Row]
 ) -> None:
     """Print each service that changes, until Ctrl-C."""
     # A row that differs only in its age, the last cell, is not printed again.
     last = {row[:2]: row[:-1] for row in shown}
     try:
-        for service in cluster.changes(place):
+        for service in cluster.changes(scope):
             row = row_of(service, now_text())
             if last.get(row[:2]) != row[:-1]:
                 last[row[:2]] = row[:-1]
