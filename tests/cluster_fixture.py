@@ -83,7 +83,7 @@ def pytest_runtest_makereport(
 
 
 def describe(cluster: Cluster) -> str:
-    """What a cluster holds, as kubectl prints it, the operator's last lines included."""
+    """Return a cluster's objects as kubectl prints them, with the operator's last log lines."""
     told = [_kubectl(cluster, "get", kind, "-A", "-o", "wide") for kind in _KINDS]
     told.append(_kubectl(cluster, "get", "isvc", "-A", "-o", "yaml"))
     events = _kubectl(cluster, "get", "events", "-A", "--sort-by=.lastTimestamp").splitlines()

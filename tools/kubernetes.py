@@ -56,7 +56,7 @@ class Kubernetes:
         return kubernetes
 
     def kubectl(self, *arguments: str, document: Any = None) -> str:
-        """What kubectl prints; `document` goes to its standard input as JSON.
+        """Run kubectl and return its output; `document` is its standard input, as JSON.
 
         Raises:
             CommandFailed: it fails.
@@ -66,7 +66,7 @@ class Kubernetes:
         return self._run([self.kubectl_path, *chosen, *arguments], given)
 
     def helm(self, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
-        """What helm prints; `values` go to its standard input, which `--values -` reads.
+        """Run helm and return its output; `--values -` reads `values` from its standard input.
 
         Raises:
             CommandFailed: it fails.
@@ -93,7 +93,7 @@ class Kubernetes:
         self.kubectl("apply", "--filename=-", document=document)
 
     def has_kind(self, kind: str) -> bool:
-        """Whether the API server serves a kind, such as rayservices.ray.io."""
+        """Return True when the API server serves a kind, such as rayservices.ray.io."""
         names = self.kubectl("get", "crds", "--output=name").split()
         return f"customresourcedefinition.apiextensions.k8s.io/{kind}" in names
 

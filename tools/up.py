@@ -141,7 +141,7 @@ def install_tandem(kubernetes: Kubernetes, values: Mapping[str, Any], progress: 
 
 
 def _last_words(kubernetes: Kubernetes) -> str:
-    """What the operator said last, which mostly is why it does not start; empty: nothing."""
+    """Return the operator's last log line, mostly the reason why it does not start; empty: none."""
     try:
         said = kubernetes.kubectl(
             "logs", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/name=tandem-operator",
@@ -175,7 +175,7 @@ def _wait_until_ready(kubernetes: Kubernetes, progress: Progress) -> None:
 
 
 def is_ready(found: Mapping[str, Any]) -> bool:
-    """Whether the version of an InferenceService that was applied last serves."""
+    """Return True when the version of an InferenceService that was applied last serves."""
     status = found.get("status", {})
     ready = {one["type"]: one["status"] for one in status.get("conditions", [])}.get("Ready")
     current = status.get("observedGeneration") == found["metadata"]["generation"]

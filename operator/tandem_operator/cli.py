@@ -1,4 +1,4 @@
-"""`tandem get` and `tandem explain`: names, options and help; `tandem_operator.commands` works."""
+"""`tandem get` and `tandem explain`: names, options and help; the work is in commands/."""
 # ruff: noqa: PLC0415  # help and completion answer at once: a command's imports come when it runs
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def explain(
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Say in five lines why a service of a Kubernetes is as it is, and what to do next.
+    """Explain in five lines the state of a service of a Kubernetes, and what to do next.
 
     [bold]Examples[/bold]
 
@@ -72,7 +72,7 @@ def explain(
 
 @contextmanager
 def _needs_the_operator_extra() -> Iterator[None]:
-    """Say how to install what a command needs, where that is missing."""
+    """Turn a missing package into the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:

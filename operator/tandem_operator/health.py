@@ -1,4 +1,4 @@
-"""What the process says of itself over HTTP: /healthz, /readyz, /metrics."""
+"""Health of the process over HTTP: /healthz, /readyz, /metrics."""
 
 import asyncio
 import time
@@ -8,100 +8,103 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from tandem_operator.controller.resync import Resync
+from tandem_operator.controller.watch import Watch
+from tandem_operator.controller.workers import Workers
 from tandem_operator.metrics import Metrics
-from tandem_operator.sweep import Sweep
-from tandem_operator.watches import Watch
-from tandem_operator.workers import Workers
 
 LOOP_LAG_S: Final = 5.0
-"""Seconds for which the event loop may be held up."""
+"""Seconds for which the event loop may be blocked."""
 
-WATCH_LATE_S: Final = 60.0
-"""Seconds for which a watch may owe a change that the sweep has seen."""
+WATCH_BEHIND_S: Final = 60.0
+"""Seconds for which a watch may be behind LIST."""
 
-_BEAT_S: Final = 0.5
+_TICK_S: Final = 0.5
 
 
 class PortTaken(Exception):
-    """The port is not to be had; the text is one sentence."""
+    """The port cannot be listened on; the text is one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """How the process is at one moment. Ages are in seconds."""
+class HealthSnapshot:
+    """State of the process at one moment. Ages are in seconds."""
 
-    lag_s: float
-    """How late the event loop is."""
+    loop_lag_s: float
+    """Delay of the event loop."""
 
     is_leader: bool
-    sweep_age_s: float
-    sweep_limit_s: float
-    late_watches: dict[str, float]
-    """What is watched → for how long the watch has owed a change."""
+    resync_age_s: float
+    resync_limit_s: float
+    watches_behind_s: dict[str, float]
+    """Watch → seconds behind LIST."""
 
 
-def ailment(pulse: Pulse) -> str | None:
-    """Why the process should be started anew, in one sentence; None: it is well."""
-    if pulse.lag_s > LOOP_LAG_S:
-        return f"the event loop was held up for {pulse.lag_s:.0f} s, more than {LOOP_LAG_S:.0f}"
-    if not pulse.is_leader:
-        return None
-    if pulse.sweep_age_s > pulse.sweep_limit_s:
+def liveness_problem(snapshot: HealthSnapshot) -> str | None:
+    """Return the reason to restart the process, in one sentence; None: it is healthy."""
+    if snapshot.loop_lag_s > LOOP_LAG_S:
         return (
-            f"the last sweep over all services ended {pulse.sweep_age_s:.0f} s ago, "
-            f"more than {pulse.sweep_limit_s:.0f}"
+            f"the event loop was blocked for {snapshot.loop_lag_s:.0f} s, more than "
+            f"{LOOP_LAG_S:.0f}"
         )
-    for kind, late_s in pulse.late_watches.items():
-        if late_s > WATCH_LATE_S:
+    if not snapshot.is_leader:
+        return None
+    if snapshot.resync_age_s > snapshot.resync_limit_s:
+        return (
+            f"the last resync of all services ended {snapshot.resync_age_s:.0f} s ago, "
+            f"more than {snapshot.resync_limit_s:.0f}"
+        )
+    for kind, behind_s in snapshot.watches_behind_s.items():
+        if behind_s > WATCH_BEHIND_S:
             return (
-                f"the watch of {kind} has missed a change for {late_s:.0f} s, "
-                f"more than {WATCH_LATE_S:.0f}"
+                f"the watch of {kind} is {behind_s:.0f} s behind LIST, "
+                f"more than {WATCH_BEHIND_S:.0f}"
             )
     return None
 
 
 class Health:
-    """Knows how the process is, and serves it over HTTP."""
+    """Keeps the state of the process and serves it over HTTP."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._watches: tuple[Watch, ...] = ()
         self._workers: Workers | None = None
-        self._sweep: Sweep | None = None
-        self._beat = time.monotonic()
-        self._lag_s = 0.0
+        self._resync: Resync | None = None
+        self._last_tick = time.monotonic()
+        self._loop_lag_s = 0.0
         self._is_ready = False
         self.is_leader = False
 
     def set_ready(self) -> None:
-        """The API server has answered: the process is ready, even if it only stands by."""
+        """Mark the process ready: the API server has answered, even to a standby."""
         self._is_ready = True
 
-    def lead(self, watches: Iterable[Watch], workers: Workers, sweep: Sweep) -> None:
-        """This process leads from now on, with these parts."""
-        self._watches, self._workers, self._sweep = tuple(watches), workers, sweep
+    def lead(self, watches: Iterable[Watch], workers: Workers, resync: Resync) -> None:
+        """Mark this process the leader, with these parts."""
+        self._watches, self._workers, self._resync = tuple(watches), workers, resync
         self.is_leader = True
 
-    async def beat(self) -> None:
-        """Measure for ever how late the event loop is."""
+    async def measure_lag(self) -> None:
+        """Measure the delay of the event loop until cancelled."""
         while True:
-            self._beat = time.monotonic()
-            await asyncio.sleep(_BEAT_S)
-            self._lag_s = max(0.0, time.monotonic() - self._beat - _BEAT_S)
+            self._last_tick = time.monotonic()
+            await asyncio.sleep(_TICK_S)
+            self._loop_lag_s = max(0.0, time.monotonic() - self._last_tick - _TICK_S)
 
-    def pulse(self) -> Pulse:
-        """How the process is now."""
+    def snapshot(self) -> HealthSnapshot:
+        """Return the state of the process now."""
         now = time.monotonic()
-        return Pulse(
-            lag_s=max(self._lag_s, now - self._beat - _BEAT_S),
+        return HealthSnapshot(
+            loop_lag_s=max(self._loop_lag_s, now - self._last_tick - _TICK_S),
             is_leader=self.is_leader,
-            sweep_age_s=now - self._sweep.last_end if self._sweep else 0.0,
-            sweep_limit_s=self._sweep.overdue_after_s if self._sweep else 0.0,
-            late_watches={one.name: one.ledger.late_s(now) for one in self._watches},
+            resync_age_s=now - self._resync.last_end if self._resync else 0.0,
+            resync_limit_s=self._resync.overdue_after_s if self._resync else 0.0,
+            watches_behind_s={one.name: one.lag.behind_s(now) for one in self._watches},
         )
 
     def application(self) -> web.Application:
-        """The three paths."""
+        """Return the application with the three paths."""
         application = web.Application()
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/readyz", self._readyz)
@@ -109,7 +112,7 @@ class Health:
         return application
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        problem = ailment(self.pulse())
+        problem = liveness_problem(self.snapshot())
         return web.json_response(
             {"ok": problem is None, "problem": problem, **self._details()},
             status=200 if problem is None else 503,
@@ -132,23 +135,23 @@ class Health:
         )
 
     def _details(self) -> dict[str, Any]:
-        now, workers, sweep = time.monotonic(), self._workers, self._sweep
+        now, workers, resync = time.monotonic(), self._workers, self._resync
         return {
             "leader": self.is_leader,
             "queue": {
                 "depth": workers.depth if workers else 0,
                 "running": workers.running if workers else 0,
             },
-            "lastPassSeconds": _age(workers.last_pass if workers else None, now),
-            "lastSweepSeconds": _age(sweep.last_end if sweep else None, now),
-            "troubles": {
+            "lastReconcileSeconds": _age(workers.last_reconcile if workers else None, now),
+            "lastResyncSeconds": _age(resync.last_end if resync else None, now),
+            "failures": {
                 namespace or "*": str(error)
-                for namespace, error in (sweep.troubles if sweep else {}).items()
+                for namespace, error in (resync.failures if resync else {}).items()
             },
             "watches": {
                 one.name: {
                     "lastEventSeconds": _age(one.last_event, now),
-                    "lateSeconds": round(one.ledger.late_s(now), 1),
+                    "behindSeconds": round(one.lag.behind_s(now), 1),
                 }
                 for one in self._watches
             },
@@ -160,10 +163,10 @@ def _age(moment: float | None, now: float) -> float | None:
 
 
 async def serve(application: web.Application, port: int) -> web.AppRunner:
-    """Serve on all addresses; the runner is to be cleaned up.
+    """Serve on all addresses; the caller cleans the runner up.
 
     Raises:
-        PortTaken: the port is not to be had.
+        PortTaken: the port cannot be listened on.
     """
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -171,6 +174,6 @@ async def serve(application: web.Application, port: int) -> web.AppRunner:
         await web.TCPSite(runner, port=port).start()
     except OSError as error:
         await runner.cleanup()
-        text = f"port {port} is not to be had: {error.strerror}; choose another with --port"
+        text = f"cannot listen on port {port}: {error.strerror}; choose another with --port"
         raise PortTaken(text) from error
     return runner

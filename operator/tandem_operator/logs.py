@@ -8,7 +8,7 @@ from tandem_operator.clock import now_text
 
 
 class LogFormat(StrEnum):
-    """How log lines look."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -28,7 +28,7 @@ class _Json(logging.Formatter):
 
 
 def set_up_logs(log_format: LogFormat, *, verbose: bool) -> None:
-    """Log what the operator does; with `verbose`, also what the libraries under it do."""
+    """Log the operator's own lines; with `verbose`, also those of its libraries."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         _Json()

@@ -10,10 +10,10 @@ from typing import Annotated, Final
 import typer
 
 from tandem_operator.health import PortTaken
-from tandem_operator.kubeconfig import NoCluster, cluster_config
+from tandem_operator.k8s.kubeconfig import NoCluster, cluster_config
 from tandem_operator.logs import LogFormat, set_up_logs
-from tandem_operator.process import Options, run
-from tandem_operator.ray_client import DEFAULT_ADDRESS
+from tandem_operator.manager import Options, run
+from tandem_operator.ray.client import DEFAULT_ADDRESS
 from tandem_operator.settings import OperatorSettings, SettingsError, load_settings
 
 _DEFAULT_CONFIG: Final = Path("/etc/tandem/operator.yaml")
@@ -60,11 +60,12 @@ def operate(
         ),
     ] = None,
     identity: Annotated[
-        str | None, typer.Option(help="Name among those that would lead. Default: the host's name.")
+        str | None,
+        typer.Option(help="Name of this process in leader election. Default: the host's name."),
     ] = None,
     ray_address: Annotated[
         str,
-        typer.Option(help="Ray's REST interface; may have {ip}, {cluster} and {namespace} in it."),
+        typer.Option(help="Ray's REST interface; may contain {ip}, {cluster} and {namespace}."),
     ] = DEFAULT_ADDRESS,
     log_format: Annotated[
         LogFormat, typer.Option(help="Log lines for people or for machines.")
@@ -80,7 +81,7 @@ def operate(
         tandem-operator --config operator.yaml --context dev --namespace demo
 
     It ends with 0 after SIGTERM, with 2 when its settings are wrong, and with 3 when it has lost
-    its Lease to another; Kubernetes then starts it anew.
+    its Lease to another; Kubernetes then restarts it.
     """
     set_up_logs(log_format, verbose=verbose)
     try:
@@ -103,7 +104,7 @@ def _narrowed(settings: OperatorSettings, namespaces: list[str] | None) -> Opera
     for name in namespaces or ():
         if not _NAMESPACE.fullmatch(name):
             raise typer.BadParameter(
-                f"'{name}' is no name of a namespace; use up to 63 lower-case letters, digits "
+                f"'{name}' is not the name of a namespace; use up to 63 lower-case letters, digits "
                 "and '-', a letter or digit first and last",
                 param_hint="--namespace",
             )
@@ -115,7 +116,7 @@ def _checked_address(address: str) -> str:
         address.format(ip="10.0.0.1", cluster="tiny-abcde", namespace="demo")
     except (KeyError, IndexError, ValueError) as error:
         raise typer.BadParameter(
-            f"'{address}' has another field in it than {{ip}}, {{cluster}} and {{namespace}}",
+            f"'{address}' has another field than {{ip}}, {{cluster}} and {{namespace}}",
             param_hint="--ray-address",
         ) from error
     return address

@@ -11,11 +11,11 @@ from prometheus_client import (
     generate_latest,
 )
 
-from tandem_operator.kube import Place
+from tandem_operator.k8s.client import NamespacedName
 
-ServiceState = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
+ServicePhase = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
 
-STATES: Final[tuple[ServiceState, ...]] = (
+PHASES: Final[tuple[ServicePhase, ...]] = (
     "Ready",
     "Progressing",
     "NotReady",
@@ -28,17 +28,17 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Counts what the operator does; series of a service end with it."""
+    """The operator's metrics; series of a service end with it."""
 
     def __init__(self) -> None:
-        # A second series beside every counter, which says nothing that we do not know.
+        # A second series beside every counter, of no use here.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
         self.registry = CollectorRegistry()
-        self.passes = self._counter("reconcile", "Passes that have ended.", "result")
-        self.errors = self._counter("reconcile_errors", "Passes that have failed.", "reason")
+        self.reconciles = self._counter("reconcile", "Reconciles that have ended.", "result")
+        self.errors = self._counter("reconcile_errors", "Reconciles that have failed.", "reason")
         self.duration = Histogram(
             "reconcile_duration_seconds",
-            "Seconds of a pass.",
+            "Seconds of a reconcile.",
             namespace=_PREFIX,
             buckets=_SECONDS,
             registry=self.registry,
@@ -50,58 +50,54 @@ class Metrics:
             "ray_requests", "Requests to the Ray clusters' REST interface.", "result"
         )
         self.queue_depth = self._gauge("queue_depth", "Services that are due and wait.")
-        self.queue_running = self._gauge("queue_running", "Services that are looked at now.")
-        self.services = self._gauge("services", "InferenceServices by state.", "state")
+        self.queue_running = self._gauge("queue_running", "Services that are being reconciled.")
+        self.services = self._gauge("services", "InferenceServices by phase.", "phase")
         self.ready = self._gauge(
-            "service_ready", "Whether a service answers requests.", "namespace", "name"
+            "service_ready", "1: the service answers requests.", "namespace", "name"
         )
-        self.last_pass = self._gauge("last_pass_timestamp_seconds", "When a pass ended last.")
-        self.last_sweep = self._gauge("last_sweep_timestamp_seconds", "When a sweep ended last.")
-        self.swept = self._gauge(
-            "namespace_swept",
-            "Whether the last sweep of a namespace that is served by name came to its end.",
+        self.last_reconcile = self._gauge(
+            "last_reconcile_timestamp_seconds", "Time at which the last reconcile ended."
+        )
+        self.last_resync = self._gauge(
+            "last_resync_timestamp_seconds", "Time at which the last resync ended."
+        )
+        self.resynced = self._gauge(
+            "namespace_resynced",
+            "1: the last resync of a namespace that is served by name succeeded.",
             "namespace",
         )
-        self.last_event = self._gauge(
-            "last_watch_event_timestamp_seconds", "When a watch brought something.", "resource"
-        )
-        self.leader = self._gauge("leader", "1: this process leads; 0: it stands by.")
-        self._states: dict[Place, ServiceState] = {}
-        for state in STATES:
-            self.services.labels(state).set(0)
+        self.leader = self._gauge("leader", "1: this process leads; 0: it is on standby.")
+        self._phases: dict[NamespacedName, ServicePhase] = {}
+        for phase in PHASES:
+            self.services.labels(phase).set(0)
 
     def count_request(self, verb: str, resource: str, code: str) -> None:
-        """One request to the API server has ended."""
+        """Count a request to the API server that has ended."""
         self.requests.labels(verb, resource, code).inc()
 
     def count_ray_request(self, result: str) -> None:
-        """One request to a Ray cluster has ended: with an answer, a status code, or none."""
+        """Count a request to a Ray cluster by its status code, `invalid` or `none`."""
         self.ray_requests.labels(result).inc()
 
-    def set_state(self, place: Place, state: ServiceState, *, is_ready: bool) -> None:
-        """A service is in `state` from now on."""
-        before = self._states.get(place)
-        if before != state:
-            self.services.labels(state).inc()
+    def set_phase(self, key: NamespacedName, phase: ServicePhase, *, is_ready: bool) -> None:
+        """Set the phase of a service."""
+        before = self._phases.get(key)
+        if before != phase:
+            self.services.labels(phase).inc()
             if before is not None:
                 self.services.labels(before).dec()
-            self._states[place] = state
-        self.ready.labels(place.namespace, place.name).set(is_ready)
+            self._phases[key] = phase
+        self.ready.labels(key.namespace, key.name).set(is_ready)
 
-    def forget(self, place: Place) -> None:
-        """A service is gone."""
-        before = self._states.pop(place, None)
+    def forget(self, key: NamespacedName) -> None:
+        """Drop the series of a service that is gone."""
+        before = self._phases.pop(key, None)
         if before is not None:
             self.services.labels(before).dec()
-            self.ready.remove(place.namespace, place.name)
-
-    @property
-    def places(self) -> frozenset[Place]:
-        """The services that have a state."""
-        return frozenset(self._states)
+            self.ready.remove(key.namespace, key.name)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -25,7 +25,7 @@ def load_settings(path: Path) -> OperatorSettings:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SettingsError([f"{path}: there is no such file; name one with --config"]) from None
+        raise SettingsError([f"{path}: no such file; name one with --config"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError([f"{path}: cannot be read: {error}"]) from None
     return parse_settings(text)
@@ -54,5 +54,5 @@ def _read_yaml(text: str) -> Any:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise SettingsError(["the settings are no mapping; begin with replica: {image: …}"])
+        raise SettingsError(["the settings are not a mapping; begin with replica: {image: …}"])
     return document

@@ -1,6 +1,6 @@
-"""Which addresses a cluster takes: a slice of the benchmark range (RFC 2544), its own.
+"""Addresses of a cluster: a slice of its own of the benchmark range (RFC 2544).
 
-No network of the outside uses 198.18.0.0/15, so a route to a slice hides nobody.
+No network of the outside uses 198.18.0.0/15, so a route to a slice hides no host.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,12 +24,12 @@ class Slice:
 
     @property
     def pods(self) -> IPv4Network:
-        """Where pods get their addresses from."""
+        """Range of the pods' addresses."""
         return IPv4Network((_PODS + 2 * self.index * _STEP, 24))
 
     @property
     def services(self) -> IPv4Network:
-        """Where ClusterIPs come from."""
+        """Range of the ClusterIPs."""
         return IPv4Network((_SERVICES + self.index * _STEP, 24))
 
     @property

@@ -25,7 +25,7 @@ _DRAFT: Final = ".draft-"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Where the built modules are."""
+    """Folder of the built modules."""
 
     folders: Mapping[str, Path]
 
@@ -40,7 +40,7 @@ class Built:
 
 
 def go_version() -> str:
-    """What `go env GOVERSION` says in our modules; it may fetch a newer toolchain there.
+    """Output of `go env GOVERSION` in our modules; it may fetch a newer toolchain there.
 
     Raises:
         OSError: there is no `go`.

@@ -32,7 +32,7 @@ class Hierarchy:
     version: int
     mounted_at: Path
     options: str
-    """What tells this v1 hierarchy from others: `cpu,cpuacct`, or `name=systemd`."""
+    """Name of this v1 hierarchy: `cpu,cpuacct`, or `name=systemd`."""
     own: Path
     """The caller's own cgroup, as a folder."""
 
@@ -106,7 +106,7 @@ def create(folders: Iterable[Path]) -> None:
     """Make the cluster's cgroups."""
     for folder in folders:
         folder.mkdir()
-        # A new v1 cpuset is empty, and admits nobody.
+        # A new v1 cpuset is empty, and admits no process.
         for setting in ("cpuset.cpus", "cpuset.mems"):
             if (folder / setting).exists() and not (folder / "cgroup.controllers").exists():
                 (folder / setting).write_text((folder.parent / setting).read_text())

@@ -205,7 +205,7 @@ def _ask(packages: Sequence[Package]) -> bool:
         "They are unpacked into the cache for the sandbox alone; nothing is installed."
     )
     if not sys.stdin.isatty():
-        err.print("Nobody to ask (no terminal), so they are downloaded.")
+        err.print("There is no terminal to ask on, so they are downloaded.")
         return True
     return typer.confirm("Download them?", default=True, err=True)
 

@@ -113,7 +113,7 @@ class Cluster:
 
     @property
     def record(self) -> Record:
-        """What it holds outside of its namespaces."""
+        """Resources that it holds outside of its namespaces."""
         record = registry.read_record(self.files)
         if record is None:
             raise ClusterError(f"cluster {self.name} is gone")
@@ -137,7 +137,7 @@ class Cluster:
         }
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002
-        """What kubectl prints.
+        """Run kubectl and return its output.
 
         Raises:
             ClusterError: it fails; the text is what it says.
@@ -165,7 +165,7 @@ class Cluster:
         )
 
     def node_command(self, command: Sequence[str]) -> list[str]:
-        """What runs `command` on the node, given `node_environment`."""
+        """Return the arguments that run `command` on the node, given `node_environment`."""
         # Below the cluster's cgroups it ends and is counted with the cluster.
         groups = [f"{_leaf(Path(folder))}/cgroup.procs" for folder in self.record.cgroups]
         enter = ["nsenter", f"--target={self._init}", *_ENTER, "--", *command]
@@ -216,7 +216,7 @@ class Cluster:
 
 
 def _leaf(group: Path) -> Path:
-    """Where processes may be: of version 2, only in groups that hand no controllers on."""
+    """Cgroup for processes: of version 2, only groups that hand no controllers on."""
     leaf = group / cgroups.LEAF
     return leaf if leaf.is_dir() else group
 
@@ -229,14 +229,14 @@ def _check_name(name: str) -> None:
 
 
 def _live_folders() -> tuple[str, ...]:
-    """What changes while a cluster runs, or must be there: checkout, interpreter, venv, cache."""
+    """Folders that change during a cluster, or must exist: checkout, interpreter, venv, cache."""
     folders = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), cache().folder]
     below = [folder for folder in (one.resolve() for one in folders) if _is_below_the_top(folder)]
     return tuple(dict.fromkeys(map(str, below)))
 
 
 def _is_below_the_top(folder: Path) -> bool:
-    """Whether showing `folder` hides nothing of the node: the system's Python lies in `/usr`."""
+    """Return True when showing `folder` hides nothing of the node: `/usr` has its Python."""
     return len(folder.parts) > len(Path("/usr").parts)
 
 

@@ -26,7 +26,7 @@ DNS_PORT: Final = 53
 
 
 def accounts(node: str) -> dict[str, Account]:
-    """Who talks to the API server, by the name of the kubeconfig."""
+    """Users of the API server, by the name of the kubeconfig."""
     masters = ("system:masters",)
     return {
         ADMIN: Account("tandem:admin", masters),

@@ -1,4 +1,4 @@
-"""How the caller talks to the supervisor: one JSON line each way over a socket in the folder.
+"""Requests of the caller to the supervisor: one JSON line each way over a socket in the folder.
 
 A pid of the sandbox means nothing outside, so signals are sent by the one who is inside.
 """
@@ -77,7 +77,7 @@ def ask(path: Path, verb: str, part: str = "") -> dict[str, Any]:
     """The caller's end: have the supervisor at `path` do something.
 
     Raises:
-        ClusterError: nobody answers, or the answer is no.
+        ClusterError: the supervisor does not answer, or refuses.
     """
     request = json.dumps({"do": verb, "part": part}) + "\n"
     try:

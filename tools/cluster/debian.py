@@ -56,7 +56,7 @@ class Package:
 
 
 def parse_uris(text: str) -> list[Package]:
-    """What `apt-get --print-uris` prints."""
+    """Output of `apt-get --print-uris`."""
     matches = map(_URI.match, text.splitlines())
     return [Package(match["file"], int(match["size"])) for match in matches if match]
 

@@ -1,4 +1,4 @@
-"""What can go wrong and a user can do something about: one sentence each."""
+"""Errors that a user can resolve: one sentence each."""
 
 
 class ClusterError(Exception):

@@ -55,7 +55,7 @@ def kuberay_image() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What an image says about itself."""
+    """Configuration of an image."""
 
     reference: str
     entrypoint: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ def _base_image(cache: Cache, packages: Path, progress: Progress) -> Path:
 
 
 def _mirror() -> tuple[str, str]:
-    """Where this machine's own packages come from, and the name of its release."""
+    """Return the source of this machine's own packages, and the name of its release."""
     release = dict(
         line.partition("=")[::2]
         for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines()

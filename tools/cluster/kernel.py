@@ -71,7 +71,7 @@ def make_read_only(target: Path) -> None:
 
 
 def unmount(target: Path) -> None:
-    """Take the mount at `target` out of this namespace, though somebody may still use it."""
+    """Take the mount at `target` out of this namespace, even while a process uses it."""
     _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), f"unmount {target}")
 
 

@@ -50,7 +50,7 @@ def run(order: Order, addresses: Slice, report: Report) -> None:
 
 
 def environment(order: Order) -> dict[str, str]:
-    """What every process of the machine finds in its environment."""
+    """Environment of every process of the machine."""
     files = Files(Path(order.folder))
     return {
         "PATH": f"{order.programs}:{_PLAIN_PATH}",

@@ -20,7 +20,7 @@ class Module:
 
     name: str
     programs: Mapping[str, str]
-    """What Go calls each program, and what we call it."""
+    """Go's name of each program → ours."""
     source: str = ""
     """The Go module that the programs come from; empty: our own."""
     copies: Mapping[str, str] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class Network:
         }
 
     def connect(self, init: int) -> Slice:
-        """Lay the cable to the network namespace of `init`, in a slice that nobody uses.
+        """Lay the cable to the network namespace of `init`, in an unused slice.
 
         Raises:
             ClusterError: no slice is free.
@@ -109,7 +109,7 @@ def disable_ipv6(interface: str) -> None:
 
 
 def inside_commands(addresses: Slice) -> list[list[str]]:
-    """What configures the node's end, command by command."""
+    """Return the commands that configure the node's end."""
     new = "-m conntrack --ctstate NEW"
     lines = (
         "ip link set lo up",

@@ -11,7 +11,7 @@ from tools.cluster.errors import ClusterError
 from tools.cluster.state import PartStatus
 
 JOB: Final = "import-"
-"""What the names of jobs begin with."""
+"""Prefix of the names of jobs."""
 _TAIL_LINES: Final = 5
 _TAIL_BYTES: Final = 4096
 _SIGNALS: Final = {
@@ -62,7 +62,7 @@ class Parts:
         self.start(name)
 
     def ended_well(self, name: str) -> bool:
-        """Whether a job is over."""
+        """Return True when a job is over."""
         return self._processes[name].poll() == 0
 
     def signal(self, name: str, what: str) -> None:

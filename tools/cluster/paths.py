@@ -1,4 +1,4 @@
-"""Where things are kept: one folder a user, which a fresh clone finds again."""
+"""Paths of the caches: one folder for each user, which a fresh clone finds again."""
 
 import os
 from collections.abc import Mapping
@@ -40,12 +40,12 @@ class Cache:
 
     @property
     def lock(self) -> Path:
-        """Held by whoever builds."""
+        """Lock of the process that builds."""
         return self.folder / "build.lock"
 
     @property
     def start_lock(self) -> Path:
-        """Held by whoever claims a name."""
+        """Lock of the process that claims a name."""
         return self.folder / "start.lock"
 
 

@@ -14,7 +14,7 @@ from tools.cluster.require import require
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What every cluster of this user shares."""
+    """Parts that every cluster of this user shares."""
 
     built: Built
     packages: Path

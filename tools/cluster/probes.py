@@ -14,7 +14,7 @@ _TIMEOUT_S: Final = 1.0
 
 
 def accepts_tcp(address: str, port: int) -> bool:
-    """Whether somebody listens at `address`."""
+    """Return True when a process listens at `address`."""
     try:
         socket.create_connection((address, port), timeout=_TIMEOUT_S).close()
     except OSError:
@@ -23,7 +23,7 @@ def accepts_tcp(address: str, port: int) -> bool:
 
 
 def accepts_unix(path: Path) -> bool:
-    """Whether somebody listens at the socket `path`."""
+    """Return True when a process listens at the socket `path`."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_TIMEOUT_S)
         try:
@@ -34,7 +34,7 @@ def accepts_unix(path: Path) -> bool:
 
 
 def answers_http(port: int, path: str) -> bool:
-    """Whether loopback answers GET with 200."""
+    """Return True when loopback answers GET with 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
     return _get(connection, path) is not None
 
@@ -48,15 +48,15 @@ class Api:
         self._context.load_cert_chain(pki / f"{account}.crt", pki / f"{account}.key")
 
     def is_ready(self) -> bool:
-        """Whether `/readyz` says so."""
+        """Return True when `/readyz` answers ok."""
         return self._get("/readyz") is not None
 
     def has(self, path: str) -> bool:
-        """Whether there is an object at `path`."""
+        """Return True when there is an object at `path`."""
         return self._get(path) is not None
 
     def is_node_ready(self, name: str) -> bool:
-        """Whether the node's condition Ready is True."""
+        """Return True when the node's condition Ready is True."""
         body = self._get(f"/api/v1/nodes/{name}")
         if body is None:
             return False

@@ -1,4 +1,4 @@
-"""How long work says where it is: the shape of `tandem`'s own progress lines."""
+"""Progress lines of long work, in the form of `tandem`'s own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +17,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody sees."""
+    """Progress that is not shown."""
 
     @contextmanager
     def phase(self, _text: str, /) -> Iterator[Tell]:

@@ -29,14 +29,14 @@ def names() -> list[str]:
 
 
 def read_record(files: Files) -> Record | None:
-    """What the keeper wrote down; None when it did not come that far."""
+    """Record of the keeper; None: it did not come that far."""
     with suppress(FileNotFoundError):
         return Record.from_json(files.record.read_text(encoding="utf-8"))
     return None
 
 
 def read_order(files: Files) -> Order:
-    """What the caller wanted.
+    """Options of the caller.
 
     Raises:
         ClusterError: the cluster is gone.
@@ -48,7 +48,7 @@ def read_order(files: Files) -> Order:
 
 
 def phase_of(name: str) -> Phase | None:
-    """Where the cluster is in its life; None when there is none."""
+    """Phase of the cluster; None: there is none."""
     files = files_of(name)
     if not files.folder.exists():
         return None
@@ -67,7 +67,7 @@ def end(name: str) -> bool:
     files = files_of(name)
     if not files.folder.exists():
         return False
-    # Whoever claims the name right now holds this until it has written the record.
+    # A process that claims the name right now holds this until it has written the record.
     with locked(cache().start_lock):
         pass
     end_claimed(files)
@@ -75,7 +75,7 @@ def end(name: str) -> bool:
 
 
 def end_claimed(files: Files) -> None:
-    """What `end` does, for a caller that holds the lock."""
+    """Do what `end` does, for a caller that holds the lock."""
     name = files.folder.name
     record = read_record(files)
     if record is not None:

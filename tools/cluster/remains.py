@@ -1,4 +1,4 @@
-"""Takes away what a cluster holds outside its namespaces, whoever was to do it before."""
+"""Removes everything that a cluster holds outside its namespaces."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def _keep_logs(files: Files) -> None:
 
 
 def last_logs(folder: Path) -> Path:
-    """Where the logs of the cluster in `folder` are after its end."""
+    """Return the folder of the logs of the cluster in `folder` after its end."""
     return folder.parent.parent / "logs" / folder.name
 
 

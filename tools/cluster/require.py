@@ -1,4 +1,4 @@
-"""Whether this machine can run a cluster, and if not, what is missing, in one sentence."""
+"""Checks that this machine can run a cluster; one sentence for each thing that is missing."""
 
 import os
 import platform

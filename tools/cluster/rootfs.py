@@ -157,7 +157,7 @@ def _bind(root: Path, source: Path, target: str, *, read_only: bool) -> None:
 
 
 def is_on_overlay(folder: Path) -> bool:
-    """Whether `folder` lies on an overlay, on which containerd cannot put another."""
+    """Return True when `folder` is on an overlay, on which containerd cannot put another."""
     device = f"{os.major(folder.stat().st_dev)}:{os.minor(folder.stat().st_dev)}"
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")

@@ -124,7 +124,7 @@ def _spawn(files: Files) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]
         process = subprocess.Popen(
             [sys.executable, "-m", "tools.cluster.keeper", str(files.order)],
             cwd=CHECKOUT,
-            # Whoever waits on a pipe gets what was written, when it was written.
+            # A reader of a pipe gets each line when it is written.
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What is written down about a cluster, and in which file: plain data, no I/O but JSON text."""
+"""Records of a cluster, and their files: plain data, no I/O but JSON text."""
 
 import json
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from typing import Final, Self
 from tools.cluster.addresses import Slice
 
 DETACH: Final = b"detach\n"
-"""What the caller tells the keeper when the cluster shall outlive the caller."""
+"""Message to the keeper that the cluster shall outlive the caller."""
 
 
 class Phase(StrEnum):
-    """Where a cluster is in its life."""
+    """Phase of a cluster."""
 
     STARTING = "starting"
     READY = "ready"
@@ -31,11 +31,11 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the caller wants: all that the keeper and the machine need to know."""
+    """Options of the caller: everything that the keeper and the machine need."""
 
     name: str
     folder: str
-    """Where the cluster keeps its files; on a real file system, for containerd."""
+    """Folder of the cluster's files; on a real file system, for containerd."""
     programs: str
     """Folder of the Go parts."""
     packages: str
@@ -76,7 +76,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a cluster holds outside its own namespaces, so that anybody can take it away."""
+    """Resources of a cluster outside its namespaces, so that any process can remove them."""
 
     name: str
     keeper: Identity
@@ -120,7 +120,7 @@ class PartStatus:
 
     @property
     def runs(self) -> bool:
-        """Whether the process is there, paused or not."""
+        """Return True while the process exists, paused or not."""
         return not self.state.startswith("exited")
 
 
@@ -151,12 +151,12 @@ class Files:
 
     @property
     def order(self) -> Path:
-        """What the caller wants."""
+        """File of the caller's options."""
         return self.folder / "order.json"
 
     @property
     def record(self) -> Path:
-        """What is held outside, by the keeper."""
+        """File of the resources outside, written by the keeper."""
         return self.folder / "record.json"
 
     @property
@@ -201,7 +201,7 @@ class Files:
 
     @property
     def root(self) -> Path:
-        """Where the machine's root is put together; an empty folder seen from outside."""
+        """Folder where the machine's root is put together; empty when seen from outside."""
         return self.folder / "root"
 
 

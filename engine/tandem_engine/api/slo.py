@@ -25,7 +25,9 @@ class LatencyPromise(Model):
     @classmethod
     def _is_duration(cls, value: str) -> str:
         if seconds(value) <= 0:
-            raise ValueError(f"'{value}' is no time; give more than 0, such as 50ms")
+            raise ValueError(
+                f"'{value}' is not a positive duration; give more than 0, such as 50ms"
+            )
         return value
 
     @property

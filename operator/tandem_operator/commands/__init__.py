@@ -1,1 +1,1 @@
-"""The commands that a user of a Kubernetes adds to `tandem`."""
+"""The commands that the operator's extra adds to `tandem`."""

@@ -1,4 +1,4 @@
-"""What the commands read of a Kubernetes, and what can go wrong on the way, in sentences."""
+"""Reads of the commands from a Kubernetes, with errors as sentences."""
 
 import difflib
 import os
@@ -16,8 +16,8 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.types import OnErrorAction, OnErrorResult
 from yaml import YAMLError
 
-from tandem_operator.kinds import EVENT, INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
-from tandem_operator.resources import resource_of
+from tandem_operator.k8s.kinds import EVENT, INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
+from tandem_operator.k8s.resources import resource_of
 
 Object = Mapping[str, Any]
 """A Kubernetes object as JSON has it."""
@@ -28,12 +28,12 @@ _KUBECONFIG: Final = "KUBECONFIG"
 
 
 class ClusterError(Exception):
-    """A command cannot go on; the text is one sentence with a way out."""
+    """A command cannot continue; the text is one sentence with a way out."""
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
-    """Turn what a user can do something about into a sentence and exit code 1."""
+def exit_on_error() -> Iterator[None]:
+    """Turn an error that the user can resolve into a sentence and exit code 1."""
     try:
         yield
     except ClusterError as error:
@@ -42,7 +42,7 @@ def errors_in_words() -> Iterator[None]:
 
 
 class Cluster:
-    """A Kubernetes, as the commands see it."""
+    """Client of a Kubernetes for the commands."""
 
     def __init__(self, config: SingleConfig) -> None:
         self._config = config
@@ -50,7 +50,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, context: str | None) -> Self:
-        """The Kubernetes of the kubeconfig's context, or of the pod that this runs in.
+        """Connect to the kubeconfig's context, or to the Kubernetes of this pod.
 
         Raises:
             ClusterError: there is none.
@@ -59,19 +59,19 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """The namespace that counts where none is given."""
+        """Default namespace of the context."""
         return self._client.namespace or "default"
 
     def services(self, namespace: str) -> list[Object]:
-        """The InferenceServices of a namespace, or EVERYWHERE, by namespace and name.
+        """List the InferenceServices of a namespace, or EVERYWHERE, by namespace and name.
 
         Raises:
             ClusterError: they cannot be read.
         """
-        return sorted(self._list(INFERENCE_SERVICE, namespace), key=_place)
+        return sorted(self._list(INFERENCE_SERVICE, namespace), key=_key)
 
     def service(self, name: str, namespace: str) -> Object:
-        """The InferenceService of this name.
+        """Return the InferenceService of this name.
 
         Raises:
             ClusterError: there is none, or it cannot be read.
@@ -82,29 +82,29 @@ class Cluster:
         raise ClusterError(self._no_such_service(name, namespace))
 
     def ray_service(self, name: str, namespace: str) -> Object | None:
-        """The RayService of this name; None: there is none, or it may not be read."""
+        """Return the RayService of this name; None: there is none, or it may not be read."""
         found = self._list_if_possible(RAY_SERVICE, namespace)
         return next((one for one in found if one["metadata"]["name"] == name), None)
 
     def pods(self, labels: Mapping[str, str], namespace: str) -> list[Object]:
-        """The pods with these labels; none where they may not be read."""
+        """List the pods with these labels; none where they may not be read."""
         return self._list_if_possible(POD, namespace, labels)
 
     def events(self, namespace: str) -> list[Object]:
-        """The Events of a namespace; none where they may not be read."""
+        """List the Events of a namespace; none where they may not be read."""
         return self._list_if_possible(EVENT, namespace)
 
     def changes(self, namespace: str) -> Iterator[Object]:
-        """The InferenceServices of a namespace, or EVERYWHERE, one whenever it has changed.
+        """Yield the InferenceServices of a namespace, or EVERYWHERE, each whenever it changes.
 
-        All that are there come first. It never ends by itself.
+        All existing ones come first. It never ends by itself.
 
         Raises:
             ClusterError: they cannot be watched.
         """
         with self._errors(INFERENCE_SERVICE):
             watched = self._client.watch(
-                resource_of(INFERENCE_SERVICE), namespace=namespace, on_error=_begin_anew
+                resource_of(INFERENCE_SERVICE), namespace=namespace, on_error=_on_watch_error
             )
             for _, item in watched:
                 yield dict(item)
@@ -139,39 +139,39 @@ class Cluster:
             ) from error
 
     def _refusal(self, error: httpx2.HTTPStatusError, kind: Kind) -> str:
-        said = _said(error)
+        message = _message(error)
         match _code(error):
             case HTTPStatus.NOT_FOUND:
                 return (
-                    f"the Kubernetes at {self._config.cluster.server} knows no {kind.name}; "
+                    f"the Kubernetes at {self._config.cluster.server} serves no {kind.name}; "
                     "install Tandem there (helm install tandem charts/tandem), or name another "
                     "Kubernetes with --context"
                 )
             case HTTPStatus.UNAUTHORIZED:
                 return (
                     f"the Kubernetes at {self._config.cluster.server} does not know you "
-                    f"({said}); log in to it again, or name another user's "
+                    f"({message}); log in to it again, or name another user's "
                     "context with --context"
                 )
             case HTTPStatus.FORBIDDEN:
                 return (
-                    f"you may not do this: {said}; ask for the role 'view' in the "
+                    f"you may not do this: {message}; ask for the role 'view' in the "
                     "namespace, or name one where you have it with -n"
                 )
-        return f"the Kubernetes at {self._config.cluster.server} says: {said}"
+        return f"the Kubernetes at {self._config.cluster.server} answers: {message}"
 
     def _no_such_service(self, name: str, namespace: str) -> str:
         try:
             everything = self.services(EVERYWHERE)
         except ClusterError:
             everything = self.services(namespace)
-        elsewhere = [_place(one)[0] for one in everything if _place(one)[1] == name]
+        elsewhere = [_key(one)[0] for one in everything if _key(one)[1] == name]
         if elsewhere:
             return (
                 f"there is no service '{name}' in namespace {namespace}; there is one in "
                 f"{' and '.join(elsewhere)}: add -n {elsewhere[0]}"
             )
-        names = [_place(one)[1] for one in everything if _place(one)[0] == namespace]
+        names = [_key(one)[1] for one in everything if _key(one)[0] == namespace]
         return f"there is no service '{name}' in namespace {namespace}; {_instead(name, names)}"
 
 
@@ -181,14 +181,14 @@ def _code(error: httpx2.HTTPStatusError) -> int:
     return status.code if status and status.code else error.response.status_code
 
 
-def _said(error: httpx2.HTTPStatusError) -> str:
-    # What is not of Kubernetes' own making, such as an unknown path, is plain text.
+def _message(error: httpx2.HTTPStatusError) -> str:
+    # An answer that is not of Kubernetes' own making, such as an unknown path, is plain text.
     message = error.status.message if isinstance(error, ApiError) else None
     return message or error.response.reason_phrase
 
 
-def _begin_anew(error: Exception, _: int) -> OnErrorResult:
-    """Begin from the start when the API server has forgotten where the watch was."""
+def _on_watch_error(error: Exception, _: int) -> OnErrorResult:
+    """Restart the watch when its resource version has expired."""
     is_outdated = isinstance(error, httpx2.HTTPStatusError) and _code(error) == HTTPStatus.GONE
     return OnErrorResult(OnErrorAction.RETRY if is_outdated else OnErrorAction.RAISE)
 
@@ -198,8 +198,8 @@ def _instead(name: str, names: Iterable[str]) -> str:
     if near := difflib.get_close_matches(name, known, n=1):
         return f"did you mean '{near[0]}'?"
     if known:
-        return f"there is {', '.join(known)}"
-    return "there is none at all: make one with kubectl apply -f FILE"
+        return f"available: {', '.join(known)}"
+    return "there are none: create one with kubectl apply -f FILE"
 
 
 def _config(context: str | None) -> SingleConfig:
@@ -223,14 +223,14 @@ def _config(context: str | None) -> SingleConfig:
 
 
 def _kubeconfig() -> str:
-    """The file that is read. kubectl merges several; here the first that is there counts."""
+    """Return the file to read. kubectl merges several; here the first that exists counts."""
     paths = os.environ.get(_KUBECONFIG, DEFAULT_KUBECONFIG).split(os.pathsep)
     return next((path for path in paths if Path(path).expanduser().is_file()), paths[0])
 
 
 def _no_such_context(context: str, known: list[str], path: str) -> str:
     near = difflib.get_close_matches(context, known, n=1)
-    instead = f"did you mean '{near[0]}'?" if near else f"there is {', '.join(known) or 'none'}"
+    instead = f"did you mean '{near[0]}'?" if near else f"available: {', '.join(known) or 'none'}"
     return f"there is no context '{context}' in {path}; {instead}"
 
 
@@ -240,5 +240,5 @@ def _chosen(config: SingleConfig | None, path: str) -> SingleConfig:
     return config
 
 
-def _place(service: Object) -> tuple[str, str]:
+def _key(service: Object) -> tuple[str, str]:
     return service["metadata"]["namespace"], service["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""`tandem explain`: five lines on why a service is as it is."""
+"""`tandem explain`: the state of a service and its causes, in five lines."""
 
 from typing import Final
 
@@ -7,31 +7,31 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem_operator.clock import now_text
-from tandem_operator.commands.cluster import Cluster, errors_in_words
-from tandem_operator.commands.explanation import explain as five_sentences
-from tandem_operator.names import SERVICE
+from tandem_operator.commands.cluster import Cluster, exit_on_error
+from tandem_operator.commands.explanation import explain as explain_service
+from tandem_operator.k8s.names import SERVICE
 
 LABELS: Final = ("state", "replicas", "change", "in the way", "next")
 
 
 def explain(name: str, namespace: str | None, *, context: str | None) -> None:
-    """Print what the service `name` is, has and waits for, and what to do next."""
-    with errors_in_words():
+    """Print state, replicas, change and blocker of the service `name`, and what to do next."""
+    with exit_on_error():
         cluster = Cluster.connect(context)
-        place = namespace or cluster.namespace
-        service = cluster.service(name, place)
-        lines = five_sentences(
+        namespace = namespace or cluster.namespace
+        service = cluster.service(name, namespace)
+        lines = explain_service(
             service,
-            cluster.ray_service(name, place),
-            cluster.pods({SERVICE: name}, place),
-            cluster.events(place),
+            cluster.ray_service(name, namespace),
+            cluster.pods({SERVICE: name}, namespace),
+            cluster.events(namespace),
             now_text(),
         )
     _print(lines)
 
 
 def _print(lines: list[str]) -> None:
-    """The lines behind their labels; wrapped on a terminal, whole elsewhere."""
+    """Print the lines behind their labels; wrapped on a terminal, whole elsewhere."""
     out = Console(highlight=False)
     if not out.is_terminal:
         for label, line in zip(LABELS, lines, strict=True):

@@ -1,13 +1,14 @@
-"""A service and what belongs to it → five sentences on why it is as it is; pure."""
+"""A service and what belongs to it → five sentences that explain its state; pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tandem_operator import progress, status
-from tandem_operator.commands.obstacles import find_obstacle
-from tandem_operator.commands.scene import Scene
-from tandem_operator.commands.words import count_of, sentence
-from tandem_operator.conditions import Kind
+from tandem_operator import reasons
+from tandem_operator.commands.blockers import find_blocker
+from tandem_operator.commands.snapshot import ServiceSnapshot
+from tandem_operator.commands.text import count_of, sentence
+from tandem_operator.k8s.owners import is_being_deleted
+from tandem_operator.status.conditions import ConditionType
 
 _MEANING: Final = {
     "Live": "running replicas take it over",
@@ -23,7 +24,7 @@ def explain(
     events: Sequence[Mapping[str, Any]],
     now: str,
 ) -> list[str]:
-    """What the service is, what it has, what changed, what is in the way, and what to do.
+    """Return state, replicas, last change, blocker and next step, one sentence each.
 
     Args:
         service: the InferenceService, as the API server has it.
@@ -32,82 +33,88 @@ def explain(
         events: the Events of its namespace.
         now: this moment, as Kubernetes writes it.
     """
-    scene = Scene(service=service, ray_service=ray_service, pods=pods, events=events, now=now)
-    obstacle = find_obstacle(scene)
-    lines = (_state(scene), _replicas(scene), _change(scene), obstacle.text, obstacle.way_out)
+    snapshot = ServiceSnapshot(
+        service=service, ray_service=ray_service, pods=pods, events=events, now=now
+    )
+    blocker = find_blocker(snapshot)
+    lines = (
+        _state(snapshot),
+        _replicas(snapshot),
+        _change(snapshot),
+        blocker.text,
+        blocker.way_out,
+    )
     return [sentence(line) for line in lines]
 
 
-def _state(scene: Scene) -> str:
-    who = f"service {scene.name} in namespace {scene.namespace}"
-    metadata = scene.service["metadata"]
-    if "deletionTimestamp" in metadata:
-        return f"{who} is being deleted, since {scene.since(metadata['deletionTimestamp'])}"
-    ready = scene.condition(Kind.READY)
-    since = scene.for_so_long(Kind.READY)
+def _state(snapshot: ServiceSnapshot) -> str:
+    subject = f"service {snapshot.name} in namespace {snapshot.namespace}"
+    metadata = snapshot.service["metadata"]
+    if is_being_deleted(snapshot.service):
+        return f"{subject} is being deleted, since {snapshot.since(metadata['deletionTimestamp'])}"
+    ready = snapshot.condition(ConditionType.READY)
+    since = snapshot.condition_age(ConditionType.READY)
     match ready.get("status"):
-        case "True" if ready["reason"] == status.SERVING_PREVIOUS:
-            return f"{who} serves, but its previous version: {_endpoint(scene)} answers"
+        case "True" if ready["reason"] == reasons.SERVING_PREVIOUS:
+            return f"{subject} serves, but its previous version: {_endpoint(snapshot)} answers"
         case "True":
-            return f"{who} has been ready for {since}: {_endpoint(scene)} answers"
+            return f"{subject} has been ready for {since}: {_endpoint(snapshot)} answers"
         case "False":
-            return f"{who} has not been ready for {since} ({ready['reason']})"
+            return f"{subject} has not been ready for {since} ({ready['reason']})"
         case "Unknown":
-            return f"whether {who} is ready has not been known for {since} ({ready['reason']})"
-    created = scene.since(metadata["creationTimestamp"])
-    return f"{who} was made {created} ago, and nothing has been done about it yet"
+            return f"the state of {subject} has been unknown for {since} ({ready['reason']})"
+    created = snapshot.since(metadata["creationTimestamp"])
+    return f"{subject} was created {created} ago, and has not been reconciled yet"
 
 
-def _endpoint(scene: Scene) -> str:
-    model, url = scene.status.get("model", ""), scene.status.get("url", "")
+def _endpoint(snapshot: ServiceSnapshot) -> str:
+    model, url = snapshot.status.get("model", ""), snapshot.status.get("url", "")
     return f"model {model} at {url}"
 
 
-def _replicas(scene: Scene) -> str:
-    verb = "answers" if scene.wanted == 1 else "answer"
-    text = f"{scene.ready} of {count_of(scene.wanted, 'wanted replica')} {verb}"
-    if cluster := scene.status.get("rayCluster"):
+def _replicas(snapshot: ServiceSnapshot) -> str:
+    verb = "answers" if snapshot.desired == 1 else "answer"
+    text = f"{snapshot.ready} of {count_of(snapshot.desired, 'desired replica')} {verb}"
+    if cluster := snapshot.status.get("rayCluster"):
         text += f"; Ray cluster {cluster}"
-    if scene.new_cluster and scene.new_cluster != scene.status.get("rayCluster"):
-        text += f", and {scene.new_cluster} for the new version"
-    return f"{text}; {_pods(scene)}"
+    if snapshot.new_cluster and snapshot.new_cluster != snapshot.status.get("rayCluster"):
+        text += f", and {snapshot.new_cluster} for the new version"
+    return f"{text}; {_pods(snapshot)}"
 
 
-def _pods(scene: Scene) -> str:
-    going = sum("deletionTimestamp" in pod["metadata"] for pod in scene.pods)
-    there = count_of(len(scene.pods) - going, "pod")
+def _pods(snapshot: ServiceSnapshot) -> str:
+    going = sum(is_being_deleted(pod) for pod in snapshot.pods)
+    there = count_of(len(snapshot.pods) - going, "pod")
     return f"{there}, and {going} going away" if going else there
 
 
-def _change(scene: Scene) -> str:
-    if scene.seen_generation < scene.generation:
-        return f"the spec was written {_written(scene)}, and has not been looked at since"
-    pending = scene.status.get("pendingChange")
+def _change(snapshot: ServiceSnapshot) -> str:
+    if snapshot.observed_generation < snapshot.generation:
+        return f"the spec was written {_written(snapshot)}, and has not been observed since"
+    pending = snapshot.status.get("pendingChange")
     if pending:
-        return f"{_pending(scene)}: {_kind(pending['class'])} in {', '.join(pending['fields'])}"
-    if scene.holds(Kind.PROGRESSING):
-        since = scene.for_so_long(Kind.PROGRESSING)
-        return f"it has been starting for {since}, of {scene.deadline_s} s that it may take"
-    if scene.reason(Kind.PROGRESSING) == progress.REFUSED:
-        return f"nothing changes while the spec is refused; it was written {_written(scene)}"
-    if change := scene.last_change:
-        fields = change.message.removeprefix("changes ")
-        return (
-            f"the last change was {scene.since(change.at)} ago: {_kind(change.reason)} in {fields}"
-        )
-    return f"no change is under way; the spec was last written {_written(scene)}"
+        return f"{_pending(snapshot)}: {_kind(pending['class'])} in {', '.join(pending['fields'])}"
+    if snapshot.holds(ConditionType.PROGRESSING):
+        since = snapshot.condition_age(ConditionType.PROGRESSING)
+        return f"it has been starting for {since}, of {snapshot.deadline_s} s that it may take"
+    if snapshot.reason(ConditionType.PROGRESSING) == reasons.REFUSED:
+        return f"nothing changes while the spec is refused; it was written {_written(snapshot)}"
+    if change := snapshot.last_change:
+        ago = snapshot.since(change.at)
+        return f"the last change was {ago} ago: {_kind(change.reason)}, which {change.message}"
+    return f"no change is under way; the spec was last written {_written(snapshot)}"
 
 
-def _pending(scene: Scene) -> str:
-    if scene.reason(Kind.PROGRESSING) == progress.DEADLINE_EXCEEDED:
+def _pending(snapshot: ServiceSnapshot) -> str:
+    if snapshot.reason(ConditionType.PROGRESSING) == reasons.DEADLINE_EXCEEDED:
         return "a change is not done in time"
-    return f"a change has been under way for {scene.for_so_long(Kind.PROGRESSING)}"
+    return f"a change has been under way for {snapshot.condition_age(ConditionType.PROGRESSING)}"
 
 
 def _kind(change_class: str) -> str:
     return f"{change_class} ({_MEANING.get(change_class, '')})"
 
 
-def _written(scene: Scene) -> str:
-    by = f" by {scene.writer}" if scene.writer else ""
-    return f"{scene.since(scene.written_at)} ago{by}"
+def _written(snapshot: ServiceSnapshot) -> str:
+    by = f" by {snapshot.writer}" if snapshot.writer else ""
+    return f"{snapshot.since(snapshot.written_at)} ago{by}"

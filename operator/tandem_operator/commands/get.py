@@ -5,10 +5,12 @@ from typing import Final
 
 import typer
 
+from tandem_operator import reasons
 from tandem_operator.clock import now_text
-from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, errors_in_words
-from tandem_operator.commands.words import age_between
-from tandem_operator.conditions import find_condition
+from tandem_operator.commands.cluster import EVERYWHERE, Cluster, Object, exit_on_error
+from tandem_operator.commands.text import age_between
+from tandem_operator.k8s.owners import is_being_deleted
+from tandem_operator.status.conditions import find_condition
 
 Row = tuple[str, ...]
 
@@ -23,30 +25,30 @@ HEADER: Final[Row] = (
     "AGE",
 )
 _GAP: Final = 3
-_ROOM: Final[Row] = ("", "", "Unknown", "", "", "", "ProgressDeadlineExceeded", "")
-"""Texts that a column has room for from the start, as later rows may have them."""
+_WIDEST: Final[Row] = ("", "", "Unknown", "", "", "", reasons.DEADLINE_EXCEEDED, "")
+"""Longest texts of some columns, since later rows may have them."""
 
 
 def get(namespace: str | None, *, everywhere: bool, context: str | None, watch: bool) -> None:
-    """Print the services of a namespace, or of all; then, if asked, each one that changes."""
-    with errors_in_words():
+    """Print the services of a namespace, or of all; with `watch` also each that changes."""
+    with exit_on_error():
         cluster = Cluster.connect(context)
-        place = EVERYWHERE if everywhere else namespace or cluster.namespace
-        services = cluster.services(place)
+        scope = EVERYWHERE if everywhere else namespace or cluster.namespace
+        services = cluster.services(scope)
         if not services and not watch:
-            typer.echo(f"No services in {'any namespace' if everywhere else place}.", err=True)
+            typer.echo(f"No services in {'any namespace' if everywhere else scope}.", err=True)
             return
         rows = [row_of(service, now_text()) for service in services]
-        widths = widths_of([HEADER, *rows, *([_ROOM] if watch else [])])
+        widths = widths_of([HEADER, *rows, *([_WIDEST] if watch else [])])
         first = 0 if everywhere else 1
         for row in [HEADER, *rows]:
             typer.echo(line_of(row, widths, first=first))
         if watch:
-            _follow(cluster, place, widths, first=first, shown=set(rows))
+            _follow(cluster, scope, widths, first=first, shown=set(rows))
 
 
 def row_of(service: Object, now: str) -> Row:
-    """The service as a row; what is not known yet stays empty."""
+    """Return the service as a row; unknown cells stay empty."""
     metadata, status = service["metadata"], service.get("status", {})
     return (
         metadata["namespace"],
@@ -55,7 +57,7 @@ def row_of(service: Object, now: str) -> Row:
         status.get("replicas", {}).get("summary", ""),
         status.get("model", ""),
         status.get("url", ""),
-        "Deleting" if "deletionTimestamp" in metadata else status.get("reason", ""),
+        "Deleting" if is_being_deleted(service) else status.get("reason", ""),
         age_between(metadata["creationTimestamp"], now),
     )
 
@@ -66,19 +68,19 @@ def widths_of(rows: Iterable[Row]) -> list[int]:
 
 
 def line_of(row: Row, widths: Sequence[int], *, first: int) -> str:
-    """The row from its column `first` on."""
+    """Return the row from its column `first` on."""
     cells = [text.ljust(width + _GAP) for text, width in zip(row, widths, strict=True)]
     return "".join(cells[first:]).rstrip()
 
 
 def _follow(
-    cluster: Cluster, place: str, widths: Sequence[int], *, first: int, shown: set[Row]
+    cluster: Cluster, scope: str, widths: Sequence[int], *, first: int, shown: set[Row]
 ) -> None:
     """Print each service that changes, until Ctrl-C."""
-    # The same row again says nothing; only its age differs, which is the last cell.
+    # A row that differs only in its age, the last cell, is not printed again.
     last = {row[:2]: row[:-1] for row in shown}
     try:
-        for service in cluster.changes(place):
+        for service in cluster.changes(scope):
             row = row_of(service, now_text())
             if last.get(row[:2]) != row[:-1]:
                 last[row[:2]] = row[:-1]

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of InferenceService, made of the pydantic spec; and the way back.
+"""The CustomResourceDefinition of InferenceService, generated from the pydantic spec; and parsing.
 
 `python -m tandem_operator.crd` writes it to `crds/` and into the chart.
 """

@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rule:
-    """One CEL rule: where it stands, when the object is right, and what is said when it is not."""
+    """One CEL rule: its node in the schema, its expression, and its message."""
 
     at: str
     """Path of the schema's node that is `self`."""
 
     rule: str
-    """CEL expression; true: the object is right."""
+    """CEL expression; true: the object is valid."""
 
     text: str
     """The sentence, with %s and %d for `values`."""
@@ -23,13 +23,13 @@ class Rule:
     """CEL expressions of the values in the sentence."""
 
     field: str = ""
-    """Path, from `at`, of the field that is to blame, such as .splitFuse.enabled."""
+    """Path, from `at`, of the invalid field, such as .splitFuse.enabled."""
 
     stands_for: str = ""
     """The validator of the spec that checks several fields as this rule does."""
 
     def document(self) -> dict[str, Any]:
-        """The rule as it stands in a CRD."""
+        """Return the rule in the form of a CRD."""
         # A messageExpression that gives a line break, which a text may hold, gives way to message.
         message = self.text.replace("%s", "…").replace("%d", "…")
         document: dict[str, Any] = {"rule": self.rule, "message": message}
@@ -42,7 +42,7 @@ class Rule:
 
 
 def rules_by_path(rules: Iterable[Rule]) -> dict[str, list[dict[str, Any]]]:
-    """`x-kubernetes-validations` of every node that has some."""
+    """Return `x-kubernetes-validations` of every node that has some."""
     found: dict[str, list[dict[str, Any]]] = {}
     for rule in rules:
         found.setdefault(rule.at, []).append(rule.document())

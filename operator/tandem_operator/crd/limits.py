@@ -1,7 +1,7 @@
-"""What Kubernetes has to know of a field beyond what the pydantic spec says.
+"""Properties of the schema's nodes that the pydantic spec does not have.
 
 Lengths keep the CEL rules cheap: the API server refuses a CRD whose rules could cost too much, and
-counts a text without `maxLength` as megabytes. Each is what the thing itself can hold.
+counts a text without `maxLength` as megabytes. Each is the limit of the thing itself.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ def _text(description: str, limit: Mapping[str, int]) -> Mapping[str, Any]:
 
 
 def _map_by(*keys: str) -> Mapping[str, Any]:
-    """A list whose elements `kubectl apply` tells apart by `keys`; the same twice is refused."""
+    """Return a list whose elements are identified by `keys`; duplicates are refused."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 def _open_object(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An object of which only `properties`, all required, are looked at; the rest is a pod's."""
+    """Return an object with required `properties`; Kubernetes' pods define the others."""
     return {
         "required": list(properties),
         "properties": properties,
@@ -69,4 +69,4 @@ LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
     **_secret_key("spec.runtime.gcsFaultToleranceOptions.redisUsername"),
     **_secret_key("spec.runtime.gcsFaultToleranceOptions.redisPassword"),
 }
-"""Path in the schema → what its node has besides."""
+"""Path in the schema → further properties of its node."""

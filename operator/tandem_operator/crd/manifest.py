@@ -9,7 +9,7 @@ from tandem_operator.crd.cel import rules_by_path
 from tandem_operator.crd.limits import LIMITS
 from tandem_operator.crd.rules import NOT_FILLED, RULES
 from tandem_operator.crd.schema import Schema, model_schema, node_at
-from tandem_operator.crd.status import status_schema
+from tandem_operator.crd.status_schema import status_schema
 from tandem_serve.api.spec import API_VERSION, GROUP, KIND, InferenceService
 
 PLURAL: Final = "inferenceservices"
@@ -30,18 +30,18 @@ _KEPT: Final = """\
 
 
 def crd_file() -> str:
-    """The text of `crds/…yaml`, for `kubectl apply`."""
+    """Return the text of `crds/…yaml`, for `kubectl apply`."""
     return _HEADER + _yaml(definition())
 
 
 def chart_file() -> str:
-    """The same as a template of the chart, where values say whether it is installed and kept."""
+    """Return the same as a template of the chart, whose values install and keep it."""
     body = crd_file().replace(_NAME_LINE, _NAME_LINE + _KEPT, 1)
     return f"{{{{- if .Values.crds.install }}}}\n{body}{{{{- end }}}}\n"
 
 
 def definition() -> dict[str, Any]:
-    """The CustomResourceDefinition."""
+    """Return the CustomResourceDefinition."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -72,7 +72,7 @@ def definition() -> dict[str, Any]:
 
 
 def object_schema() -> Schema:
-    """The schema of an InferenceService as the API server holds it, status included."""
+    """Return the schema of an InferenceService in the API server, status included."""
     schema = {
         "description": " ".join((InferenceService.__doc__ or "").split()),
         **model_schema(InferenceService),
@@ -94,7 +94,7 @@ def object_schema() -> Schema:
 
 
 def _leave_to_kubernetes(properties: Schema) -> None:
-    """Type, version and metadata are the API server's to check; the name is there for a rule."""
+    """Leave type, version and metadata to the API server; a rule needs the name."""
     for name in ("apiVersion", "kind"):
         properties[name] = {"description": properties[name]["description"], "type": "string"}
     properties["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -103,7 +103,7 @@ def _leave_to_kubernetes(properties: Schema) -> None:
 def _complete_default(node: Schema) -> None:
     """Write the parts into an object's empty default.
 
-    The API server holds a default to the rules of its node before it fills the parts in.
+    The API server checks a default by the rules of its node before it fills the parts in.
     """
     if node.get("default") == {}:
         parts = node["properties"].items()
@@ -130,15 +130,15 @@ _COLUMNS: Final = [
     _column(
         "Ready",
         '.status.conditions[?(@.type=="Ready")].status',
-        "Whether requests are answered as the spec asks.",
+        "True when requests are answered, by this version or the previous one.",
     ),
-    _column("Replicas", ".status.replicas.summary", "Replicas that are ready, of those wanted."),
+    _column("Replicas", ".status.replicas.summary", "Ready and desired replicas."),
     _column("Model", ".status.model", "Name under which requests ask for the model."),
     _column("URL", ".status.url", "Base URL of the endpoint."),
-    _column("Reason", ".status.reason", "Ready, or why it is not."),
-    _column("Message", ".status.message", "The reason as a sentence.", priority=1),
+    _column("Reason", ".status.reason", "Reason of the condition Ready."),
+    _column("Message", ".status.message", "Message of the condition Ready.", priority=1),
     _column("Pending", ".status.pendingChange.class", "Class of a change under way.", priority=1),
-    _column("Age", ".metadata.creationTimestamp", "Since when the object is there.", type="date"),
+    _column("Age", ".metadata.creationTimestamp", "Time since its creation.", type="date"),
 ]
 
 

@@ -1,7 +1,7 @@
 """An object of the API server → InferenceService, or every problem that it has, one line each.
 
-The CRD refuses all of this already. It is said again because an object may be older than the CRD,
-and because nothing that Kubernetes would refuse in a pod may be rendered.
+The CRD refuses all of this already. It is checked again because an object may be older than the
+CRD, and because nothing that Kubernetes would refuse in a pod may be rendered.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tandem_operator.crd.rules import WAY_OUT
-from tandem_operator.names import MAX_NAME_LENGTH
+from tandem_operator.k8s.names import MAX_NAME_LENGTH
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.problems import known_part, unknown_fields, validation_problems
@@ -21,20 +21,20 @@ _METADATA: Final = ("name", "namespace", "labels", "annotations")
 
 
 def parse_object(obj: Mapping[str, Any]) -> InferenceService:
-    """The service that `obj`, plain JSON data as the API server sends it, describes.
+    """Parse `obj`, plain JSON data as the API server sends it.
 
     Of its metadata only name, namespace, labels and annotations are taken, and its status is not.
 
     Raises:
         ManifestError: the object cannot be served; `problems` has a sentence for each reason.
     """
-    service = _validate(_wanted_part(obj))
+    service = _validate(_known_part(obj))
     if problems := list(_cluster_problems(service)):
         raise ManifestError(problems)
     return service
 
 
-def _wanted_part(obj: Mapping[str, Any]) -> dict[str, Any]:
+def _known_part(obj: Mapping[str, Any]) -> dict[str, Any]:
     metadata = obj.get("metadata") or {}
     document = {name: obj[name] for name in ("apiVersion", "kind", "spec") if name in obj}
     return document | {"metadata": {key: metadata[key] for key in _METADATA if key in metadata}}
@@ -55,7 +55,7 @@ def _validate(document: Mapping[str, Any]) -> InferenceService:
 
 
 def _cluster_problems(service: InferenceService) -> Iterator[str]:
-    """What only Kubernetes does not bear."""
+    """Yield the problems that only Kubernetes has."""
     if len(service.name) > MAX_NAME_LENGTH:
         yield (
             f"metadata.name: '{service.name}' has {len(service.name)} characters; "

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tandem_operator.crd.cel import Rule
-from tandem_operator.crd.names import label_key, secret_name, volume_name
+from tandem_operator.crd.name_rules import label_key, secret_name, volume_name
 from tandem_serve.api.pods import (
     ENGINE_ENV,
     LABEL_KEY_FORM,
@@ -18,7 +18,7 @@ from tandem_serve.api.pods import (
 
 
 def _redis_credential(name: str) -> tuple[Rule, Rule]:
-    """Which value of which Secret a credential is."""
+    """Return the rules of a reference to a value of a Secret."""
     at = f"spec.runtime.gcsFaultToleranceOptions.{name}.valueFrom.secretKeyRef"
     return (
         secret_name(f"{at}.name"),

@@ -1,9 +1,9 @@
-"""CEL rules: what a schema cannot say, or cannot say in words that help.
+"""CEL rules: checks that a schema cannot express, or not with a helpful message.
 
-Each cross-field check of the pydantic spec has its rule here, with the same sentence where CEL can
-say it; a test compares the two over many manifests. Ranges and choices are the schema's.
+Each cross-field check of the pydantic spec has its rule here, with the same message where CEL can
+form it; a test compares the two over many manifests. Ranges and choices are the schema's.
 
-Defaults in which a rule would see a value that nobody wrote are not filled in: see NOT_FILLED.
+Defaults that a rule would take for written values are not filled in: see NOT_FILLED.
 No change of a field is impossible (see tandem_serve.api.changes), so no rule compares with the old
 object.
 """
@@ -13,10 +13,10 @@ from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_operator.crd.cel import Rule
-from tandem_operator.crd.names import object_name, secret_name
+from tandem_operator.crd.name_rules import object_name, secret_name
 from tandem_operator.crd.pod_rules import POD_RULES
-from tandem_operator.crd.promises import IS_MIX, PROMISED, PROMISES, of_schedule
-from tandem_operator.names import MAX_NAME_LENGTH
+from tandem_operator.crd.slo_rules import HAS_TARGET, IS_MIX, SLO_RULES, of_schedule
+from tandem_operator.k8s.names import MAX_NAME_LENGTH
 from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN
 
 NOT_FILLED: Final[Mapping[str, str]] = {
@@ -34,9 +34,9 @@ NOT_FILLED: Final[Mapping[str, str]] = {
 }
 """Fields whose default the API server leaves out, and how the default's description goes on.
 
-The spec refuses a value that does not fit its neighbours only where somebody wrote it; a default is
-lowered, or does no harm. Filled in, it would count as written, and `maxBatchSize: 8` alone would be
-refused for a maxPrefillBatchSize of 50. Nor could anything else be chosen in its place.
+The spec refuses a value that does not fit its neighbours only where the manifest has it; a default
+is lowered, or does no harm. Filled in, it would count as written, and `maxBatchSize: 8` alone would
+be refused for a maxPrefillBatchSize of 50. Nor could anything else be chosen in its place.
 """
 
 _MEMORY: Final = r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?"
@@ -57,7 +57,7 @@ WAY_OUT: Final = "file:///absolute/path for a folder of the node, or pvc://claim
 
 
 def _tiles(at: str, *, low: int, high: int) -> Rule:
-    """A multiple of 16, within a range that the schema checks."""
+    """Return the rule of a multiple of 16, within a range that the schema checks."""
     return Rule(
         at=at,
         rule=f"self < {low} || self > {high} || self % 16 == 0",
@@ -67,7 +67,7 @@ def _tiles(at: str, *, low: int, high: int) -> Rule:
 
 
 def _at_most_batch_size(name: str) -> Rule:
-    """A parameter of the schedule that may not exceed maxBatchSize where somebody wrote it."""
+    """Return the rule of a parameter that, where written, may not exceed maxBatchSize."""
     return Rule(
         at="spec.engine.schedule",
         rule=f"!has(self.{name}) || self.{name} <= {_BATCH_SIZE}",
@@ -79,7 +79,7 @@ def _at_most_batch_size(name: str) -> Rule:
 
 
 def _one_order(name: str) -> Rule:
-    """An order of one phase stands beside no order of SplitFuse."""
+    """Return the rule that an order of one phase excludes an order of SplitFuse."""
     return Rule(
         at="spec.engine.schedule",
         rule=f"self.{name} == 0 || self.splitFuse.policyType == 0",
@@ -103,7 +103,7 @@ def _duration(at: str) -> tuple[Rule, Rule]:
         Rule(
             at=at,
             rule=r"!self.matches(r'^0+(\.0+)?(ms|s)$')",
-            text="'%s' is no time; give more than 0, such as 50ms",
+            text="'%s' is not a positive duration; give more than 0, such as 50ms",
             values=("self",),
         ),
     )
@@ -283,7 +283,7 @@ _LENGTHS: Final = (
     ),
     Rule(
         at="spec",
-        rule=f"{PROMISED} || {of_schedule(IS_MIX)} || "
+        rule=f"{HAS_TARGET} || {of_schedule(IS_MIX)} || "
         "(has(self.engine.schedule.strategy) && self.engine.schedule.strategy == 'chunked') || "
         "!has(self.model.maxInputTokenLen) || "
         "!has(self.engine.schedule.maxPrefillTokens) || "
@@ -376,7 +376,7 @@ RULES: Final = (
     *_SOURCE,
     *_SCHEDULE,
     *_LENGTHS,
-    *PROMISES,
+    *SLO_RULES,
     *_RESOURCES,
     *_SLO,
     *POD_RULES,

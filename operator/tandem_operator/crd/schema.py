@@ -17,13 +17,13 @@ from tandem_engine.api.model import field_names
 Schema = dict[str, Any]
 
 INT32_MAX: Final = 2**31 - 1
-"""Largest whole number of a field without a limit of its own: what Kubernetes calls an int32."""
+"""Largest whole number of a field without a limit of its own: Kubernetes' int32."""
 
 _TYPES: Final[Mapping[Any, str]] = {bool: "boolean", int: "integer", str: "string"}
 
 
 def model_schema(model: type[BaseModel]) -> Schema:
-    """The schema of an object: every field by its outside name, with description and default."""
+    """Return the schema of an object: its fields by alias, with description and default."""
     names = field_names(model)
     fields = {outside: model.model_fields[name] for outside, name in names.items()}
     required = [outside for outside, field in fields.items() if field.is_required()]
@@ -35,7 +35,7 @@ def model_schema(model: type[BaseModel]) -> Schema:
 
 
 def node_at(schema: Schema, path: str) -> Schema:
-    """The node of `schema` at a path such as `spec.runtime.env[].name`; `{}` ends a mapping.
+    """Return the node at a path such as `spec.runtime.env[].name`; `{}` is a mapping's value.
 
     Raises:
         KeyError: there is no such node.
@@ -57,7 +57,7 @@ def _field_schema(field: FieldInfo) -> Schema:
 
 
 def _default(field: FieldInfo) -> Schema:
-    """The default that the API server writes into the object; its parts fill themselves in."""
+    """Return the default that the API server fills in; objects are filled in by their fields."""
     if isinstance(field.default, BaseModel):
         return {"default": {}}
     if isinstance(field.default, bool | int | str):
@@ -88,7 +88,7 @@ def _type_schema(annotation: Any, constraints: Iterable[Any] = ()) -> Schema:
 def _plain_schema(annotation: Any, constraints: list[Any]) -> Schema:
     name = _TYPES.get(annotation)
     if name is None:
-        raise TypeError(f"{annotation!r} has no place in a structural schema; use a plain type")
+        raise TypeError(f"{annotation!r} cannot be in a structural schema; use a plain type")
     if name == "integer":
         return {"type": name} | _range(constraints)
     if name == "string":

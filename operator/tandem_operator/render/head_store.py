@@ -1,4 +1,4 @@
-"""What outlives the Ray head: the store of Ray's control plane (GCS) outside of it; pure.
+"""The store of Ray's control plane (GCS) outside the Ray head, which it outlives; pure.
 
 KubeRay gives each RayCluster a namespace of its own in the store (its id), lets workers wait ten
 minutes for a new head, and has a Job clear the namespace away when the RayCluster is deleted. The
@@ -9,14 +9,14 @@ the store lets in the Job.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.draining import TERMINATION_GRACE_PERIOD_S
 from tandem_serve.api.pods import GcsFaultToleranceOptions
 from tandem_serve.api.spec import InferenceService
 
 _DELETION_TIMEOUT: Final = "ray.io/gcs-ft-deletion-timeout"
-# What the Job takes to start and end. It has no more: KubeRay ends its own wait, five minutes by
+# Time for the Job to start and end. It has no more: KubeRay ends its own wait, five minutes by
 # default, with or without it, and the Job begins when the last request has ended.
 _CLEANUP_S: Final = 60
 
@@ -24,13 +24,13 @@ _CLEANUP_S: Final = 60
 def store_of(
     service: InferenceService, settings: OperatorSettings
 ) -> GcsFaultToleranceOptions | None:
-    """The store of the service's control plane; None: it is in the head's memory."""
+    """Return the store of the service's control plane; None: it is in the head's memory."""
     own = service.spec.runtime.gcs_fault_tolerance_options
     return own or settings.replica.gcs_fault_tolerance_options
 
 
 def gcs_fault_tolerance(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    """The field of the RayCluster that names the store; nothing, where there is none."""
+    """Return the field of the RayCluster that names the store; empty without a store."""
     store = store_of(service, settings)
     if store is None:
         return {}
@@ -39,7 +39,7 @@ def gcs_fault_tolerance(service: InferenceService, settings: OperatorSettings) -
 
 
 def cleanup_annotations(service: InferenceService, settings: OperatorSettings) -> dict[str, str]:
-    """The annotation, handed on to RayClusters, by which KubeRay waits for the cleanup Job."""
+    """Return the annotation for RayClusters by which KubeRay waits for the cleanup Job."""
     if store_of(service, settings) is None:
         return {}
     return {_DELETION_TIMEOUT: str(TERMINATION_GRACE_PERIOD_S + _CLEANUP_S)}
@@ -48,10 +48,10 @@ def cleanup_annotations(service: InferenceService, settings: OperatorSettings) -
 def head_token(
     service: InferenceService, settings: OperatorSettings, token_secret: str
 ) -> list[Mapping[str, Any]]:
-    """Ray's token in the head's environment, where KubeRay's own form of it would be in the way.
+    """Return Ray's token for the head's environment, optional in place of KubeRay's required one.
 
-    The Secret goes with the InferenceService, before the cleanup Job starts. As KubeRay names it,
-    the Job would wait for it in vain, until its time is up; it needs no token.
+    The Secret is deleted with the InferenceService, before the cleanup Job starts. The Job, which
+    needs no token, would wait for a required one until its deadline.
     """
     if store_of(service, settings) is None:
         return []

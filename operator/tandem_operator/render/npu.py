@@ -1,25 +1,25 @@
-"""Which kind of NPU node a service runs on; pure."""
+"""Selection of a service's NPU profile; pure."""
 
+from tandem_operator.render.desired import RenderError
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.settings import OperatorSettings
-from tandem_operator.render.wanted import RenderError
 from tandem_serve.api.spec import InferenceService
 
 
 def npu_profile(service: InferenceService, settings: OperatorSettings) -> NpuProfile | None:
-    """The NPU profile of `service`; None: it asks for no card.
+    """Return the NPU profile of `service`; None: it requests no card.
 
     Raises:
-        RenderError: there is no such profile, or a replica asks for more cards than a node has.
+        RenderError: there is no such profile, or a replica requests more cards than a node has.
     """
-    wanted = service.spec.resources
-    if not wanted.npu:
+    requested = service.spec.resources
+    if not requested.npu:
         return None
     known = ", ".join(sorted(settings.npu_profiles))
-    name = wanted.npu_profile or settings.default_npu_profile
+    name = requested.npu_profile or settings.default_npu_profile
     if name is None:
         raise RenderError(
-            f"spec.resources.npu is {wanted.npu}, and neither spec.resources.npuProfile nor the "
+            f"spec.resources.npu is {requested.npu}, and neither spec.resources.npuProfile nor the "
             f"operator's defaultNpuProfile says what kind of node has them; set npuProfile to one "
             f"of: {known}"
         )
@@ -29,9 +29,9 @@ def npu_profile(service: InferenceService, settings: OperatorSettings) -> NpuPro
             "npuProfiles in the operator's settings adds one"
         )
     profile = settings.npu_profiles[name]
-    if wanted.npu > profile.cards:
+    if requested.npu > profile.cards:
         raise RenderError(
-            f"spec.resources.npu {wanted.npu} is more than a node of npuProfile '{name}' has, "
+            f"spec.resources.npu {requested.npu} is more than a node of npuProfile '{name}' has, "
             f"{profile.cards}; a replica stays within one node: ask for at most {profile.cards}"
         )
     return profile

@@ -1,4 +1,4 @@
-"""The kinds of NPU node that are known without being told: their names in Kubernetes.
+"""The built-in kinds of NPU node: their names in Kubernetes.
 
 Each set-up names its cards and nodes in its own way, so this is data; the operator's settings add
 profiles, or replace one by its name. Sources: Ascend's device plug-in and MindCluster
@@ -16,7 +16,7 @@ from tandem_engine.api.model import Model
 from tandem_serve.api.pods import EnvVar, Toleration
 
 # Boards with Kunpeng CPUs need an image for arm64. Unlike host-arch, which only MindCluster's nodes
-# have, this label is on every node, so that the Ray head can be told as well.
+# have, this label is on every node, so that it also selects nodes for the Ray head.
 _ARM: Final = {"kubernetes.io/arch": "arm64"}
 
 
@@ -39,7 +39,7 @@ class NpuProfile(Model):
     """Further volumes of the worker pods there, as in a pod."""
 
     volume_mounts: list[dict[str, Any]] = Field(default_factory=list)
-    """Where the replicas see those volumes, as in a container."""
+    """Mounts of those volumes in the replicas, as in a container."""
 
     tolerations: list[Toleration] = Field(default_factory=list)
     """Taints of such nodes."""

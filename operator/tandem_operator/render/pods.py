@@ -9,10 +9,9 @@ variables, mounts and securityContext; to the head the autoscaler, and its servi
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tandem_operator import names
+from tandem_operator.k8s import names
 from tandem_operator.render.head_store import head_token
 from tandem_operator.render.npu_profiles import NpuProfile
-from tandem_operator.render.quantity import format_bytes, format_cpu, parse_cpu
 from tandem_operator.render.settings import ContainerResources, OperatorSettings
 from tandem_operator.render.volumes import (
     HOME,
@@ -24,7 +23,7 @@ from tandem_operator.render.volumes import (
 from tandem_serve.api.draining import DRAIN_HEAD, DRAIN_WORKER, TERMINATION_GRACE_PERIOD_S
 from tandem_serve.api.pods import EnvVar, Toleration
 from tandem_serve.api.profile import RAY_PROFILE, retry_profile
-from tandem_serve.api.quantity import parse_memory
+from tandem_serve.api.quantity import format_bytes, format_cpu, parse_cpu, parse_memory
 from tandem_serve.api.spec import InferenceService
 
 GCS_PORT: Final = 6379
@@ -48,7 +47,7 @@ _HEAD_READY: Final[Mapping[str, Any]] = {
     "timeoutSeconds": 5,
     "failureThreshold": 5,
 }
-# HAProxy's word: it serves, and its node is not about to go.
+# HAProxy answers 200 while it serves and its node is not about to go.
 _WORKER_READY: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/-/healthz", "port": names.SERVE_PORT},
     "periodSeconds": 1,
@@ -74,7 +73,7 @@ def head_template(
     *,
     token_secret: str,
 ) -> dict[str, Any]:
-    """The pod template of the Ray head, which needs no card of `profile`.
+    """Return the pod template of the Ray head, which needs no card of `profile`.
 
     Raises:
         RenderError: the manifest's volumes do not fit together with the settings'.
@@ -94,12 +93,12 @@ def head_template(
             _port("serve", names.SERVE_PORT),
         ],
         "resources": resources(settings, settings.replica.head_resources),
-        "lifecycle": _before_the_end(DRAIN_HEAD),
+        "lifecycle": _drain_hook(DRAIN_HEAD),
         "readinessProbe": dict(_HEAD_READY),
     }
     template = _template(service, settings, names.HEAD, container, storage)
-    # One image for all: it runs where the replicas' nodes are of its kind. Whatever else the
-    # manifest says of nodes is meant for the replicas: a head has no business on one with cards.
+    # One image for all: the head needs nodes of the replicas' architecture. Other choices of nodes
+    # in the manifest are for the replicas: a head should not take a node with cards.
     chosen = (profile.node_selector if profile else {}) | service.spec.runtime.node_selector
     if _ARCHITECTURE in chosen:
         template["spec"]["nodeSelector"] = {_ARCHITECTURE: chosen[_ARCHITECTURE]}
@@ -109,10 +108,10 @@ def head_template(
 def worker_template(
     service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
 ) -> dict[str, Any]:
-    """The pod template of a worker, which holds exactly one replica.
+    """Return the pod template of a worker, which holds exactly one replica.
 
     Raises:
-        RenderError: volumes do not fit together, or the source is no place in Kubernetes.
+        RenderError: volumes do not fit together, or the source is not a volume in Kubernetes.
     """
     storage = worker_storage(service, settings, profile)
     container = {
@@ -120,27 +119,27 @@ def worker_template(
         "name": "ray-worker",
         "ports": [_port("metrics", names.METRICS_PORT), _port("serve", names.SERVE_PORT)],
         "resources": _replica_resources(service, settings, profile),
-        "lifecycle": _before_the_end(DRAIN_WORKER),
+        "lifecycle": _drain_hook(DRAIN_WORKER),
         "readinessProbe": dict(_WORKER_READY),
         "livenessProbe": dict(_WORKER_LIVES),
     }
     template = _template(service, settings, names.WORKER, container, storage)
     template["spec"]["topologySpreadConstraints"] = [_one_per_node(service)]
-    # A replica never speaks with Kubernetes, so whoever breaks into one gets no account of it.
+    # A replica never uses the Kubernetes API, so an attacker in one should get no account for it.
     template["spec"]["automountServiceAccountToken"] = False
     template["spec"] |= _chosen_nodes(service)
     return template if profile is None else _on_npu_nodes(template, profile)
 
 
-def resources(settings: OperatorSettings, wanted: ContainerResources) -> dict[str, Any]:
-    """Limits and requests of a container that may use `wanted`."""
-    return _limits(settings, parse_cpu(wanted.cpu), parse_memory(wanted.memory))
+def resources(settings: OperatorSettings, requested: ContainerResources) -> dict[str, Any]:
+    """Return limits and requests of a container that may use `requested`."""
+    return _limits(settings, parse_cpu(requested.cpu), parse_memory(requested.memory))
 
 
 def environment(
     service: InferenceService, settings: OperatorSettings, profile_env: Iterable[EnvVar]
 ) -> list[dict[str, str]]:
-    """The variables of a container; the manifest's win, and can name none that break it."""
+    """Return the variables of a container; the manifest's win, and cannot name reserved ones."""
     chosen = [*settings.replica.env, *profile_env, *service.spec.runtime.env]
     haproxy = settings.replica.haproxy
     merged = {
@@ -198,7 +197,7 @@ def _template(
 
 
 def _placement(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    """By what right pods run; without what is empty, as Kubernetes keeps it."""
+    """Return security context and pull secrets, without empty ones, as Kubernetes stores them."""
     runtime, replica = service.spec.runtime, settings.replica
     secrets = dict.fromkeys([*replica.image_pull_secrets, *runtime.image_pull_secrets])
     fields = {
@@ -209,7 +208,7 @@ def _placement(service: InferenceService, settings: OperatorSettings) -> dict[st
 
 
 def _chosen_nodes(service: InferenceService) -> dict[str, Any]:
-    """Where the manifest wants the replicas."""
+    """Return the manifest's choice of nodes for the replicas."""
     runtime = service.spec.runtime
     tolerations = [_plain(toleration) for toleration in runtime.tolerations]
     fields = {"nodeSelector": dict(runtime.node_selector), "tolerations": tolerations}
@@ -231,11 +230,11 @@ def _on_npu_nodes(template: dict[str, Any], profile: NpuProfile) -> dict[str, An
 
 
 def _one_per_node(service: InferenceService) -> dict[str, Any]:
-    """Replicas on different nodes where there are some: losing one then loses one replica.
+    """Spread replicas over nodes where possible: losing a node then loses one replica.
 
-    A wish, not a condition: two replicas on a node are better than one, and than a replacement
-    that waits for a node which is not there. Zones are left to Kubernetes: a constraint on a label
-    that nodes do not have would have the scheduler pass over all of them, and this one, too.
+    A preference, not a condition: two replicas on a node are better than one, and than a
+    replacement that waits for a missing node. Zones are left to Kubernetes: the scheduler ignores
+    all constraints when nodes lack the label of one.
     """
     return {
         "maxSkew": 1,
@@ -250,31 +249,31 @@ def _one_per_node(service: InferenceService) -> dict[str, Any]:
 def _replica_resources(
     service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
 ) -> dict[str, Any]:
-    wanted = service.spec.resources
-    cpu = 1000 * wanted.cpu + parse_cpu(settings.replica.worker_overhead_cpu)
-    memory = wanted.memory_bytes + parse_memory(settings.replica.worker_overhead_memory)
+    requested = service.spec.resources
+    cpu = 1000 * requested.cpu + parse_cpu(settings.replica.worker_overhead_cpu)
+    memory = requested.memory_bytes + parse_memory(settings.replica.worker_overhead_memory)
     found = _limits(settings, cpu, memory)
     if profile is not None:
         for part in found.values():
-            part[profile.resource_name] = str(wanted.npu)
+            part[profile.resource_name] = str(requested.npu)
     return found
 
 
 def _limits(settings: OperatorSettings, cpu: int, memory: int) -> dict[str, Any]:
-    """Limits and requests for thousandths of a CPU and bytes of memory.
+    """Return limits and requests for thousandths of a CPU and bytes of memory.
 
-    They are equal, so that no pod of a production cluster is in another's way; an overcommitted
-    development cluster lets CPUs, never memory, be shared.
+    They are equal, so that pods of a production cluster do not compete; an overcommitted
+    development cluster shares CPUs, never memory.
     """
-    asked = max(1, cpu // settings.replica.cpu_overcommit)
+    requested = max(1, cpu // settings.replica.cpu_overcommit)
     return {
         "limits": {"cpu": format_cpu(cpu), "memory": format_bytes(memory)},
-        "requests": {"cpu": format_cpu(asked), "memory": format_bytes(memory)},
+        "requests": {"cpu": format_cpu(requested), "memory": format_bytes(memory)},
     }
 
 
-def _before_the_end(command: Iterable[str]) -> dict[str, Any]:
-    """What a pod that is deleted does before Ray is told to end: its requests come to theirs."""
+def _drain_hook(command: Iterable[str]) -> dict[str, Any]:
+    """Return the preStop hook of a pod: its requests end before Ray is stopped."""
     return {"preStop": {"exec": {"command": list(command)}}}
 
 

@@ -1,8 +1,8 @@
 """The RayService of a service: Ray's Serve document, and the cluster that carries it out; pure.
 
-What changes often (replicas, live settings) stands in `serveConfigV2`, which KubeRay hands to the
-running Ray. What stands under `rayClusterConfig` makes a second cluster when it changes, so nothing
-there depends on how many replicas there are.
+Fields that change often (replicas, live settings) are in `serveConfigV2`, which KubeRay hands to
+the running Ray. A change below `rayClusterConfig` creates a second cluster, so nothing there
+depends on the number of replicas.
 """
 
 import json
@@ -11,16 +11,15 @@ from typing import Any, Final
 
 import yaml
 
-from tandem_operator import names
-from tandem_operator.render.fingerprint import fingerprint
+from tandem_operator.k8s import names
+from tandem_operator.render.fingerprint import digested, fingerprint
 from tandem_operator.render.head_store import cleanup_annotations, gcs_fault_tolerance
-from tandem_operator.render.leaves import digested, leaves
 from tandem_operator.render.npu import npu_profile
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.pods import environment, head_template, resources, worker_template
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import head_storage
-from tandem_serve.api.changes import ChangeKind, kind_of
+from tandem_serve.api.changes import ChangeKind, kind_of, leaves
 from tandem_serve.api.document import RAY_NPU, Exposure, serve_document
 from tandem_serve.api.spec import MAX_REPLICAS, InferenceService
 
@@ -28,13 +27,13 @@ API_VERSION: Final = "ray.io/v1"
 KIND: Final = "RayService"
 WORKER_GROUP: Final = "replica"
 
-# The most that a manifest may ask for. It is a fence, not a promise: the number of replicas
-# decides, and a bound that followed it would have to be changed before every growth.
+# The most that a manifest may request. It is only an upper bound: the number of replicas decides,
+# and a bound that followed it would have to be changed before every growth.
 _MAX_WORKERS: Final = MAX_REPLICAS
-# Ray's smallest object store, with room: requests and answers never pass through it.
+# Ray's smallest object store, with some margin: requests and answers never pass through it.
 _OBJECT_STORE_BYTES: Final = 80_000_000
 # A worker whose replica is gone counts as idle only when its HAProxy has drained as well, so a
-# replica that comes back after a crash finds it. Longer would only hold cards that nobody uses.
+# replica that comes back after a crash finds it. Longer would only hold unused cards.
 _IDLE_TIMEOUT_S: Final = 10
 # Until every node's kube-proxy sends new connections to the new cluster.
 _OLD_CLUSTER_STAYS_S: Final = 15
@@ -43,12 +42,12 @@ _OLD_CLUSTER_STAYS_S: Final = 15
 def ray_service(
     service: InferenceService, settings: OperatorSettings, token_secret: str
 ) -> dict[str, Any]:
-    """The RayService of `service`, without what every object has (labels, owner).
+    """Return the RayService of `service`, without labels and owner, which every object has.
 
     `token_secret` is the Secret with Ray's token.
 
     Raises:
-        RenderError: `service` asks for what `settings` cannot give.
+        RenderError: `service` requests something that `settings` cannot give.
     """
     return {
         "apiVersion": API_VERSION,
@@ -73,9 +72,9 @@ def ray_service(
 
 
 def spec_annotation(service: InferenceService) -> str:
-    """The spec with every default filled in, as compact JSON; of a long value only its hash.
+    """Return the spec with every default as compact JSON, long values as hashes.
 
-    Annotations have 256 KiB together. This one is only ever compared with another one.
+    Annotations have 256 KiB together. This one is only compared with another one.
     """
     spec = digested(service.resolved()["spec"])
     return json.dumps(spec, separators=(",", ":"), sort_keys=True)
@@ -112,10 +111,10 @@ def _ray_cluster(
 
 
 def _revision(service: InferenceService, cluster: Mapping[str, Any]) -> str:
-    """The hash of all that needs new pods when it changes.
+    """Return the hash of everything whose change needs new pods.
 
-    KubeRay compares clusters itself, but overlooks tolerations, and cannot see what reaches the
-    replicas through the Serve document alone, such as dtype: Ray would stop the old replicas
+    KubeRay compares clusters itself, but ignores tolerations, and does not see fields that reach
+    the replicas through the Serve document alone, such as dtype: Ray would stop the old replicas
     before it knows that the new ones start.
     """
     fields = {
@@ -127,7 +126,7 @@ def _revision(service: InferenceService, cluster: Mapping[str, Any]) -> str:
 
 
 def _restarting(service: InferenceService) -> dict[str, Any]:
-    """The part of the Serve document at whose change Ray restarts every replica."""
+    """Return the part of the Serve document whose change makes Ray restart every replica."""
     application = _serve_document(service)["applications"][0]
     return {
         "import_path": application["import_path"],
@@ -148,16 +147,16 @@ def _head_start() -> dict[str, str]:
 def _worker_group(
     service: InferenceService, profile: NpuProfile | None, template: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """One worker, one replica: Ray is told of exactly what one replica asks for."""
-    wanted = service.spec.resources
+    """Return the worker group: one replica per worker, with exactly its resources."""
+    requested = service.spec.resources
     start = {
         **_common_start(),
-        "num-cpus": str(wanted.cpu),
-        "memory": str(wanted.memory_bytes),
+        "num-cpus": str(requested.cpu),
+        "memory": str(requested.memory_bytes),
     }
     if profile is not None:
         # In quotes for KubeRay's shell, and once more for the JSON inside.
-        cards = json.dumps({RAY_NPU: wanted.npu}).replace('"', '\\"')
+        cards = json.dumps({RAY_NPU: requested.npu}).replace('"', '\\"')
         start["resources"] = f'"{cards}"'
     return {
         "groupName": WORKER_GROUP,
@@ -179,7 +178,7 @@ def _common_start() -> dict[str, str]:
 
 
 def _autoscaler(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    """Ray's autoscaler beside the head: it adds a worker for a replica that finds no room."""
+    """Return the options of Ray's autoscaler: it adds a worker for a replica without resources."""
     replica, runtime = settings.replica, service.spec.runtime
     options: dict[str, Any] = {
         "version": "v2",
@@ -195,9 +194,9 @@ def _autoscaler(service: InferenceService, settings: OperatorSettings) -> dict[s
 
 
 def _endpoint(service: InferenceService) -> dict[str, Any]:
-    """The Service that clients call. KubeRay gives it the selector and turns it to the new cluster.
+    """Return the Service that clients call; KubeRay sets its selector, to the newest cluster.
 
-    It writes the rest of it only then: a change here waits for the next replacement.
+    It writes the other fields only then: a change here waits for the next replacement.
     """
     return {
         "metadata": {

@@ -1,27 +1,29 @@
-"""One InferenceService → everything that it needs; pure."""
+"""One InferenceService → its desired objects; pure."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from tandem_operator import names
-from tandem_operator.ray_token import RayToken
+from tandem_operator.k8s import names
+from tandem_operator.k8s.owners import owner_reference
+from tandem_operator.ray.token import RayToken
+from tandem_operator.render.desired import Desired, RenderError
+from tandem_operator.render.disruption_budget import disruption_budget
 from tandem_operator.render.fingerprint import fingerprint
-from tandem_operator.render.policies import disruption_budget, head_policy, worker_policy
+from tandem_operator.render.network_policies import head_policy, worker_policy
 from tandem_operator.render.ray_service import ray_service
 from tandem_operator.render.settings import OperatorSettings
-from tandem_operator.render.wanted import RenderError, Wanted
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
 
 
 def render(
     service: InferenceService, *, uid: str, settings: OperatorSettings, token: RayToken
-) -> Wanted:
-    """The objects of `service`, whose object in Kubernetes has the id `uid`.
+) -> Desired:
+    """Render the objects of `service`, whose object in Kubernetes has the id `uid`.
 
-    The doors are closed before anything stands behind them: policies come first.
+    Policies come first, so that no pod runs without them.
 
     Raises:
-        RenderError: the service asks for what `settings` cannot give.
+        RenderError: the service requests something that `settings` cannot give.
     """
     _check_name(service.name)
     objects = (
@@ -30,7 +32,7 @@ def render(
         disruption_budget(service, settings),
         ray_service(service, settings, token.secret),
     )
-    return Wanted(
+    return Desired(
         objects=tuple(_owned(manifest, service, uid) for manifest in objects),
         token=token,
     )
@@ -45,24 +47,15 @@ def _check_name(name: str) -> None:
 
 
 def _owned(manifest: Mapping[str, Any], service: InferenceService, uid: str) -> dict[str, Any]:
-    """`manifest` with what every object has: namespace, labels, owner, and the hash of it all."""
+    """Return `manifest` with namespace, labels, owner, and the hash of it all."""
     metadata = {
         **manifest["metadata"],
         "namespace": service.metadata.namespace or "default",
         "labels": names.object_labels(service.name),
-        "ownerReferences": [_owner(service, uid)],
+        "ownerReferences": [
+            owner_reference(api_version=API_VERSION, kind=KIND, name=service.name, uid=uid)
+        ],
     }
     whole = {**manifest, "metadata": metadata}
     annotations = {**metadata.get("annotations", {}), names.APPLIED: fingerprint(whole)}
     return {**whole, "metadata": {**metadata, "annotations": annotations}}
-
-
-def _owner(service: InferenceService, uid: str) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": service.name,
-        "uid": uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }

@@ -1,4 +1,4 @@
-"""The operator's settings as data: what rendering may take for granted of this Kubernetes."""
+"""The operator's settings as data, which rendering takes for granted."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tandem_engine.api.model import Model
 from tandem_operator.render.npu_profiles import BUILT_IN, NpuProfile
-from tandem_operator.render.quantity import parse_cpu
 from tandem_serve.api.pods import EnvVar, GcsFaultToleranceOptions, ObjectName, SecretName
-from tandem_serve.api.quantity import parse_memory
+from tandem_serve.api.quantity import parse_cpu, parse_memory
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 
@@ -56,7 +55,7 @@ Memory = Annotated[str, AfterValidator(_memory)]
 
 
 class ContainerResources(Model):
-    """What one container may use; it is also what the node keeps for it."""
+    """Resources of one container: its limits, which the node reserves for it."""
 
     cpu: Cpu
     """CPU."""
@@ -66,13 +65,13 @@ class ContainerResources(Model):
 
 
 class ReplicaDefaults(Model):
-    """The pods of every service, Ray head and replicas alike, where its manifest says nothing."""
+    """Defaults for the pods of every service, Ray head and replicas alike."""
 
     image: Annotated[str, Field(min_length=1)]
     """Image with tandem[serve,engine], bash and Ray."""
 
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """When the image is pulled."""
+    """Pull policy of the image."""
 
     image_pull_secrets: list[SecretName] = Field(default_factory=list)
     """Secrets with the credentials of image registries, in the services' namespaces."""
@@ -88,7 +87,7 @@ class ReplicaDefaults(Model):
     """Further volumes, as in a pod."""
 
     volume_mounts: list[dict[str, Any]] = Field(default_factory=list)
-    """Where the containers see those volumes, as in a container."""
+    """Mounts of those volumes, as in a container."""
 
     cpu_overcommit: Annotated[int, Field(ge=1, le=100)] = 1
     """Share of its CPU limit that a pod asks the scheduler for: 1/cpuOvercommit. Above 1 replicas
@@ -109,7 +108,7 @@ class ReplicaDefaults(Model):
 
     gcs_fault_tolerance_options: GcsFaultToleranceOptions | None = None
     """A Redis that outlives the Ray heads of services that name none; its Secrets are in each of
-    their namespaces. Whoever may write to it runs code in the heads of all of them."""
+    their namespaces. A client that may write to it can run code in all of these heads."""
 
     pod_security_context: dict[str, Any] = Field(default_factory=lambda: dict(_POD_SECURITY))
     """Security of the pods, as in Kubernetes."""
@@ -128,14 +127,14 @@ class LabelRequirement(Model):
     """The label."""
 
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """What must hold for it."""
+    """Operator of the condition."""
 
     values: list[str] = Field(default_factory=list)
     """Values, for In and NotIn."""
 
 
 class LabelSelector(Model):
-    """Which objects are meant, by their labels; empty means all."""
+    """Selects objects by their labels; empty means all."""
 
     match_labels: dict[str, str] = Field(default_factory=dict)
     """Labels that they have."""
@@ -151,11 +150,11 @@ class IpBlock(Model):
     """The range, such as 10.0.0.0/8."""
 
     except_: Annotated[list[str], Field(alias="except", default_factory=list)]
-    """Ranges inside it that are not meant."""
+    """Ranges inside it that are excluded."""
 
 
 class Peer(Model):
-    """Who may connect: a NetworkPolicyPeer."""
+    """A NetworkPolicyPeer that may connect."""
 
     ip_block: IpBlock | None = None
     """A range of addresses; excludes the others."""
@@ -167,15 +166,15 @@ class Peer(Model):
     """Pods; absent means all of those namespaces."""
 
     @model_validator(mode="after")
-    def _says_who(self) -> Self:
+    def _is_not_empty(self) -> Self:
         selectors = self.namespace_selector is not None or self.pod_selector is not None
         if self.ip_block is not None and selectors:
             raise ValueError(
-                "ipBlock stands beside a selector; give each a peer of its own in the list"
+                "ipBlock is beside a selector; give each a peer of its own in the list"
             )
         if self.ip_block is None and not selectors:
             raise ValueError(
-                "the peer names nobody; give namespaceSelector, podSelector or ipBlock "
+                "the peer is empty; give namespaceSelector, podSelector or ipBlock "
                 "(namespaceSelector: {} means every pod)"
             )
         return self
@@ -197,7 +196,7 @@ def _pods_labelled(**labels: str) -> list[Peer]:
 
 
 class AccessSettings(Model):
-    """Who may connect to the pods of a service, as lists of NetworkPolicyPeers."""
+    """Peers that may connect to the pods of a service, as lists of NetworkPolicyPeers."""
 
     kuberay: list[Peer] = Field(
         default_factory=lambda: _pods_labelled(component="kuberay-operator")
@@ -211,7 +210,7 @@ class AccessSettings(Model):
     """Prometheus: it reads the metrics."""
 
     clients: list[Peer] = Field(default_factory=lambda: [Peer(namespace_selector=LabelSelector())])
-    """Who may send requests; by default the pods of every namespace."""
+    """Clients that may send requests; by default the pods of every namespace."""
 
 
 class OperatorSettings(Model):
@@ -221,23 +220,23 @@ class OperatorSettings(Model):
     """Namespaces whose InferenceServices are served; empty means all."""
 
     allow_host_path: bool = False
-    """Whether manifests may name folders of the nodes: file:// sources and hostPath volumes. The
-    settings' own volumes are not asked."""
+    """Allow manifests to name folders of the nodes: file:// sources and hostPath volumes. The
+    settings' own volumes are not restricted."""
 
     replica: ReplicaDefaults
-    """The pods of every service, where its manifest says nothing."""
+    """Defaults for the pods of every service."""
 
     access: AccessSettings = AccessSettings()
-    """Who may connect to the pods of a service."""
+    """Peers that may connect to the pods of a service."""
 
     npu_profiles: dict[ObjectName, NpuProfile] = Field(default_factory=lambda: dict(BUILT_IN))
     """Kinds of NPU node by name: the built-in ones, and those given here, which win."""
 
     default_npu_profile: ObjectName | None = None
-    """Profile of a service that asks for cards and names none."""
+    """Profile of a service that requests cards and names none."""
 
     resync_seconds: Annotated[int, Field(ge=5, le=3600)] = 60
-    """Seconds after which every service is looked at again, should an event have been lost."""
+    """Seconds between two resyncs: every service is reconciled again, should an event be lost."""
 
     @field_validator("npu_profiles", mode="before")
     @classmethod
@@ -249,7 +248,7 @@ class OperatorSettings(Model):
         name = self.default_npu_profile
         if name is not None and name not in self.npu_profiles:
             raise ValueError(
-                f"defaultNpuProfile '{name}' is none of npuProfiles; "
+                f"defaultNpuProfile '{name}' is not one of npuProfiles; "
                 f"allowed: {', '.join(sorted(self.npu_profiles))}"
             )
         return self

@@ -1,7 +1,7 @@
-"""The volumes of a service's pods, and where their containers see them; pure.
+"""The volumes and mounts of a service's pods; pure.
 
-Three hands add to them: Tandem itself, the operator's settings (with the NPU profile), and the
-manifest. Kubernetes refuses a name or a path that comes twice; so does this, and says whose it is.
+They have three origins: Tandem itself, the operator's settings (with the NPU profile), and the
+manifest. Kubernetes refuses a name or a path that comes twice; so does this, with its origin.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from posixpath import normpath
 from typing import Any, Final
 
+from tandem_operator.render.desired import HostPathNotAllowed, RenderError
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.settings import OperatorSettings
-from tandem_operator.render.wanted import HostPathNotAllowed, RenderError
 from tandem_serve.api.document import API_KEYS_FOLDER
 from tandem_serve.api.spec import CLAIMS_FOLDER, InferenceService
 
@@ -19,7 +19,7 @@ HOME: Final = "/home/tandem"
 """Home of the containers' user: a folder of the pod's own, since the image is read-only."""
 
 TEMPORARY: Final = "/tmp"  # noqa: S108  # a volume of the pod's own
-"""Where Ray keeps its session, HAProxy's files and its logs."""
+"""Folder of Ray's session, HAProxy's files and logs."""
 
 _MODEL: Final = "tandem-model"
 _API_KEYS: Final = "tandem-api-keys"
@@ -34,7 +34,7 @@ _SECRET_MODE: Final = 0o440
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Volumes of a pod, and where its containers see them."""
+    """Volumes of a pod, and their mounts in its containers."""
 
     volumes: tuple[Mapping[str, Any], ...] = ()
     mounts: tuple[Mapping[str, Any], ...] = ()
@@ -42,7 +42,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one hand adds."""
+    """Volumes and mounts of one origin."""
 
     origin: str
     volumes: Iterable[Mapping[str, Any]]
@@ -50,10 +50,10 @@ class _Part:
 
 
 def head_storage(settings: OperatorSettings) -> Storage:
-    """What the head needs: it loads no model and checks no key.
+    """Return the storage of the head, which loads no model and checks no key.
 
-    Nor does it see the manifest's volumes: they are the replicas', and a claim that one node at a
-    time may mount would keep head and replicas apart for ever.
+    Nor has it the manifest's volumes: they are the replicas', and a claim that one node at a time
+    may mount would keep head and replicas from running on two nodes.
 
     Raises:
         RenderError: a name or a path comes twice.
@@ -64,11 +64,11 @@ def head_storage(settings: OperatorSettings) -> Storage:
 def worker_storage(
     service: InferenceService, settings: OperatorSettings, profile: NpuProfile | None
 ) -> Storage:
-    """What a replica needs.
+    """Return the storage of a replica.
 
     Raises:
-        RenderError: a name or a path comes twice, the source is no place in Kubernetes, or a
-            folder of the node is asked for where that is not allowed.
+        RenderError: a name or a path comes twice, the source is not a volume in Kubernetes, or
+            a folder of the node is named where that is not allowed.
     """
     _check_folders(service, settings)
     parts = [_writable(), _model(service), _api_keys(service), _from_settings(settings)]
@@ -86,7 +86,7 @@ def worker_storage(
 def _check_folders(service: InferenceService, settings: OperatorSettings) -> None:
     """Refuse folders of the node unless the operator's settings allow them.
 
-    Whoever may write an InferenceService could else read what any pod of a node may read.
+    Without this, a user who may write an InferenceService could read any file of a node.
     """
     if settings.allow_host_path:
         return
@@ -169,12 +169,12 @@ def _join(parts: list[_Part]) -> Storage:
     paths = dict.fromkeys(_KUBERAY_PATHS, "KubeRay")
     for part in parts:
         for volume in part.volumes:
-            _claim_name(names, part.origin, _text(part, "volume", volume, "name"))
+            _reserve_name(names, part.origin, _text(part, "volume", volume, "name"))
         for mount in part.mounts:
-            _claim_path(paths, part.origin, _text(part, "volume mount", mount, "mountPath"))
+            _reserve_path(paths, part.origin, _text(part, "volume mount", mount, "mountPath"))
     for part in parts:
         for mount in part.mounts:
-            _is_there(names, part.origin, _text(part, "volume mount", mount, "name"))
+            _check_defined(names, part.origin, _text(part, "volume mount", mount, "name"))
     return Storage(
         volumes=tuple(_stripped(volume) for part in parts for volume in part.volumes),
         mounts=tuple(_stripped(mount) for part in parts for mount in part.mounts),
@@ -188,7 +188,7 @@ def _text(part: _Part, what: str, entry: Mapping[str, Any], field: str) -> str:
     return value
 
 
-def _claim_name(names: dict[str, str], origin: str, name: str) -> None:
+def _reserve_name(names: dict[str, str], origin: str, name: str) -> None:
     if name in names:
         raise RenderError(
             f"two volumes are called '{name}', one of {names[name]}, one of {origin}; "
@@ -197,7 +197,7 @@ def _claim_name(names: dict[str, str], origin: str, name: str) -> None:
     names[name] = origin
 
 
-def _claim_path(paths: dict[str, str], origin: str, path: str) -> None:
+def _reserve_path(paths: dict[str, str], origin: str, path: str) -> None:
     path = normpath(path)
     if path in paths:
         raise RenderError(
@@ -207,18 +207,18 @@ def _claim_path(paths: dict[str, str], origin: str, path: str) -> None:
     paths[path] = origin
 
 
-def _is_there(names: Mapping[str, str], origin: str, name: str) -> None:
+def _check_defined(names: Mapping[str, str], origin: str, name: str) -> None:
     if name not in names:
         raise RenderError(
-            f"{origin} mounts the volume '{name}', which nobody defines; "
+            f"{origin} mounts the volume '{name}', which is not defined; "
             f"add it to the volumes or name one of: {', '.join(sorted(names))}"
         )
 
 
 def _stripped(value: Any) -> Any:
-    """`value` without what Go leaves out when it writes an object back: None, "", false, [].
+    """Return `value` without None, "", false and [], which Go omits when it writes an object.
 
-    KubeRay writes a RayService back. What is gone then would look like drift, at every pass.
+    KubeRay writes a RayService back. A value that is gone then would look like drift, every time.
     An empty mapping stays: `emptyDir: {}` means something.
     """
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """What differs between two versions of a service, and what each difference costs; pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -9,7 +9,7 @@ from tandem_serve.api.spec import InferenceService
 
 
 class ChangeKind(StrEnum):
-    """What a change does to the replicas."""
+    """What a change does to the replicas, from cheap to costly."""
 
     LIVE = "live"
     """Running replicas take it over between two steps; no request notices."""
@@ -57,13 +57,22 @@ def classify(old: InferenceService, new: InferenceService) -> list[Change]:
     """
     if old.name != new.name:
         raise ValueError(f"'{new.name}' is another service than '{old.name}', not a version of it")
-    before, after = dict(_leaves(old.resolved())), dict(_leaves(new.resolved()))
-    paths = [*before, *(path for path in after if path not in before)]
+    before, after = dict(leaves(old.resolved())), dict(leaves(new.resolved()))
     return [
         Change(path, before.get(path), after.get(path), kind_of(path))
-        for path in paths
-        if before.get(path) != after.get(path)
+        for path in differing_paths(before, after)
     ]
+
+
+def differing_paths(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the paths whose values differ, in the order of `one`, then those of `other` alone."""
+    paths = [*one, *(path for path in other if path not in one)]
+    return [path for path in paths if one.get(path) != other.get(path)]
+
+
+def costliest(kinds: Iterable[ChangeKind]) -> ChangeKind:
+    """Return the kind that does most to the replicas."""
+    return max(kinds, key=list(ChangeKind).index)
 
 
 def kind_of(path: str) -> ChangeKind:
@@ -80,10 +89,11 @@ def kind_of(path: str) -> ChangeKind:
     raise KeyError(path)
 
 
-def _leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of everything in `document` that is not a mapping."""
     for name, value in document.items():
         here = f"{path}.{name}" if path else name
         if isinstance(value, Mapping):
-            yield from _leaves(value, here)
+            yield from leaves(value, here)
         else:
             yield here, value

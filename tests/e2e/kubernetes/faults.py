@@ -36,10 +36,10 @@ print(answer.read().decode(errors="replace"))
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program on the node was answered."""
+    """Answer to a program on the node."""
 
     status: int
-    """0: nobody answered."""
+    """0: there was no answer."""
     text: str
 
 
@@ -81,7 +81,7 @@ def stop_processes(cluster: Cluster, name: str) -> None:
 
 
 def is_whole(service: DeployedService, cluster: Cluster, lost: Collection[str]) -> bool:
-    """Whether other pods have taken the place of the lost ones, all are ready, and Ray agrees.
+    """Return True when other pods have replaced the lost ones, all are ready, and Ray agrees.
 
     Without Ray's word a worker that has not noticed yet that its head is gone would do.
     """
@@ -89,7 +89,7 @@ def is_whole(service: DeployedService, cluster: Cluster, lost: Collection[str]) 
     return (
         not {pod["metadata"]["uid"] for pod in pods} & set(lost)
         and len(service.pods("head")) == 1
-        and len(service.pods()) == service.found["status"]["replicas"]["wanted"]
+        and len(service.pods()) == service.found["status"]["replicas"]["desired"]
         and all(is_pod_ready(pod) for pod in pods)
         and runs_in_ray(service, cluster)
         and service.is_ready()
@@ -97,14 +97,14 @@ def is_whole(service: DeployedService, cluster: Cluster, lost: Collection[str]) 
 
 
 def is_pod_ready(pod: dict[str, Any]) -> bool:
-    """Whether a pod stays and all of its containers are ready."""
+    """Return True when a pod stays and all of its containers are ready."""
     conditions = pod["status"].get("conditions", [])
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
 def runs_in_ray(service: DeployedService, cluster: Cluster) -> bool:
-    """Whether the head, asked by the node, says that the application runs."""
+    """Return True when the head, asked by the node, answers that the application runs."""
     url = f"http://{head_address(service)}:{DASHBOARD_PORT}/api/serve/applications/"
     answer = ask_on_the_node(cluster, url, token=service.ray_token())
     if answer.status != 200:

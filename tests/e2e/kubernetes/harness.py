@@ -59,7 +59,7 @@ class DeployedService:
         return next((one for one in conditions if one["type"] == kind), {})
 
     def is_ready(self) -> bool:
-        """Whether the version that was applied last serves, with all of its replicas."""
+        """Return True when the version that was applied last serves, with all of its replicas."""
         found = self.found
         status = found.get("status", {})
         replicas = status.get("replicas", {})
@@ -68,7 +68,7 @@ class DeployedService:
             and self.condition("Ready").get("status") == "True"
             and self.condition("Progressing").get("status") == "False"
             and "pendingChange" not in status
-            and replicas.get("ready") == replicas.get("wanted")
+            and replicas.get("ready") == replicas.get("desired")
         )
 
     def wait_ready(self) -> None:
@@ -81,7 +81,7 @@ class DeployedService:
     def wait_for_replicas(self, count: int) -> None:
         def has() -> bool:
             replicas = self.found.get("status", {}).get("replicas", {})
-            return bool(replicas.get("ready") == replicas.get("wanted") == count)
+            return bool(replicas.get("ready") == replicas.get("desired") == count)
 
         wait_for(has, f"{self.name} has {count} replicas")
 
@@ -109,7 +109,7 @@ class DeployedService:
         self.kubernetes.kubectl("delete", "inferenceservice", self.name, "--ignore-not-found")
 
     def leftovers(self) -> list[str]:
-        """What there still is of it in the namespace."""
+        """Return its objects that still exist in the namespace."""
         kinds = ",".join(KINDS)
         names = self.kubernetes.kubectl("get", kinds, "-o", "name").split()
         return [one for one in names if one.partition("/")[2].startswith(self.name)]
@@ -135,7 +135,7 @@ class DeployedService:
         return "\n".join([*told, *left])
 
     def answers(self) -> bool:
-        """Whether the endpoint answers at all."""
+        """Return True when the endpoint answers at all."""
         try:
             return httpx.get(f"{self.url}/health", trust_env=False, timeout=5).is_success
         except httpx.TransportError:
@@ -154,7 +154,7 @@ class Checkpoint:
         return self.folder / "model.safetensors"
 
     def repair(self) -> None:
-        """Make it tandem-tiny again, at once: nobody sees half a file."""
+        """Make it tandem-tiny again, at once: no reader gets half a file."""
         whole = self.folder / "whole"
         shutil.copyfile(TINY / self.weights.name, whole)
         whole.replace(self.weights)

@@ -1,4 +1,4 @@
-"""Who may come in, and who stands before a closed door: each one is tried."""
+"""Clients that may connect to each port, and those that may not: each one is tried."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +60,7 @@ def service(tandem: Kubernetes) -> Iterator[DeployedService]:
 
 @pytest.fixture(scope="module")
 def stranger(tandem: Kubernetes) -> Iterator["Caller"]:
-    """A pod in a namespace that nobody knows."""
+    """A pod in an unknown namespace."""
     yield from a_caller(tandem, STRANGERS, {})
 
 
@@ -78,7 +78,7 @@ class Caller:
         self._namespace = namespace
 
     def tries(self, address: str, port: int) -> str:
-        """`open`, `refused` (nobody listens there) or `closed`."""
+        """`open`, `refused` (no process listens there) or `closed`."""
         command = ["python3", "-c", CONNECT, address, str(port)]
         return self._kubernetes.kubectl(
             "exec", "-n", self._namespace, "caller", "--", *command

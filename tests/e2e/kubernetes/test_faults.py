@@ -1,4 +1,4 @@
-"""What breaks is mended, without anybody's help; how long it takes is printed."""
+"""Faults are repaired without intervention; the seconds that it takes are printed."""
 
 import asyncio
 import time
@@ -149,7 +149,7 @@ def test_the_rayservice_is_deleted_by_hand(
 def test_a_service_is_deleted_whose_ray_hangs(
     service: DeployedService, cluster: Cluster, times: Times
 ) -> None:
-    """Its head answers nobody, and its worker waits for the head in KubeRay's init container."""
+    """Its head answers no request, and its worker waits for it in KubeRay's init container."""
     lost = service.pod_uids()
     stop_processes(cluster, "gcs_server")
     service.kubernetes.kubectl(
@@ -166,7 +166,7 @@ def test_a_service_is_deleted_whose_ray_hangs(
 
 
 def begins(pod: dict[str, Any]) -> bool:
-    """Whether a pod's init container runs."""
+    """Return True when a pod's init container runs."""
     (init,) = pod["status"].get("initContainerStatuses", [{}])
     return "running" in init.get("state", {})
 

@@ -132,7 +132,7 @@ def kill_head(service: DeployedService) -> dict[str, Any]:
 
 
 def evict(kubernetes: Kubernetes, pod: dict[str, Any]) -> None:
-    """What `kubectl drain` asks for.
+    """Request the eviction of a pod, as `kubectl drain` does.
 
     Raises:
         CommandFailed: a PodDisruptionBudget forbids it now.
@@ -149,7 +149,7 @@ def evict(kubernetes: Kubernetes, pod: dict[str, Any]) -> None:
 
 
 def is_running(service: DeployedService, pod: dict[str, Any]) -> bool:
-    """Whether the Ray container of a pod runs, that was the pod's then."""
+    """Return True when the Ray container of a pod still is the same and runs."""
     for found in service.pods("head"):
         if found["metadata"]["uid"] == pod["metadata"]["uid"]:
             states = {

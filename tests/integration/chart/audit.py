@@ -1,4 +1,4 @@
-"""What a service account asked of the API server, from the API server's own audit log."""
+"""Requests of a service account to the API server, from the API server's own audit log."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ def allowed(rules: Iterable[dict[str, Any]]) -> set[Right]:
 def audited(cluster: Cluster, account: str, folder: Path) -> Iterator[Audited]:
     """A second API server for what `account` does; `folder` must be one that the node sees.
 
-    It also wants to see the right `update` on `finalizers` from whoever makes an object that
+    It also requires the right `update` on `finalizers` of a client that creates an object which
     blocks its owner's deletion, as OpenShift does.
     """
     found = Audited(cluster, folder / "audit.log", str(cluster.addresses.node), PORT)

@@ -28,7 +28,7 @@ class Helm:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, *args: str, values: Sequence[Path | Mapping[str, Any]] = ()) -> str:
-        """What helm prints; `values` are files, or JSON objects."""
+        """Run helm and return its output; `values` are files, or JSON objects."""
         done = subprocess.run(
             [self.binary, *args, *_flags(values)],
             env=self.env,

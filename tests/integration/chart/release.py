@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def wait_for(what: str, look: Callable[[], _T | None]) -> _T:
-    """What `look` gives as soon as it gives something true."""
+    """Return the result of `look` as soon as it is true."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         found = look()
@@ -107,7 +107,7 @@ class Release:
         return [one["metadata"]["name"] for one in self.get(kind, selector=selector)["items"]]
 
     def kubectl(self, *args: str) -> str:
-        """What kubectl prints, in the release's namespace."""
+        """Run kubectl in the release's namespace and return its output."""
         return self.cluster.kubectl(*args, f"--namespace={self.namespace}")
 
     def apply(self, manifest: Object, namespace: str | None = None) -> None:
@@ -123,7 +123,7 @@ class Release:
         return status
 
     def is_ready(self, name: str) -> bool:
-        """Whether the service's newest manifest serves."""
+        """Return True when the service's newest manifest serves."""
         found = self.get("isvc", name)
         status = found.get("status", {})
         ready = [one for one in status.get("conditions", []) if one["type"] == "Ready"]
@@ -131,7 +131,7 @@ class Release:
         return current and bool(ready) and ready[0]["status"] == "True"
 
     def may(self, user: str, verb: str, kind: str, namespace: str | None = None) -> bool:
-        """Whether a user may do this; `kind` may name a subresource, as in pods/log."""
+        """Return True when a user may do this; `kind` may name a subresource, as in pods/log."""
         # kubectl takes pods/log for a pod called log.
         resource, _, part = kind.partition("/")
         which = [resource, f"--subresource={part}"] if part else [resource]

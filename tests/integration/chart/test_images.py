@@ -75,7 +75,7 @@ def container(image: str) -> Iterator[str]:
 
 
 def run(container: str, *command: str) -> str:
-    """What a command prints in the container, as its user."""
+    """Run a command in the container, as its user, and return its output."""
     return buildah("run", "--isolation=chroot", container, "--", *command)
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def notes() -> list[str]:
-    """What helm said."""
+    """Output of helm."""
     return []
 
 
@@ -63,7 +63,7 @@ def test_editors_write_services_and_viewers_read_them(release: Release) -> None:
     assert not release.may("viewor", "patch", "inferenceservices")
 
 
-@pytest.mark.parametrize(("caller", "gets_in"), [("prometheus", True), ("somebody", False)])
+@pytest.mark.parametrize(("caller", "gets_in"), [("prometheus", True), ("another", False)])
 def test_metrics_are_for_prometheus_alone(release: Release, caller: str, gets_in: bool) -> None:
     address = release.get("service", f"{OPERATOR}-metrics")["spec"]["clusterIP"]
     release.apply(asks(f"http://{address}:8080/metrics", caller))

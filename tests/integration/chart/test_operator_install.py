@@ -1,4 +1,4 @@
-"""What `pip install tandem[operator]` gives: the operator's image without a container engine."""
+"""Installation by `pip install tandem[operator]`, as in the operator's image."""
 
 import subprocess
 import sys

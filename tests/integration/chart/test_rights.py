@@ -105,7 +105,7 @@ def names_a_secret_that_is_missing(release: Release) -> None:
 
 
 def loading(release: Release, name: str) -> str:
-    """What the status says of loading the model."""
+    """Return the message of the condition ModelLoaded."""
     conditions = release.status(name).get("conditions", ())
     return next((one["message"] for one in conditions if one["type"] == "ModelLoaded"), "")
 
@@ -148,7 +148,7 @@ def comes_back_after_a_crash(release: Release) -> None:
 
 
 def refusal(api: Audited, *args: str, input: str) -> str:  # noqa: A002
-    """What the API server says against it; empty while it takes it."""
+    """Return the API server's refusal; empty while it accepts."""
     try:
         api.kubectl(*args, input=input)
     except ClusterError as error:

@@ -1,4 +1,4 @@
-"""What the chart renders, and what it refuses; helm alone, no cluster."""
+"""Manifests that the chart renders, and values that it refuses; helm alone, no cluster."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem_operator.token_key import NAME
+from tandem_operator.ray.token_key import NAME
 from tests.integration.chart.helm import CHART, VALUES, Helm, HelmFailed, only
 
 pytestmark = pytest.mark.cluster

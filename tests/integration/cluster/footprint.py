@@ -24,7 +24,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What was there while the cluster ran."""
+    """Resources that existed while the cluster ran."""
 
     processes: dict[int, int]
     cgroups: list[Path]
@@ -48,7 +48,7 @@ class Footprint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there was something of every kind: else its absence would say nothing."""
+        """Return True when every kind existed: otherwise its absence would prove nothing."""
         parts_and_helpers = 10
         return (
             len(self.processes) > parts_and_helpers
@@ -59,7 +59,7 @@ class Footprint:
         )
 
     def left(self) -> list[str]:
-        """What is still there, by name."""
+        """Return the resources that still exist, by name."""
         processes = [
             f"process {pid}" for pid, start in self.processes.items() if is_alive(pid, start)
         ]

@@ -50,7 +50,7 @@ def apply(cluster: Cluster, *documents: dict[str, Any]) -> None:
 
 
 def run(cluster: Cluster, name: str, program: str, **labels: str) -> str:
-    """What a pod with `program` prints until it ends, well or not."""
+    """Run a pod with `program` and return its output, whatever its exit code."""
     apply(cluster, manifest(name, program, **labels))
     cluster.kubectl(
         "wait", "--for=jsonpath={.status.containerStatuses[0].state.terminated}", f"pod/{name}",

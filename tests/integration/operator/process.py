@@ -35,7 +35,7 @@ class Namespace:
     name: str
 
     def kubectl(self, *arguments: str, document: Any = None) -> str:
-        """What kubectl prints; `document` is its standard input."""
+        """Run kubectl and return its output; `document` is its standard input."""
         given = None if document is None else json.dumps(document)
         return self.cluster.kubectl(f"--namespace={self.name}", *arguments, input=given)
 
@@ -72,7 +72,7 @@ class Namespace:
         return bool(self.condition(name, kind).get("reason") == reason)
 
     def children(self, name: str) -> dict[str, dict[str, Any]]:
-        """What there is of a service, as kind/name."""
+        """Return the objects of a service, as kind/name."""
         kinds = "rayservices,secrets,poddisruptionbudgets,networkpolicies"
         label = f"--selector=serving.tandem.dev/service={name}"
         items = json.loads(self.kubectl("get", kinds, label, "--output=json"))["items"]
@@ -130,7 +130,7 @@ def _child_name(child: Mapping[str, Any]) -> str:
 
 
 def children_of(name: str) -> set[str]:
-    """What a service has when all is there."""
+    """Objects of a complete service."""
     return {
         f"RayService/{name}",
         f"Secret/{name}-token",
@@ -203,7 +203,7 @@ class OperatorProcess:
         return self
 
     def health(self) -> dict[str, Any]:
-        """What /healthz says; empty: nothing yet."""
+        """Return the answer of /healthz; empty: none yet."""
         assert self.alive.poll() is None, self.log.read_text()
         found: dict[str, Any] = json.loads(self._get("/healthz") or "{}")
         return found
@@ -233,22 +233,22 @@ class OperatorProcess:
         )
 
     def refused(self) -> set[str]:
-        """What the API server did not allow."""
+        """Return the requests that the API server did not allow."""
         return {
             f"{dict(labels)['verb']} {dict(labels)['resource']}"
             for labels in self.samples("api_requests_total")
             if dict(labels)["code"] in {"401", "403"}
         }
 
-    def wait_for_sweeps(self, count: int = 1) -> None:
-        """Until so many sweeps have begun and ended from now on, with all that they asked for."""
+    def wait_for_resyncs(self, count: int = 1) -> None:
+        """Until so many resyncs have begun and ended from now on, with all that they asked for."""
         for _ in range(count + 1):
-            self._wait_for_sweep()
+            self._wait_for_resync()
         wait_for(self.is_idle, "nothing waits")
 
-    def _wait_for_sweep(self) -> None:
-        before = self.value("last_sweep_timestamp_seconds")
-        wait_for(lambda: self.value("last_sweep_timestamp_seconds") > before, "a sweep ends")
+    def _wait_for_resync(self) -> None:
+        before = self.value("last_resync_timestamp_seconds")
+        wait_for(lambda: self.value("last_resync_timestamp_seconds") > before, "a resync ends")
 
     def is_idle(self) -> bool:
         return self.health().get("queue") == {"depth": 0, "running": 0}
@@ -289,7 +289,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 def settle(namespace: Namespace, operator: OperatorProcess, name: str = "tiny") -> None:
     """Until everything of a service is there, and it is KubeRay's turn."""
     until(lambda: children_of(name) <= set(namespace.children(name)), "its children are there")
-    until(lambda: namespace.has_condition(name, "RayReady", "NotTakenUp"), "KubeRay's turn")
+    until(lambda: namespace.has_condition(name, "RayReady", "NotObserved"), "KubeRay's turn")
     until(operator.is_idle, "nothing waits")
 
 
@@ -302,7 +302,7 @@ def end_all(processes: Iterable[OperatorProcess]) -> None:
 
 
 def measured(seconds: float, read: Callable[[], float]) -> float:
-    """How much a counter grows per second, over so many seconds."""
+    """Return the growth of a counter per second, over so many seconds."""
     before = read()
     began = time.monotonic()
     time.sleep(seconds)

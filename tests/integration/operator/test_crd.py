@@ -45,7 +45,7 @@ STATUS = {
     "model": "tandem-tiny",
     "reason": "Loading",
     "message": "1 of 2 replicas loads its weights",
-    "replicas": {"wanted": 2, "ready": 1, "summary": "1/2"},
+    "replicas": {"desired": 2, "ready": 1, "summary": "1/2"},
     "selector": "serving.tandem.dev/service=tiny",
     "rayCluster": "tiny-abcde",
     "pendingChange": {"class": "Replace", "fields": ["spec.engine.dtype"]},
@@ -54,7 +54,7 @@ STATUS = {
 
 @pytest.fixture(scope="module")
 def api(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with the CRD, which is taken away again if nobody else put it there."""
+    """The cluster with the CRD, which is removed again if this fixture installed it."""
     there = cluster.kubectl("get", "crd", NAME, "--ignore-not-found", "-o", "name")
     if not there:
         cluster.kubectl("create", "-f", str(ROOT / CRD_FILE))
@@ -82,7 +82,7 @@ def create(api: Cluster, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(api: Cluster, document: dict[str, Any]) -> str:
-    """What kubectl says of a manifest that is refused."""
+    """Return kubectl's message about a manifest that is refused."""
     with pytest.raises(ClusterError, match="InferenceService") as caught:
         api.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(document))
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""What goes wrong around the operator, and that it finds its way back."""
+"""Faults around the operator, and its recovery from them."""
 
 import random
 import time
@@ -46,7 +46,7 @@ def test_it_may_be_killed_at_any_moment(
         assert found
         assert f"maxLinkNum: {100 + KILLS - 1}" in found["spec"]["serveConfigV2"]
     writes = operator.writes()
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
     assert operator.writes() == writes, "nothing was left half done"
 
 
@@ -95,9 +95,9 @@ def test_it_does_not_fight_another_writer_for_long(
         namespace.patch(
             "rayservice", "tiny", {"spec": {"rayClusterDeletionDelaySeconds": RIVAL_DELAY_S}}
         )
-        return namespace.has_condition("tiny", "Progressing", "Contested")
+        return namespace.has_condition("tiny", "Progressing", "WriteConflict")
 
-    until(rival, "it says that somebody else writes")
+    until(rival, "it reports another writer")
     assert (
         "RayService 'tiny' does not stay" in namespace.condition("tiny", "Progressing")["message"]
     )

@@ -52,8 +52,8 @@ def operator(
     return started
 
 
-def is_swept(operator: OperatorProcess, namespace: Namespace) -> bool:
-    return operator.samples("namespace_swept").get((("namespace", namespace.name),)) == 1.0
+def is_resynced(operator: OperatorProcess, namespace: Namespace) -> bool:
+    return operator.samples("namespace_resynced").get((("namespace", namespace.name),)) == 1.0
 
 
 def test_a_namespace_that_is_deleted_takes_nothing_else_with_it(
@@ -61,12 +61,12 @@ def test_a_namespace_that_is_deleted_takes_nothing_else_with_it(
 ) -> None:
     remove(other)
 
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
     assert operator.health()["ok"]
     until(lambda: operator.value("services") == 1, "its services are forgotten")
-    assert not is_swept(operator, other)
-    assert is_swept(operator, namespace)
-    assert "403" in operator.health()["troubles"][other.name]
+    assert not is_resynced(operator, other)
+    assert is_resynced(operator, namespace)
+    assert "403" in operator.health()["failures"][other.name]
     namespace.kubectl("delete", "rayservice", "tiny")
     namespace.apply(manifest("second"))
     settle(namespace, operator, "second")
@@ -78,13 +78,13 @@ def test_a_namespace_that_comes_back_is_served_again(
     namespace: Namespace, other: Namespace, operator: OperatorProcess
 ) -> None:
     remove(other)
-    until(lambda: not is_swept(operator, other), "it is missed")
+    until(lambda: not is_resynced(operator, other), "it is missed")
 
     make(other, namespace)
     other.apply(manifest("back"))
 
     until(lambda: children_of("back") <= set(other.children("back")), "it is served")
-    until(lambda: is_swept(operator, other), "it is swept")
+    until(lambda: is_resynced(operator, other), "it is resynced")
     other.kubectl("delete", "rayservice", "back")
     until(lambda: other.get("rayservice", "back"), "and watched")
 
@@ -100,13 +100,13 @@ def test_an_object_of_a_thousand_levels_is_its_authors_trouble_alone(
     text = document.replace('"DEEP"', deep)
     other.cluster.kubectl("create", f"--namespace={other.name}", "--filename=-", input=text)
 
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
     namespace.apply(manifest("second"))
     settle(namespace, operator, "second")
     other.apply(manifest("beside"))
 
     until(lambda: children_of("beside") <= set(other.children("beside")), "it is served")
-    assert is_swept(operator, other)
+    assert is_resynced(operator, other)
     assert operator.health()["ok"]
     restarted = operator.log.read_text().count("this is a bug")
     assert not restarted, operator.log.read_text()

@@ -1,4 +1,4 @@
-"""What Ray says about a service reaches its status, in words, and with the token alone.
+"""Ray's answers about a service reach its status, and only with the token.
 
 Ray and KubeRay are stand-ins here: an HTTP server with a recorded answer, and statuses that the
 test writes. The real ones are in tests/e2e/kubernetes.
@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, OperatorProcess, manifest, settle, until
-from tests.unit.operator.scenes import CAUSE, TRACEBACK, answer
+from tests.unit.operator.samples import CAUSE, TRACEBACK, answer
 from tools.cluster import ClusterError
 
 pytestmark = pytest.mark.cluster
@@ -150,7 +150,7 @@ def controlled_by(owner: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(namespace: Namespace, **status: Any) -> None:
-    """What KubeRay would write into the status of the RayService."""
+    """Write the status of the RayService as KubeRay would."""
     found = namespace.get("rayservice", "tiny")
     assert found
     seen = {"observedGeneration": found["metadata"]["generation"]}
@@ -176,11 +176,11 @@ def test_a_pod_that_only_wears_the_labels_of_a_head_never_sees_the_token(
 ) -> None:
     until(lambda: ray.asked, "the head is asked")
     namespace.kubectl("delete", "pod", "head", "--grace-period=0", "--force")
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
     ray.asked = 0
 
     make_head(namespace, "collector", is_ours=False)
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
 
     assert ray.asked == 0
 
@@ -205,7 +205,7 @@ def test_a_service_becomes_ready_and_settles(
     assert namespace.has_condition("tiny", "Ready", "Serving")
     found = namespace.get("isvc", "tiny")
     assert found
-    assert found["status"]["replicas"] == {"wanted": 1, "ready": 1, "summary": "1/1"}
+    assert found["status"]["replicas"] == {"desired": 1, "ready": 1, "summary": "1/1"}
     assert found["status"]["rayCluster"] == CLUSTER
     assert operator.samples("service_ready").popitem()[1] == 1.0
 

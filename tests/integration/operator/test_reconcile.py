@@ -45,13 +45,13 @@ def test_the_second_look_writes_nothing(namespace: Namespace, operator: Operator
     namespace.apply(manifest(), manifest("other"))
     settle(namespace, operator)
     settle(namespace, operator, "other")
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
     versions, writes = namespace.versions(), operator.writes()
-    passes = operator.value("reconcile_total")
+    reconciles = operator.value("reconcile_total")
 
-    operator.wait_for_sweeps(2)
+    operator.wait_for_resyncs(2)
 
-    assert operator.value("reconcile_total") >= passes + 4, "both were looked at twice"
+    assert operator.value("reconcile_total") >= reconciles + 4, "both were looked at twice"
     assert operator.writes() == writes
     assert namespace.versions() == versions
 
@@ -115,7 +115,7 @@ def wanted_part(namespace: Namespace) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("child", ["networkpolicy/tiny-head", "pdb/tiny"])
-def test_what_is_not_watched_comes_back_with_the_sweep(
+def test_what_is_not_watched_comes_back_with_the_resync(
     namespace: Namespace, operator: OperatorProcess, child: str
 ) -> None:
     namespace.apply(manifest())
@@ -167,7 +167,7 @@ def test_somebody_elses_rayservice_is_left_alone(
 
     namespace.apply(manifest())
     until(lambda: namespace.has_condition("tiny", "Accepted", "NameTaken"), "it is refused")
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
 
     assert namespace.get("rayservice", "tiny") == before
     assert "RayService 'tiny' exists already" in namespace.condition("tiny", "Ready")["message"]
@@ -302,5 +302,5 @@ def test_a_change_that_takes_too_long_is_called_so(
         lambda: namespace.has_condition("tiny", "Progressing", "ProgressDeadlineExceeded"),
         "it is overdue",
     )
-    (stuck,) = operator.samples("services").items() & {((("state", "Stuck"),), 1.0)}
+    (stuck,) = operator.samples("services").items() & {((("phase", "Stuck"),), 1.0)}
     assert stuck

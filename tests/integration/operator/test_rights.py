@@ -21,7 +21,7 @@ def test_a_role_in_its_namespace_is_enough(
     until(lambda: namespace.has_condition("tiny", "Accepted", "ClaimMissing"), "it is looked at")
     namespace.apply(manifest())
     settle(namespace, operator)
-    operator.wait_for_sweeps()
+    operator.wait_for_resyncs()
 
     assert operator.refused() == set()
     assert "Forbidden" not in operator.log.read_text()

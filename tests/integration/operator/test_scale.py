@@ -17,9 +17,9 @@ from tests.integration.operator.process import (
 pytestmark = pytest.mark.cluster
 
 COUNT = 200
-SWEEP_S = 10
-SWEEPS = {"resyncSeconds": SWEEP_S}
-WINDOW_S = 2.0 * SWEEP_S
+RESYNC_S = 10
+SWEEPS = {"resyncSeconds": RESYNC_S}
+WINDOW_S = 2.0 * RESYNC_S
 
 
 def test_200_services_are_made_and_then_left_alone(
@@ -44,12 +44,12 @@ def test_200_services_are_made_and_then_left_alone(
     say("a cold start", time.monotonic() - began, "s")
     say("CPU time for that", second.cpu_s(), "s")
 
-    second.wait_for_sweeps()
+    second.wait_for_resyncs()
     writes, versions = second.writes(), namespace.versions()
-    passes = second.value("reconcile_total")
-    say("CPU, idle", 100 * measured(WINDOW_S, second.cpu_s), f"% (sweeps every {SWEEP_S} s)")
+    reconciles = second.value("reconcile_total")
+    say("CPU, idle", 100 * measured(WINDOW_S, second.cpu_s), f"% (resyncs every {RESYNC_S} s)")
     say("memory, idle", second.resident_bytes() / 2**20, "MiB")
-    assert second.value("reconcile_total") >= passes + COUNT, "all were looked at again"
+    assert second.value("reconcile_total") >= reconciles + COUNT, "all were looked at again"
     assert second.writes() == writes
     assert namespace.versions() == versions
 

@@ -1,4 +1,4 @@
-"""What can be said of the Containerfiles without building them."""
+"""Checks of the Containerfiles without building them."""
 
 import re
 import tomllib

@@ -49,7 +49,7 @@ def test_every_value_of_the_chart_is_explained() -> None:
 
 
 def explained(lines: list[str], number: int) -> bool:
-    """Whether a comment stands over the value, over its neighbours, or begins inside its group."""
+    """Return True when a comment is above the value, above its neighbours, or inside its group."""
     while lines[number - 1] and not lines[number - 1].startswith("#"):
         number -= 1
     return lines[number - 1].startswith("#") or lines[number + 1].startswith("  #")

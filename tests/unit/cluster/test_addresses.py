@@ -1,4 +1,4 @@
-"""Which addresses a cluster takes, and that it never takes another's."""
+"""Addresses of a cluster, which are never another's."""
 
 from ipaddress import IPv4Address, IPv4Network
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""What apt says, and what decides which packages are missing."""
+"""Output of apt, and the choice of missing packages from it."""
 
 from tools.cluster.debian import Package, key, parse_uris
 

@@ -1,4 +1,4 @@
-"""What an image says about itself."""
+"""Configuration of an image."""
 
 from tools.cluster.images import Image, image_config, kuberay_image
 

@@ -1,4 +1,4 @@
-"""Who may use the cable between the caller and the node."""
+"""Users of the link between the caller and the node."""
 
 from tools.cluster.addresses import Slice
 from tools.cluster.network import inside_commands

@@ -1,4 +1,4 @@
-"""What is written down about a cluster survives being written down."""
+"""Records of a cluster are read back as they were written."""
 
 from pathlib import Path
 

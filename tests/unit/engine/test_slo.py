@@ -34,7 +34,7 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0s", "0.000ms", "000ms"])
 def test_nothing_is_there_in_no_time(text: str) -> None:
-    with pytest.raises(ValidationError, match=f"'{text}' is no time; give more than 0"):
+    with pytest.raises(ValidationError, match=f"'{text}' is not a positive duration; give"):
         LatencyPromise(target=text)
 
 

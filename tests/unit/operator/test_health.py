@@ -1,43 +1,43 @@
-"""When the process calls itself ill."""
+"""Liveness problems of the process."""
 
 from typing import Any
 
 import pytest
 
-from tandem_operator.health import Pulse, ailment
+from tandem_operator.health import HealthSnapshot, liveness_problem
 
-WELL: dict[str, Any] = {
-    "lag_s": 0.1,
+HEALTHY: dict[str, Any] = {
+    "loop_lag_s": 0.1,
     "is_leader": True,
-    "sweep_age_s": 30.0,
-    "sweep_limit_s": 240.0,
-    "late_watches": {"rayservices": 59.0},
+    "resync_age_s": 30.0,
+    "resync_limit_s": 240.0,
+    "watches_behind_s": {"rayservices": 59.0},
 }
 
 
 def test_a_process_that_does_its_work_is_well() -> None:
-    assert ailment(Pulse(**WELL)) is None
+    assert liveness_problem(HealthSnapshot(**HEALTHY)) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"lag_s": 7.0}, "the event loop was held up for 7 s, more than 5"),
+        ({"loop_lag_s": 7.0}, "the event loop was blocked for 7 s, more than 5"),
         (
-            {"sweep_age_s": 300.0},
-            "the last sweep over all services ended 300 s ago, more than 240",
+            {"resync_age_s": 300.0},
+            "the last resync of all services ended 300 s ago, more than 240",
         ),
         (
-            {"late_watches": {"rayservices": 61.0}},
-            "the watch of rayservices has missed a change for 61 s, more than 60",
+            {"watches_behind_s": {"rayservices": 61.0}},
+            "the watch of rayservices is 61 s behind LIST, more than 60",
         ),
     ],
 )
 def test_it_says_what_ails_it(changes: dict[str, Any], sentence: str) -> None:
-    assert ailment(Pulse(**{**WELL, **changes})) == sentence
+    assert liveness_problem(HealthSnapshot(**{**HEALTHY, **changes})) == sentence
 
 
 def test_a_standby_has_no_work_to_be_late_with() -> None:
-    standby = {**WELL, "is_leader": False, "sweep_age_s": 9999.0}
+    standby = {**HEALTHY, "is_leader": False, "resync_age_s": 9999.0}
 
-    assert ailment(Pulse(**standby)) is None
+    assert liveness_problem(HealthSnapshot(**standby)) is None

@@ -1,4 +1,4 @@
-"""What the command says when it cannot start."""
+"""Messages of the command when it cannot start."""
 
 import socket
 from pathlib import Path
@@ -34,7 +34,7 @@ def write(path: Path, document: dict[str, Any]) -> Path:
 
 
 def said(tmp_path: Path, *options: str, settings: dict[str, Any] | None = None) -> str:
-    """What the command says when it ends with 2."""
+    """Return the command's output when it ends with 2."""
     path = write(tmp_path / "operator.yaml", settings or SETTINGS)
     result = CliRunner().invoke(_app, [f"--config={path}", *options])
     assert result.exit_code == 2, result.output
@@ -42,7 +42,7 @@ def said(tmp_path: Path, *options: str, settings: dict[str, Any] | None = None) 
 
 
 def test_settings_that_are_not_there(tmp_path: Path) -> None:
-    assert "there is no such file; name one with --config" in said(tmp_path, "--config=nowhere")
+    assert "no such file; name one with --config" in said(tmp_path, "--config=nowhere")
 
 
 def test_settings_with_a_wrong_field(tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_certificates_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_cannot_be(tmp_path: Path) -> None:
-    assert "'A b' is no name of a namespace" in said(tmp_path, "--namespace=A b")
+    assert "'A b' is not the name of a namespace" in said(tmp_path, "--namespace=A b")
 
 
 def test_an_address_of_ray_with_an_unknown_field(tmp_path: Path) -> None:
-    assert "another field in it than {ip}" in said(tmp_path, "--ray-address=http://{host}")
+    assert "another field than {ip}" in said(tmp_path, "--ray-address=http://{host}")
 
 
 def test_the_token_is_not_said(tmp_path: Path) -> None:
@@ -90,4 +90,4 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
 
-        assert f"port {port} is not to be had" in said(tmp_path, f"--port={port}")
+        assert f"cannot listen on port {port}" in said(tmp_path, f"--port={port}")

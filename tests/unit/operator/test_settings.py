@@ -107,7 +107,7 @@ access:
     [
         pytest.param("", "replica: is missing; it has no default", id="empty"),
         pytest.param(
-            "[]", "the settings are no mapping; begin with replica: {image: …}", id="list"
+            "[]", "the settings are not a mapping; begin with replica: {image: …}", id="list"
         ),
         pytest.param("replica: {}", "replica.image: is missing; it has no default", id="no image"),
         pytest.param(
@@ -140,13 +140,13 @@ access:
         ),
         pytest.param(
             f"{SMALLEST}\naccess: {{clients: [{{}}]}}",
-            "access.clients.0: the peer names nobody; give namespaceSelector, podSelector or "
+            "access.clients.0: the peer is empty; give namespaceSelector, podSelector or "
             "ipBlock (namespaceSelector: {} means every pod)",
             id="peer",
         ),
         pytest.param(
             f"{SMALLEST}\ndefaultNpuProfile: a9",
-            "defaultNpuProfile 'a9' is none of npuProfiles; allowed: atlas-300i-duo, "
+            "defaultNpuProfile 'a9' is not one of npuProfiles; allowed: atlas-300i-duo, "
             "atlas-800i-a2, atlas-800i-a3, cce-ascend-1980",
             id="profile",
         ),
@@ -178,12 +178,12 @@ def test_a_text_that_is_no_yaml_says_where() -> None:
 
 
 def test_a_missing_file_says_how_to_name_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="there is no such file; name one with --config"):
+    with pytest.raises(SettingsError, match="no such file; name one with --config"):
         load_settings(tmp_path / "operator.yaml")
 
 
 def test_an_address_range_stands_alone() -> None:
-    with pytest.raises(ValueError, match="ipBlock stands beside a selector"):
+    with pytest.raises(ValueError, match="ipBlock is beside a selector"):
         Peer.model_validate({"ip_block": {"cidr": "10.0.0.0/8"}, "pod_selector": {}})
 
 
@@ -192,7 +192,9 @@ def test_resources_are_amounts() -> None:
         ContainerResources(cpu="none", memory="1Gi")
 
 
-@pytest.mark.parametrize("module", ["plan", "settings", "render.service", "names"], ids=str)
+@pytest.mark.parametrize(
+    "module", ["reconcile.plan", "settings", "render.service", "k8s.names"], ids=str
+)
 def test_the_pure_part_loads_no_framework(module: str) -> None:
     code = (
         f"import sys, tandem_operator.{module}; "

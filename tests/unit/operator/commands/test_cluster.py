@@ -1,4 +1,4 @@
-"""What goes wrong on the way to a Kubernetes, in one sentence each, and what is read there.
+"""Errors on the way to a Kubernetes, in one sentence each, and the reads there.
 
 The API server is a stand-in that answers with a few lists; what a real one answers is seen in
 tests/integration/operator.
@@ -175,7 +175,7 @@ def test_a_context_that_is_not_there(kubeconfig: Path) -> None:
     assert error_of("get", "--context", "hom") == (
         f"there is no context 'hom' in {kubeconfig}; did you mean 'home'?"
     )
-    assert error_of("get", "--context", "x").endswith("; there is home")
+    assert error_of("get", "--context", "x").endswith("; available: home")
 
 
 def test_a_kubernetes_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_kubernetes_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.usefixtures("kubeconfig")
 def test_a_kubernetes_without_tandem(server: ApiServer) -> None:
     assert error_of("get") == (
-        f"the Kubernetes at {server.url} knows no InferenceService; install Tandem there "
+        f"the Kubernetes at {server.url} serves no InferenceService; install Tandem there "
         "(helm install tandem charts/tandem), or name another Kubernetes with --context"
     )
 
@@ -204,7 +204,7 @@ def test_a_kubernetes_without_tandem(server: ApiServer) -> None:
     [
         (401, "does not know you (who are you?); log in to it again"),
         (403, "you may not do this: who are you?; ask for the role 'view'"),
-        (500, "says: who are you?"),
+        (500, "answers: who are you?"),
     ],
 )
 def test_a_kubernetes_that_refuses(server: ApiServer, code: int, words: str) -> None:
@@ -221,7 +221,7 @@ def test_a_service_that_is_not_there(server: ApiServer) -> None:
     assert error_of("explain", "tini") == (
         "there is no service 'tini' in namespace models; did you mean 'tiny'?"
     )
-    assert error_of("explain", "xyz").endswith("; there is tiny")
+    assert error_of("explain", "xyz").endswith("; available: tiny")
     assert error_of("explain", "big") == (
         "there is no service 'big' in namespace models; there is one in team-a: add -n team-a"
     )
@@ -236,7 +236,7 @@ def test_a_namespace_without_services(server: ApiServer) -> None:
 
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == "No services in models.\n"
-    assert error_of("explain", "tiny").endswith("make one with kubectl apply -f FILE")
+    assert error_of("explain", "tiny").endswith("create one with kubectl apply -f FILE")
 
 
 @pytest.mark.usefixtures("kubeconfig")

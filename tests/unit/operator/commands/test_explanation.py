@@ -6,7 +6,21 @@ from typing import Any
 import pytest
 
 from tandem_operator.commands.explanation import explain
-from tandem_operator.commands.words import age_between, sentence
+from tandem_operator.commands.text import age_between, sentence
+from tandem_operator.status.document import status_document
+from tandem_operator.status.pending_change import PendingChange
+from tandem_serve.api.changes import ChangeKind
+from tests.unit.operator import samples
+from tests.unit.operator.samples import (
+    CAUSE,
+    TRACEBACK,
+    answer,
+    digest,
+    facts,
+    ray_service,
+    serving,
+    view,
+)
 
 NOW = "2026-11-21T14:00:00Z"
 EARLIER = "2026-11-21T13:55:00Z"
@@ -39,19 +53,19 @@ def not_ready(reason: str, message: str = "") -> Object:
     return condition("Ready", "False", reason, message)
 
 
-def status(*conditions: Object, ready: int = 0, wanted: int = 1, **more: Any) -> Object:
+def status(*conditions: Object, ready: int = 0, desired: int = 1, **more: Any) -> Object:
     return {
         "observedGeneration": 2,
         "conditions": list(conditions),
         "url": URL,
         "model": "tandem-tiny",
-        "replicas": {"wanted": wanted, "ready": ready, "summary": f"{ready}/{wanted}"},
+        "replicas": {"desired": desired, "ready": ready, "summary": f"{ready}/{desired}"},
         **more,
     }
 
 
 def service(
-    status: Mapping[str, Any] | None, *, generation: int = 2, wanted: int = 1, **metadata: Any
+    status: Mapping[str, Any] | None, *, generation: int = 2, desired: int = 1, **metadata: Any
 ) -> Object:
     found: Object = {
         "metadata": {
@@ -65,7 +79,7 @@ def service(
             ],
             **metadata,
         },
-        "spec": {"model": {"source": "file:///m"}, "scaling": {"minReplicas": wanted}},
+        "spec": {"model": {"source": "file:///m"}, "scaling": {"minReplicas": desired}},
     }
     return found if status is None else found | {"status": status}
 
@@ -117,12 +131,6 @@ IMAGE_MISSING = {
         }
     ],
 }
-KUBERAY_MISSING = condition(
-    "RayReady",
-    "False",
-    "KubeRayMissing",
-    "this Kubernetes knows no RayService; install KubeRay: helm install kuberay-operator",
-)
 REPLICA_FAILED = condition(
     "ModelLoaded", "False", "ReplicaFailed", "/m/model.safetensors is cut off"
 )
@@ -132,9 +140,9 @@ def under_way(message: str, reason: str = "Updating") -> Object:
     return condition("Progressing", "True", reason, message)
 
 
-def overdue(message: str) -> Object:
-    text = f"not done within progressDeadlineSeconds 600, and tried further: {message}"
-    return condition("Progressing", "False", "ProgressDeadlineExceeded", text)
+def written(**known: Any) -> Object:
+    """The status that the operator writes of what it knows."""
+    return status_document(facts(**{"generation": 2, "now": EARLIER, **known}))
 
 
 def change(kind: str, *fields: str) -> Object:
@@ -160,10 +168,10 @@ def test_a_service_that_is_ready() -> None:
     assert lines(found, pods=[pod("head", **RUNNING), pod("w", **RUNNING)]) == [
         "Service tiny in namespace models has been ready for 5m: "
         f"model tandem-tiny at {URL} answers.",
-        "1 of 1 wanted replica answers; Ray cluster c1; 2 pods.",
+        "1 of 1 desired replica answers; Ray cluster c1; 2 pods.",
         "No change is under way; the spec was last written 5m ago by kubectl.",
         "Nothing is in the way.",
-        "Talk to it: kubectl port-forward -n models svc/tiny 8000, and beside it: "
+        "Send a request: kubectl port-forward -n models svc/tiny 8000, and beside it: "
         "tandem chat --url http://localhost:8000.",
     ]
 
@@ -179,7 +187,7 @@ def test_the_last_change_is_told_with_its_class() -> None:
     found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
 
     assert lines(found, events=[CHANGED])[2] == (
-        "The last change was 30s ago: Live (running replicas take it over) in "
+        "The last change was 30s ago: Live (running replicas take it over), which changes "
         "spec.engine.schedule.maxIterTimes."
     )
 
@@ -188,12 +196,11 @@ def test_a_service_that_nobody_has_looked_at_yet() -> None:
     found = service(None, generation=1, creationTimestamp="2026-11-21T13:59:50Z", managedFields=[])
 
     assert lines(found) == [
-        "Service tiny in namespace models was made 10s ago, and nothing has been done about it "
-        "yet.",
-        "0 of 1 wanted replica answers; 0 pods.",
-        "The spec was written 10s ago, and has not been looked at since.",
-        "Nothing but time: the operator has not looked at it yet.",
-        "Wait; it can be watched: kubectl get isvc -n models tiny -w.",
+        "Service tiny in namespace models was created 10s ago, and has not been reconciled yet.",
+        "0 of 1 desired replica answers; 0 pods.",
+        "The spec was written 10s ago, and has not been observed since.",
+        "Waiting for the first reconcile of this spec.",
+        "Wait, and watch it: kubectl get isvc -n models tiny -w.",
     ]
 
 
@@ -203,22 +210,24 @@ def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
 ) -> None:
     said = lines(service(seen, generation=3))
 
-    assert said[2] == "The spec was written 5m ago by kubectl, and has not been looked at since."
-    assert said[3].startswith("The operator seems not to run: it has not looked at")
-    assert said[4] == ("Look at it: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator.")
+    assert said[2] == "The spec was written 5m ago by kubectl, and has not been observed since."
+    assert said[3].startswith("The operator seems not to run: it has not observed")
+    assert said[4] == (
+        "Look at its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator."
+    )
 
 
 def test_a_spec_that_is_refused() -> None:
     text = "spec.resources.npuProfile 'big' is not one of the operator's"
-    refused = condition("Accepted", "False", "CannotBeHad", text)
+    refused = condition("Accepted", "False", "Unsatisfiable", text)
     progressing = condition("Progressing", "False", "Refused")
 
-    said = lines(service(status(not_ready("CannotBeHad", text), refused, progressing)))
+    said = lines(service(status(not_ready("Unsatisfiable", text), refused, progressing)))
 
-    assert said[0] == "Service tiny in namespace models has not been ready for 5m (CannotBeHad)."
+    assert said[0] == "Service tiny in namespace models has not been ready for 5m (Unsatisfiable)."
     assert said[2].startswith("Nothing changes while the spec is refused; it was written 5m ago")
     assert said[3] == f"The spec is refused: {text}."
-    assert said[4] == "Correct the manifest and give it again: kubectl apply -f FILE."
+    assert said[4] == "Correct the manifest and apply it again: kubectl apply -f FILE."
 
 
 def test_a_refused_change_leaves_the_previous_version() -> None:
@@ -235,13 +244,10 @@ def test_a_refused_change_leaves_the_previous_version() -> None:
 
 
 def test_a_kubernetes_without_kuberay() -> None:
-    missing = not_ready("KubeRayMissing")
-    found = service(status(missing, ACCEPTED, KUBERAY_MISSING, under_way("this Kubernetes …")))
+    said = lines(service(written(ray=None, has_kuberay=False)))
 
-    said = lines(found)
-
-    assert said[3] == "This Kubernetes knows no RayService."
-    assert said[4] == "Install KubeRay: helm install kuberay-operator."
+    assert said[3] == "This Kubernetes serves no RayService."
+    assert said[4].startswith("Install KubeRay: helm install kuberay-operator kuberay-operator ")
 
 
 def test_a_service_that_starts() -> None:
@@ -251,7 +257,7 @@ def test_a_service_that_starts() -> None:
     said = lines(found)
 
     assert said[2] == "It has been starting for 5m, of 600 s that it may take."
-    assert said[3] == "Nothing but time: the Ray head starts in pod tiny-head."
+    assert said[3] == "In progress: the Ray head starts in pod tiny-head."
 
 
 def test_a_replica_that_fails_at_the_first_start() -> None:
@@ -261,7 +267,7 @@ def test_a_replica_that_fails_at_the_first_start() -> None:
     said = lines(found, pods=[pod("tiny-w", **RUNNING)])
 
     assert said[3] == "A replica does not start: /m/model.safetensors is cut off."
-    assert said[4].startswith("Correct the manifest and give it again: kubectl apply -f FILE; ")
+    assert said[4].startswith("Correct the manifest and apply it again: kubectl apply -f FILE; ")
     assert "kubectl exec -n models tiny-w -- sh -c 'tail" in said[4]
 
 
@@ -285,7 +291,7 @@ def test_a_changed_version_that_fails_while_the_old_one_serves() -> None:
 
     assert "its previous version" in said[0]
     assert said[1] == (
-        "1 of 1 wanted replica answers; Ray cluster c1, and c2 for the new version; 0 pods."
+        "1 of 1 desired replica answers; Ray cluster c1, and c2 for the new version; 0 pods."
     )
     assert said[2] == (
         "A change has been under way for 5m: Replace (new replicas take the place of the running "
@@ -295,33 +301,29 @@ def test_a_changed_version_that_fails_while_the_old_one_serves() -> None:
 
 
 def test_a_deadline_that_has_passed_is_told_with_what_is_in_the_way() -> None:
-    found = service(
-        status(
-            not_ready("ReplicaFailed"),
-            ACCEPTED,
-            HEAD_READY,
-            REPLICA_FAILED,
-            overdue("/m is cut off"),
-            pendingChange=change("Replace", *FIELDS),
-        )
+    failing = view(
+        ray_service(pending=digest("new")),
+        samples.pod("head", "new", head=True),
+        new=answer("STARTING", status="DEPLOYING", message=TRACEBACK),
     )
+    replace = PendingChange(kind=ChangeKind.REPLACE, fields=tuple(FIELDS))
 
-    said = lines(found)
+    said = lines(service(written(ray=failing, change=replace, is_overdue=True)))
 
     assert said[2].startswith("A change is not done in time: Replace")
     assert said[3] == (
-        "It is late (progressDeadlineSeconds 600) and tried further: a replica does not "
-        "start: /m/model.safetensors is cut off."
+        f"Not done within progressDeadlineSeconds 600: a replica does not start: {CAUSE}."
     )
 
 
 def test_a_deadline_that_has_passed_for_no_other_reason() -> None:
-    late = overdue("KubeRay has not taken up the change")
-    found = service(status(PREVIOUS, ACCEPTED, HEAD_READY, LOADED, late, ready=1))
+    unobserved = serving(generation=2, seen=1)
 
-    said = lines(found)
+    said = lines(service(written(ray=unobserved, is_overdue=True)))
 
-    assert said[3].endswith("and tried further: KubeRay has not taken up the change.")
+    assert said[3].startswith(
+        "Not done within progressDeadlineSeconds 600: KubeRay has not observed this generation"
+    )
     assert said[4] == (
         "Look at the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."
     )
@@ -369,7 +371,7 @@ def test_a_warning_about_a_pod_is_told() -> None:
 def test_other_warnings_are_passed_over(noise: Object) -> None:
     found = service(status(not_ready("HeadStarting"), ACCEPTED, under_way("the head starts")))
 
-    assert lines(found, events=[noise])[3] == "Nothing but time: the head starts."
+    assert lines(found, events=[noise])[3] == "In progress: the head starts."
 
 
 def test_a_service_that_was_scaled() -> None:
@@ -381,22 +383,22 @@ def test_a_service_that_was_scaled() -> None:
             LOADED,
             under_way("1 of 3 replicas answer"),
             ready=1,
-            wanted=3,
+            desired=3,
             pendingChange=change("InPlace", "spec.scaling.minReplicas"),
         ),
-        wanted=3,
+        desired=3,
     )
 
     said = lines(found)
 
-    assert said[1] == "1 of 3 wanted replicas answer; 0 pods."
+    assert said[1] == "1 of 3 desired replicas answer; 0 pods."
     assert said[2].endswith("InPlace (running replicas stay) in spec.scaling.minReplicas.")
-    assert said[3] == "Nothing but time: 1 of 3 replicas answer."
+    assert said[3] == "In progress: 1 of 3 replicas answer."
 
 
 def test_a_replica_that_is_lost_after_all_was_well() -> None:
     found = service(
-        status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, wanted=2), wanted=2
+        status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, desired=2), desired=2
     )
 
     assert lines(found)[3] == "1 of 2 replicas run."
@@ -408,10 +410,9 @@ def test_a_service_that_the_operator_cannot_look_at() -> None:
     said = lines(service(status(blind, ACCEPTED)))
 
     assert said[0] == (
-        "Whether service tiny in namespace models is ready has not been known for 5m "
-        "(ApiForbidden)."
+        "The state of service tiny in namespace models has been unknown for 5m (ApiForbidden)."
     )
-    assert said[3] == "The operator cannot look at it: pods may not be listed."
+    assert said[3] == "The operator cannot observe the service: pods may not be listed."
 
 
 def test_what_kuberay_refuses() -> None:
@@ -420,7 +421,7 @@ def test_what_kuberay_refuses() -> None:
     said = lines(service(status(not_ready("KubeRayRefused"), ACCEPTED, refused, under_way("…"))))
 
     assert said[3] == "KubeRay refuses it: bad name."
-    assert said[4] == ("See what KubeRay says: kubectl describe rayservice -n models tiny.")
+    assert said[4] == ("Look at KubeRay's conditions: kubectl describe rayservice -n models tiny.")
 
 
 @pytest.mark.parametrize(
@@ -438,7 +439,7 @@ def test_a_service_that_is_being_deleted(pods: list[Object], more: Object, text:
 
     assert said[0] == "Service tiny in namespace models is being deleted, since 5m."
     assert said[3] == text
-    assert said[4].startswith("Wait; it can be watched: kubectl get pods -n models -l ")
+    assert said[4].startswith("Wait, and watch it: kubectl get pods -n models -l ")
 
 
 @pytest.mark.parametrize(

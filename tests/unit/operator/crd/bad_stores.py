@@ -1,4 +1,4 @@
-"""Stores of Ray's control plane that nobody could reach."""
+"""Stores of Ray's control plane that cannot be reached."""
 
 from collections.abc import Iterator
 

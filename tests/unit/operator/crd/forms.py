@@ -47,10 +47,10 @@ class Bad:
     """Field that the API server names."""
 
     words: str
-    """What the API server says, in part."""
+    """Part of the API server's message."""
 
     told: str = ""
-    """What the operator says of it, in part; empty: the same words."""
+    """Part of the operator's message; empty: the same."""
 
 
 def wrong_value(path: str, value: Any, words: str, told: str = "") -> Bad:

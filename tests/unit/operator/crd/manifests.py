@@ -162,7 +162,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         }
     },
 }
-"""What is good → the fields that differ from the smallest manifest."""
+"""Valid case → the fields that differ from the smallest manifest."""
 
 
 BAD: Final = (
@@ -299,11 +299,15 @@ BAD: Final = (
         "spec.slo.ttft.target", "half a second", "is not a duration; write a number of up to 7"
     ),
     wrong_value(
-        "spec.slo.ttft.target", "0.0s", "'0.0s' is no time; give more than 0, such as 50ms"
+        "spec.slo.ttft.target",
+        "0.0s",
+        "'0.0s' is not a positive duration; give more than 0, such as 50ms",
     ),
     wrong_value("spec.slo.tpot.target", "50", "'50' is not a duration; write a number of up to 7"),
     wrong_value(
-        "spec.slo.tpot.target", "000ms", "'000ms' is no time; give more than 0, such as 50ms"
+        "spec.slo.tpot.target",
+        "000ms",
+        "'000ms' is not a positive duration; give more than 0, such as 50ms",
     ),
     wrong_value("spec.slo.tpot.target", 50, "must be of type string", "put it in quotes"),
     Bad(
@@ -314,7 +318,7 @@ BAD: Final = (
         "is missing",
     ),
     Bad(
-        "a promise to everybody",
+        "a target for every request",
         {"spec.slo.ttft": {"percentile": 100, "target": "1s"}},
         "spec.slo.ttft.percentile",
         "less than or equal to 99",

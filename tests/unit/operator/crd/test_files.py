@@ -46,7 +46,7 @@ def test_nothing_is_written_outside_of_a_checkout(
     with pytest.raises(SystemExit):
         main(["--root", str(tmp_path)])
 
-    assert f"{tmp_path} is no checkout of Tandem" in capsys.readouterr().err
+    assert f"{tmp_path} is not a checkout of Tandem" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

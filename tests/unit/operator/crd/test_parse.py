@@ -1,4 +1,4 @@
-"""What the operator makes of an object that the API server holds."""
+"""Objects of the API server, as the operator parses them."""
 
 from typing import Any
 

@@ -8,10 +8,10 @@ import yaml
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tandem_operator.ray_token import RayToken
+from tandem_operator.ray.token import RayToken
+from tandem_operator.render.desired import Desired
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
-from tandem_operator.render.wanted import Wanted
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 
@@ -59,11 +59,11 @@ def rendered(
     name: str = "tiny",
     *,
     token: RayToken = TOKEN,
-) -> Wanted:
+) -> Desired:
     return render(inference_service(spec, name), uid=UID, settings=under, token=token)
 
 
-def one(wanted: Wanted, kind: str, name: str | None = None) -> Any:
+def one(wanted: Desired, kind: str, name: str | None = None) -> Any:
     """The one object of `kind` (and `name`); Any, so that tests can reach into it."""
     (found,) = (
         manifest
@@ -73,19 +73,19 @@ def one(wanted: Wanted, kind: str, name: str | None = None) -> Any:
     return found
 
 
-def cluster_of(wanted: Wanted) -> Any:
+def cluster_of(wanted: Desired) -> Any:
     return one(wanted, "RayService")["spec"]["rayClusterConfig"]
 
 
-def worker_of(wanted: Wanted) -> Any:
+def worker_of(wanted: Desired) -> Any:
     return cluster_of(wanted)["workerGroupSpecs"][0]
 
 
-def head_pod(wanted: Wanted) -> Any:
+def head_pod(wanted: Desired) -> Any:
     return cluster_of(wanted)["headGroupSpec"]["template"]["spec"]
 
 
-def worker_pod(wanted: Wanted) -> Any:
+def worker_pod(wanted: Desired) -> Any:
     return worker_of(wanted)["template"]["spec"]
 
 

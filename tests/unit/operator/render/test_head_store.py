@@ -1,4 +1,4 @@
-"""What outlives the Ray head: how a RayCluster is told of it, and what leaves whom alone."""
+"""The store that outlives the Ray head: its fields in a RayCluster, and services without one."""
 
 from typing import Any
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import names
+from tandem_operator.k8s import names
+from tandem_operator.render.desired import HostPathNotAllowed, RenderError
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import HOME, TEMPORARY
-from tandem_operator.render.wanted import HostPathNotAllowed, RenderError
 from tandem_serve.api.profile import RAY_PROFILE
 from tests.unit.operator.render.services import (
     SETTINGS,
@@ -249,7 +249,7 @@ def test_volumes_that_do_not_fit_together_are_refused(spec: dict[str, Any], said
     [
         pytest.param(
             {"volume_mounts": [{"name": "nowhere", "mountPath": "/x"}]},
-            "mounts the volume 'nowhere', which nobody defines; add it .*tandem-tmp",
+            "mounts the volume 'nowhere', which is not defined; add it .*tandem-tmp",
             id="unknown volume",
         ),
         pytest.param(

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem_operator import names
-from tandem_operator.plan import pending_change
-from tandem_operator.ray_token import RayToken
+from tandem_operator.k8s import names
+from tandem_operator.ray.token import RayToken
+from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.ray_service import spec_annotation
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
-from tandem_operator.render.wanted import RenderError, Wanted
+from tandem_operator.status.pending_change import pending_change
 from tandem_serve.api.document import Exposure, serve_document
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
@@ -29,7 +29,7 @@ from tests.unit.operator.render.services import (
 NPU = {"resources": {"npu": 2, "npuProfile": "atlas-800i-a2", "cpu": 4, "memory": "16Gi"}}
 
 
-def revision_of(wanted: Wanted) -> str:
+def revision_of(wanted: Desired) -> str:
     annotations = worker_of(wanted)["template"]["metadata"]["annotations"]
     revision: str = annotations[names.REVISION]
     return revision

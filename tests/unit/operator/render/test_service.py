@@ -1,4 +1,4 @@
-"""What holds for everything that is rendered, whatever the service asks for."""
+"""Properties of every rendered object, for any service."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tandem_operator import names
+from tandem_operator.k8s import names
+from tandem_operator.render.desired import RenderError
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.service import render
-from tandem_operator.render.wanted import RenderError
 from tandem_serve.api.changes import ChangeKind, classify
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
@@ -89,15 +89,15 @@ def test_nothing_is_rendered_that_kubernetes_would_leave_out(service: InferenceS
 
 def test_the_longest_name_leaves_room_for_what_is_appended() -> None:
     name = "n" * names.MAX_NAME_LENGTH
-    wanted = rendered(name=name)
+    desired = rendered(name=name)
 
     # KubeRay appends -xxxxx, a dash, the group and a suffix of its own.
     assert len(f"{name}-xxxxx-head-svc") <= 63
-    for manifest in wanted.objects:
+    for manifest in desired.objects:
         assert len(manifest["metadata"]["name"]) <= 63
         for value in manifest["metadata"]["labels"].values():
             assert LABEL_VALUE.fullmatch(value)
-    assert len(wanted.token.secret) <= 63
+    assert len(desired.token.secret) <= 63
 
 
 def test_a_longer_name_is_refused_with_the_way_out() -> None:
@@ -116,6 +116,6 @@ def test_a_service_without_a_namespace_is_in_the_default_one() -> None:
     metadata = service.metadata.model_copy(update={"namespace": None})
     service = service.model_copy(update={"metadata": metadata})
 
-    wanted = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
+    desired = render(service, uid=UID, settings=SETTINGS, token=TOKEN)
 
-    assert {manifest["metadata"]["namespace"] for manifest in wanted.objects} == {"default"}
+    assert {manifest["metadata"]["namespace"] for manifest in desired.objects} == {"default"}

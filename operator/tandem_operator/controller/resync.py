@@ -1,0 +1,120 @@
+"""LISTs everything once per resync period, whatever the watches deliver."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from tandem_operator.controller.watch import Watch
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
+from tandem_operator.k8s.errors import KindMissing, KubeError, Refused, Transient
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.metrics import Metrics
+
+_SPREAD: Final = 0.5
+"""Share of the resync period over which its services are spread."""
+
+_AFTER_FAILURE_S: Final = 5.0
+_CONCURRENCY: Final = 4
+_log = logging.getLogger(__name__)
+
+
+class Resync:
+    """LISTs the watched kinds, enqueues every service, and measures how far each watch is behind.
+
+    Each namespace that is served by name is resynced by itself. One that is refused (deleted,
+    or the role in it) does not affect the others.
+    """
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        watches: Iterable[Watch],
+        metrics: Metrics,
+        *,
+        every_s: float,
+        add: Callable[[NamespacedName, float], None],
+        known: Callable[[], Iterable[NamespacedName]],
+    ) -> None:
+        self._kube = kube
+        self._metrics = metrics
+        self._every_s = every_s
+        self._add = add
+        self._known = known
+        self._watches = defaultdict[str | None, list[Watch]](list)
+        for watch in watches:
+            self._watches[watch.namespace].append(watch)
+        self._resynced = set[str | None]()
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+        self.failures: Mapping[str | None, KubeError] = {}
+        """Errors of the last resync by namespace; None stands for all namespaces."""
+
+        self.last_end = time.monotonic()
+        """Moment at which the last resync ended."""
+
+    @property
+    def overdue_after_s(self) -> float:
+        """Seconds after which a resync that has not ended is overdue."""
+        return 3 * self._every_s + 60.0
+
+    async def run(self) -> None:
+        """Resync until cancelled."""
+        while True:
+            pause_s = await self._once()
+            await asyncio.sleep(pause_s)
+
+    async def _once(self) -> float:
+        """Resync once; return the seconds until the next one."""
+        errors = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
+        found = zip(self._watches, errors, strict=True)
+        self._record({namespace: error for namespace, error in found if error is not None})
+        # A refusal is an answer: another process would be refused as well.
+        if all(isinstance(error, Transient) for error in errors):
+            return _AFTER_FAILURE_S
+        self.last_end = time.monotonic()
+        self._metrics.last_resync.set_to_current_time()
+        return self._every_s
+
+    async def _resync(self, namespace: str | None) -> KubeError | None:
+        """Resync one namespace; return the error that ended it."""
+        try:
+            async with self._slots:
+                for watch in self._watches[namespace]:
+                    await self._check(watch)
+        except KubeError as error:
+            return error
+        except Exception as error:  # noqa: BLE001
+            # The last guard: one object must not end the process for all.
+            _log.exception("resync failed; this is a bug, please report it")
+            return Refused(f"it ended with {error!r}; this is a bug")
+        return None
+
+    def _record(self, failures: Mapping[str | None, KubeError]) -> None:
+        for namespace, error in failures.items():
+            if str(error) != str(self.failures.get(namespace, "")):
+                where = namespace or "all namespaces"
+                _log.warning("resync of %s failed: %s", where, error)
+        self.failures = failures
+        for namespace in filter(None, self._watches):
+            self._metrics.resynced.labels(namespace).set(namespace not in failures)
+
+    async def _check(self, watch: Watch) -> None:
+        try:
+            items = await self._kube.list(watch.kind, watch.namespace, watch.labels)
+        except KindMissing:
+            # Its watch waits for it, and the services that need it report it.
+            items = []
+        watch.lag.compare(items, time.monotonic())
+        if watch.kind == INFERENCE_SERVICE:
+            self._enqueue(watch.namespace, items)
+
+    def _enqueue(self, namespace: str | None, items: Iterable[Object]) -> None:
+        """Enqueue every service: at once the first time, spread over the period afterwards."""
+        known = (key for key in self._known() if namespace in {None, key.namespace})
+        keys = {NamespacedName.of(item) for item in items} | set(known)
+        spread_s = self._every_s * _SPREAD if namespace in self._resynced else 0.0
+        self._resynced.add(namespace)
+        for index, key in enumerate(sorted(keys, key=str)):
+            self._add(key, spread_s * index / len(keys))

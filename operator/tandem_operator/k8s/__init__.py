@@ -1,0 +1,1 @@
+"""Kubernetes as the operator reaches it: client, kinds, names, Events, leader election."""

@@ -1,0 +1,211 @@
+"""The operator as a process: standby, leading, and an orderly end."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from lightkube.config.kubeconfig import SingleConfig
+
+from tandem_operator.controller.queue import Backoff, WorkQueue
+from tandem_operator.controller.resync import Resync
+from tandem_operator.controller.watch import Watch
+from tandem_operator.controller.workers import Workers
+from tandem_operator.health import Health, serve
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Selector
+from tandem_operator.k8s.events import EventRecorder
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
+from tandem_operator.k8s.kopf_login import KopfLogin
+from tandem_operator.k8s.leader_election import LeaderElector, LeaseLost
+from tandem_operator.k8s.names import FIELD_MANAGER, SERVICE
+from tandem_operator.k8s.owners import service_of
+from tandem_operator.metrics import Metrics
+from tandem_operator.ray.client import RayClient
+from tandem_operator.ray.token_key import TokenKey
+from tandem_operator.reconcile.loop import Reconciler
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.shutdown import StopSignals
+from tandem_operator.tasks import cancel
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_LEASE_LOST: Final = 3
+
+_WORKERS: Final = 4
+_LAST_RECONCILES_S: Final = 10.0
+_CLOSING_S: Final = 3.0
+_COALESCE_S: Final = 0.05
+"""Seconds for which an event waits for others of the same service: they come in bursts."""
+
+_WATCHED: Final[tuple[tuple[Kind, Selector | None], ...]] = (
+    (INFERENCE_SERVICE, None),
+    (RAY_SERVICE, None),
+    (POD, {SERVICE: None}),
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of the process."""
+
+    config: SingleConfig
+    """Connection to the API server."""
+
+    settings: OperatorSettings
+    port: int
+    """Of /healthz, /readyz and /metrics."""
+
+    identity: str
+    """Name of this process in leader election."""
+
+    lease_namespace: str
+    ray_address: str
+    """Address of Ray's REST interface, with {ip}, {cluster} and {namespace}."""
+
+
+async def run(options: Options) -> int:
+    """Run until a signal comes or the lease is lost; return the exit code.
+
+    Raises:
+        PortTaken: the port cannot be listened on.
+        NoCluster: the certificates cannot be used.
+    """
+    metrics = Metrics()
+    health = Health(metrics)
+    signals = StopSignals()
+    signals.install()
+    async with AsyncExitStack() as stack:
+        server = await serve(health.application(), options.port)
+        stack.push_async_callback(server.cleanup)
+        kube = KubeClient.connect(options.config, metrics.count_request)
+        stack.push_async_callback(kube.close)
+        lag_task = asyncio.create_task(health.measure_lag())
+        stack.callback(lag_task.cancel)
+        elector = LeaderElector(
+            kube, NamespacedName(options.lease_namespace, FIELD_MANAGER), options.identity
+        )
+        kube.may_write = elector.is_valid
+        if not await _acquire_lease(elector, health, signals):
+            return EXIT_DONE
+        ray = RayClient(options.ray_address, metrics.count_ray_request)
+        manager = Manager.build(options, kube, ray, metrics, signals)
+        health.lead(manager.watches, manager.workers, manager.resync)
+        return await manager.run(elector, signals)
+
+
+async def _acquire_lease(elector: LeaderElector, health: Health, signals: StopSignals) -> bool:
+    """Wait for the lease; False: a signal came first."""
+    _log.info("standby: waiting for the lease as '%s'", elector.identity)
+    taken = asyncio.create_task(elector.acquire(on_answer=health.set_ready))
+    stopped = asyncio.create_task(signals.wait())
+    await asyncio.wait({taken, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    has_lease = taken.done()
+    await cancel({taken, stopped}, _CLOSING_S)
+    if has_lease:
+        taken.result()
+        _log.info("leading")
+    return has_lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manager:
+    """Everything that runs in the leader."""
+
+    workers: Workers
+    watches: tuple[Watch, ...]
+    resync: Resync
+
+    @classmethod
+    def build(
+        cls,
+        options: Options,
+        kube: KubeClient,
+        ray: RayClient,
+        metrics: Metrics,
+        signals: StopSignals,
+    ) -> Self:
+        """Build the parts; none runs yet."""
+        settings = options.settings
+        events = EventRecorder(kube, options.identity)
+        token_key = TokenKey(kube, options.lease_namespace)
+        reconciler = Reconciler(kube, ray, settings, events, metrics, token_key=token_key)
+        queue = WorkQueue[NamespacedName](Backoff(chance=random.random))
+        workers = Workers(queue, reconciler.reconcile, metrics, count=_WORKERS)
+
+        def enqueue_owner(item: Mapping[str, Any]) -> None:
+            if owner := service_of(item):
+                workers.add(NamespacedName(*owner), _COALESCE_S)
+
+        def enqueue_all(namespace: str | None) -> None:
+            for key in reconciler.known:
+                if namespace in {None, key.namespace}:
+                    workers.add(key)
+
+        def watch(namespace: str | None, kind: Kind, labels: Selector | None = None) -> Watch:
+            return Watch(
+                kind,
+                kube=kube,
+                login=KopfLogin(options.config),
+                namespace=namespace,
+                deliver=enqueue_owner,
+                on_kind_found=lambda: enqueue_all(namespace),
+                on_start=signals.install,
+                labels=labels,
+            )
+
+        everywhere: tuple[str | None, ...] = (None,)
+        watches = tuple(
+            watch(namespace, kind, labels)
+            for namespace in dict.fromkeys(settings.namespaces or everywhere)
+            for kind, labels in _WATCHED
+        )
+        resync = Resync(
+            kube,
+            watches,
+            metrics,
+            every_s=settings.resync_seconds,
+            add=workers.add,
+            known=lambda: reconciler.known,
+        )
+        return cls(workers=workers, watches=watches, resync=resync)
+
+    async def run(self, elector: LeaderElector, signals: StopSignals) -> int:
+        """Lead until a signal comes, the lease is lost, or a part ends; return the exit code."""
+        stopped = asyncio.create_task(signals.wait())
+        workers = asyncio.create_task(self.workers.run())
+        renewing = asyncio.create_task(elector.renew())
+        background = {asyncio.create_task(one) for one in self._background()}
+        parts = {workers, renewing, *background}
+        await asyncio.wait({stopped, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        code = _exit_code(parts)
+        if code == EXIT_DONE:
+            _log.info("shutting down: running reconciles have %.0f s", _LAST_RECONCILES_S)
+            await self.workers.drain(_LAST_RECONCILES_S)
+        await cancel({workers, renewing, stopped}, _CLOSING_S)
+        if code != EXIT_LEASE_LOST:
+            await elector.release()
+        await cancel(background, _CLOSING_S)
+        return code
+
+    def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
+        yield self.resync.run()
+        yield from (watch.run() for watch in self.watches)
+
+
+def _exit_code(parts: Iterable[asyncio.Task[None]]) -> int:
+    """Return the exit code for the parts that have ended by themselves."""
+    for part in parts:
+        if not part.done():
+            continue
+        error = part.exception()
+        if isinstance(error, LeaseLost):
+            _log.error("no longer leading: %s", error)
+            return EXIT_LEASE_LOST
+        _log.error("a part of the operator has ended; this is a bug", exc_info=error)
+        return EXIT_FAILED
+    return EXIT_DONE

@@ -1,0 +1,46 @@
+"""Reasons of a service's conditions, one word in CamelCase each; those of API errors are in k8s."""
+
+from typing import Final
+
+# Accepted
+VALID: Final = "Valid"
+INVALID_SPEC: Final = "InvalidSpec"
+"""Only another spec helps."""
+UNSATISFIABLE: Final = "Unsatisfiable"
+"""The spec asks for something that the operator's settings cannot give."""
+HOST_PATH_NOT_ALLOWED: Final = "HostPathNotAllowed"
+CLAIM_MISSING: Final = "ClaimMissing"
+NAME_TAKEN: Final = "NameTaken"
+"""An object of a desired name belongs to another owner."""
+
+# RayReady
+KUBERAY_MISSING: Final = "KubeRayMissing"
+KUBERAY_REFUSED: Final = "KubeRayRefused"
+NOT_CREATED: Final = "NotCreated"
+NOT_OBSERVED: Final = "NotObserved"
+"""KubeRay has not observed the RayService's generation yet."""
+HEAD_MISSING: Final = "HeadMissing"
+HEAD_STARTING: Final = "HeadStarting"
+HEAD_FAILED: Final = "HeadFailed"
+HEAD_READY: Final = "HeadReady"
+
+# ModelLoaded
+NOT_STARTED: Final = "NotStarted"
+LOADING: Final = "Loading"
+LOADED: Final = "Loaded"
+POD_FAILED: Final = "PodFailed"
+REPLICA_FAILED: Final = "ReplicaFailed"
+
+# Progressing
+STARTING: Final = "Starting"
+UPDATING: Final = "Updating"
+SETTLED: Final = "Settled"
+REFUSED: Final = "Refused"
+DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
+WRITE_CONFLICT: Final = "WriteConflict"
+"""Another writer changes an object back again and again."""
+
+# Ready; while it is not True, it has the reason of the condition that it waits for.
+SERVING: Final = "Serving"
+SERVING_PREVIOUS: Final = "ServingPrevious"
+NO_ENDPOINT: Final = "NoEndpoint"

@@ -1,0 +1,1 @@
+"""One reconcile: parse the spec, observe, decide, report, apply."""

@@ -1,0 +1,215 @@
+"""One reconcile of one service: read → decide → report → write; level-based."""
+
+import logging
+import time
+from dataclasses import replace
+from typing import Final
+
+from tandem_operator.clock import now_text
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
+from tandem_operator.k8s.errors import Forbidden, KindMissing, KubeError, NotFound
+from tandem_operator.k8s.events import EventRecorder
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.k8s.owners import is_being_deleted
+from tandem_operator.metrics import Metrics
+from tandem_operator.ray.client import RayClient
+from tandem_operator.ray.token import ray_token
+from tandem_operator.ray.token_key import TokenKey
+from tandem_operator.reconcile.apply import apply
+from tandem_operator.reconcile.confirmed_tokens import ConfirmedTokens
+from tandem_operator.reconcile.decide import (
+    Intent,
+    collect_facts,
+    decide,
+    is_settled,
+    requeue_after_s,
+    write_conflict,
+)
+from tandem_operator.reconcile.failures import FailureTracker
+from tandem_operator.reconcile.observation import Observation
+from tandem_operator.reconcile.observe import KnownToken, observe
+from tandem_operator.reconcile.parsed_spec import ParsedSpec, parse_spec
+from tandem_operator.reconcile.plan import CreateToken
+from tandem_operator.reconcile.report import Reporter, deadline_in_s
+from tandem_operator.reconcile.write_limit import WriteLimit
+from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.status.document import status_document, unknown_document
+from tandem_operator.status.facts import Facts, Problem
+
+_CONFIRM_EVERY: Final = 3
+"""Resyncs after which the Secret of Ray's token is confirmed once more."""
+
+_log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Brings services to their desired state, one reconcile at a time."""
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        ray: RayClient,
+        settings: OperatorSettings,
+        events: EventRecorder,
+        metrics: Metrics,
+        *,
+        token_key: TokenKey,
+    ) -> None:
+        self._kube = kube
+        self._ray = ray
+        self._token_key = token_key
+        self._confirmed_tokens = ConfirmedTokens[NamespacedName](
+            _CONFIRM_EVERY * settings.resync_seconds
+        )
+        self._settings = settings
+        self._events = events
+        self._metrics = metrics
+        self._reporter = Reporter(kube, events, metrics)
+        self._failures = FailureTracker[NamespacedName]()
+        self._write_limit = WriteLimit[NamespacedName]()
+        self._uids: dict[NamespacedName, str] = {}
+        self._polled: set[NamespacedName] = set()
+
+    @property
+    def known(self) -> frozenset[NamespacedName]:
+        """The services that existed at their last reconcile."""
+        return frozenset(self._uids)
+
+    async def reconcile(self, key: NamespacedName) -> float | None:
+        """Reconcile the service `key`.
+
+        Returns:
+            Seconds after which to requeue even without an event; None: do not.
+
+        Raises:
+            KubeError: the reconcile failed and is to be retried.
+        """
+        found = await self._read(key)
+        if found is None:
+            self._forget(key)
+            return None
+        try:
+            return await self._reconcile(found, key)
+        except NotFound:
+            # It was deleted meanwhile.
+            self._forget(key)
+            return None
+
+    async def _reconcile(self, found: Object, key: NamespacedName) -> float | None:
+        parsed, observation = await self._observe(found, key)
+        intent = decide(parsed, observation)
+        # The status announces a change before it is made.
+        facts = self._facts(found, key, parsed, observation, intent)
+        after_s = await self._report(found, key, facts)
+        if not intent.actions:
+            self._failures.clear(key)
+            return after_s
+        await self._apply(found, key, intent, observation)
+        return max(after_s or 0.0, self._pause_s(found, key)) if intent.writes else after_s
+
+    async def _read(self, key: NamespacedName) -> Object | None:
+        """Read the InferenceService; None: it is gone, or being deleted with its objects."""
+        try:
+            found = await self._kube.get(INFERENCE_SERVICE, key)
+        except KindMissing:
+            return None
+        except Forbidden as error:
+            # Its namespace is gone, or the right to read it. When that comes back, watch and resync
+            # find the service again.
+            _log.warning("%s: %s", key, error)
+            self._metrics.errors.labels(error.reason).inc()
+            return None
+        if found is None or is_being_deleted(found):
+            return None
+        self._uids[key] = found["metadata"]["uid"]
+        return found
+
+    def _forget(self, key: NamespacedName) -> None:
+        """Drop all state of a service that is gone."""
+        self._metrics.forget(key)
+        self._failures.clear(key)
+        self._write_limit.forget(key)
+        self._polled.discard(key)
+        self._confirmed_tokens.forget(key)
+        if uid := self._uids.pop(key, None):
+            self._events.forget(uid)
+
+    async def _observe(self, found: Object, key: NamespacedName) -> tuple[ParsedSpec, Observation]:
+        """Read the desired and the observed state."""
+        uid = found["metadata"]["uid"]
+        try:
+            secret_key = await self._token_key.read()
+            token = ray_token(secret_key, namespace=key.namespace, service=key.name, uid=uid)
+            parsed = parse_spec(found, self._settings, token)
+            is_stale = self._confirmed_tokens.is_stale(key, token.secret, time.monotonic())
+            known = KnownToken(token=token, is_stale=is_stale)
+            return parsed, await observe(self._kube, self._ray, key, parsed, uid=uid, token=known)
+        except KubeError as error:
+            self._failures.record(key, error)
+            await self._report_unknown(found, key)
+            raise
+
+    async def _report_unknown(self, found: Object, key: NamespacedName) -> None:
+        problem = self._failures.reportable(key)
+        if problem is None:
+            return
+        document = unknown_document(
+            found.get("status", {}),
+            problem,
+            generation=found["metadata"]["generation"],
+            now=now_text(),
+        )
+        await self._reporter.report(found, document)
+
+    def _facts(
+        self,
+        found: Object,
+        key: NamespacedName,
+        parsed: ParsedSpec,
+        observation: Observation,
+        intent: Intent,
+    ) -> Facts:
+        write_failure = self._failures.reportable(key) or self._write_conflict(found, key, intent)
+        facts = collect_facts(
+            found, parsed, observation, intent, write_failure=write_failure, now=now_text()
+        )
+        left_s = deadline_in_s(facts)
+        return replace(facts, is_overdue=left_s is None or left_s <= 0)
+
+    async def _report(self, found: Object, key: NamespacedName, facts: Facts) -> float | None:
+        document = status_document(facts)
+        await self._reporter.report(found, document)
+        if is_settled(document):
+            self._polled.discard(key)
+        else:
+            self._polled.add(key)
+        return requeue_after_s(
+            facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
+        )
+
+    def _write_conflict(self, found: Object, key: NamespacedName, intent: Intent) -> Problem | None:
+        """Return the reason for not writing although a write is due."""
+        return write_conflict(intent.actions) if self._pause_s(found, key) else None
+
+    def _pause_s(self, found: Object, key: NamespacedName) -> float:
+        return self._write_limit.wait_s(key, found["metadata"]["generation"], time.monotonic())
+
+    async def _apply(
+        self, found: Object, key: NamespacedName, intent: Intent, observation: Observation
+    ) -> None:
+        if self._pause_s(found, key):
+            return
+        try:
+            await apply(self._kube, intent.actions, observation, found)
+        except KubeError as error:
+            # The next reconcile reports it, before it retries.
+            self._failures.record(key, error)
+            raise
+        self._failures.clear(key)
+        self._confirm_token(key, intent)
+        self._write_limit.take(key, found["metadata"]["generation"], time.monotonic())
+
+    def _confirm_token(self, key: NamespacedName, intent: Intent) -> None:
+        for action in intent.actions:
+            if isinstance(action, CreateToken):
+                self._confirmed_tokens.confirm(key, action.token.secret, time.monotonic())

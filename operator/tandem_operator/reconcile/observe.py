@@ -1,0 +1,194 @@
+"""Reads the observed state of one service: its objects, its pods, and Ray's answers."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tandem_operator import reasons
+from tandem_operator.k8s import names
+from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
+from tandem_operator.k8s.errors import Forbidden, KindMissing
+from tandem_operator.k8s.kinds import (
+    CHILDREN,
+    CORE_SERVICE,
+    EVENT,
+    POD,
+    RAY_CLUSTER,
+    RAY_SERVICE,
+    VOLUME_CLAIM,
+)
+from tandem_operator.k8s.owners import owned_by
+from tandem_operator.ray.client import RayClient
+from tandem_operator.ray.token import RayToken
+from tandem_operator.reconcile.observation import Observation
+from tandem_operator.reconcile.parsed_spec import ParsedSpec
+from tandem_operator.reconcile.plan import ObjectKey, ObservedObjects, key_of
+from tandem_operator.status.facts import Problem
+from tandem_operator.status.pod_view import (
+    PodView,
+    may_lack_secret,
+    pod_view,
+    volume_problem,
+    waits_for_volumes,
+)
+from tandem_operator.status.ray_view import clusters_named, clusters_not_running, own_heads
+from tandem_serve.api.spec import InferenceService
+
+_MAX_PODS_WITH_EVENTS: Final = 2
+"""Pods whose Events are read in one reconcile: the others have the same cause."""
+
+_MAX_EVENTS: Final = 50
+"""Events of a pod that are read; the kubelet counts repeats in one Event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownToken:
+    """Ray's token, and whether its Secret was confirmed."""
+
+    token: RayToken
+    is_stale: bool
+    """True when the Secret has not been confirmed for long."""
+
+
+async def observe(
+    kube: KubeClient,
+    ray: RayClient,
+    key: NamespacedName,
+    parsed: ParsedSpec,
+    *,
+    uid: str,
+    token: KnownToken,
+) -> Observation:
+    """Read everything that belongs to the service `key`, whose object has the id `uid`.
+
+    Raises:
+        KubeError: a request to the API server failed.
+    """
+    (objects, ray_clusters, has_kuberay), pods, missing = await asyncio.gather(
+        _read_objects(kube, key, parsed),
+        kube.list(POD, key.namespace, {names.SERVICE: key.name}),
+        _find_missing(kube, key.namespace, parsed.service),
+    )
+    views = await _view_pods(kube, key.namespace, pods)
+    ray_service = objects.get(_ray_key(key))
+    is_ours = ray_service is not None and owned_by(ray_service, uid)
+    heads = own_heads(ray_service, ray_clusters, views) if ray_service and is_ours else {}
+    replies = await ray.ask(heads, key.name, key.namespace, token.token.value)
+    starting = clusters_not_running(ray_service) if ray_service else []
+    has_token = not token.is_stale and not may_lack_secret(token.token.secret, views)
+    return Observation(
+        children=ObservedObjects(objects=objects, has_token=has_token),
+        pods=views,
+        answers=replies.answers,
+        ray_errors=replies.ray_errors,
+        ray_clusters={name: one for name, one in ray_clusters.items() if name in starting},
+        missing=missing,
+        has_kuberay=has_kuberay,
+    )
+
+
+async def _view_pods(
+    kube: KubeClient, namespace: str, pods: Iterable[Object]
+) -> tuple[PodView, ...]:
+    """Return the pods; those that wait for volumes with the reason in their Events."""
+    views = []
+    num_read = 0
+    for pod in pods:
+        view = pod_view(pod)
+        if waits_for_volumes(pod) and num_read < _MAX_PODS_WITH_EVENTS:
+            num_read += 1
+            failure = volume_problem(view.name, await _events_about(kube, namespace, pod))
+            view = replace(view, failure=failure)
+        views.append(view)
+    return tuple(views)
+
+
+async def _events_about(kube: KubeClient, namespace: str, pod: Object) -> list[Object]:
+    about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
+    try:
+        return await kube.list(EVENT, namespace, fields=about, limit=_MAX_EVENTS)
+    except Forbidden:
+        # The status has one reason less; `kubectl describe pod` shows it.
+        return []
+
+
+async def _read_objects(
+    kube: KubeClient, key: NamespacedName, parsed: ParsedSpec
+) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
+    """Return the objects of the desired names, the RayClusters, and True with KubeRay."""
+    children = _child_keys(parsed)
+    ray_key = _ray_key(key)
+    (ray_service, clusters, has_kuberay), found = await asyncio.gather(
+        _read_ray(kube, NamespacedName(key.namespace, ray_key.name)),
+        asyncio.gather(*(_read_child(kube, key.namespace, child) for child in children)),
+    )
+    objects = dict(zip(children, found, strict=True)) | {ray_key: ray_service}
+    there = {child: one for child, one in objects.items() if one is not None}
+    return there, clusters, has_kuberay
+
+
+async def _read_ray(
+    kube: KubeClient, key: NamespacedName
+) -> tuple[Object | None, dict[str, Object], bool]:
+    """Return the RayService, the RayClusters that it names, and True with KubeRay."""
+    try:
+        ray_service = await kube.get(RAY_SERVICE, key)
+    except KindMissing:
+        return None, {}, False
+    named = clusters_named(ray_service) if ray_service else []
+    clusters = await asyncio.gather(
+        *(kube.get(RAY_CLUSTER, NamespacedName(key.namespace, name)) for name in named)
+    )
+    found = zip(named, clusters, strict=True)
+    return ray_service, {name: one for name, one in found if one is not None}, True
+
+
+def _ray_key(key: NamespacedName) -> ObjectKey:
+    return ObjectKey(RAY_SERVICE.name, names.ray_service(key.name))
+
+
+async def _read_child(kube: KubeClient, namespace: str, key: ObjectKey) -> Object | None:
+    kind = CORE_SERVICE if key.kind == CORE_SERVICE.name else CHILDREN[key.kind]
+    return await kube.get(kind, NamespacedName(namespace, key.name))
+
+
+def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
+    """Return the desired objects beside the RayService, and the endpoint that KubeRay makes.
+
+    Of a spec that cannot be rendered, none.
+    """
+    if parsed.desired is None or parsed.service is None:
+        return []
+    keys = [key_of(manifest) for manifest in parsed.desired.objects]
+    endpoint = ObjectKey(CORE_SERVICE.name, names.endpoint_service(parsed.service.name))
+    return [endpoint, *(key for key in keys if key.kind != RAY_SERVICE.name)]
+
+
+async def _find_missing(
+    kube: KubeClient, namespace: str, service: InferenceService | None
+) -> tuple[Problem, ...]:
+    """Return the missing PersistentVolumeClaims, without which no pod would start.
+
+    Secrets are not checked: the right to read one of any name is the right to read them all. The
+    Events of the pods that wait for a Secret name it.
+    """
+    problem = await _missing_claim(kube, namespace, service.spec.model.claim if service else None)
+    return () if problem is None else (problem,)
+
+
+async def _missing_claim(kube: KubeClient, namespace: str, name: str | None) -> Problem | None:
+    if name is None:
+        return None
+    try:
+        claim = await kube.get(VOLUME_CLAIM, NamespacedName(namespace, name))
+    except Forbidden:
+        # The pods' own Events report it.
+        return None
+    if claim is not None:
+        return None
+    return Problem(
+        reasons.CLAIM_MISSING,
+        f"spec.model.source: namespace '{namespace}' has no PersistentVolumeClaim '{name}'; "
+        "create it, or name another source",
+    )

@@ -1,0 +1,88 @@
+"""Writes the status of a service where it differs, and posts Events about the transitions."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tandem_operator import reasons
+from tandem_operator.clock import seconds_between
+from tandem_operator.k8s.client import KubeClient, NamespacedName
+from tandem_operator.k8s.event_correlator import NewEvent
+from tandem_operator.k8s.events import EventRecorder
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.metrics import Metrics, ServicePhase
+from tandem_operator.status import progress
+from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
+from tandem_operator.status.facts import Facts
+from tandem_operator.status.transitions import transitions
+
+_DEFAULT_DEADLINE_S: Final = 600
+_log = logging.getLogger(__name__)
+
+
+def deadline_in_s(facts: Facts) -> float | None:
+    """Seconds left for the change under way; None: its deadline passed before."""
+    started = progress.change_start(
+        facts.previous, written=facts.last_write, generation=facts.generation, now=facts.now
+    )
+    if started is None:
+        return None
+    service = facts.service
+    limit = service.spec.progress_deadline_seconds if service else _DEFAULT_DEADLINE_S
+    return limit - seconds_between(started, facts.now)
+
+
+class Reporter:
+    """Reports the state of a service: status, Events, metrics."""
+
+    def __init__(self, kube: KubeClient, events: EventRecorder, metrics: Metrics) -> None:
+        self._kube = kube
+        self._events = events
+        self._metrics = metrics
+
+    async def report(self, found: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+        """Write `document` as the status of the object `found`, unless it is the same.
+
+        Raises:
+            KubeError: the status was not written.
+        """
+        key, before = NamespacedName.of(found), found.get("status", {})
+        if document != before:
+            await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
+            await self._record_events(found, key, transitions(before, document))
+        is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
+        self._metrics.set_phase(key, _phase(document, is_ready=is_ready), is_ready=is_ready)
+
+    async def _record_events(
+        self, found: Mapping[str, Any], key: NamespacedName, new_events: list[NewEvent]
+    ) -> None:
+        for new in new_events:
+            level = logging.WARNING if new.type == "Warning" else logging.INFO
+            _log.log(level, "%s: %s: %s", key, new.reason, new.message)
+        await self._events.post(found, new_events, time.monotonic())
+
+
+def _status_manifest(found: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = found["metadata"]
+    return {
+        "apiVersion": found["apiVersion"],
+        "kind": found["kind"],
+        # The uid keeps the status from another object that has taken the name meanwhile.
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
+        "status": document,
+    }
+
+
+def _phase(document: Mapping[str, Any], *, is_ready: bool) -> ServicePhase:
+    """Return the phase that sums the conditions up."""
+    progressing = find_condition(document, ConditionType.PROGRESSING)
+    if find_condition(document, ConditionType.READY)["status"] == ConditionStatus.UNKNOWN:
+        return "Unknown"
+    if progressing.get("reason") == reasons.REFUSED:
+        return "Refused"
+    if progressing.get("reason") == reasons.DEADLINE_EXCEEDED:
+        return "Stuck"
+    if progressing.get("status") == ConditionStatus.TRUE:
+        return "Progressing"
+    return "Ready" if is_ready else "NotReady"

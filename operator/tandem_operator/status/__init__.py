@@ -1,0 +1,1 @@
+"""Facts about a service → its status, conditions and Events; pure."""

@@ -1,0 +1,82 @@
+"""A change of the spec that the service has not taken over yet, and its class; pure."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from tandem_operator.k8s import names
+from tandem_operator.render.fingerprint import digested
+from tandem_serve.api.changes import ChangeKind, costliest, differing_paths, kind_of, leaves
+from tandem_serve.api.spec import InferenceService
+
+CHANGE_CLASSES: Final = {
+    ChangeKind.LIVE: "Live",
+    ChangeKind.IN_PLACE: "InPlace",
+    ChangeKind.REPLACE: "Replace",
+}
+"""Kind of change → `pendingChange.class`, which is also the reason of its Event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingChange:
+    """The fields that the next write will change, and their class."""
+
+    kind: ChangeKind
+    """The costliest of its fields."""
+
+    fields: tuple[str, ...]
+    """The paths that differ, such as spec.engine.dtype."""
+
+    @classmethod
+    def joined(cls, changes: Iterable[Self]) -> Self:
+        """Return one change with the fields of all of `changes`."""
+        changes = list(changes)
+        fields = {field for change in changes for field in change.fields}
+        return cls(kind=costliest(one.kind for one in changes), fields=tuple(sorted(fields)))
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        """Return the change that `pendingChange` of a status describes."""
+        kind = next(kind for kind, name in CHANGE_CLASSES.items() if name == document["class"])
+        return cls(kind=kind, fields=tuple(document["fields"]))
+
+    def document(self) -> dict[str, Any]:
+        """Return the change as `pendingChange` of a status."""
+        return {"class": CHANGE_CLASSES[self.kind], "fields": list(self.fields)}
+
+
+def pending_change(
+    service: InferenceService, ray_service: Mapping[str, Any] | None
+) -> PendingChange | None:
+    """Compare `service` with the one that `ray_service` was rendered from.
+
+    None: they are equal, or there is no RayService yet.
+    """
+    before = _rendered_spec(ray_service or {})
+    if before is None:
+        return None
+    old = dict(leaves(digested(before), "spec"))
+    new = dict(leaves(digested(service.resolved()["spec"]), "spec"))
+    fields = tuple(differing_paths(new, old))
+    if not fields:
+        return None
+    return PendingChange(kind=costliest(map(_kind, fields)), fields=fields)
+
+
+def _rendered_spec(ray_service: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the spec that `ray_service` was rendered from; None: it does not say so any more."""
+    text = ray_service.get("metadata", {}).get("annotations", {}).get(names.SPEC)
+    try:
+        spec = json.loads(text or "null")
+    except json.JSONDecodeError:
+        return None
+    return spec if isinstance(spec, Mapping) else None
+
+
+def _kind(path: str) -> ChangeKind:
+    """Return the cost of a change of `path`; a field that this version lacks may cost all."""
+    try:
+        return kind_of(path)
+    except KeyError:
+        return ChangeKind.REPLACE

@@ -1,0 +1,122 @@
+"""Clients of each port, one row a port; and the pods that evictions may take."""
+
+from typing import Any
+
+import pytest
+
+from tandem_operator.render.settings import OperatorSettings
+from tests.unit.operator.render.services import one, rendered
+
+OWN = {"serving.tandem.dev/service": "tiny"}
+OTHER = {"serving.tandem.dev/service": "other"}
+KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
+OPERATOR = {"app.kubernetes.io/name": "tandem-operator"}
+PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
+STRANGER = {"app": "anything"}
+SERVE, METRICS, DASHBOARD, GCS, CLIENT, AGENT, HAPROXY = 8000, 8080, 8265, 6379, 10001, 52365, 9101
+
+
+def may_connect(policy: Any, labels: dict[str, str], port: int, *, elsewhere: bool = True) -> bool:
+    """Kubernetes' rule: any rule that names the peer and the port lets it in."""
+    return any(
+        _names_port(rule, port)
+        and any(_names_pod(peer, labels, elsewhere=elsewhere) for peer in rule["from"])
+        for rule in policy["spec"]["ingress"]
+    )
+
+
+def _names_port(rule: Any, port: int) -> bool:
+    return "ports" not in rule or any(entry["port"] == port for entry in rule["ports"])
+
+
+def _names_pod(peer: Any, labels: dict[str, str], *, elsewhere: bool) -> bool:
+    assert peer.keys() <= {"namespaceSelector", "podSelector"}
+    if elsewhere and "namespaceSelector" not in peer:
+        return False
+    assert peer.get("namespaceSelector", {}) == {}
+    wanted = peer.get("podSelector", {}).get("matchLabels", {})
+    return bool(wanted.items() <= labels.items())
+
+
+@pytest.mark.parametrize(
+    ("component", "labels", "port", "let_in"),
+    [
+        ("worker", STRANGER, SERVE, True),
+        ("worker", STRANGER, METRICS, False),
+        ("worker", STRANGER, AGENT, False),
+        ("worker", STRANGER, HAPROXY, False),
+        ("worker", STRANGER, 30000, False),
+        ("worker", PROMETHEUS, METRICS, True),
+        ("worker", PROMETHEUS, AGENT, False),
+        ("worker", KUBERAY, AGENT, False),
+        ("worker", OPERATOR, METRICS, False),
+        ("head", STRANGER, SERVE, False),
+        ("head", STRANGER, DASHBOARD, False),
+        ("head", STRANGER, GCS, False),
+        ("head", STRANGER, CLIENT, False),
+        ("head", STRANGER, METRICS, False),
+        ("head", KUBERAY, DASHBOARD, True),
+        ("head", KUBERAY, GCS, False),
+        ("head", KUBERAY, CLIENT, False),
+        ("head", OPERATOR, DASHBOARD, True),
+        ("head", OPERATOR, GCS, False),
+        ("head", PROMETHEUS, METRICS, True),
+        ("head", PROMETHEUS, DASHBOARD, False),
+    ],
+)
+def test_a_door(component: str, labels: dict[str, str], port: int, *, let_in: bool) -> None:
+    policy = one(rendered(), "NetworkPolicy", f"tiny-{component}")
+
+    assert may_connect(policy, labels, port) == let_in
+
+
+@pytest.mark.parametrize("component", ["head", "worker"])
+@pytest.mark.parametrize("port", [SERVE, METRICS, DASHBOARD, GCS, CLIENT, AGENT, 30000])
+def test_the_pods_of_one_service_reach_each_other(component: str, port: int) -> None:
+    policy = one(rendered(), "NetworkPolicy", f"tiny-{component}")
+
+    assert may_connect(policy, OWN, port, elsewhere=False)
+    # The same label in another namespace is another service.
+    assert may_connect(policy, OWN, port) == (component == "worker" and port == SERVE)
+
+
+@pytest.mark.parametrize("port", [GCS, DASHBOARD, CLIENT, 8500])
+def test_another_service_of_the_namespace_stays_outside(port: int) -> None:
+    for component in ("head", "worker"):
+        policy = one(rendered(), "NetworkPolicy", f"tiny-{component}")
+        assert not may_connect(policy, OTHER, port, elsewhere=False)
+
+
+@pytest.mark.parametrize("component", ["head", "worker"])
+def test_a_policy_is_about_the_pods_of_its_kind(component: str) -> None:
+    spec = one(rendered(), "NetworkPolicy", f"tiny-{component}")["spec"]
+
+    assert spec["podSelector"]["matchLabels"] == {
+        "serving.tandem.dev/service": "tiny",
+        "app.kubernetes.io/component": component,
+    }
+    assert spec["policyTypes"] == ["Ingress"]
+
+
+def test_nobody_named_means_nobody_let_in() -> None:
+    settings = OperatorSettings.model_validate(
+        {
+            "allow_host_path": True,
+            "replica": {"image": "i"},
+            "access": {"clients": [], "prometheus": []},
+        }
+    )
+
+    policy = one(rendered(under=settings), "NetworkPolicy", "tiny-worker")
+
+    assert not may_connect(policy, STRANGER, SERVE)
+    assert not may_connect(policy, PROMETHEUS, METRICS)
+    assert all(rule["from"] for rule in policy["spec"]["ingress"])
+
+
+@pytest.mark.parametrize(("replicas", "available"), [(1, 0), (2, 1), (4, 3)])
+def test_an_eviction_takes_one_replica_at_a_time(replicas: int, available: int) -> None:
+    budget = one(rendered({"scaling": {"minReplicas": replicas}}), "PodDisruptionBudget")
+
+    assert budget["spec"]["minAvailable"] == available
+    assert budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "worker"

@@ -1,0 +1,105 @@
+"""Effect of a change of a service on its replicas, reported before it is made."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from tandem_operator.k8s import names
+from tandem_operator.render.service import render
+from tandem_operator.status.pending_change import PendingChange, pending_change
+from tandem_serve.api.changes import ChangeKind
+from tandem_serve.api.spec import InferenceService
+from tests.unit.operator.render.services import (
+    SETTINGS,
+    TOKEN,
+    UID,
+    UNTIMED,
+    inference_service,
+    one,
+    rendered,
+    services,
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "fields"),
+    [
+        (
+            {"engine": {"schedule": {"maxBatchSize": 100}}},
+            ChangeKind.LIVE,
+            ("spec.engine.schedule.maxBatchSize", "spec.engine.schedule.maxN"),
+        ),
+        (
+            {"slo": {"tpot": {"target": "50ms"}}},
+            ChangeKind.LIVE,
+            (
+                # Chosen by the target where the manifest has no value.
+                "spec.engine.schedule.templateType",
+                "spec.engine.schedule.strategy",
+                "spec.engine.schedule.splitFuse.enabled",
+                "spec.engine.schedule.splitFuse.splitStartBatchSize",
+                "spec.slo.tpot.percentile",
+                "spec.slo.tpot.target",
+                "spec.engine.schedule.maxIterTimes",
+            ),
+        ),
+        ({"engine": {"cpuMemSize": 1}}, ChangeKind.REPLACE, ("spec.engine.cpuMemSize",)),
+        ({"scaling": {"minReplicas": 2}}, ChangeKind.IN_PLACE, ("spec.scaling.minReplicas",)),
+        ({"engine": {"dtype": "float32"}}, ChangeKind.REPLACE, ("spec.engine.dtype",)),
+        (
+            {"engine": {"dtype": "float32"}, "scaling": {"minReplicas": 2}},
+            ChangeKind.REPLACE,
+            ("spec.engine.dtype", "spec.scaling.minReplicas"),
+        ),
+        (
+            {"runtime": {"nodeSelector": {"pool": "a"}}},
+            ChangeKind.REPLACE,
+            ("spec.runtime.nodeSelector.pool",),
+        ),
+    ],
+)
+def test_a_pending_change_has_the_class_of_its_costliest_field(
+    spec: dict[str, Any], kind: ChangeKind, fields: tuple[str, ...]
+) -> None:
+    there = one(rendered(), "RayService")
+
+    assert pending_change(inference_service(spec), there) == PendingChange(kind=kind, fields=fields)
+
+
+@UNTIMED
+@given(service=services)
+def test_nothing_is_pending_of_what_was_rendered(service: InferenceService) -> None:
+    there = one(render(service, uid=UID, settings=SETTINGS, token=TOKEN), "RayService")
+
+    assert pending_change(service, there) is None
+
+
+def test_a_default_that_is_written_down_is_no_change() -> None:
+    there = one(rendered(), "RayService")
+
+    assert pending_change(inference_service({"engine": {"dtype": "auto"}}), there) is None
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        None,
+        {"metadata": {}},
+        {"metadata": {"annotations": {names.SPEC: "no JSON"}}},
+        {"metadata": {"annotations": {names.SPEC: "[]"}}},
+    ],
+    ids=["no RayService", "no annotation", "spoilt", "spoilt otherwise"],
+)
+def test_without_the_spec_that_was_rendered_nothing_is_known_to_be_pending(there: Any) -> None:
+    assert pending_change(inference_service(), there) is None
+
+
+def test_a_field_of_another_version_may_cost_all() -> None:
+    there = {"metadata": {"annotations": {names.SPEC: '{"bygone": 1}'}}}
+
+    found = pending_change(inference_service(), there)
+
+    assert found is not None
+    assert found.kind is ChangeKind.REPLACE
+    assert "spec.bygone" in found.fields
