@@ -19,7 +19,7 @@ from benchmarks.serving.statistics import percentile
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyPromise, Slo
-from tandem_engine.front.garbage import collect_seldom
+from tandem_engine.front.gc_threshold import raise_gc_threshold
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.records import Records
 from tandem_engine.scheduler.scheduler import Scheduler
@@ -131,7 +131,7 @@ class MemoryCost:
 
 def measure_step(setting: Setting, num_running: int, num_waiting: int, *, steps: int) -> StepCost:
     """Time `steps` steps of a steady load."""
-    collect_seldom()
+    raise_gc_threshold()
     bench = _Bench(setting, num_running)
     bench.fill(num_running, num_waiting)
     for _ in range(_WARM_UP_STEPS):

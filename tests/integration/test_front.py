@@ -25,8 +25,8 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.build import build_engine
 from tandem_engine.engine import Clock
+from tandem_engine.front.async_engine import AsyncEngine
 from tandem_engine.front.choice import Choice
-from tandem_engine.front.front import ThreadedFront
 
 PROMPT = tuple(range(65, 90))
 MIX = ScheduleConfig(
@@ -42,7 +42,7 @@ def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
 
 
 @asynccontextmanager
-async def front_of(checkpoint: Path, **settings: Any) -> AsyncIterator[ThreadedFront]:
+async def front_of(checkpoint: Path, **settings: Any) -> AsyncIterator[AsyncEngine]:
     values = {"schedule": MIX, "num_kv_blocks": 256, "max_seq_len": 512, **settings}
     config = EngineConfig(model_path=str(checkpoint), dtype="float32", **values)
     front = build_engine(config, report=lambda line: None)
@@ -56,7 +56,7 @@ def params(**values: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 16, "ignore_eos": True, "seed": 1, **values})
 
 
-async def read(front: ThreadedFront, sampling: SamplingParams, name: str = "r") -> list[Output]:
+async def read(front: AsyncEngine, sampling: SamplingParams, name: str = "r") -> list[Output]:
     return [output async for output in front.submit(name, PROMPT, sampling)]
 
 
@@ -75,13 +75,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def counter(front: ThreadedFront, name: str) -> float:
+def counter(front: AsyncEngine, name: str) -> float:
     found = re.search(rf"^tandem_{name}_total{{.*}} (\S+)$", front.metrics().decode(), re.MULTILINE)
     assert found is not None
     return float(found[1])
 
 
-def all_free(front: ThreadedFront) -> bool:
+def all_free(front: AsyncEngine) -> bool:
     stats = front.stats()
     idle = stats.num_running == stats.num_waiting == 0
     return idle and stats.num_free_kv_blocks == stats.num_kv_blocks

@@ -11,7 +11,7 @@ import pytest
 from tandem_engine.api.errors import EngineStopped, RequestFailed
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
-from tandem_engine.front.front import ThreadedFront
+from tandem_engine.front.async_engine import AsyncEngine
 from tandem_engine.scheduler.queues import Queues
 from tests.integration.test_front import (
     MIX,
@@ -48,7 +48,7 @@ def is_odd(given: Any) -> bool:
     return (given.request_id if isinstance(given, Request) else given).startswith("odd")
 
 
-async def beside(front: ThreadedFront) -> tuple[list[int], "asyncio.Task[list[int]]"]:
+async def beside(front: AsyncEngine) -> tuple[list[int], "asyncio.Task[list[int]]"]:
     """What a request says alone, and the same one again, begun and still running."""
     alone = tokens(await read(front, LONG))
     stream = front.submit("near", PROMPT, LONG)

@@ -20,7 +20,7 @@ from tandem_engine.api.step import Advance
 from tandem_engine.api.steps import StepExplanation
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.front.choice import Choice
-from tandem_engine.front.garbage import collect_seldom
+from tandem_engine.front.gc_threshold import raise_gc_threshold
 from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.front.pacer import Pacer
 from tandem_engine.front.stream import RequestStream
@@ -69,7 +69,7 @@ class EngineLoop:
 
     def start(self) -> None:
         """Start the thread."""
-        collect_seldom()
+        raise_gc_threshold()
         self._metrics.state(self.stats)
         self._thread.start()
 

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem_engine.api.output import EngineStats
-from tandem_engine.front.series import Histogram
+from tandem_engine.front.histogram import Histogram
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records import StepRecord

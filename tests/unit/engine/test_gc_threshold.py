@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem_engine.front.garbage import NUM_NEW, collect_seldom
+from tandem_engine.front.gc_threshold import GC_THRESHOLD, raise_gc_threshold
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +17,12 @@ def _as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(700, NUM_NEW), (NUM_NEW + 1, NUM_NEW + 1), (0, 0)],
+    [(700, GC_THRESHOLD), (GC_THRESHOLD + 1, GC_THRESHOLD + 1), (0, 0)],
     ids=["more seldom", "as seldom as somebody wants", "never stays never"],
 )
 def test_it_becomes_no_more_frequent(before: int, after: int) -> None:
     gc.set_threshold(before, 12, 13)
 
-    collect_seldom()
+    raise_gc_threshold()
 
     assert gc.get_threshold() == (after, 12, 13)

@@ -32,7 +32,7 @@ from tandem_engine.text.codec import CheckpointCodec
 _LOG = logging.getLogger(__name__)
 
 
-class ThreadedFront:
+class AsyncEngine:
     """Checks requests, fans them out into choices, and hands them to the engine's thread."""
 
     def __init__(

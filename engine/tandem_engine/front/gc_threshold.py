@@ -3,7 +3,7 @@
 import gc
 from typing import Final
 
-NUM_NEW: Final = 50_000
+GC_THRESHOLD: Final = 50_000
 """Objects made and not freed yet after which the new ones are looked through.
 
 A step makes two or three for each row and frees them in the next one. With Python's 700 every step
@@ -14,11 +14,11 @@ makes none, are freed later than before: at a hundred bytes each that is 5 MB.
 """
 
 
-def collect_seldom() -> None:
-    """Raise the number of new objects between two looks to NUM_NEW, for the whole process.
+def raise_gc_threshold() -> None:
+    """Raise the number of new objects between two looks to GC_THRESHOLD, for the whole process.
 
     A higher number that somebody has set stays, and so does 0, which is never.
     """
     num_new, *others = gc.get_threshold()
-    if 0 < num_new < NUM_NEW:
-        gc.set_threshold(NUM_NEW, *others)
+    if 0 < num_new < GC_THRESHOLD:
+        gc.set_threshold(GC_THRESHOLD, *others)
