@@ -1,4 +1,4 @@
-"""`tandem-haproxy`: starts the HAProxy of Ray Serve, as Serve starts it, with some things mended.
+"""`tandem-haproxy`: starts the HAProxy of Ray Serve, as Serve starts it, with some things patched.
 
 Serve has no settings for these (Ray 2.60):
 
@@ -80,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Become HAProxy."""
     options = list(sys.argv[1:] if arguments is None else arguments)
     binary = real_haproxy()
-    os.execv(binary, [binary, *_mended_arguments(options)])  # noqa: S606  # to be HAProxy is the whole purpose
+    os.execv(binary, [binary, *_patched_arguments(options)])  # noqa: S606  # to be HAProxy is the whole purpose
 
 
-def mended(configuration: str, *, folder: Path, max_files: int) -> str:
+def patched(configuration: str, *, folder: Path, max_files: int) -> str:
     """The configuration as Tandem wants it.
 
     Args:
@@ -91,12 +91,14 @@ def mended(configuration: str, *, folder: Path, max_files: int) -> str:
         folder: where the pages of `error_pages` are.
         max_files: files that the process may open.
     """
-    return closing(
-        answering_in_json(timing_heads(opening(configuration, max_files=max_files)), folder=folder)
+    return close_when_draining(
+        use_json_error_pages(
+            limit_header_time(limit_connections(configuration, max_files=max_files)), folder=folder
+        )
     )
 
 
-def closing(configuration: str) -> str:
+def close_when_draining(configuration: str) -> str:
     """The configuration, with connections closed after each answer where health checks fail."""
     health = _HEALTH.search(configuration)
     if health is None or health[1] == _HEALTHY or _FRONTEND + _CLOSE in configuration:
@@ -104,7 +106,7 @@ def closing(configuration: str) -> str:
     return configuration.replace(_FRONTEND, _FRONTEND + _CLOSE, 1)
 
 
-def timing_heads(configuration: str) -> str:
+def limit_header_time(configuration: str) -> str:
     """The configuration, with a time for the head of a request, and for one that never comes."""
     line = f"    timeout http-request {HEAD_TIMEOUT_S}s\n"
     if line in configuration:
@@ -112,7 +114,7 @@ def timing_heads(configuration: str) -> str:
     return configuration.replace(_DEFAULTS, _DEFAULTS + line, 1)
 
 
-def answering_in_json(configuration: str, *, folder: Path) -> str:
+def use_json_error_pages(configuration: str, *, folder: Path) -> str:
     """The configuration, with the pages in `folder` for HAProxy's own failures."""
     pages = "".join(f"    errorfile {status} {folder / _file_name(status)}\n" for status in _ERRORS)
     without = _ERROR_FILE.sub("", configuration)
@@ -122,7 +124,7 @@ def answering_in_json(configuration: str, *, folder: Path) -> str:
     )
 
 
-def opening(configuration: str, *, max_files: int) -> str:
+def limit_connections(configuration: str, *, max_files: int) -> str:
     """The configuration, with no more connections than there may be files for."""
     most = max(1, int((max_files - _OTHER_FILES) / _FILES_PER_CONNECTION))
     return _MAXCONN.sub(lambda found: f"{found[1]} {min(int(found[2]), most)}", configuration)
@@ -164,8 +166,8 @@ def _page(status: HTTPStatus, code: str, message: str) -> str:
     return "\r\n".join([*head, "", body])
 
 
-def _mended_arguments(options: Sequence[str]) -> list[str]:
-    """The command's options, with a mended copy in the place of each configuration."""
+def _patched_arguments(options: Sequence[str]) -> list[str]:
+    """The command's options, with a patched copy in the place of each configuration."""
     arguments: list[str] = []
     for before, option in itertools.pairwise(["", *options]):
         if before != "-f":
@@ -173,16 +175,16 @@ def _mended_arguments(options: Sequence[str]) -> list[str]:
             continue
         # Serve knows its proxies by this path in their command line; the name of the local peer is
         # an option without effect here (Serve's proxies have no peers).
-        arguments += [_held(_mended_file(Path(option))), "-L", option]
+        arguments += [_in_memory(_patched_file(Path(option))), "-L", option]
     return arguments
 
 
-def _mended_file(path: Path) -> str:
+def _patched_file(path: Path) -> str:
     folder = path.absolute().parent
     for name, page in error_pages().items():
         _write(folder / name, page)
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return mended(_read_locked(path), folder=folder, max_files=max_files)
+    return patched(_read_locked(path), folder=folder, max_files=max_files)
 
 
 def _read_locked(path: Path) -> str:
@@ -192,7 +194,7 @@ def _read_locked(path: Path) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def _held(text: str) -> str:
+def _in_memory(text: str) -> str:
     """Path of `text` in memory, for this process and the program that it becomes.
 
     A file on disk would not do: Serve may write its own anew before HAProxy has read it.

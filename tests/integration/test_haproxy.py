@@ -159,7 +159,7 @@ def ray_s_haproxy(
     file = ray_s_configuration(folder, port=port, server=server)
     program = str(Path(sys.prefix, "bin/tandem-haproxy"))
     if faster:
-        program, text = wrapper.real_haproxy(), wrapper._mended_file(file)
+        program, text = wrapper.real_haproxy(), wrapper._patched_file(file)
         for usual, other in faster.items():
             assert usual in text
             text = text.replace(usual, other)

@@ -37,18 +37,18 @@ def configuration(health: Mapping[str, Any], *, backends: int) -> str:
 
 
 def test_a_proxy_that_refuses_health_checks_closes_its_connections() -> None:
-    assert CLOSED in haproxy.closing(configuration(DRAINING, backends=2))
+    assert CLOSED in haproxy.close_when_draining(configuration(DRAINING, backends=2))
 
 
 @pytest.mark.parametrize("backends", [0, 1, 3])
 def test_a_proxy_that_serves_stays_as_it_is(backends: int) -> None:
     serving = configuration(SERVING, backends=backends)
 
-    assert haproxy.closing(serving) == serving
+    assert haproxy.close_when_draining(serving) == serving
 
 
 def test_a_configuration_without_health_checks_stays_as_it_is() -> None:
-    assert haproxy.closing("frontend http_frontend\n    bind :8000\n") == (
+    assert haproxy.close_when_draining("frontend http_frontend\n    bind :8000\n") == (
         "frontend http_frontend\n    bind :8000\n"
     )
 
@@ -114,9 +114,9 @@ def test_serve_writes_what_is_mended() -> None:
 
 
 def test_what_is_mended_is_mended_once() -> None:
-    once = haproxy.mended(SERVE_S, folder=Path("/pages"), max_files=100_000)
+    once = haproxy.patched(SERVE_S, folder=Path("/pages"), max_files=100_000)
 
-    assert haproxy.mended(once, folder=Path("/pages"), max_files=100_000) == once
+    assert haproxy.patched(once, folder=Path("/pages"), max_files=100_000) == once
     assert once.count("    errorfile 503 /pages/tandem-503.http\n") == 1
     assert once.count("return status 503 errorfile /pages/tandem-503.http\n") == 1
     assert "/x/500.http" not in once
@@ -126,7 +126,7 @@ def test_what_is_mended_is_mended_once() -> None:
 
 @pytest.mark.parametrize(("max_files", "maxconn"), [(1_048_576, 16384), (20_000, 7795), (100, 1)])
 def test_there_are_no_more_connections_than_files(max_files: int, maxconn: int) -> None:
-    assert f"maxconn {maxconn}\n" in haproxy.opening(SERVE_S, max_files=max_files)
+    assert f"maxconn {maxconn}\n" in haproxy.limit_connections(SERVE_S, max_files=max_files)
 
 
 def test_each_page_is_a_whole_answer_in_openai_s_form() -> None:
