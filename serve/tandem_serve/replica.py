@@ -12,7 +12,7 @@ from tandem_engine.api.front import EngineFront
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
-from tandem_serve.starts import UnfinishedStarts
+from tandem_serve.start_backoff import StartBackoff
 
 # Serve's own logger: its lines go to the replica's log file.
 _LOGGER = logging.getLogger("ray.serve")
@@ -42,7 +42,7 @@ class Replica:
             await self._engine.reconfigure(schedule, live.slo)
 
     async def _start(self, live: LiveSettings) -> EngineFront:
-        starts = UnfinishedStarts.of_environment()
+        starts = StartBackoff.of_environment()
         if pause_s := starts.pause_s():
             report_startup(f"The last start failed; waiting {pause_s} s before the next one")
             await asyncio.sleep(pause_s)

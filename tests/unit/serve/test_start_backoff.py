@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tandem_serve.api.profile import UNFINISHED_STARTS, retry_profile
-from tandem_serve.starts import UnfinishedStarts
+from tandem_serve.start_backoff import StartBackoff
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def pauses(count: int) -> list[int]:
     """The pauses before `count` starts, each in a process of its own."""
     found = []
     for _ in range(count):
-        starts = UnfinishedStarts.of_environment()
+        starts = StartBackoff.of_environment()
         found.append(starts.pause_s())
         starts.begin()
     return found
@@ -34,7 +34,7 @@ def test_pauses_grow_to_a_minute() -> None:
 def test_a_start_that_succeeds_forgets_them(file: Path) -> None:
     pauses(5)
 
-    UnfinishedStarts.of_environment().succeed()
+    StartBackoff.of_environment().succeed()
 
     assert pauses(2) == [0, 0]
     assert file.exists(), "the second of them has not succeeded yet"

@@ -14,7 +14,7 @@ _LONGEST_PAUSE_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedStarts:
+class StartBackoff:
     """How many starts in a row have not succeeded, in a file that outlives the process."""
 
     file: Path | None
