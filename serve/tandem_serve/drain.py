@@ -38,8 +38,8 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S, HEAD_TIMEOUT_S, SERVE_PORT
-from tandem_serve.own_cluster import IsGoing, OwnCluster
 from tandem_serve.processes import Process, all_processes, command_line, is_alive
+from tandem_serve.ray_cluster import ClusterDeleted, OwnRayCluster
 
 DASHBOARD: Final = "http://127.0.0.1:8265"
 
@@ -108,16 +108,16 @@ def drain_node(raylet: Raylet, haproxies: Sequence[Process]) -> None:
     if haproxies:
         _say(f"waiting up to {_IDLE_CONNECTIONS_S} s for the connections of HAProxy")
         left_s = GRACEFUL_SHUTDOWN_TIMEOUT_S + _IDLE_CONNECTIONS_S
-        if not make_ray_hear(raylet, time_left_s=left_s):
+        if not request_drain_until_accepted(raylet, time_left_s=left_s):
             return
         wait_for_end(haproxies, timeout_s=_IDLE_CONNECTIONS_S, is_busy=has_connections)
     _say(f"waiting up to {deadline - time.monotonic():.0f} s for running requests")
-    if make_ray_hear(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S):
+    if request_drain_until_accepted(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S):
         left = deadline - time.monotonic()
         wait_for_end([raylet.process], timeout_s=left, is_busy=has_connections)
 
 
-def make_ray_hear(raylet: Raylet, *, time_left_s: int) -> bool:
+def request_drain_until_accepted(raylet: Raylet, *, time_left_s: int) -> bool:
     """Tell Ray that the node ends in `time_left_s`, again and again until it has heard.
 
     Returns:
@@ -128,7 +128,7 @@ def make_ray_hear(raylet: Raylet, *, time_left_s: int) -> bool:
     def has_heard() -> bool:
         nonlocal said
         try:
-            tell_ray(raylet, time_left_s=time_left_s)
+            request_drain(raylet, time_left_s=time_left_s)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             if not said:
                 _say(f"{error}; asking again")
@@ -147,20 +147,20 @@ def make_ray_hear(raylet: Raylet, *, time_left_s: int) -> bool:
 def drain_head(
     dashboard: str = DASHBOARD,
     timeout_s: float = HEAD_TIMEOUT_S,
-    cluster: OwnCluster | None = None,
+    cluster: OwnRayCluster | None = None,
 ) -> None:
     """Wait until no other node of the Ray cluster needs this one, or Ray does not answer."""
     deadline = time.monotonic() + timeout_s
     said = None
-    cluster = cluster or OwnCluster.of_this_pod()
+    cluster = cluster or OwnRayCluster.of_this_pod()
     while time.monotonic() < deadline:
-        nodes = _answer(lambda: worker_addresses(dashboard))
+        nodes = _retry(lambda: worker_addresses(dashboard))
         if nodes is None:
             _say("Ray does not answer; going on")
             return
         try:
             leaving = None if cluster is None or not nodes else cluster.leaving_workers()
-        except IsGoing:
+        except ClusterDeleted:
             cluster = leaving = None
         except (OSError, ValueError, LookupError, TypeError):
             leaving = None
@@ -185,7 +185,7 @@ def find_raylets() -> Iterator[Raylet]:
             )
 
 
-def reachable_address(raylet: Process, gcs_address: str) -> str:
+def resolve_gcs(raylet: Process, gcs_address: str) -> str:
     """The GCS as the `raylet` is connected to it.
 
     Its name ends with the Service of the head, which Kubernetes deletes at once with the Ray
@@ -238,7 +238,7 @@ def find_haproxies() -> list[Process]:
     return [process for process in all_processes() if _command(process)[0] == "haproxy"]
 
 
-def tell_ray(raylet: Raylet, *, time_left_s: int) -> None:
+def request_drain(raylet: Raylet, *, time_left_s: int) -> None:
     """Tell Ray, once, that the node ends in `time_left_s`.
 
     Serve stops the node's replicas when less time is left than they may take to finish.
@@ -250,7 +250,7 @@ def tell_ray(raylet: Raylet, *, time_left_s: int) -> None:
     done = subprocess.run(  # noqa: S603  # Ray's own command
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
-            *("--address", reachable_address(raylet.process, raylet.gcs_address)),
+            *("--address", resolve_gcs(raylet.process, raylet.gcs_address)),
             *("--node-id", raylet.node_id),
             *("--reason", "DRAIN_NODE_REASON_PREEMPTION"),
             *("--reason-message", "The pod is being deleted."),
@@ -283,7 +283,7 @@ def worker_addresses(dashboard: str) -> list[str]:
     return [node["node_ip"] for node in alive]
 
 
-def _answer(ask: Callable[[], list[str]]) -> list[str] | None:
+def _retry(ask: Callable[[], list[str]]) -> list[str] | None:
     """What `ask` returns; None: it failed several times."""
     for _ in range(_TRIES):
         try:

@@ -252,13 +252,11 @@ def test_the_gcs_is_reached_as_the_raylet_is_connected_to_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            assert (
-                drain.reachable_address(myself(), f"gone.default.svc:{port}") == f"127.0.0.1:{port}"
-            )
+            assert drain.resolve_gcs(myself(), f"gone.default.svc:{port}") == f"127.0.0.1:{port}"
 
 
 def test_without_a_connection_the_name_has_to_do() -> None:
-    assert drain.reachable_address(myself(), "head.default.svc:1") == "head.default.svc:1"
+    assert drain.resolve_gcs(myself(), "head.default.svc:1") == "head.default.svc:1"
 
 
 def test_ray_is_told_again_until_it_has_heard(
@@ -273,10 +271,10 @@ def test_ray_is_told_again_until_it_has_heard(
             raise failure
         told.append(time_left_s)
 
-    monkeypatch.setattr(drain, "tell_ray", tell)
+    monkeypatch.setattr(drain, "request_drain", tell)
     monkeypatch.setattr(drain, "has_connections", lambda: True)
 
-    assert drain.make_ray_hear(raylet(), time_left_s=7)
+    assert drain.request_drain_until_accepted(raylet(), time_left_s=7)
     assert told == [7]
     assert capsys.readouterr().err == "tandem drain: Ray is away; asking again\n"
 
@@ -287,7 +285,7 @@ def test_a_node_does_not_wait_for_ever_for_a_head_that_does_not_come_back(
     def fail(_: drain.Raylet, *, time_left_s: int) -> None:
         raise RuntimeError(f"Ray is away, {time_left_s} s before the end")
 
-    monkeypatch.setattr(drain, "tell_ray", fail)
+    monkeypatch.setattr(drain, "request_drain", fail)
     monkeypatch.setattr(drain, "has_connections", lambda: True)
     monkeypatch.setattr(drain, "_HEAD_AWAY_S", 0.1)
 
@@ -301,7 +299,7 @@ def test_requests_end_where_ray_never_hears_that_the_node_goes(
         raise RuntimeError(f"Ray is away, {time_left_s} s before the end")
 
     busy = iter([True, True])
-    monkeypatch.setattr(drain, "tell_ray", fail)
+    monkeypatch.setattr(drain, "request_drain", fail)
     monkeypatch.setattr(drain, "has_connections", lambda: next(busy, False))
     monkeypatch.setattr(drain, "_QUIET_S", 0.6)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem_serve import drain
-from tandem_serve.own_cluster import IsGoing, OwnCluster
+from tandem_serve.ray_cluster import ClusterDeleted, OwnRayCluster
 from tests.unit.serve.test_drain import GONE, HEAD, WORKER, Dashboard, serving
 
 TOKEN = "account"  # noqa: S105  # of nothing
@@ -31,8 +31,8 @@ class StandInKubernetes(ThreadingHTTPServer):
         self.pods: list[dict[str, Any]] = []
         self.asked: list[str] = []
 
-    def own_cluster(self) -> OwnCluster:
-        return OwnCluster(
+    def own_cluster(self) -> OwnRayCluster:
+        return OwnRayCluster(
             api=f"http://127.0.0.1:{self.server_address[1]}",
             namespace="models",
             name="tiny-abcde",
@@ -127,7 +127,7 @@ def test_the_account_that_is_not_there_any_more_means_a_cluster_that_goes(
 ) -> None:
     kubernetes.cluster = 401
 
-    with pytest.raises(IsGoing):
+    with pytest.raises(ClusterDeleted):
         kubernetes.own_cluster().leaving_workers()
 
 
@@ -136,12 +136,12 @@ def test_a_pod_finds_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     monkeypatch.setenv("RAY_CLUSTER_NAME", "tiny-abcde")
     (tmp_path / "namespace").write_text("models")
-    assert OwnCluster.of_this_pod(tmp_path) is None, "there is no token"
+    assert OwnRayCluster.of_this_pod(tmp_path) is None, "there is no token"
     (tmp_path / "token").write_text("secret-token\n")
 
-    found = OwnCluster.of_this_pod(tmp_path)
+    found = OwnRayCluster.of_this_pod(tmp_path)
 
-    assert found == OwnCluster(
+    assert found == OwnRayCluster(
         api="https://[fd00::1]:443",
         namespace="models",
         name="tiny-abcde",
@@ -161,4 +161,4 @@ def test_without_kubernetes_there_is_no_cluster_to_ask_for(
         (tmp_path / name).write_text("x")
     monkeypatch.delenv(missing)
 
-    assert OwnCluster.of_this_pod(tmp_path) is None
+    assert OwnRayCluster.of_this_pod(tmp_path) is None

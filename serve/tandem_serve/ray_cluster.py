@@ -21,12 +21,12 @@ _TIMEOUT_S: Final = 5.0
 _GONE: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 
 
-class IsGoing(Exception):
+class ClusterDeleted(Exception):
     """The RayCluster is being deleted, or is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCluster:
+class OwnRayCluster:
     """The RayCluster that this pod belongs to."""
 
     api: str
@@ -63,12 +63,12 @@ class OwnCluster:
         """The addresses of the worker pods that are being deleted, while the RayCluster stays.
 
         Raises:
-            IsGoing: the RayCluster does not stay.
+            ClusterDeleted: the RayCluster does not stay.
             OSError, ValueError: Kubernetes does not say.
         """
         cluster = self._get(f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters/{self.name}")
         if cluster["metadata"].get("deletionTimestamp"):
-            raise IsGoing
+            raise ClusterDeleted
         selector = f"ray.io/cluster={self.name},ray.io/node-type=worker"
         query = urllib.parse.urlencode({"labelSelector": selector})
         pods = self._get(f"/api/v1/namespaces/{self.namespace}/pods?{query}")["items"]
@@ -88,5 +88,5 @@ class OwnCluster:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             if error.code in _GONE:
-                raise IsGoing from None
+                raise ClusterDeleted from None
             raise
