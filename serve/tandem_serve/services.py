@@ -14,14 +14,14 @@ from tandem_serve.api.state import ServiceState
 from tandem_serve.errors import ServeError
 from tandem_serve.ports import Ports
 from tandem_serve.processes import is_alive, wait_until_gone
-from tandem_serve.records import Record, clear_dead, read_records, replace_record
-from tandem_serve.runtime import (
-    RayServe,
-    Report,
+from tandem_serve.ray_client import (
+    ProgressCallback,
+    RayServeClient,
     startup_line,
     wait_until_routed,
     wait_until_running,
 )
+from tandem_serve.records import Record, clear_dead, read_records, replace_record
 
 _ROUTE_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 20.0
@@ -29,13 +29,17 @@ _STOP_TIMEOUT_S: Final = 20.0
 _SURGE_SHARE: Final = 0.8
 
 
-def connect(record: Record) -> RayServe:
+def connect(record: Record) -> RayServeClient:
     """The REST interface of a service's Ray."""
-    return RayServe(record.dashboard_url, token=record.token)
+    return RayServeClient(record.dashboard_url, token=record.token)
 
 
 def deploy(
-    record: Record, service: InferenceService, *, check: Callable[[], None], report: Report
+    record: Record,
+    service: InferenceService,
+    *,
+    check: Callable[[], None],
+    report: ProgressCallback,
 ) -> None:
     """Make `service` what runs under `record`, and wait until it does.
 
@@ -66,7 +70,7 @@ def deploy(
     replace_record(replace(record, service=service.manifest()))
 
 
-def apply(record: Record, service: InferenceService, *, report: Report) -> None:
+def apply(record: Record, service: InferenceService, *, report: ProgressCallback) -> None:
     """Bring a running service to another manifest; when that fails, back to the last one.
 
     Raises:

@@ -31,7 +31,7 @@ from typing import Final
 from tandem_serve.processes import descendants, kill_all
 
 DETACH: Final = b"detach\n"
-EXIT_TOLD: Final = 0
+EXIT_STOPPED: Final = 0
 EXIT_HEAD_DIED: Final = 1
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -98,10 +98,10 @@ def _watch(head: int, signals: socket.socket) -> int:
             for key, _ in selector.select():
                 if key.fileobj is not signals:
                     if os.read(sys.stdin.fileno(), len(DETACH)) != DETACH:
-                        return EXIT_TOLD
+                        return EXIT_STOPPED
                     selector.unregister(sys.stdin.buffer)
                 elif not set(signals.recv(4096)).isdisjoint(_END_SIGNALS):
-                    return EXIT_TOLD
+                    return EXIT_STOPPED
                 elif head in _reap():
                     return EXIT_HEAD_DIED
 

@@ -1,8 +1,8 @@
 """The environment of every Ray process that serves: head, workers, and the local one.
 
-The last sets two of these anew (see tandem_serve.local). Controller, proxies and replicas read them
-when they are imported, so they stand in the environment of `ray start` (or of the pod). Measured
-together; reference: docs/architecture.md.
+tandem_serve.ray_head overrides two of them. Controller, proxies and replicas read them when they
+are imported, so they stand in the environment of `ray start` (or of the pod). Measured together;
+reference: docs/architecture.md.
 """
 
 from collections.abc import Mapping

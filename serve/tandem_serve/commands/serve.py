@@ -16,10 +16,10 @@ from tandem_serve.commands.common import (
 )
 from tandem_serve.commands.here import check_here
 from tandem_serve.errors import ServeError
-from tandem_serve.local import LocalRay, Place, local_ray
+from tandem_serve.ray_head import ListenAddress, LocalRay, local_ray
 from tandem_serve.records import Record, RecordExists, find_record
 from tandem_serve.services import connect, deploy
-from tandem_serve.supervisor import EXIT_TOLD
+from tandem_serve.supervisor import EXIT_STOPPED
 
 
 def serve(
@@ -31,14 +31,14 @@ def serve(
     """
     with ended_by_signals(), errors_in_words(verbose=verbose):
         service = read_manifest(file)
-        place = Place(host=host, port=port, api_keys=_folder_of_keys(api_keys))
+        address = ListenAddress(host=host, port=port, api_keys=_folder_of_keys(api_keys))
         running = find_record(service.name)
         if running is not None and not detach:
             raise _runs_already(running)
-        check_here(service, api_keys=(running or place).api_keys)
+        check_here(service, api_keys=(running or address).api_keys)
         if running is None:
-            _run(service, place, detach=detach, verbose=verbose)
-        elif place.api_keys in {None, running.api_keys}:
+            _run(service, address, detach=detach, verbose=verbose)
+        elif address.api_keys in {None, running.api_keys}:
             apply_to(running, service, verbose=verbose)
         else:
             raise _has_other_keys(running)
@@ -54,9 +54,9 @@ def _folder_of_keys(folder: Path | None) -> str | None:
     return str(folder.resolve())
 
 
-def _run(service: InferenceService, place: Place, *, detach: bool, verbose: bool) -> None:
+def _run(service: InferenceService, address: ListenAddress, *, detach: bool, verbose: bool) -> None:
     try:
-        with local_ray(service, place, echo=verbose) as local:
+        with local_ray(service, address, echo=verbose) as local:
             _start(local, service, verbose=verbose)
             if detach:
                 local.detach()
@@ -80,7 +80,7 @@ def _start(local: LocalRay, service: InferenceService, *, verbose: bool) -> None
 def _stay(local: LocalRay) -> None:
     """Wait until the service ends: by Ctrl-C, by `tandem stop`, or by itself."""
     out.print("[dim]Ctrl-C ends it.[/dim]")
-    if local.wait() != EXIT_TOLD:
+    if local.wait() != EXIT_STOPPED:
         local.check_alive()
         raise typer.Exit(EXIT_FAILED)
     out.print("Stopped.")

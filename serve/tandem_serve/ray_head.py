@@ -20,8 +20,8 @@ from tandem_serve.api.spec import InferenceService
 from tandem_serve.errors import ServeError
 from tandem_serve.ports import Ports, free_ports, is_free
 from tandem_serve.processes import read_process
+from tandem_serve.ray_client import RayServeClient
 from tandem_serve.records import RUN_DIR_PREFIX, Record, create_record, record_path
-from tandem_serve.runtime import RayServe
 from tandem_serve.supervisor import DETACH
 
 # Ray makes sockets with long names below the run folder, and AF_UNIX allows 107 characters.
@@ -49,7 +49,7 @@ class LocalRay:
     _output: IO[bytes] | None = field(repr=False)
     is_detached: bool = False
 
-    def wait_until_up(self, ray: RayServe) -> None:
+    def wait_until_up(self, ray: RayServeClient) -> None:
         """Wait until Ray answers.
 
         Raises:
@@ -65,7 +65,7 @@ class LocalRay:
     def check_alive(self) -> None:
         """Raise ServeError, with Ray's last words, when Ray has ended."""
         if self._supervisor.poll() is not None:
-            raise ServeError("Ray has ended.", details=self._last_words())
+            raise ServeError("Ray has ended.", details=self._last_output())
 
     def wait(self) -> int:
         """Wait for the end; return the supervisor's exit code."""
@@ -97,7 +97,7 @@ class LocalRay:
         except BrokenPipeError:
             return
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         if self._output is None:
             return ""
         self._output.seek(0)
@@ -106,7 +106,7 @@ class LocalRay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ListenAddress:
     """Where a service listens on this machine, and who may call it."""
 
     host: str
@@ -116,7 +116,9 @@ class Place:
 
 
 @contextmanager
-def local_ray(service: InferenceService, place: Place, *, echo: bool) -> Iterator[LocalRay]:
+def local_ray(
+    service: InferenceService, address: ListenAddress, *, echo: bool
+) -> Iterator[LocalRay]:
     """A Ray head for `service`, not yet up; it ends with the context unless it is detached.
 
     `echo` shows Ray's own output.
@@ -125,7 +127,7 @@ def local_ray(service: InferenceService, place: Place, *, echo: bool) -> Iterato
         RecordExists: a service of this name runs already.
         ServeError: the port is taken, or no ports are free for Ray.
     """
-    _check_port(place.host, place.port)
+    _check_port(address.host, address.port)
     ports, token = free_ports(), secrets.token_hex(32)
     run_dir = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX, dir=_temp_dir()))
     local: LocalRay | None = None
@@ -133,7 +135,7 @@ def local_ray(service: InferenceService, place: Place, *, echo: bool) -> Iterato
         output = None if echo else tempfile.TemporaryFile()  # noqa: SIM115  # Ray writes to it
         supervisor = _start_supervisor(service.name, run_dir, ports, token, output)
         record = _record(
-            service, place, pid=supervisor.pid, run_dir=run_dir, ports=ports, token=token
+            service, address, pid=supervisor.pid, run_dir=run_dir, ports=ports, token=token
         )
         local = LocalRay(record, supervisor, output)
         create_record(record)
@@ -170,7 +172,13 @@ def _start_supervisor(
 
 
 def _record(
-    service: InferenceService, place: Place, *, pid: int, run_dir: Path, ports: Ports, token: str
+    service: InferenceService,
+    address: ListenAddress,
+    *,
+    pid: int,
+    run_dir: Path,
+    ports: Ports,
+    token: str,
 ) -> Record:
     process = read_process(pid)
     if process is None:
@@ -180,9 +188,9 @@ def _record(
         pid=pid,
         started=process.started,
         run_dir=str(run_dir),
-        host=place.host,
-        port=place.port,
-        api_keys=place.api_keys,
+        host=address.host,
+        port=address.port,
+        api_keys=address.api_keys,
         base_port=ports.base,
         token=token,
         service=service.manifest(),

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem_serve import haproxy, local
+from tandem_serve import haproxy, ray_head
 from tandem_serve.errors import ServeError
 from tandem_serve.ports import free_ports
 
 
 def test_ray_starts_haproxy_through_tandem_s_command(tmp_path: Path) -> None:
-    environment = local._environment(tmp_path, free_ports(), "a token")
+    environment = ray_head._environment(tmp_path, free_ports(), "a token")
 
     command = Path(environment[haproxy.BINARY])
     assert command.name == haproxy.COMMAND
@@ -28,4 +28,4 @@ def test_an_installation_without_the_command_is_told(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(ServeError, match=f"cannot find tandem-haproxy.* beside {tmp_path}/python"):
-        local._environment(tmp_path, free_ports(), "a token")
+        ray_head._environment(tmp_path, free_ports(), "a token")

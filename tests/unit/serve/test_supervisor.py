@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem_serve.processes import descendants, is_alive, read_process
-from tandem_serve.supervisor import DETACH, EXIT_HEAD_DIED, EXIT_TOLD
+from tandem_serve.supervisor import DETACH, EXIT_HEAD_DIED, EXIT_STOPPED
 
 # A stand-in for Ray's head: a child in a session of its own, and an orphan in another.
 HEAD = """
@@ -101,7 +101,7 @@ def test_a_signal_ends_everything(supervised: Supervised, number: signal.Signals
 
     supervised.process.send_signal(number)
 
-    assert supervised.wait() == EXIT_TOLD
+    assert supervised.wait() == EXIT_STOPPED
     assert_nothing_left(supervised, family)
 
 
@@ -110,7 +110,7 @@ def test_a_parent_that_is_gone_ends_everything(supervised: Supervised) -> None:
 
     supervised.close_stdin()
 
-    assert supervised.wait() == EXIT_TOLD
+    assert supervised.wait() == EXIT_STOPPED
     assert_nothing_left(supervised, family)
 
 
@@ -139,7 +139,7 @@ def test_a_detached_one_outlives_its_parents_pipe(supervised: Supervised) -> Non
         supervised.process.wait(0.5)
     assert all(is_alive(pid, started) for pid, started in family)
     supervised.process.terminate()
-    assert supervised.wait() == EXIT_TOLD
+    assert supervised.wait() == EXIT_STOPPED
     assert_nothing_left(supervised, family)
 
 
@@ -148,5 +148,5 @@ def test_the_record_of_another_service_stays(supervised: Supervised) -> None:
 
     supervised.process.terminate()
 
-    assert supervised.wait() == EXIT_TOLD
+    assert supervised.wait() == EXIT_STOPPED
     assert supervised.record.exists()

@@ -19,7 +19,7 @@ from tandem_serve.errors import ServeError
 
 APPLICATIONS: Final = "/api/serve/applications/"
 
-Report = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 """Takes one line of progress; the same line may come again."""
 
 _HTTP_OK: Final = 200
@@ -28,10 +28,10 @@ _POLL_S: Final = 0.1
 _PUT_TIMEOUT_S: Final = 120.0
 _GET_TIMEOUT_S: Final = 10.0
 # While HAProxy reloads, two processes accept from one socket; the old one soon stops.
-_AGREED: Final = 3
+_STABLE_READS: Final = 3
 
 
-class RayServe:
+class RayServeClient:
     """The REST interface of one Ray, and the proxy of the one service on it."""
 
     def __init__(self, address: str, *, token: str) -> None:
@@ -85,7 +85,12 @@ class RayServe:
 
 
 def wait_until_running(
-    ray: RayServe, name: str, *, logs: Path, check: Callable[[], None], report: Report
+    ray: RayServeClient,
+    name: str,
+    *,
+    logs: Path,
+    check: Callable[[], None],
+    report: ProgressCallback,
 ) -> ServiceState:
     """Wait until every replica of `name` runs as it was last asked to; report on the way.
 
@@ -127,7 +132,7 @@ def wait_until_routed(
     deadline = time.monotonic() + timeout_s
     healthy, agreed = False, 0
     with httpx.Client(trust_env=False, timeout=_GET_TIMEOUT_S) as http:
-        while not healthy or agreed < _AGREED:
+        while not healthy or agreed < _STABLE_READS:
             healthy = _is_healthy(http, url)
             is_routed = _routed(http, name, stats_port) == frozenset(replicas)
             agreed = agreed + 1 if is_routed else 0
