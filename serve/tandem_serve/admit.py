@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-PLACES_PER_LINK: Final = 3
-"""One place in process and two in the waiting room."""
+SLOTS_PER_LINK: Final = 3
+"""One slot in process and two in the queue."""
 
 MIN_RETRY_AFTER_S: Final = 1
 MAX_RETRY_AFTER_S: Final = 60
@@ -21,18 +21,18 @@ UNKNOWN_RETRY_AFTER_S: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """There is a place."""
+    """There is a slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Too few places are free."""
+    """Too few slots are free."""
 
     num_in_flight: int
-    """Sequences that hold a place now."""
+    """Sequences that hold a slot now."""
     max_in_flight: int
     retry_after_s: int
-    """When enough places should be free again, in whole seconds."""
+    """When enough slots should be free again, in whole seconds."""
 
 
 Admission = Admitted | Refused
@@ -40,7 +40,7 @@ Admission = Admitted | Refused
 
 def max_in_flight(max_link_num: int) -> int:
     """Sequences that may be in process and waiting together."""
-    return PLACES_PER_LINK * max_link_num
+    return SLOTS_PER_LINK * max_link_num
 
 
 def admit(
@@ -70,7 +70,7 @@ def admit(
 
 
 def estimate_retry_after(num_missing: int, completions_per_s: float) -> int:
-    """Whole seconds until `num_missing` places should have become free, in [1, 60]."""
+    """Whole seconds until `num_missing` slots should have become free, in [1, 60]."""
     if completions_per_s <= 0.0:
         return UNKNOWN_RETRY_AFTER_S
     seconds = num_missing / completions_per_s

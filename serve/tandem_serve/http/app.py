@@ -7,11 +7,11 @@ from starlette.exceptions import HTTPException
 
 from tandem_engine.api.errors import EngineError
 from tandem_serve.http import errors
+from tandem_serve.http.admission import AdmissionControl
 from tandem_serve.http.bodies import Bodies
 from tandem_serve.http.chat import create_chat_completion
 from tandem_serve.http.completions import create_completion
 from tandem_serve.http.debug import steps
-from tandem_serve.http.gate import Gate
 from tandem_serve.http.keys import KeyFolder, KeyMiddleware
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.middleware import RequestMiddleware
@@ -51,8 +51,10 @@ def build_app(
         settings=settings,
         outside=outside,
         get_engine=get_engine,
-        gate=Gate(settings.max_link_num, outside.monotonic_s),
-        text_gate=Gate(TEXT_LINKS, outside.monotonic_s, "calls of /tokenize and /detokenize"),
+        admission=AdmissionControl(settings.max_link_num, outside.monotonic_s),
+        text_admission=AdmissionControl(
+            TEXT_LINKS, outside.monotonic_s, "calls of /tokenize and /detokenize"
+        ),
         bodies=Bodies(
             max_bytes=settings.bodies_budget,
             max_readers=settings.max_readers,

@@ -16,7 +16,7 @@ class Bodies:
     """All bodies of one replica, from their first byte until the engine has their requests.
 
     Ray Serve and uvicorn let in as many connections as there are; without this, memory would be
-    theirs who send most, and the places of the replica theirs who send slowest.
+    theirs who send most, and its slots theirs who send slowest.
     """
 
     def __init__(

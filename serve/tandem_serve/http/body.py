@@ -10,9 +10,9 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from tandem_serve.http import errors
+from tandem_serve.http.admission import AdmissionControl
 from tandem_serve.http.bodies import Reader, Share
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.gate import Gate
 from tandem_serve.http.meter import JsonMeter, highest_cost
 from tandem_serve.http.off_loop import PARSING
 from tandem_serve.http.openai_types import RequestModel
@@ -34,10 +34,12 @@ _IDENTITY: Final = frozenset({"", "identity"})
 
 
 @asynccontextmanager
-async def reading(request: Request, model: type[T], gate: Gate) -> AsyncIterator[T]:
+async def reading(
+    request: Request, model: type[T], admission: AdmissionControl
+) -> AsyncIterator[T]:
     """The body of `request`, read, parsed and checked; its memory counts until the block ends.
 
-    Nothing of it is kept while `gate` has no place at all.
+    Nothing of it is kept while `admission` has no place at all.
 
     Raises:
         ApiError: it is too large or too complex (413), encoded (415), too slow (408), there is no
@@ -46,7 +48,7 @@ async def reading(request: Request, model: type[T], gate: Gate) -> AsyncIterator
     """
     http = state_of(request)
     with http.bodies.share() as share:
-        yield await _read(request, model, _Arriving(http, share, gate))
+        yield await _read(request, model, _Arriving(http, share, admission))
 
 
 async def _read(request: Request, model: type[T], arriving: "_Arriving") -> T:
@@ -64,13 +66,13 @@ async def _read(request: Request, model: type[T], arriving: "_Arriving") -> T:
 class _Arriving:
     """One body on its way: what is kept of it, and why it is refused, if it is."""
 
-    def __init__(self, http: HttpState, share: Share, gate: Gate) -> None:
+    def __init__(self, http: HttpState, share: Share, admission: AdmissionControl) -> None:
         self.body = bytearray()
         self._http = http
         self._max_bytes = http.settings.max_request_bytes
         self._max_cost = max_cost(http)
         self._share = share
-        self._gate = gate
+        self._admission = admission
         self._highest_cost = 0
         self._meter = JsonMeter()
         self._num_metered = 0
@@ -113,7 +115,7 @@ class _Arriving:
             return errors.body_too_large(self._max_bytes)
         try:
             self._http.engine()
-            self._gate.check_open()
+            self._admission.check_open()
             self._share.announce(_number(announced))
         except ApiError as full:
             return full

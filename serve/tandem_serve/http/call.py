@@ -15,11 +15,11 @@ from tandem_engine.api.request import (
     check_cache_salt,
     check_priority,
 )
+from tandem_serve.http.admission import SlotRequest
 from tandem_serve.http.answer import Answer, Form
 from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.disconnect import until_disconnect
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.gate import Wanted
 from tandem_serve.http.generation import EngineRequest, Generation
 from tandem_serve.http.openai_types import GenerationRequest
 from tandem_serve.http.state import state_of
@@ -44,13 +44,15 @@ class Call:
     includes_usage: bool
 
 
-def wanted_places(asked: GenerationRequest, num_prompts: int) -> Wanted:
-    """The places that a call needs: one for each sequence that the engine computes for it."""
+def slot_request(asked: GenerationRequest, num_prompts: int) -> SlotRequest:
+    """The slots that a call needs: one for each sequence that the engine computes for it."""
     param, given = ("n", asked.n) if asked.best_of is None else ("best_of", asked.best_of)
     num_each = 1 if given is None else given
     # A number that nothing allows takes none: the engine refuses it, with its range.
     is_possible = 1 <= num_each <= MAX_N
-    return Wanted(num_prompts=num_prompts, param=param, num_each=num_each if is_possible else 1)
+    return SlotRequest(
+        num_prompts=num_prompts, param=param, num_each=num_each if is_possible else 1
+    )
 
 
 def check_stream(asked: GenerationRequest) -> None:

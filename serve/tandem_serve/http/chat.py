@@ -14,7 +14,7 @@ from tandem_serve.http.call import (
     answer_call,
     check_stream,
     engine_request,
-    wanted_places,
+    slot_request,
 )
 from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.errors import ApiError
@@ -38,12 +38,12 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def _call(request: Request, held: ExitStack) -> Call:
     http = state_of(request)
-    async with reading(request, ChatRequest, http.gate) as asked:
+    async with reading(request, ChatRequest, http.admission) as asked:
         http.check_model(asked.model)
         check_stream(asked)
         num_logprobs = _num_logprobs(asked)
         engine = http.engine()
-        held.enter_context(http.gate.places(wanted_places(asked, 1)))
+        held.enter_context(http.admission.slots(slot_request(asked, 1)))
         wanted = await _engine_request(asked, engine, num_logprobs, http.settings.max_inline_length)
         return Call(
             engine=engine,

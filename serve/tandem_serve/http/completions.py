@@ -17,7 +17,7 @@ from tandem_serve.http.call import (
     answer_call,
     check_stream,
     engine_request,
-    wanted_places,
+    slot_request,
 )
 from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.errors import ApiError
@@ -46,12 +46,12 @@ async def create_completion(request: Request) -> Response:
 
 async def _call(request: Request, held: ExitStack) -> Call:
     http = state_of(request)
-    async with reading(request, CompletionRequest, http.gate) as asked:
+    async with reading(request, CompletionRequest, http.admission) as asked:
         http.check_model(asked.model)
         _check_combinations(asked)
         engine = http.engine()
         prompts = _split(asked.prompt)
-        held.enter_context(http.gate.places(wanted_places(asked, len(prompts.each))))
+        held.enter_context(http.admission.slots(slot_request(asked, len(prompts.each))))
         max_inline = http.settings.max_inline_length
         token_ids = await _encode(prompts, asked, engine, max_inline)
         return Call(

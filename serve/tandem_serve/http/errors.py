@@ -82,7 +82,7 @@ class ClientGone(Exception):
 
 
 def queue_full(refused: Refused, noun: str) -> ApiError:
-    """Too few places are free for so many of `noun`: 429, and when to come back."""
+    """Too few slots are free for so many of `noun`: 429, and when to come back."""
     return ApiError(
         f"{refused.num_in_flight} {noun} are in process or waiting here, of "
         f"{refused.max_in_flight} at most; try again in {refused.retry_after_s} s.",

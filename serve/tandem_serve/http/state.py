@@ -7,8 +7,8 @@ from fastapi import Request
 
 from tandem_engine.api.front import EngineFront
 from tandem_serve.http import errors
+from tandem_serve.http.admission import AdmissionControl
 from tandem_serve.http.bodies import Bodies
-from tandem_serve.http.gate import Gate
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.settings import HttpSettings, Outside
 
@@ -23,9 +23,9 @@ class HttpState:
     settings: HttpSettings
     outside: Outside
     get_engine: GetEngine
-    gate: Gate
-    text_gate: Gate
-    """The places of /tokenize and /detokenize, which compute nothing on the engine."""
+    admission: AdmissionControl
+    text_admission: AdmissionControl
+    """The slots of /tokenize and /detokenize, which compute nothing on the engine."""
     bodies: Bodies
     counts: ResponseCounts
 

@@ -6,9 +6,9 @@ from fastapi import Request, Response
 from pydantic_core import to_json
 
 from tandem_engine.api.front import EngineFront
+from tandem_serve.http.admission import SlotRequest
 from tandem_serve.http.body import reading
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.gate import Wanted
 from tandem_serve.http.off_loop import TEXT
 from tandem_serve.http.openai_types import DetokenizeRequest, TokenizeRequest
 from tandem_serve.http.prompts import Room, encode_messages, encode_texts
@@ -25,18 +25,18 @@ much too long it is."""
 async def tokenize(request: Request) -> Response:
     """Turn a prompt or messages into token ids."""
     http = state_of(request)
-    async with reading(request, TokenizeRequest, http.text_gate) as asked:
+    async with reading(request, TokenizeRequest, http.text_admission) as asked:
         http.check_model(asked.model)
-        with http.text_gate.places(Wanted()):
+        with http.text_admission.slots(SlotRequest()):
             return await _tokenize(asked, http, http.engine())
 
 
 async def detokenize(request: Request) -> Response:
     """Turn token ids into text, special tokens included."""
     http = state_of(request)
-    async with reading(request, DetokenizeRequest, http.text_gate) as asked:
+    async with reading(request, DetokenizeRequest, http.text_admission) as asked:
         http.check_model(asked.model)
-        with http.text_gate.places(Wanted()):
+        with http.text_admission.slots(SlotRequest()):
             return await _detokenize(asked, http, http.engine())
 
 

@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from tandem_engine.api.errors import ConfigError
-from tandem_serve.http.gate import Gate, Wanted
+from tandem_serve.http.admission import AdmissionControl, SlotRequest
 from tandem_serve.testing import Caller, FakeFront, client_of, fake_app
 
 COMPLETIONS = "/v1/completions"
@@ -84,12 +84,12 @@ async def test_each_choice_and_each_beam_takes_a_place(path: str, asked: dict[st
 
     async with waiting_calls(app, front, 2), client_of(app) as client:
         refused = await client.post(path, json=body)
-        assert app.state.http.gate.num_in_flight == 2
+        assert app.state.http.admission.num_in_flight == 2
     async with client_of(app) as client:
         accepted = await client.post(path, json=body)
 
     assert (refused.status_code, accepted.status_code) == (429, 200)
-    assert app.state.http.gate.num_in_flight == 0
+    assert app.state.http.admission.num_in_flight == 0
 
 
 async def test_a_number_of_choices_that_nothing_allows_is_refused_with_its_range() -> None:
@@ -151,23 +151,23 @@ async def test_a_request_that_was_refused_later_gives_its_place_back() -> None:
         response = await client.post(COMPLETIONS, json=BODY | {"temperature": -1})
 
     assert response.status_code == 400
-    assert app.state.http.gate.num_in_flight == 0
+    assert app.state.http.admission.num_in_flight == 0
 
 
 def test_the_rate_is_that_of_the_last_completions() -> None:
     clock = [0.0]
-    gate = Gate(1, lambda: clock[0])
+    admission = AdmissionControl(1, lambda: clock[0])
     for now_s in (0.0, 1.0, 2.0):
-        with gate.places(Wanted()):
+        with admission.slots(SlotRequest()):
             clock[0] = now_s
 
     clock[0] = 10.0
 
-    assert gate.completions_per_s() == pytest.approx(0.3)
+    assert admission.completions_per_s() == pytest.approx(0.3)
 
 
 def test_no_rate_before_the_first_completion() -> None:
-    assert Gate(1, float).completions_per_s() == 0.0
+    assert AdmissionControl(1, float).completions_per_s() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ async def test_lengths_have_limits(path: str, body: dict[str, Any], message: str
 
 async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     app = fake_app(FakeFront())
-    monkeypatch.setattr(app.state.http.text_gate, "_num_in_flight", 48)
+    monkeypatch.setattr(app.state.http.text_admission, "_num_in_flight", 48)
     async with client_of(app) as client:
         answers = [
             await client.post("/tokenize", json={"prompt": "a"}),

@@ -119,7 +119,7 @@ async def test_time_that_is_over_before_the_engine_has_it_is_told_and_nothing_is
         "engine. Allow it more time, or send less at once."
     )
     assert not front.submitted
-    assert app.state.http.gate.num_in_flight == 0
+    assert app.state.http.admission.num_in_flight == 0
 
 
 async def test_what_the_body_took_is_gone() -> None:

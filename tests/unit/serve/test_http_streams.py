@@ -36,7 +36,7 @@ async def test_a_caller_that_goes_away_ends_its_requests(
 
     assert len(front.aborted) == num_requests
     assert front.aborted[::-1] == [submitted.request_id for submitted in front.submitted]
-    assert app.state.http.gate.num_in_flight == 0
+    assert app.state.http.admission.num_in_flight == 0
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -51,7 +51,7 @@ async def test_a_cancelled_call_ends_its_requests(*, is_stream: bool) -> None:
 
     assert call.cancelled()
     assert len(front.aborted) == 1
-    assert app.state.http.gate.num_in_flight == 0
+    assert app.state.http.admission.num_in_flight == 0
 
 
 async def test_events_are_sent_as_they_come() -> None:
@@ -104,7 +104,7 @@ async def test_an_error_in_a_stream_is_its_last_event(path: str, body: dict[str,
     }
     assert "[DONE]" not in response.text
     assert len(front.aborted) == len(front.submitted)
-    assert app.state.http.gate.num_in_flight == 0
+    assert app.state.http.admission.num_in_flight == 0
 
 
 async def test_an_error_of_the_engine_is_not_taken_for_a_broken_connection(
@@ -126,7 +126,7 @@ async def test_a_request_that_ended_well_gives_its_place_back(*, is_stream: bool
         await client.post(CHAT, json=CHAT_BODY | {"stream": is_stream})
 
     assert front.aborted == []
-    assert app.state.http.gate.num_in_flight == 0
+    assert app.state.http.admission.num_in_flight == 0
 
 
 async def test_prompts_before_a_refused_one_are_given_back() -> None:

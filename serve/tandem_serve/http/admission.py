@@ -10,20 +10,20 @@ from tandem_serve.admit import Admitted, Refused, admit, max_in_flight
 from tandem_serve.http import errors
 
 NUM_REMEMBERED: Final = 64
-"""Places that became free that the rate is taken over."""
+"""Slots that became free that the rate is taken over."""
 
 
-class Gate:
-    """The places of one replica.
+class AdmissionControl:
+    """The slots of one replica.
 
     What counts is what the engine counts: each choice, or beam, of each prompt is one sequence.
-    A call takes the places of all of its sequences, and gives them back together when it ends.
+    A call takes the slots of all of its sequences, and gives them back together when it ends.
     """
 
     def __init__(
         self, max_link_num: int, monotonic_s: Callable[[], float], noun: str = "sequences"
     ) -> None:
-        """Make an empty one; `noun` is what holds its places, in the words of its refusals."""
+        """Make an empty one; `noun` is what holds its slots, in the words of its refusals."""
         self._max_link_num = max_link_num
         self._monotonic_s = monotonic_s
         self._noun = noun
@@ -33,23 +33,23 @@ class Gate:
 
     @property
     def num_in_flight(self) -> int:
-        """Places that are taken now."""
+        """Slots that are taken now."""
         return self._num_in_flight
 
     @property
     def num_refused(self) -> int:
-        """Places that were asked for and not given, since the start."""
+        """Slots that were asked for and not given, since the start."""
         return self._num_refused
 
     @contextmanager
-    def places(self, wanted: "Wanted") -> Iterator[None]:
-        """Hold the places that are `wanted`.
+    def slots(self, request: "SlotRequest") -> Iterator[None]:
+        """Hold the slots of `request`.
 
         Raises:
             ApiError: there are too few now (429), or there never will be so many (400).
         """
-        wanted.check_fits(self._max_link_num)
-        num_new = wanted.num_places
+        request.check_fits(self._max_link_num)
+        num_new = request.num_slots
         match self._ask(num_new):
             case Refused() as refused:
                 self._num_refused += num_new
@@ -63,10 +63,10 @@ class Gate:
             self._ends_s.extend([self._monotonic_s()] * min(num_new, NUM_REMEMBERED))
 
     def check_open(self) -> None:
-        """Refuse a call before anything is known of it, while not one place is free.
+        """Refuse a call before anything is known of it, while not one slot is free.
 
         Raises:
-            ApiError: all places are taken (429).
+            ApiError: all slots are taken (429).
         """
         match self._ask(1):
             case Refused() as refused:
@@ -76,7 +76,7 @@ class Gate:
                 return
 
     def completions_per_s(self) -> float:
-        """How fast places have become free of late; 0 when that is not known."""
+        """How fast slots have become free of late; 0 when that is not known."""
         if not self._ends_s:
             return 0.0
         span_s = self._monotonic_s() - self._ends_s[0]
@@ -92,8 +92,8 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The places that one call asks for."""
+class SlotRequest:
+    """The slots that one call asks for."""
 
     num_prompts: int = 1
     param: str = "n"
@@ -102,7 +102,7 @@ class Wanted:
     """Sequences of each prompt."""
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Places of the whole call."""
         return self.num_prompts * self.num_each
 
@@ -110,10 +110,10 @@ class Wanted:
         """Refuse what could never get in.
 
         Raises:
-            ApiError: it asks for more places than there are (400).
+            ApiError: it asks for more slots than there are (400).
         """
         most = max_in_flight(max_link_num)
-        if self.num_places <= most:
+        if self.num_slots <= most:
             return
         # The prompts are at fault unless a single one asks for too much.
         is_split = self.num_each <= most
@@ -132,5 +132,5 @@ class Wanted:
             return f"{self.param} is {self.num_each}"
         return (
             f"prompt holds {self.num_prompts} prompts and {self.param} is {self.num_each}, which "
-            f"makes {self.num_places} sequences"
+            f"makes {self.num_slots} sequences"
         )
