@@ -25,7 +25,7 @@ from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_serve.http.app import build_app
-from tandem_serve.http.settings import HttpSettings, Outside
+from tandem_serve.http.settings import Dependencies, HttpSettings
 
 NUM_BYTES: Final = 256
 BEGIN: Final = 256
@@ -343,12 +343,12 @@ def fake_app(
     """
     numbers = count(1)
     named: dict[str, Any] = {"model_name": "tiny", "created_s": 1_700_000_000} | settings
-    outside = Outside(
+    dependencies = Dependencies(
         unix_time_s=lambda: 1_800_000_000.0,
         monotonic_s=monotonic_s,
         new_id=lambda: f"{next(numbers):032x}",
     )
-    return build_app(HttpSettings(**named), lambda: front, outside=outside)
+    return build_app(HttpSettings(**named), lambda: front, dependencies=dependencies)
 
 
 def client_of(app: ASGIApp) -> httpx.AsyncClient:

@@ -16,12 +16,12 @@ from tandem_engine.api.request import (
     check_priority,
 )
 from tandem_serve.http.admission import SlotRequest
-from tandem_serve.http.answer import Answer, Form
 from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.disconnect import until_disconnect
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest, Generation
-from tandem_serve.http.openai_types import GenerationRequest
+from tandem_serve.http.protocol import GenerationRequest
+from tandem_serve.http.response import ChoiceFormatter, GenerationResponse
 from tandem_serve.http.state import state_of
 from tandem_serve.http.streaming import EventStream
 
@@ -38,15 +38,15 @@ class Call:
 
     engine: EngineFront
     engine_requests: Sequence[EngineRequest]
-    form: Form
+    formatter: ChoiceFormatter
     choices_per_prompt: int
     is_stream: bool
     includes_usage: bool
 
 
-def slot_request(asked: GenerationRequest, num_prompts: int) -> SlotRequest:
+def slot_request(body: GenerationRequest, num_prompts: int) -> SlotRequest:
     """The slots that a call needs: one for each sequence that the engine computes for it."""
-    param, given = ("n", asked.n) if asked.best_of is None else ("best_of", asked.best_of)
+    param, given = ("n", body.n) if body.best_of is None else ("best_of", body.best_of)
     num_each = 1 if given is None else given
     # A number that nothing allows takes none: the engine refuses it, with its range.
     is_possible = 1 <= num_each <= MAX_N
@@ -55,28 +55,28 @@ def slot_request(asked: GenerationRequest, num_prompts: int) -> SlotRequest:
     )
 
 
-def check_stream(asked: GenerationRequest) -> None:
+def check_stream(body: GenerationRequest) -> None:
     """Refuse a stream of what is known at its end only, and options of a stream that is none.
 
     Raises:
         ApiError: best_of above n or use_beam_search with stream, or stream_options without it.
     """
-    if asked.stream_options is not None and not asked.stream:
+    if body.stream_options is not None and not body.stream:
         raise ApiError(
             "stream_options needs stream true; set it or leave it out.",
             param="stream_options",
             code="invalid_value",
         )
-    if asked.stream and asked.use_beam_search:
+    if body.stream and body.use_beam_search:
         raise ApiError(
             "use_beam_search is true, which needs all beams to end before the first token can be "
             "returned; leave out stream or use_beam_search.",
             param="use_beam_search",
             code="invalid_value",
         )
-    if asked.stream and asked.best_of is not None and asked.best_of > (asked.n or 1):
+    if body.stream and body.best_of is not None and body.best_of > (body.n or 1):
         raise ApiError(
-            f"best_of is {asked.best_of}, more than n ({asked.n or 1}), which needs all choices "
+            f"best_of is {body.best_of}, more than n ({body.n or 1}), which needs all choices "
             "before the first can be returned; leave out stream or best_of.",
             param="best_of",
             code="invalid_value",
@@ -84,15 +84,15 @@ def check_stream(asked: GenerationRequest) -> None:
 
 
 def engine_request(
-    asked: GenerationRequest, token_ids: Sequence[int], sampling: SamplingParams
+    body: GenerationRequest, token_ids: Sequence[int], sampling: SamplingParams
 ) -> EngineRequest:
     """One prompt of a call for the engine.
 
     Raises:
         InvalidParameter: priority or cache_salt is out of its range.
     """
-    priority = LOWEST_PRIORITY if asked.priority is None else asked.priority
-    salt = asked.cache_salt or ""
+    priority = LOWEST_PRIORITY if body.priority is None else body.priority
+    salt = body.cache_salt or ""
     check_priority(priority)
     check_cache_salt(salt)
     return EngineRequest(
@@ -100,7 +100,7 @@ def engine_request(
     )
 
 
-async def answer_call(
+async def generate_response(
     request: Request,
     call: Call,
     *,
@@ -113,14 +113,14 @@ async def answer_call(
     A stream takes over what `held` holds; otherwise the caller closes it.
     """
     http = state_of(request)
-    call_id = http.outside.new_id()
+    call_id = http.dependencies.new_id()
     engine_id = f"{request.state.request_id}-{call_id[-NUM_ID_DIGITS:]}"
-    answer = Answer(
+    answer = GenerationResponse(
         generation=Generation(call.engine, call.engine_requests, engine_id, held, deadline),
-        form=call.form,
+        formatter=call.formatter,
         choices_per_prompt=call.choices_per_prompt,
         answer_id=f"{id_prefix}-{call_id}",
-        created_s=int(http.outside.unix_time_s()),
+        created_s=int(http.dependencies.unix_time_s()),
         model=http.settings.model_name,
     )
     if call.is_stream:

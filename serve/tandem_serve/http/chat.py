@@ -7,21 +7,21 @@ from fastapi import Request, Response
 
 from tandem_engine.api.front import EngineFront, TextCodec
 from tandem_engine.api.output import Output
-from tandem_serve.http.answer import Choice
-from tandem_serve.http.body import reading
+from tandem_serve.http.body_reader import read_body
 from tandem_serve.http.call import (
     Call,
-    answer_call,
     check_stream,
     engine_request,
+    generate_response,
     slot_request,
 )
 from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import chat_logprobs
-from tandem_serve.http.openai_types import ChatRequest
-from tandem_serve.http.prompts import check_length, encode_messages, prompt_room
+from tandem_serve.http.prompts import check_length, encode_messages, prompt_limit
+from tandem_serve.http.protocol import ChatRequest
+from tandem_serve.http.response import CollectedChoice
 from tandem_serve.http.sampling import sampling_params
 from tandem_serve.http.state import state_of
 
@@ -33,70 +33,72 @@ async def create_chat_completion(request: Request) -> Response:
     deadline = Deadline.of(request)
     with ExitStack() as held:
         call = await _call(request, held)
-        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline)
+        return await generate_response(
+            request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline
+        )
 
 
 async def _call(request: Request, held: ExitStack) -> Call:
     http = state_of(request)
-    async with reading(request, ChatRequest, http.admission) as asked:
-        http.check_model(asked.model)
-        check_stream(asked)
-        num_logprobs = _num_logprobs(asked)
+    async with read_body(request, ChatRequest, http.admission) as body:
+        http.check_model(body.model)
+        check_stream(body)
+        num_logprobs = _num_logprobs(body)
         engine = http.engine()
-        held.enter_context(http.admission.slots(slot_request(asked, 1)))
-        wanted = await _engine_request(asked, engine, num_logprobs, http.settings.max_inline_length)
+        held.enter_context(http.admission.slots(slot_request(body, 1)))
+        prompt = await _engine_request(body, engine, num_logprobs, http.settings.max_inline_length)
         return Call(
             engine=engine,
-            engine_requests=[wanted],
-            form=ChatForm(engine.codec, has_logprobs=num_logprobs is not None),
-            choices_per_prompt=asked.n or 1,
-            is_stream=bool(asked.stream),
-            includes_usage=asked.includes_usage,
+            engine_requests=[prompt],
+            formatter=ChatFormatter(engine.codec, has_logprobs=num_logprobs is not None),
+            choices_per_prompt=body.n or 1,
+            is_stream=bool(body.stream),
+            includes_usage=body.includes_usage,
         )
 
 
 async def _engine_request(
-    asked: ChatRequest, engine: EngineFront, num_logprobs: int | None, max_inline_length: int
+    body: ChatRequest, engine: EngineFront, num_logprobs: int | None, max_inline_length: int
 ) -> EngineRequest:
     limits = engine.limits
     token_ids = await encode_messages(
         engine.codec,
-        asked.messages,
-        add_generation_prompt=asked.add_generation_prompt,
-        template_kwargs=asked.chat_template_kwargs,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        template_kwargs=body.chat_template_kwargs,
         max_inline_length=max_inline_length,
-        room=prompt_room(limits),
+        limit=prompt_limit(limits),
     )
     check_length(len(token_ids), limits, "messages")
     room = limits.max_seq_len - len(token_ids)
     sampling = sampling_params(
-        asked,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens or room,
+        body,
+        max_tokens=body.max_completion_tokens or body.max_tokens or room,
         logprobs=num_logprobs,
         vocab_size=limits.vocab_size,
     )
-    return engine_request(asked, token_ids, sampling)
+    return engine_request(body, token_ids, sampling)
 
 
-def _num_logprobs(asked: ChatRequest) -> int | None:
-    if asked.use_beam_search and asked.top_logprobs:
+def _num_logprobs(body: ChatRequest) -> int | None:
+    if body.use_beam_search and body.top_logprobs:
         raise ApiError(
-            f"top_logprobs is {asked.top_logprobs}; it must be 0 or left out with use_beam_search.",
+            f"top_logprobs is {body.top_logprobs}; it must be 0 or left out with use_beam_search.",
             param="top_logprobs",
             code="invalid_value",
         )
-    if asked.logprobs:
-        return asked.top_logprobs or 0
-    if asked.top_logprobs:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
         raise ApiError(
-            f"top_logprobs is {asked.top_logprobs}, but logprobs is not true; set it to true.",
+            f"top_logprobs is {body.top_logprobs}, but logprobs is not true; set it to true.",
             param="top_logprobs",
             code="invalid_value",
         )
     return None
 
 
-class ChatForm:
+class ChatFormatter:
     """Choices as messages, whole or in deltas."""
 
     object_name = "chat.completion"
@@ -107,7 +109,7 @@ class ChatForm:
         self._has_logprobs = has_logprobs
         self._begun: set[int] = set()
 
-    def part(self, index: int, output: Output) -> dict[str, Any]:
+    def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
         """A choice of a chunk; the first of each choice says who speaks."""
         delta: dict[str, Any] = {}
         if index not in self._begun:
@@ -123,7 +125,7 @@ class ChatForm:
             "finish_reason": output.finish_reason,
         }
 
-    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
+    def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""
         logprobs = chat_logprobs(self._codec, choice.logprobs) if self._has_logprobs else None
         return {

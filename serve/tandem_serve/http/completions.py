@@ -10,22 +10,22 @@ from fastapi import Request, Response
 
 from tandem_engine.api.front import EngineFront, EngineLimits, TextCodec
 from tandem_engine.api.output import Output, TokenLogprob
-from tandem_serve.http.answer import Choice
-from tandem_serve.http.body import reading
+from tandem_serve.http.body_reader import read_body
 from tandem_serve.http.call import (
     Call,
-    answer_call,
     check_stream,
     engine_request,
+    generate_response,
     slot_request,
 )
 from tandem_serve.http.deadline import Deadline
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.generation import EngineRequest
 from tandem_serve.http.logprobs import TextOffsets, completion_logprobs
-from tandem_serve.http.off_loop import TEXT
-from tandem_serve.http.openai_types import CompletionRequest
-from tandem_serve.http.prompts import check_length, encode_texts, prompt_room
+from tandem_serve.http.offload import TEXT_POOL
+from tandem_serve.http.prompts import check_length, encode_texts, prompt_limit
+from tandem_serve.http.protocol import CompletionRequest
+from tandem_serve.http.response import CollectedChoice
 from tandem_serve.http.sampling import (
     DEFAULT_COMPLETION_TOKENS,
     check_token_ids,
@@ -41,37 +41,39 @@ async def create_completion(request: Request) -> Response:
     deadline = Deadline.of(request)
     with ExitStack() as held:
         call = await _call(request, held)
-        return await answer_call(request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline)
+        return await generate_response(
+            request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline
+        )
 
 
 async def _call(request: Request, held: ExitStack) -> Call:
     http = state_of(request)
-    async with reading(request, CompletionRequest, http.admission) as asked:
-        http.check_model(asked.model)
-        _check_combinations(asked)
+    async with read_body(request, CompletionRequest, http.admission) as body:
+        http.check_model(body.model)
+        _check_combinations(body)
         engine = http.engine()
-        prompts = _split(asked.prompt)
-        held.enter_context(http.admission.slots(slot_request(asked, len(prompts.each))))
+        prompts = _split(body.prompt)
+        held.enter_context(http.admission.slots(slot_request(body, len(prompts.each))))
         max_inline = http.settings.max_inline_length
-        token_ids = await _encode(prompts, asked, engine, max_inline)
+        token_ids = await _encode(prompts, body, engine, max_inline)
         return Call(
             engine=engine,
-            engine_requests=_engine_requests(asked, token_ids, engine.limits),
-            form=CompletionForm(
+            engine_requests=_engine_requests(body, token_ids, engine.limits),
+            formatter=CompletionFormatter(
                 engine.codec,
-                has_logprobs=asked.logprobs is not None,
-                echoes=await _echoes(prompts, engine.codec, max_inline) if asked.echo else (),
-                choices_per_prompt=asked.n or 1,
+                has_logprobs=body.logprobs is not None,
+                echoes=await _echoes(prompts, engine.codec, max_inline) if body.echo else (),
+                choices_per_prompt=body.n or 1,
             ),
-            choices_per_prompt=asked.n or 1,
-            is_stream=bool(asked.stream),
-            includes_usage=asked.includes_usage,
+            choices_per_prompt=body.n or 1,
+            is_stream=bool(body.stream),
+            includes_usage=body.includes_usage,
         )
 
 
-def _check_combinations(asked: CompletionRequest) -> None:
-    check_stream(asked)
-    if asked.echo and asked.logprobs is not None:
+def _check_combinations(body: CompletionRequest) -> None:
+    check_stream(body)
+    if body.echo and body.logprobs is not None:
         raise ApiError(
             "echo together with logprobs is not supported: Tandem computes no log-probabilities "
             "of prompts; leave out one of them.",
@@ -116,7 +118,7 @@ def _are_ids(prompt: list[Any]) -> TypeGuard[list[int]]:
 
 async def _encode(
     prompts: _Texts | _TokenIds,
-    asked: CompletionRequest,
+    body: CompletionRequest,
     engine: EngineFront,
     max_inline_length: int,
 ) -> list[list[int]]:
@@ -125,9 +127,9 @@ async def _encode(
             return await encode_texts(
                 engine.codec,
                 texts,
-                add_special_tokens=asked.add_special_tokens is not False,
+                add_special_tokens=body.add_special_tokens is not False,
                 max_inline_length=max_inline_length,
-                room=prompt_room(engine.limits),
+                limit=prompt_limit(engine.limits),
             )
         case _TokenIds(each=lists):
             _check_lengths(lists, engine.limits)  # first: it is the cheaper one
@@ -137,16 +139,16 @@ async def _encode(
 
 
 def _engine_requests(
-    asked: CompletionRequest, prompts: Sequence[list[int]], limits: EngineLimits
+    body: CompletionRequest, prompts: Sequence[list[int]], limits: EngineLimits
 ) -> list[EngineRequest]:
     _check_lengths(prompts, limits)
     sampling = sampling_params(
-        asked,
-        max_tokens=asked.max_tokens or DEFAULT_COMPLETION_TOKENS,
-        logprobs=asked.logprobs,
+        body,
+        max_tokens=body.max_tokens or DEFAULT_COMPLETION_TOKENS,
+        logprobs=body.logprobs,
         vocab_size=limits.vocab_size,
     )
-    return [engine_request(asked, token_ids, sampling) for token_ids in prompts]
+    return [engine_request(body, token_ids, sampling) for token_ids in prompts]
 
 
 def _check_lengths(prompts: Sequence[list[int]], limits: EngineLimits) -> None:
@@ -162,10 +164,10 @@ async def _echoes(
             return texts
         case _TokenIds(each=lists):
             is_long = sum(map(len, lists)) > max_inline_length
-            return await TEXT.run(is_long, lambda: [codec.decode(each) for each in lists])
+            return await TEXT_POOL.run(is_long, lambda: [codec.decode(each) for each in lists])
 
 
-class CompletionForm:
+class CompletionFormatter:
     """Choices as texts, whole or in pieces, after their prompts if these are echoed."""
 
     object_name = "text_completion"
@@ -186,7 +188,7 @@ class CompletionForm:
         self._begun: set[int] = set()
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(TextOffsets)
 
-    def part(self, index: int, output: Output) -> dict[str, Any]:
+    def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
         """A choice of a chunk; the first of each choice has the echo."""
         return {
             "index": index,
@@ -195,7 +197,7 @@ class CompletionForm:
             "finish_reason": output.finish_reason,
         }
 
-    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
+    def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""
         return {
             "index": index,
@@ -214,5 +216,5 @@ class CompletionForm:
         if not self._has_logprobs:
             return None
         offsets = self._offsets[index]
-        places = [offsets.place(self._codec.token_bytes(token.token_id)) for token in tokens]
-        return completion_logprobs(self._codec, tokens, places)
+        starts = [offsets.advance(self._codec.token_bytes(token.token_id)) for token in tokens]
+        return completion_logprobs(self._codec, tokens, starts)

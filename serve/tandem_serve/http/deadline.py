@@ -12,7 +12,7 @@ from typing import Final
 from fastapi import Request
 
 from tandem_engine.api.errors import DeadlineExceeded
-from tandem_serve.http.errors import ApiError, cut
+from tandem_serve.http.errors import ApiError, truncate
 from tandem_serve.http.settings import MAX_TIMEOUT_S
 from tandem_serve.http.state import state_of
 
@@ -40,11 +40,11 @@ class Deadline:
         """
         http = state_of(request)
         timeout_s = http.settings.e2e_timeout_s
-        asked = request.headers.getlist(TIMEOUT_HEADER)
-        if asked:
-            timeout_s = min(timeout_s, _seconds(", ".join(asked)))
-        now = http.outside.monotonic_s()
-        return cls(timeout_s, now + timeout_s, http.outside.monotonic_s)
+        given = request.headers.getlist(TIMEOUT_HEADER)
+        if given:
+            timeout_s = min(timeout_s, _seconds(", ".join(given)))
+        now = http.dependencies.monotonic_s()
+        return cls(timeout_s, now + timeout_s, http.dependencies.monotonic_s)
 
     def left_s(self) -> float:
         """Seconds that are left, more than 0.
@@ -65,8 +65,8 @@ def _seconds(text: str) -> float:
     seconds = float(text) if _SECONDS.fullmatch(text) else 0.0
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise ApiError(
-            f"{TIMEOUT_HEADER} is '{cut(text)}'; it must be a number of seconds, such as 30 or "
-            f"0.5, above 0 and at most {MAX_TIMEOUT_S}.",
+            f"{TIMEOUT_HEADER} is '{truncate(text)}'; it must be a number of seconds, such as 30 "
+            f"or 0.5, above 0 and at most {MAX_TIMEOUT_S}.",
             param=TIMEOUT_HEADER,
             code="invalid_value",
         )

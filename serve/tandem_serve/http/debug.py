@@ -12,7 +12,7 @@ from tandem_engine.api.model import unknown_field_text
 from tandem_engine.api.steps import MAX_KEPT_STEPS
 from tandem_serve.api.steps import StepsReport
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.openai_types import RequestModel
+from tandem_serve.http.protocol import RequestModel
 from tandem_serve.http.state import HttpState, state_of
 from tandem_serve.http.validation import as_sentence, validate
 
@@ -46,7 +46,7 @@ def _body(http: HttpState, engine: EngineFront, query: StepsQuery) -> bytes:
     newest = engine.steps(limit=1, with_decodes=False)
     report = StepsReport(
         model=http.settings.model_name,
-        time=http.outside.unix_time_s(),
+        time=http.dependencies.unix_time_s(),
         newest=newest[-1].number if newest else None,
         limits=engine.limits,
         stats=engine.stats(),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from tandem_serve.http.errors import ClientGone
+from tandem_serve.http.errors import ClientDisconnected
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     send; a prompt in a long queue would be computed for nobody.
 
     Raises:
-        ClientGone: the caller went away first. `work` has ended by then.
+        ClientDisconnected: the caller went away first. `work` has ended by then.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
@@ -26,7 +26,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         working.cancel()
         watching.cancel()

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
-STATUS_CLIENT_GONE: Final = 499
+STATUS_CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's number for a caller that did not wait; nobody reads it but the metrics."""
 STARTING_RETRY_AFTER_S: Final = 1
 BODIES_RETRY_AFTER_S: Final = 1
@@ -72,12 +72,12 @@ class ApiError(Exception):
         )
 
 
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     """`text`, as far as it fits into a sentence."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The caller went away before the answer was complete; nobody is left to tell."""
 
 
@@ -125,10 +125,10 @@ def _unauthorized(message: str) -> ApiError:
     )
 
 
-def model_not_found(asked: str, served: str) -> ApiError:
+def model_not_found(requested: str, served: str) -> ApiError:
     """Another model than the served one was asked for."""
     return ApiError(
-        f"The model '{cut(asked)}' does not exist here; this server serves '{served}'.",
+        f"The model '{truncate(requested)}' does not exist here; this server serves '{served}'.",
         status=HTTPStatus.NOT_FOUND,
         param="model",
         code="model_not_found",
@@ -170,7 +170,7 @@ def body_too_slow(timeout_s: float) -> ApiError:
 def body_encoded(encoding: str) -> ApiError:
     """The body is compressed, or encoded in another way."""
     return ApiError(
-        f"The body has Content-Encoding '{cut(encoding)}'; this server takes plain JSON "
+        f"The body has Content-Encoding '{truncate(encoding)}'; this server takes plain JSON "
         "only. Send it without.",
         status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         code="unsupported_media_type",
@@ -273,7 +273,7 @@ def from_http(error: HTTPException, request: Request) -> ApiError:
     headers = error.headers or {}
     if error.status_code == HTTPStatus.NOT_FOUND:
         paths = ", ".join(getattr(route, "path", "") for route in request.app.routes)
-        message = f"There is nothing at {cut(path)}; there is {paths}."
+        message = f"There is nothing at {truncate(path)}; there is {paths}."
         code = "unknown_url"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{path} does not take {method}; it takes {headers.get('Allow', 'another')}."
@@ -295,6 +295,6 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     return from_http(error, request).response()
 
 
-async def answer_client_gone(_request: Request, _error: Exception) -> Response:
+async def answer_client_disconnected(_request: Request, _error: Exception) -> Response:
     """The handler for a caller that went away; the response reaches nobody."""
-    return Response(status_code=STATUS_CLIENT_GONE)
+    return Response(status_code=STATUS_CLIENT_CLOSED_REQUEST)

@@ -100,13 +100,13 @@ async def _interleaved(
             yield 0, output
         return
     # One place a stream: a slow reader holds up the streams, and the engine joins their outputs.
-    arrivals: asyncio.Queue[tuple[int, Output] | _Ended] = asyncio.Queue(maxsize=len(streams))
+    arrivals: asyncio.Queue[tuple[int, Output] | _StreamEnd] = asyncio.Queue(maxsize=len(streams))
     pumps = [asyncio.create_task(_pump(i, streams[i], arrivals)) for i in range(len(streams))]
     try:
         num_open = len(streams)
         while num_open:
             arrived = await arrivals.get()
-            if isinstance(arrived, _Ended):
+            if isinstance(arrived, _StreamEnd):
                 arrived.raise_cause()
                 num_open -= 1
             else:
@@ -118,7 +118,7 @@ async def _interleaved(
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _StreamEnd:
     cause: Exception | None
 
     def raise_cause(self) -> None:
@@ -127,12 +127,12 @@ class _Ended:
 
 
 async def _pump(
-    prompt: int, stream: OutputStream, arrivals: asyncio.Queue[tuple[int, Output] | _Ended]
+    prompt: int, stream: OutputStream, arrivals: asyncio.Queue[tuple[int, Output] | _StreamEnd]
 ) -> None:
     try:
         async for output in stream:
             await arrivals.put((prompt, output))
     except Exception as error:  # noqa: BLE001 - raised again where the streams are read
-        await arrivals.put(_Ended(error))
+        await arrivals.put(_StreamEnd(error))
     else:
-        await arrivals.put(_Ended(None))
+        await arrivals.put(_StreamEnd(None))

@@ -68,11 +68,11 @@ def check_key(headers: Iterable[tuple[bytes, bytes]], digests: Sequence[bytes]) 
     given = _bearer_token(headers)
     if not given:
         raise errors.key_missing()
-    if not is_among(given, digests):
+    if not is_known_key(given, digests):
         raise errors.key_invalid()
 
 
-def is_among(key: bytes, digests: Sequence[bytes]) -> bool:
+def is_known_key(key: bytes, digests: Sequence[bytes]) -> bool:
     """Whether `key` is one of the keys; takes as long whichever it is, and if it is none."""
     given = _digest(key)
     return sum(hmac.compare_digest(given, digest) for digest in digests) > 0

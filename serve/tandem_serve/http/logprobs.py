@@ -76,7 +76,7 @@ class TextOffsets:
     def __init__(self) -> None:
         self._num_begun = 0
 
-    def place(self, data: bytes) -> int:
+    def advance(self, data: bytes) -> int:
         """The offset of the next token, which stands for the bytes `data`."""
         is_continued = data[:1] != b"" and _is_continuation(data[0])
         offset = max(0, self._num_begun - is_continued)

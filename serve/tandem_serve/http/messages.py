@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tandem_engine.api.model import unknown_field_text
-from tandem_serve.http.errors import ApiError, cut
-from tandem_serve.http.validation import as_sentence, shown, value_kind
+from tandem_serve.http.errors import ApiError, truncate
+from tandem_serve.http.validation import as_json, as_sentence, value_kind
 
 _TEMPLATE_ROLE: Final = {
     "system": "system",
@@ -50,13 +50,13 @@ def _role(role: Any, param: str) -> str:
         return _TEMPLATE_ROLE[role]
     if isinstance(role, str) and role in _TOOL_ROLES:
         raise ApiError(
-            f"{param} is {shown(role)}, but Tandem does not call tools yet; "
+            f"{param} is {as_json(role)}, but Tandem does not call tools yet; "
             "put the result into a user message.",
             param=param,
             code="unsupported_value",
         )
     raise ApiError(
-        f"{param} is {shown(role)}; it must be one of {', '.join(_TEMPLATE_ROLE)}.",
+        f"{param} is {as_json(role)}; it must be one of {', '.join(_TEMPLATE_ROLE)}.",
         param=param,
         code="invalid_value",
     )
@@ -90,8 +90,8 @@ def _refuse_other_fields(message: dict[str, Any], param: str) -> None:
                 code="unsupported_parameter",
             )
         raise ApiError(
-            as_sentence(f"{param} has an {unknown_field_text(cut(name), _KNOWN)}"),
-            param=f"{param}.{cut(name)}",
+            as_sentence(f"{param} has an {unknown_field_text(truncate(name), _KNOWN)}"),
+            param=f"{param}.{truncate(name)}",
             code="unknown_parameter",
         )
 
@@ -119,7 +119,7 @@ def _part_text(part: Any, param: str) -> str:
         )
     if part.get("type") != "text":
         raise ApiError(
-            f"{param}.type is {shown(part.get('type'))}, but Tandem reads text parts only; "
+            f"{param}.type is {as_json(part.get('type'))}, but Tandem reads text parts only; "
             'send {"type": "text", "text": …}.',
             param=f"{param}.type",
             code="unsupported_value",

@@ -9,7 +9,7 @@ from tandem_engine.api.front import EngineLimits, TextCodec
 from tandem_serve.http import errors
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.messages import template_messages
-from tandem_serve.http.off_loop import TEXT
+from tandem_serve.http.offload import TEXT_POOL
 
 SHRINKAGE: Final = 4
 """A tokenizer may normalise a text before it cuts it into tokens; no text shrinks more."""
@@ -22,7 +22,7 @@ MAX_TEMPLATE_VALUES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PromptLimit:
     """How long a prompt may be."""
 
     num_tokens: int
@@ -30,9 +30,9 @@ class Room:
     """Who takes so many at most, after "tokens that"."""
 
 
-def prompt_room(limits: EngineLimits) -> Room:
+def prompt_limit(limits: EngineLimits) -> PromptLimit:
     """What the engine can continue."""
-    return Room(
+    return PromptLimit(
         _longest_prompt(limits),
         f"this server takes at most (prompt and answer together: {limits.max_seq_len})",
     )
@@ -44,24 +44,24 @@ async def encode_texts(
     *,
     add_special_tokens: bool,
     max_inline_length: int,
-    room: Room,
+    limit: PromptLimit,
 ) -> list[list[int]]:
     """Token ids of each text.
 
     Raises:
-        ApiError: a text is longer than what could fit into `room`.
+        ApiError: a text is longer than what could fit into `limit`.
     """
     for text in texts:
-        _check_characters(len(text), codec, room, "prompt")
+        _check_characters(len(text), codec, limit, "prompt")
 
     def encode() -> list[list[int]]:
         return [one(text) for text in texts]
 
     def one(text: str) -> list[int]:
-        _check_pieces(text, codec, room, "prompt")
+        _check_pieces(text, codec, limit, "prompt")
         return codec.encode(text, add_special_tokens=add_special_tokens)
 
-    return await TEXT.run(sum(map(len, texts)) > max_inline_length, encode)
+    return await TEXT_POOL.run(sum(map(len, texts)) > max_inline_length, encode)
 
 
 async def encode_messages(
@@ -71,12 +71,12 @@ async def encode_messages(
     add_generation_prompt: bool | None,
     template_kwargs: dict[str, Any] | None,
     max_inline_length: int,
-    room: Room,
+    limit: PromptLimit,
 ) -> list[int]:
     """Token ids of a conversation.
 
     Raises:
-        ApiError: a message is not understood, or they are longer than what could fit into `room`.
+        ApiError: a message is not understood, or they are longer than what could fit into `limit`.
         InvalidParameter: the chat template refuses the messages, or there is none.
     """
     num_of_kwargs = _characters_of(template_kwargs)
@@ -84,15 +84,15 @@ async def encode_messages(
     def encode() -> list[int]:
         plain = template_messages(messages)
         num_characters = sum(len(message["content"]) for message in plain) + num_of_kwargs
-        _check_characters(num_characters, codec, room, "messages")
-        _check_pieces("\n".join(message["content"] for message in plain), codec, room, "messages")
+        _check_characters(num_characters, codec, limit, "messages")
+        _check_pieces("\n".join(message["content"] for message in plain), codec, limit, "messages")
         return codec.encode_chat(
             plain,
             add_generation_prompt=add_generation_prompt is not False,
             template_kwargs=template_kwargs,
         )
 
-    return await TEXT.run(_cost(messages) + num_of_kwargs > max_inline_length, encode)
+    return await TEXT_POOL.run(_cost(messages) + num_of_kwargs > max_inline_length, encode)
 
 
 def _cost(messages: Sequence[dict[str, Any]]) -> int:
@@ -169,23 +169,25 @@ def _longest_prompt(limits: EngineLimits) -> int:
     return min(limits.max_input_token_len, limits.max_seq_len - 1)
 
 
-def _check_characters(num_characters: int, codec: TextCodec, room: Room, param: str) -> None:
+def _check_characters(
+    num_characters: int, codec: TextCodec, limit: PromptLimit, param: str
+) -> None:
     """Refuse a text that cannot fit before it is tokenized, which may take seconds."""
-    if num_characters > SHRINKAGE * room.num_tokens * codec.max_token_chars:
+    if num_characters > SHRINKAGE * limit.num_tokens * codec.max_token_chars:
         raise errors.prompt_too_long(
-            f"{param} has {num_characters} characters, far more than the {room.num_tokens} tokens "
-            f"that {room.text}. Shorten it.",
+            f"{param} has {num_characters} characters, far more than the {limit.num_tokens} tokens "
+            f"that {limit.text}. Shorten it.",
             param,
         )
 
 
-def _check_pieces(text: str, codec: TextCodec, room: Room, param: str) -> None:
+def _check_pieces(text: str, codec: TextCodec, limit: PromptLimit, param: str) -> None:
     """Refuse a text of far too many tokens before all of it is tokenized.
 
     A tokenizer takes a hundred bytes of memory for each token, and four times as many tokens as
     characters where a text is of rare ones: a text of the largest body would cost a gigabyte.
     """
-    size = max(USUAL_CHARS * room.num_tokens, 1)
+    size = max(USUAL_CHARS * limit.num_tokens, 1)
     if len(text) <= size:
         return
     num_tokens = 0
@@ -193,9 +195,9 @@ def _check_pieces(text: str, codec: TextCodec, room: Room, param: str) -> None:
         # A cut may make a token into many.
         piece = codec.encode(text[start : start + size], add_special_tokens=False)
         num_tokens += max(0, len(piece) - codec.max_token_chars)
-        if num_tokens > room.num_tokens:
+        if num_tokens > limit.num_tokens:
             raise errors.prompt_too_long(
                 f"{param} has {len(text)} characters, which make far more than the "
-                f"{room.num_tokens} tokens that {room.text}. Shorten it.",
+                f"{limit.num_tokens} tokens that {limit.text}. Shorten it.",
                 param,
             )

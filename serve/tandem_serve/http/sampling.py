@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from tandem_engine.api.request import MAX_BIAS, SamplingParams
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.openai_types import GenerationRequest
-from tandem_serve.http.validation import shown
+from tandem_serve.http.protocol import GenerationRequest
+from tandem_serve.http.validation import as_json
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's default of /v1/completions."""
@@ -31,7 +31,7 @@ _SAME_NAME: Final = (
 
 
 def sampling_params(
-    asked: GenerationRequest,
+    body: GenerationRequest,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -44,15 +44,15 @@ def sampling_params(
         InvalidParameter: another value is out of its range.
     """
     given: dict[str, Any] = {
-        name: value for name in _SAME_NAME if (value := getattr(asked, name)) is not None
+        name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None
     }
-    stop_token_ids = asked.stop_token_ids or []
+    stop_token_ids = body.stop_token_ids or []
     check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
     return SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
-        logit_bias=_logit_bias(asked.logit_bias or {}, vocab_size),
-        stop=_stop_strings(asked.stop),
+        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+        stop=_stop_strings(body.stop),
         stop_token_ids=tuple(stop_token_ids),
         **given,
     )
@@ -68,7 +68,7 @@ def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise ApiError(
-            f"{param} holds the token id {shown(wrong)}; it must be in [0, {vocab_size - 1}].",
+            f"{param} holds the token id {as_json(wrong)}; it must be in [0, {vocab_size - 1}].",
             param=param,
             code="invalid_value",
         )
@@ -86,7 +86,7 @@ def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
     for token_id, bias in by_id.items():
         if not -MAX_BIAS <= bias <= MAX_BIAS:
             raise ApiError(
-                f"logit_bias of token {token_id} is {shown(bias)}; "
+                f"logit_bias of token {token_id} is {as_json(bias)}; "
                 f"it must be in [{-MAX_BIAS}, {MAX_BIAS}].",
                 param="logit_bias",
                 code="invalid_value",
@@ -99,7 +99,7 @@ def _token_id(key: str) -> int:
     if key.isascii() and key.isdecimal() and len(key) <= len(str(2**63)):
         return int(key)
     raise ApiError(
-        f"logit_bias has the key {shown(key)}; its keys must be token ids, as strings.",
+        f"logit_bias has the key {as_json(key)}; its keys must be token ids, as strings.",
         param="logit_bias",
         code="invalid_value",
     )

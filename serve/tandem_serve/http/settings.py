@@ -1,4 +1,4 @@
-"""What the HTTP layer is told when it is built, and the outside things that it looks at."""
+"""What the HTTP layer is told when it is built, and its clocks and ids."""
 
 import time
 import uuid
@@ -91,7 +91,7 @@ def random_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class Dependencies:
     """Clocks and chance; tests pass their own."""
 
     unix_time_s: Callable[[], float] = time.time

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from tandem_serve.http.disconnect import until_disconnect
-from tandem_serve.http.errors import ClientGone, from_exception
+from tandem_serve.http.errors import ClientDisconnected, from_exception
 from tandem_serve.http.generation import Usage
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -59,7 +59,7 @@ class EventStream(Response):
         with self._held:
             try:
                 await until_disconnect(receive, self._send_all(scope, receive, send))
-            except (ClientGone, OSError):
+            except (ClientDisconnected, OSError):
                 return  # Nobody is left to tell; `held` aborts what is running.
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -30,7 +30,7 @@ class Unsupported:
     harmless: tuple[Any, ...] = ()
     """Values that ask for nothing, beside null, [] and {}."""
 
-    def is_asked(self, value: Any) -> bool:
+    def is_requested(self, value: Any) -> bool:
         """Whether `value` asks for what Tandem does not do."""
         return value not in (None, [], {}, *self.harmless)
 
@@ -85,7 +85,7 @@ def refuse_unsupported(document: Mapping[str, Any], table: Mapping[str, Unsuppor
         ApiError: it asks for what Tandem does not do.
     """
     for name, unsupported in table.items():
-        if unsupported.is_asked(document.get(name)):
+        if unsupported.is_requested(document.get(name)):
             raise ApiError(
                 f"{name} is not supported: {unsupported.reason}; {unsupported.way_out}.",
                 param=name,

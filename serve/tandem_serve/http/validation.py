@@ -6,13 +6,13 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from tandem_serve.http.errors import MAX_SHOWN, ApiError, cut
-from tandem_serve.http.openai_types import RequestModel
+from tandem_serve.http.errors import MAX_SHOWN, ApiError, truncate
+from tandem_serve.http.protocol import RequestModel
 from tandem_serve.http.unsupported import refuse_unsupported
 
 T = TypeVar("T", bound=RequestModel)
 
-_WANTED: Final = {
+_EXPECTED: Final = {
     "string_type": "a string",
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -54,9 +54,9 @@ def value_kind(value: Any) -> str:
     return _KINDS.get(type(value), "an object")
 
 
-def shown(value: Any) -> str:
+def as_json(value: Any) -> str:
     """The value as JSON, cut to what fits into a sentence."""
-    return cut(to_json(_beginning(value)).decode())
+    return truncate(to_json(_beginning(value)).decode())
 
 
 def _beginning(value: Any) -> Any:
@@ -118,7 +118,7 @@ def _too_many(found: dict[str, Any], param: str) -> ApiError:
 def _out_of_range(found: ErrorDetails, param: str) -> ApiError:
     word, bound = _BOUNDS[found["type"]]
     return ApiError(
-        f"{param} is {shown(found['input'])}; it must be {word} {found['ctx'][bound]}.",
+        f"{param} is {as_json(found['input'])}; it must be {word} {found['ctx'][bound]}.",
         param=param,
         code="invalid_value",
     )
@@ -126,12 +126,12 @@ def _out_of_range(found: ErrorDetails, param: str) -> ApiError:
 
 def _wrong_type(found: ErrorDetails, param: str) -> ApiError:
     if found["type"] == "wrong_shape":
-        wanted = found["ctx"]["what"]
+        expected = found["ctx"]["what"]
     else:
-        wanted = _WANTED.get(found["type"], found["msg"])
+        expected = _EXPECTED.get(found["type"], found["msg"])
     value = found["input"]
     return ApiError(
-        f"{param} is {value_kind(value)} ({shown(value)}); it must be {wanted}.",
+        f"{param} is {value_kind(value)} ({as_json(value)}); it must be {expected}.",
         param=param,
         code="invalid_type",
     )

@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_serve.admit import LARGE_SHARE, SMALL_BODY_BYTES, admit_bytes
-from tandem_serve.http.body import MAX_COST
-from tandem_serve.http.meter import CONTAINER_COST, MEMBER_COST, JsonMeter, highest_cost
+from tandem_serve.http.body_reader import MAX_COST
+from tandem_serve.http.json_cost import (
+    CONTAINER_COST,
+    MEMBER_COST,
+    JsonCostCounter,
+    cost_upper_bound,
+)
 from tandem_serve.testing import FakeFront, client_of, fake_app
 
 CHAT = "/v1/chat/completions"
@@ -74,13 +79,13 @@ def test_the_cost_is_that_of_the_values_however_the_bytes_come(
     document: Any, size: int, *, is_ascii: bool
 ) -> None:
     body = json.dumps(document, ensure_ascii=is_ascii).encode()
-    meter = JsonMeter()
+    counter = JsonCostCounter()
 
     for start in range(0, len(body), size):
-        meter.feed(body[start : start + size])
+        counter.feed(body[start : start + size])
 
-    assert meter.cost == json_cost(document)
-    assert meter.cost <= highest_cost(body)
+    assert counter.cost == json_cost(document)
+    assert counter.cost <= cost_upper_bound(body)
 
 
 @given(
@@ -149,7 +154,7 @@ async def test_no_body_takes_more_than_some_times_its_size(name: str) -> None:
     the_error(response)
     # Twice for the client and the server, and twenty megabytes for the largest of documents.
     assert peak < 2 * len(body) + 20 * MIB
-    assert app.state.http.bodies.num_held == 0
+    assert app.state.http.body_budget.num_held == 0
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -242,7 +247,7 @@ async def test_large_bodies_are_refused_while_others_hold_their_share_and_small_
             COMPLETIONS, content=large, headers={"expect": "100-continue"}
         )
         served = await client.post(COMPLETIONS, content=SMALL)
-        num_held = app.state.http.bodies.num_held
+        num_held = app.state.http.body_budget.num_held
         for sender in (first, second):
             sender.goes_on.set()
         answers = [await task for task in held]
@@ -252,7 +257,7 @@ async def test_large_bodies_are_refused_while_others_hold_their_share_and_small_
     assert the_error(refused)["code"] == "bodies_full"
     assert num_held == 2 * len(large)
     assert [answer.status_code for answer in answers] == [400, 400]  # They never close the object.
-    assert app.state.http.bodies.num_held == 0
+    assert app.state.http.body_budget.num_held == 0
 
 
 async def test_a_caller_that_leaves_gives_its_memory_back() -> None:
@@ -261,11 +266,11 @@ async def test_a_caller_that_leaves_gives_its_memory_back() -> None:
     async with client_of(app) as client:
         call = asyncio.create_task(client.post(COMPLETIONS, content=sender.body()))
         await sender.has_sent.wait()
-        assert app.state.http.bodies.num_held == len(SMALL)
+        assert app.state.http.body_budget.num_held == len(SMALL)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
 
-    assert app.state.http.bodies.num_held == 0
+    assert app.state.http.body_budget.num_held == 0
 
 
 async def test_the_memory_of_a_body_is_free_while_its_answer_is_computed() -> None:
@@ -274,7 +279,7 @@ async def test_the_memory_of_a_body_is_free_while_its_answer_is_computed() -> No
     async with client_of(app) as client, asyncio.TaskGroup() as group:
         call = group.create_task(client.post(COMPLETIONS, content=SMALL))
         await front.paused.wait()
-        num_held = app.state.http.bodies.num_held
+        num_held = app.state.http.body_budget.num_held
         front.resume.set()
 
     assert call.result().status_code == 200

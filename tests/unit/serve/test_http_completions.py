@@ -156,9 +156,9 @@ async def test_offsets_go_on_from_chunk_to_chunk() -> None:
 def test_parts_of_a_character_start_where_it_does() -> None:
     offsets = TextOffsets()
 
-    places = [offsets.place(data) for data in (b"x", b"\xe2\x82", b"\xac", b"yz", b"!")]
+    starts = [offsets.advance(data) for data in (b"x", b"\xe2\x82", b"\xac", b"yz", b"!")]
 
-    assert places == [0, 1, 1, 2, 4]
+    assert starts == [0, 1, 1, 2, 4]
 
 
 def test_tokens_that_are_no_text_are_written_as_bytes() -> None:

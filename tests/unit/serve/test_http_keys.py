@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.keys import REREAD_AFTER_S, check_key, is_among, read_digests
+from tandem_serve.http.keys import REREAD_AFTER_S, check_key, is_known_key, read_digests
 from tandem_serve.testing import FakeFront, client_of, fake_app
 
 KEY = "sk-tandem-1"
@@ -90,7 +90,7 @@ def message_of(response: httpx.Response) -> str:
 @settings(deadline=None)
 @given(st.sets(st.binary(min_size=1), min_size=1), st.binary(min_size=1))
 def test_a_key_is_valid_when_it_is_one_of_them(keys: set[bytes], given_key: bytes) -> None:
-    assert is_among(given_key, digests_of(keys)) == (given_key in keys)
+    assert is_known_key(given_key, digests_of(keys)) == (given_key in keys)
 
 
 def test_each_file_is_a_key(tmp_path: Path) -> None:

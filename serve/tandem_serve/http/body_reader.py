@@ -11,11 +11,11 @@ from starlette.requests import ClientDisconnect
 
 from tandem_serve.http import errors
 from tandem_serve.http.admission import AdmissionControl
-from tandem_serve.http.bodies import Reader, Share
+from tandem_serve.http.body_budget import BodyShare, BodyTimer
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.meter import JsonMeter, highest_cost
-from tandem_serve.http.off_loop import PARSING
-from tandem_serve.http.openai_types import RequestModel
+from tandem_serve.http.json_cost import JsonCostCounter, cost_upper_bound
+from tandem_serve.http.offload import PARSER_POOL
+from tandem_serve.http.protocol import RequestModel
 from tandem_serve.http.state import HttpState, state_of
 from tandem_serve.http.validation import validate, value_kind
 
@@ -29,12 +29,12 @@ COST_PER_TOKEN: Final = 2
 _MOST_DISCARDED: Final = 64 << 20
 """Bytes above the limit that are read all the same, and thrown away: a connection that closes while
 the client still sends takes the answer with it."""
-_METERED_AT_ONCE: Final = 32 << 10
+_COUNTED_AT_ONCE: Final = 32 << 10
 _IDENTITY: Final = frozenset({"", "identity"})
 
 
 @asynccontextmanager
-async def reading(
+async def read_body(
     request: Request, model: type[T], admission: AdmissionControl
 ) -> AsyncIterator[T]:
     """The body of `request`, read, parsed and checked; its memory counts until the block ends.
@@ -44,29 +44,29 @@ async def reading(
     Raises:
         ApiError: it is too large or too complex (413), encoded (415), too slow (408), there is no
             memory for it (503) or no place (429) now, or it is not what `model` describes (400).
-        ClientGone: the caller went away while sending.
+        ClientDisconnected: the caller went away while sending.
     """
     http = state_of(request)
-    with http.bodies.share() as share:
-        yield await _read(request, model, _Arriving(http, share, admission))
+    with http.body_budget.share() as share:
+        yield await _read(request, model, _BodyReader(http, share, admission))
 
 
-async def _read(request: Request, model: type[T], arriving: "_Arriving") -> T:
+async def _read(request: Request, model: type[T], reader: "_BodyReader") -> T:
     http = state_of(request)
-    async with http.bodies.reader() as reader:
-        refusal = arriving.refuse_at_once(request)
+    async with http.body_budget.timer() as timer:
+        refusal = reader.early_refusal(request)
         if refusal is None:
-            refusal = await arriving.read(request, reader)
+            refusal = await reader.read(request, timer)
     if refusal is not None:
         raise refusal
-    body = arriving.body
-    return await PARSING.run(len(body) > http.settings.max_inline_length, _parse, body, model)
+    body = reader.body
+    return await PARSER_POOL.run(len(body) > http.settings.max_inline_length, _parse, body, model)
 
 
-class _Arriving:
+class _BodyReader:
     """One body on its way: what is kept of it, and why it is refused, if it is."""
 
-    def __init__(self, http: HttpState, share: Share, admission: AdmissionControl) -> None:
+    def __init__(self, http: HttpState, share: BodyShare, admission: AdmissionControl) -> None:
         self.body = bytearray()
         self._http = http
         self._max_bytes = http.settings.max_request_bytes
@@ -74,40 +74,40 @@ class _Arriving:
         self._share = share
         self._admission = admission
         self._highest_cost = 0
-        self._meter = JsonMeter()
-        self._num_metered = 0
+        self._counter = JsonCostCounter()
+        self._num_counted = 0
 
-    def refuse_at_once(self, request: Request) -> ApiError | None:
+    def early_refusal(self, request: Request) -> ApiError | None:
         """Why nothing of the body is read: there is far too much, or the client waits for word."""
         announced = request.headers.get("content-length", "")
         waits = "expect" in request.headers
         most = self._max_bytes if waits else self._max_bytes + _MOST_DISCARDED
         if _is_more(announced, most):
             return errors.body_too_large(self._max_bytes)
-        return self._refusal_of_head(request, announced) if waits else None
+        return self._head_refusal(request, announced) if waits else None
 
-    async def read(self, request: Request, reader: Reader) -> ApiError | None:
+    async def read(self, request: Request, timer: BodyTimer) -> ApiError | None:
         """Read to the end; why the body is refused, None when it is not.
 
         Raises:
-            ClientGone: the caller went away while sending.
+            ClientDisconnected: the caller went away while sending.
         """
         announced = request.headers.get("content-length", "")
-        refusal = self._refusal_of_head(request, announced)
+        refusal = self._head_refusal(request, announced)
         num_bytes = 0
         try:
             async for piece in request.stream():
                 num_bytes += len(piece)
-                reader.has_come(len(piece))
+                timer.extend(len(piece))
                 if refusal is None:
                     refusal = await self._keep(piece)
                 elif num_bytes > self._max_bytes + _MOST_DISCARDED:
                     break
         except ClientDisconnect as gone:
-            raise errors.ClientGone from gone
+            raise errors.ClientDisconnected from gone
         return refusal
 
-    def _refusal_of_head(self, request: Request, announced: str) -> ApiError | None:
+    def _head_refusal(self, request: Request, announced: str) -> ApiError | None:
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in _IDENTITY:
             return errors.body_encoded(encoding)
@@ -137,21 +137,21 @@ class _Arriving:
 
     async def _measure(self, piece: bytes) -> None:
         # Most bodies are cheap even if all of their text were values; that is seen in no time.
-        self._highest_cost += highest_cost(piece)
+        self._highest_cost += cost_upper_bound(piece)
         if self._highest_cost <= self._max_cost:
             return
-        while self._num_metered < len(self.body):
-            end = self._num_metered + _METERED_AT_ONCE
-            self._meter.feed(self.body[self._num_metered : end])
-            self._num_metered = min(end, len(self.body))
-            if self._meter.cost > self._max_cost:
+        while self._num_counted < len(self.body):
+            end = self._num_counted + _COUNTED_AT_ONCE
+            self._counter.feed(self.body[self._num_counted : end])
+            self._num_counted = min(end, len(self.body))
+            if self._counter.cost > self._max_cost:
                 raise errors.body_too_complex(self._max_cost)
-            if self._num_metered < len(self.body):
+            if self._num_counted < len(self.body):
                 await asyncio.sleep(0)  # Streams go on between two pieces.
 
 
 def max_cost(http: HttpState) -> int:
-    """Cost of the documents that are parsed; see `JsonMeter`."""
+    """Cost of the documents that are parsed; see `JsonCostCounter`."""
     engine = http.get_engine()
     return max(MAX_COST, COST_PER_TOKEN * engine.limits.max_seq_len if engine else 0)
 

@@ -28,7 +28,7 @@ from tandem_engine.api.request import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
 )
-from tandem_serve.http.errors import cut
+from tandem_serve.http.errors import truncate
 from tandem_serve.http.unsupported import (
     IGNORED,
     UNSUPPORTED_IN_CHAT,
@@ -143,7 +143,7 @@ class RequestModel(BaseModel):
         known = cls.model_fields.keys() | cls.ignored | cls.unsupported.keys()
         for name in data:
             if name not in known:
-                short = cut(name)
+                short = truncate(name)
                 text = unknown_field_text(short, sorted(cls.model_fields))
                 raise PydanticCustomError("unknown_field", "{text}", {"text": text, "name": short})
         return data

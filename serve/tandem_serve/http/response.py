@@ -18,7 +18,7 @@ from tandem_serve.http.streaming import DONE, Envelope
 
 
 @dataclass(slots=True, kw_only=True)
-class Choice:
+class CollectedChoice:
     """What one choice has come to."""
 
     texts: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Choice:
         self.finish_reason = output.finish_reason or self.finish_reason
 
 
-class Form(Protocol):
+class ChoiceFormatter(Protocol):
     """How an endpoint writes its choices. One object writes one answer, whole or in parts."""
 
     @property
@@ -43,19 +43,19 @@ class Form(Protocol):
     def chunk_object_name(self) -> str:
         """The `object` of a chunk."""
 
-    def part(self, index: int, output: Output) -> dict[str, Any]:
+    def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
         """A choice of a chunk: what one output adds."""
 
-    def whole(self, index: int, choice: Choice) -> dict[str, Any]:
+    def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class GenerationResponse:
     """The answer to one call."""
 
     generation: Generation
-    form: Form
+    formatter: ChoiceFormatter
     choices_per_prompt: int
     answer_id: str
     created_s: int
@@ -63,23 +63,29 @@ class Answer:
 
     async def events(self, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events, one an output that has something to show."""
-        envelope = Envelope(self._head(self.form.chunk_object_name), includes_usage=includes_usage)
+        envelope = Envelope(
+            self._head(self.formatter.chunk_object_name), includes_usage=includes_usage
+        )
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt, output in outputs:
                 if _shows(output):
-                    yield envelope.chunk(self.form.part(self._index(prompt, output), output))
+                    yield envelope.chunk(
+                        self.formatter.chunk_choice(self._index(prompt, output), output)
+                    )
         if includes_usage:
             yield envelope.usage(self.generation.usage())
         yield DONE
 
     async def whole(self) -> Response:
         """The answer at once, when its last token is there."""
-        choices: defaultdict[int, Choice] = defaultdict(Choice)
+        choices: defaultdict[int, CollectedChoice] = defaultdict(CollectedChoice)
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt, output in outputs:
                 choices[self._index(prompt, output)].add(output)
-        document = self._head(self.form.object_name) | {
-            "choices": [self.form.whole(index, choices[index]) for index in sorted(choices)],
+        document = self._head(self.formatter.object_name) | {
+            "choices": [
+                self.formatter.full_choice(index, choices[index]) for index in sorted(choices)
+            ],
             "usage": self.generation.usage(),
         }
         return Response(to_json(document), media_type="application/json")

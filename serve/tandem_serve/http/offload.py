@@ -10,7 +10,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Lane:
+class OffloadPool:
     """A few threads for one kind of long work.
 
     Few, since each one that computes in Python makes the event loop wait another 5 ms for the
@@ -35,7 +35,7 @@ class Lane:
         return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
 
 
-PARSING: Final = Lane("tandem-parse", 1)
+PARSER_POOL: Final = OffloadPool("tandem-parse", 1)
 """Bodies: one at a time, since a parser does not let go of the lock in between."""
-TEXT: Final = Lane("tandem-text", 2)
+TEXT_POOL: Final = OffloadPool("tandem-text", 2)
 """Chat templates and tokenizers; the latter let go of the lock."""

@@ -13,7 +13,7 @@ MEMBER_COST: Final = 7
 """What the name of an object's member costs."""
 
 
-class JsonMeter:
+class JsonCostCounter:
     """Sums up the cost of a document, byte by byte, without parsing it.
 
     Commas, brackets and colons count where they stand outside of strings. A document that is not
@@ -39,10 +39,10 @@ class JsonMeter:
         parts = text.split(b'"')
         outside = b"".join(parts[self._is_in_string :: 2])
         self._is_in_string ^= len(parts) % 2 == 0
-        self.cost += highest_cost(outside)
+        self.cost += cost_upper_bound(outside)
 
 
-def highest_cost(piece: bytes) -> int:
+def cost_upper_bound(piece: bytes) -> int:
     """What `piece` costs if nothing in it is inside of a string; never less than what it costs."""
     num_containers = piece.count(b"[") + piece.count(b"{")
     return piece.count(b",") + MEMBER_COST * piece.count(b":") + CONTAINER_COST * num_containers

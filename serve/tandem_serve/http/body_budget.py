@@ -12,7 +12,7 @@ BYTES_PER_EXTRA_S: Final = 2**20
 """A body has one more second for each of these that have come."""
 
 
-class Bodies:
+class BodyBudget:
     """All bodies of one replica, from their first byte until the engine has their requests.
 
     Ray Serve and uvicorn let in as many connections as there are; without this, memory would be
@@ -35,7 +35,7 @@ class Bodies:
         self._timeout_s = timeout_s
         self._least_timeout_s = least_timeout_s
         self._num_held = 0
-        self._readers: dict[Reader, None] = {}  # A set in the order of arrival.
+        self._timers: dict[BodyTimer, None] = {}  # A set in the order of arrival.
 
     @property
     def num_held(self) -> int:
@@ -43,16 +43,16 @@ class Bodies:
         return self._num_held
 
     @contextmanager
-    def share(self) -> Iterator["Share"]:
+    def share(self) -> Iterator["BodyShare"]:
         """The memory of one body, given back at the end."""
-        share = Share(self)
+        share = BodyShare(self)
         try:
             yield share
         finally:
             share.release()
 
     @asynccontextmanager
-    async def reader(self) -> AsyncIterator["Reader"]:
+    async def timer(self) -> AsyncIterator["BodyTimer"]:
         """A place to read one body in, until its time is over or its place is needed.
 
         Raises:
@@ -60,13 +60,13 @@ class Bodies:
         """
         try:
             async with asyncio.timeout(self._timeout_s) as clock:
-                reader = Reader(clock, saves_s=self._timeout_s - self._least_timeout_s)
-                self._readers[reader] = None
-                self._hurry_the_oldest()
+                timer = BodyTimer(clock, reduction_s=self._timeout_s - self._least_timeout_s)
+                self._timers[timer] = None
+                self._shorten_oldest()
                 try:
-                    yield reader
+                    yield timer
                 finally:
-                    self._readers.pop(reader, None)
+                    self._timers.pop(timer, None)
         except TimeoutError as late:
             raise errors.body_too_slow(self._timeout_s) from late
 
@@ -93,21 +93,21 @@ class Bodies:
         ):
             raise errors.bodies_full(self._num_held, self._max_bytes)
 
-    def _hurry_the_oldest(self) -> None:
+    def _shorten_oldest(self) -> None:
         """Give the body that has been coming for longest less time when there are too many.
 
         Whoever sends at all is done in a moment, so the oldest is the slowest.
         """
-        if len(self._readers) > self._max_readers:
-            oldest = next(iter(self._readers))
-            del self._readers[oldest]
-            oldest.hurry()
+        if len(self._timers) > self._max_readers:
+            oldest = next(iter(self._timers))
+            del self._timers[oldest]
+            oldest.shorten()
 
 
-class Share:
+class BodyShare:
     """What one body holds of the budget."""
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: BodyBudget) -> None:
         self._bodies = bodies
         self.num_held = 0
 
@@ -130,20 +130,20 @@ class Share:
         self.num_held = 0
 
 
-class Reader:
+class BodyTimer:
     """The time in which one body is to come."""
 
-    def __init__(self, clock: asyncio.Timeout, *, saves_s: float) -> None:
+    def __init__(self, clock: asyncio.Timeout, *, reduction_s: float) -> None:
         self._clock = clock
-        self._saves_s = saves_s
+        self._reduction_s = reduction_s
 
-    def has_come(self, num_bytes: int) -> None:
+    def extend(self, num_bytes: int) -> None:
         """Give more time for `num_bytes` that have come."""
         self._give(num_bytes / BYTES_PER_EXTRA_S)
 
-    def hurry(self) -> None:
+    def shorten(self) -> None:
         """Take away the time that is given only where there is enough of it."""
-        self._give(-self._saves_s)
+        self._give(-self._reduction_s)
 
     def _give(self, more_s: float) -> None:
         when = self._clock.when()
