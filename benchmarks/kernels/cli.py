@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.words import command_line, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -75,5 +75,5 @@ def run(
         steps=steps,
         reference=reference,
     )
-    with errors_in_words():
+    with report_errors():
         Session(settings).run(out)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.words import command_line, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -60,7 +60,7 @@ def run(
     """Measure what a decode step costs beside its forward pass, part by part; medians."""
     from benchmarks.overhead.session import Settings, run_all
 
-    with errors_in_words():
+    with report_errors():
         run_all(
             Settings(
                 models=tuple(model or ["S"]),

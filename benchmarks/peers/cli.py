@@ -12,7 +12,7 @@ import typer
 from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES, shape_called
 from benchmarks.serving.case import parse_case
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.words import command_line, report_errors
 
 ROWS: Final = ("1x32x64", "16x32x64", "16x32x64:drawn", "1x2048x1", "16x256x64")
 
@@ -72,7 +72,7 @@ def models(
     ] = None,
 ) -> None:
     """Make the checkpoints S (29 M), M (473 M) and Q (596 M): random weights, always the same."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.peers.models import cache_folder, ensure_model
         from benchmarks.serving.result import status_line
 
@@ -96,7 +96,7 @@ def environments(
     ] = None,
 ) -> None:
     """Make the peers' virtual environments with uv; each says why where it cannot be had."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.peers.environments import make_environments
         from benchmarks.peers.models import cache_folder
 
@@ -140,7 +140,7 @@ def run(
     out: _Out = None,
 ) -> None:
     """Run every engine in turns, and the machine's limit beside them."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.peers.models import cache_folder
         from benchmarks.peers.session import RunSettings
         from benchmarks.peers.session import run as run_all
@@ -180,7 +180,7 @@ def through_http(
     out: _Out = None,
 ) -> None:
     """Compare streaming through HTTP and Ray with the engine by itself."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.peers.models import cache_folder
         from benchmarks.peers.through_http import HttpSettings
         from benchmarks.peers.through_http import run as run_http

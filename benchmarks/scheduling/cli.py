@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.words import command_line, report_errors
 
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
 DEFAULT_PROMISES: Final = ("6000/45", "1500/80", "800/150")
@@ -84,7 +84,7 @@ def simulate(
     out: _Out = None,
 ) -> None:
     """Run the real scheduler under a virtual clock; seek the highest load of each policy."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.scheduling.policies import STATIC_CHUNKS, parse_promises
         from benchmarks.scheduling.session import SimulateSettings, run_simulate
 
@@ -132,7 +132,7 @@ def engine(
     out: _Out = None,
 ) -> None:
     """Serve a load with a real model, in this process and in real time."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.scheduling.policies import parse_promises
         from benchmarks.scheduling.session import EngineSettings, run_engine
 
@@ -164,7 +164,7 @@ def cost(
     out: _Out = None,
 ) -> None:
     """Time schedule() and complete(), and count the bytes of a request."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.scheduling.session import run_cost
 
         run_cost(steps=steps, only=setting, memory=memory, out=out)

@@ -17,7 +17,7 @@ from benchmarks.serving.settings import (
     Promises,
     parse_token_ids,
 )
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.words import command_line, report_errors
 
 DEFAULT_MANIFEST: Final = Path("examples/tandem-tiny/local.yaml")
 
@@ -157,7 +157,7 @@ def serving(
     ] = None,
 ) -> None:
     """Measure a server that speaks OpenAI's protocol: throughput, TTFT, TPOT, goodput."""
-    with errors_in_words():
+    with report_errors():
         load = LoadSettings(
             cases=tuple(map(parse_case, case or ())),
             trace=trace,

@@ -32,7 +32,7 @@ def command_line(*, description: str | None = None, epilog: str | None = None) -
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Turn what ends a benchmark early into a sentence and an exit code."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:

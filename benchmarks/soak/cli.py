@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.words import command_line, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -53,7 +53,7 @@ def soak(
     ] = None,
 ) -> None:
     """Keep a service under load with aborts, errors and live changes; show what grows."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.soak.session import Settings, run
 
         settings = Settings(

@@ -10,12 +10,12 @@ from tandem_serve.api.problems import shown
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import (
     Progress,
-    ended_by_signals,
-    errors_in_words,
+    exit_on_signals,
     out,
     read_manifest,
+    report_errors,
 )
-from tandem_serve.commands.here import check_here
+from tandem_serve.commands.local_checks import check_runs_locally
 from tandem_serve.errors import ServeError
 from tandem_serve.records import Record, find_record
 from tandem_serve.services import applied
@@ -30,14 +30,14 @@ _COLOURS: Final = {
 
 def apply(file: Path, *, verbose: bool) -> None:
     """Bring the running service of `file` to it."""
-    with ended_by_signals(), errors_in_words(verbose=verbose):
+    with exit_on_signals(), report_errors(verbose=verbose):
         service = read_manifest(file)
         running = find_record(service.name)
         if running is None:
             raise ServeError(
                 f"No service '{service.name}' runs here; start it with: tandem serve -f {file}"
             )
-        check_here(service, api_keys=running.api_keys)
+        check_runs_locally(service, api_keys=running.api_keys)
         apply_to(running, service, verbose=verbose)
 
 

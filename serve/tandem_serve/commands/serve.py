@@ -9,12 +9,12 @@ from tandem_serve.commands.apply import apply_to
 from tandem_serve.commands.common import (
     EXIT_FAILED,
     Progress,
-    ended_by_signals,
-    errors_in_words,
+    exit_on_signals,
     out,
     read_manifest,
+    report_errors,
 )
-from tandem_serve.commands.here import check_here
+from tandem_serve.commands.local_checks import check_runs_locally
 from tandem_serve.errors import ServeError
 from tandem_serve.ray_head import ListenAddress, LocalRay, local_ray
 from tandem_serve.records import Record, RecordExists, find_record
@@ -29,13 +29,13 @@ def serve(
 
     `api_keys` is a folder of files with an API key each.
     """
-    with ended_by_signals(), errors_in_words(verbose=verbose):
+    with exit_on_signals(), report_errors(verbose=verbose):
         service = read_manifest(file)
         address = ListenAddress(host=host, port=port, api_keys=_folder_of_keys(api_keys))
         running = find_record(service.name)
         if running is not None and not detach:
             raise _runs_already(running)
-        check_here(service, api_keys=(running or address).api_keys)
+        check_runs_locally(service, api_keys=(running or address).api_keys)
         if running is None:
             _run(service, address, detach=detach, verbose=verbose)
         elif address.api_keys in {None, running.api_keys}:

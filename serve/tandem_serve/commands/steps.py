@@ -14,9 +14,9 @@ from rich.live import Live
 
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_serve.api.steps import StepsReport
-from tandem_serve.commands.common import ended_by_signals, errors_in_words, out, say_note
+from tandem_serve.commands.common import exit_on_signals, out, print_note, report_errors
 from tandem_serve.commands.step_view import line, view
-from tandem_serve.commands.wide import print_wide
+from tandem_serve.commands.tables import print_table
 from tandem_serve.errors import ServeError
 from tandem_serve.services import choose
 
@@ -38,7 +38,7 @@ def steps(
     as_json: bool,
 ) -> None:
     """Show the last `limit` steps of a service, and go on as they come unless told otherwise."""
-    with ended_by_signals(), errors_in_words():
+    with exit_on_signals(), report_errors():
         if once and follow:
             raise ServeError("--once leaves after one look, --follow goes on; give one of them.")
         with Source(_url(name, url), api_key) as source:
@@ -47,7 +47,7 @@ def steps(
             elif as_json:
                 _print_each(source.report(limit=limit, with_decodes=True).steps, as_json=True)
             elif once or not out.is_terminal:
-                print_wide(view(source.report(limit=limit), source.url))
+                print_table(view(source.report(limit=limit), source.url))
             else:
                 watch(source, limit, lambda: time.sleep(every_s), out)
 
@@ -145,12 +145,14 @@ def new_steps(
     while True:
         report = source.report(since=wanted, limit=most, with_decodes=with_decodes)
         if wanted and (report.newest is None or report.newest < wanted - 1):
-            say_note("The steps begin anew: the engine was started again, or another one answers.")
+            print_note(
+                "The steps begin anew: the engine was started again, or another one answers."
+            )
             wanted, most = 0, limit
             continue
         over = [step for step in report.steps if step.seconds is not None]
         if wanted and over and over[0].number > wanted:
-            say_note(f"{over[0].number - wanted} steps came too fast to be shown.")
+            print_note(f"{over[0].number - wanted} steps came too fast to be shown.")
         yield from over
         if over:
             wanted, most = over[-1].number + 1, MAX_KEPT_STEPS

@@ -8,7 +8,7 @@ import pytest
 from openai import APIError
 
 from tandem_serve.commands import chat
-from tandem_serve.commands.chat import Talk
+from tandem_serve.commands.chat import Conversation
 from tandem_serve.errors import ServeError
 
 
@@ -50,8 +50,8 @@ def chunk_of(text: str | None) -> Any:
     return SimpleNamespace(choices=[SimpleNamespace(delta=SimpleNamespace(content=text))])
 
 
-def talk_with(client: Any, **options: Any) -> Talk:
-    return Talk(client, "m", options)
+def talk_with(client: Any, **options: Any) -> Conversation:
+    return Conversation(client, "m", options)
 
 
 def texts(request: dict[str, Any]) -> list[str]:
@@ -60,10 +60,10 @@ def texts(request: dict[str, Any]) -> list[str]:
 
 def test_an_answer_comes_in_pieces_and_is_remembered() -> None:
     client = Answers(["4", "2"], ["yes"])
-    talk = talk_with(client, temperature=0.0)
-    talk.begin("Be brief.")
+    conversation = talk_with(client, temperature=0.0)
+    conversation.begin("Be brief.")
 
-    first, second = list(talk.ask("12 + 30?")), list(talk.ask("Sure?"))
+    first, second = list(conversation.ask("12 + 30?")), list(conversation.ask("Sure?"))
 
     assert (first, second) == (["4", "2"], ["yes"])
     assert texts(client.asked[1]) == ["Be brief.", "12 + 30?", "42", "Sure?"]
@@ -73,22 +73,22 @@ def test_an_answer_comes_in_pieces_and_is_remembered() -> None:
 
 def test_what_is_cleared_is_not_sent_but_the_system_text_is() -> None:
     client = Answers(["one"], ["two"])
-    talk = talk_with(client)
-    talk.begin("Be brief.")
-    list(talk.ask("first"))
+    conversation = talk_with(client)
+    conversation.begin("Be brief.")
+    list(conversation.ask("first"))
 
-    talk.clear()
-    list(talk.ask("second"))
+    conversation.clear()
+    list(conversation.ask("second"))
 
     assert texts(client.asked[1]) == ["Be brief.", "second"]
 
 
 def test_ctrl_c_ends_the_request_and_keeps_what_came(capsys: pytest.CaptureFixture[str]) -> None:
     client = Answers(["half", KeyboardInterrupt()], ["go on"])
-    talk = talk_with(client)
+    conversation = talk_with(client)
 
-    assert not chat._answer(talk, "long?")
-    assert chat._answer(talk, "more")
+    assert not chat._answer(conversation, "long?")
+    assert chat._answer(conversation, "more")
 
     assert client.num_closed == 2
     assert texts(client.asked[1]) == ["long?", "half", "more"]
@@ -106,11 +106,11 @@ def test_a_failure_is_told_in_words_and_the_question_forgotten(
     error: Exception, words: str
 ) -> None:
     client = Answers([error], ["fine"])
-    talk = talk_with(client)
+    conversation = talk_with(client)
 
     with pytest.raises(ServeError, match=words):
-        list(talk.ask("first"))
-    list(talk.ask("second"))
+        list(conversation.ask("first"))
+    list(conversation.ask("second"))
 
     assert texts(client.asked[1]) == ["second"]
 

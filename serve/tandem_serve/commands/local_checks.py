@@ -7,12 +7,12 @@ from typing import Final
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.spec import InferenceService
-from tandem_serve.commands.common import say_note
+from tandem_serve.commands.common import print_note
 
 _KUBECTL: Final = "or give the manifest to a Kubernetes with kubectl apply"
 
 
-def check_here(service: InferenceService, *, api_keys: str | None) -> None:
+def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> None:
     """Refuse now, and not after Ray has started, what cannot run on this machine.
 
     `api_keys` is the folder that stands for the Secret of API keys, if there is one.
@@ -25,7 +25,7 @@ def check_here(service: InferenceService, *, api_keys: str | None) -> None:
         raise ManifestError(problems)
     _check_checkpoint(Path(service.spec.model.path))
     if service.spec.runtime != RuntimeSpec():
-        say_note("spec.runtime describes pods, and has no meaning on this machine")
+        print_note("spec.runtime describes pods, and has no meaning on this machine")
 
 
 def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from tandem_serve.commands.common import out
 _FILE_WIDTH: Final = 240
 
 
-def print_wide(shown: RenderableType) -> None:
+def print_table(shown: RenderableType) -> None:
     """Print a table; a file or a pipe has no width that it would have to be squeezed into."""
     console = out if out.is_terminal else Console(width=_FILE_WIDTH, highlight=False)
     console.print(shown)
