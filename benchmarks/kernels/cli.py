@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, report_errors
+from benchmarks.serving.command_line import make_app, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -33,7 +33,7 @@ Sampling alone, at 16 rows of Qwen3's vocabulary:
     python -m benchmarks.kernels --only sample --no-steps
 """
 
-app = command_line()
+app = make_app()
 
 
 def main() -> None:

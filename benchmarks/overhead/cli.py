@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, report_errors
+from benchmarks.serving.command_line import make_app, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -27,7 +27,7 @@ One step ahead and not, in turns:
     python -m benchmarks.overhead --ahead both --rows 1 --rows 16 --repeats 5
 """
 
-app = command_line()
+app = make_app()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import typer
 from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES, shape_called
 from benchmarks.serving.case import parse_case
-from benchmarks.serving.words import command_line, report_errors
+from benchmarks.serving.command_line import make_app, report_errors
 
 ROWS: Final = ("1x32x64", "16x32x64", "16x32x64:drawn", "1x2048x1", "16x256x64")
 
@@ -40,7 +40,7 @@ What HTTP and Ray leave of the engine's throughput:
 docs/benchmarks.md says what the figures mean.
 """
 
-app = command_line(
+app = make_app(
     description="Compare Tandem with OpenVINO GenAI, llama.cpp and vLLM on the same weights.",
     epilog=_EPILOG,
 )

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, report_errors
+from benchmarks.serving.command_line import make_app, report_errors
 
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
 DEFAULT_PROMISES: Final = ("6000/45", "1500/80", "800/150")
@@ -39,7 +39,7 @@ What the scheduler itself costs:
 docs/benchmarks.md says what the figures mean.
 """
 
-app = command_line(
+app = make_app(
     description="Measure the scheduler: what its SLO budget gains, and what it costs.",
     epilog=_EPILOG,
 )

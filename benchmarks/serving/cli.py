@@ -11,13 +11,13 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.serving.case import parse_case
+from benchmarks.serving.command_line import make_app, report_errors
 from benchmarks.serving.settings import (
     EndpointSettings,
     LoadSettings,
     Promises,
     parse_token_ids,
 )
-from benchmarks.serving.words import command_line, report_errors
 
 DEFAULT_MANIFEST: Final = Path("examples/tandem-tiny/local.yaml")
 
@@ -44,7 +44,7 @@ The first 200 requests of a real trace, twice as fast as they came:
 docs/benchmarks.md says what the figures mean.
 """
 
-app = command_line()
+app = make_app()
 
 _LOAD: Final = "Load"
 _SERVER: Final = "Server"

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, report_errors
+from benchmarks.serving.command_line import make_app, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -26,7 +26,7 @@ A look at whether it works:
 docs/benchmarks.md says what the figures mean.
 """
 
-app = command_line()
+app = make_app()
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from benchmarks.serving.errors import BenchmarkError
 EXIT_INTERRUPTED: Final = 130
 
 
-def command_line(*, description: str | None = None, epilog: str | None = None) -> typer.Typer:
+def make_app(*, description: str | None = None, epilog: str | None = None) -> typer.Typer:
     """A command line; its commands are added by whoever makes it.
 
     Args:
