@@ -27,7 +27,7 @@ from benchmarks.serving.plan import ClosedLoop
 from benchmarks.serving.result import begin, result_console, status_line, write_result
 from benchmarks.serving.service import running_service
 from benchmarks.serving.session import carry_out_all, ended_by_sigterm
-from benchmarks.serving.settings import EndpointSettings, Promises
+from benchmarks.serving.settings import EndpointSettings, LatencyTargets
 from benchmarks.serving.statistics import Summary, summarize
 
 _GIB: Final = 2**30
@@ -196,7 +196,7 @@ def _through_http(asked: HttpSettings, manifest: Path, engine: float) -> Pair:
     )
     with running_service(manifest) as url:
         seen = carry_out_all([load], find_endpoint(url, server), server)[0]
-    summary = summarize(seen, Promises())
+    summary = summarize(seen, LatencyTargets())
     if summary.num_failed:
         failure = summary.failures[0]
         raise BenchmarkError(

@@ -13,19 +13,19 @@ import typer
 from benchmarks.serving.command_line import make_app, report_errors
 
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
-DEFAULT_PROMISES: Final = ("6000/45", "1500/80", "800/150")
+DEFAULT_TARGETS: Final = ("6000/45", "1500/80", "800/150")
 DEFAULT_MODEL: Final = Path("examples/tandem-tiny")
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
 
-Static chunks against the SLO budget under a virtual clock, three pairs of promises:
+Static chunks against the SLO budget under a virtual clock, three pairs of targets:
 
     python -m benchmarks.scheduling simulate --out benchmarks/results/simulate
 
 Another machine, one pair (TTFT/TPOT in ms), Poisson arrivals with the trace's lengths:
 
-    python -m benchmarks.scheduling simulate --machine gpu --promise 500/30 --arrivals poisson
+    python -m benchmarks.scheduling simulate --machine gpu --target 500/30 --arrivals poisson
 
 The same contest on a real model in this process, and on one with random weights:
 
@@ -64,7 +64,7 @@ def simulate(
     arrivals: Annotated[
         str, typer.Option(help="trace: its own gaps, stretched; poisson: by chance; or both.")
     ] = "both",
-    promise: Annotated[
+    target: Annotated[
         list[str] | None, typer.Option(help="TTFT/TPOT in ms, such as 1500/80; several may be.")
     ] = None,
     chunk: _Chunks = None,
@@ -85,7 +85,7 @@ def simulate(
 ) -> None:
     """Run the real scheduler under a virtual clock; seek the highest load of each policy."""
     with report_errors():
-        from benchmarks.scheduling.policies import STATIC_CHUNKS, parse_promises
+        from benchmarks.scheduling.policies import STATIC_CHUNKS, parse_targets
         from benchmarks.scheduling.session import SimulateSettings, run_simulate
 
         run_simulate(
@@ -93,7 +93,7 @@ def simulate(
                 trace=trace,
                 machine=machine,
                 arrivals=arrivals,
-                promises=tuple(map(parse_promises, promise or DEFAULT_PROMISES)),
+                targets=tuple(map(parse_targets, target or DEFAULT_TARGETS)),
                 chunks=tuple(chunk or STATIC_CHUNKS),
                 num_requests=requests,
                 first=first,
@@ -114,7 +114,7 @@ def engine(
     model: Annotated[
         str, typer.Option(help="Folder of a checkpoint, or random: about 30 M made on the fly.")
     ] = str(DEFAULT_MODEL),
-    promise: Annotated[
+    target: Annotated[
         str | None, typer.Option(help="TTFT/TPOT in ms; default: by a calibration run.")
     ] = None,
     chunk: _Chunks = None,
@@ -133,14 +133,14 @@ def engine(
 ) -> None:
     """Serve a load with a real model, in this process and in real time."""
     with report_errors():
-        from benchmarks.scheduling.policies import parse_promises
+        from benchmarks.scheduling.policies import parse_targets
         from benchmarks.scheduling.session import EngineSettings, run_engine
 
         run_engine(
             EngineSettings(
                 trace=trace,
                 model=model,
-                promises=None if promise is None else parse_promises(promise),
+                targets=None if target is None else parse_targets(target),
                 chunks=tuple(chunk or (64, 256, 1024)),
                 shrink=shrink,
                 num_requests=requests,

@@ -12,12 +12,12 @@ from benchmarks.scheduling.machines import Noise, NoisyMachine, machine_called
 from benchmarks.scheduling.policies import Policy, contestants
 from benchmarks.scheduling.simulator import Limit, Simulator
 from benchmarks.scheduling.workload import at_rate
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival, clip
 
 _START_RATE: Final = 1.0
 _SPANS: Final = 5.0
-"""A load lasts so many times the promised TTFT at least: a shorter one is a single burst."""
+"""A load lasts at least this many times the target TTFT: a shorter one is a single burst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Task:
     load_name: str
     load: Sequence[Arrival]
     machine: str
-    promises: Promises
+    targets: LatencyTargets
     policy: Policy
     noise: Noise
     seed: int
@@ -40,7 +40,7 @@ class Entry:
 
     load_name: str
     machine: str
-    promises: Promises
+    targets: LatencyTargets
     policy: str
     is_static: bool
     run: Run | None
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """All policies under the same promises and load."""
+    """All policies under the same targets and load."""
 
     entries: Sequence[Entry]
 
@@ -63,13 +63,13 @@ class Contest:
         """What they were measured on."""
         first = self.entries[0]
         return (
-            f"{first.machine}, {first.load_name}, TTFT {first.promises.ttft_ms:g} ms, "
-            f"TPOT {first.promises.tpot_ms:g} ms"
+            f"{first.machine}, {first.load_name}, TTFT {first.targets.ttft_ms:g} ms, "
+            f"TPOT {first.targets.tpot_ms:g} ms"
         )
 
     @property
     def best_static(self) -> Entry | None:
-        """The best of those that know no promise; None: none was measured."""
+        """The best policy without an SLO; None: none was measured."""
         static = [entry for entry in self.entries if entry.is_static]
         return max(static, key=lambda entry: entry.goodput, default=None)
 
@@ -81,14 +81,14 @@ class Contest:
 
 def tasks_for(
     loads: Iterable[tuple[str, Sequence[Arrival]]],
-    pairs: Iterable[Promises],
+    pairs: Iterable[LatencyTargets],
     *,
     machine: str,
     chunks: Sequence[int],
     noise: Noise,
     seed: int,
 ) -> list[Task]:
-    """One task for every load, pair of promises and policy; loads are cut to what fits there."""
+    """One task for every load, pair of targets and policy; loads are cut to what fits there."""
     longest = machine_called(machine).max_seq_len
     pairs = list(pairs)
     return [
@@ -96,14 +96,14 @@ def tasks_for(
             load_name=name,
             load=clip(load, longest)[0],
             machine=machine,
-            promises=promises,
+            targets=targets,
             policy=policy,
             noise=noise,
             seed=seed,
         )
         for name, load in loads
-        for promises in pairs
-        for policy in contestants(promises, chunks)
+        for targets in pairs
+        for policy in contestants(targets, chunks)
     ]
 
 
@@ -121,7 +121,7 @@ def carry_out(task: Task) -> Entry:
     return Entry(
         load_name=task.load_name,
         machine=task.machine,
-        promises=task.promises,
+        targets=task.targets,
         policy=task.policy.name,
         is_static=task.policy.is_static,
         run=highest_sustained(
@@ -134,7 +134,7 @@ def carry_out(task: Task) -> Entry:
 
 
 def _highest_rate(task: Task) -> float:
-    ttft_ms = task.promises.ttft_ms
+    ttft_ms = task.targets.ttft_ms
     return inf if ttft_ms is None else len(task.load) / (_SPANS * ttft_ms / 1e3)
 
 
@@ -144,7 +144,7 @@ def run_at(task: Task, rate: float, *, gives_up: bool = True) -> Run | None:
     Args:
         task: What to run.
         rate: Requests a second.
-        gives_up: Break off once more than a tenth of the requests have missed a promise.
+        gives_up: Break off once more than a tenth of the requests have missed a target.
     """
     machine = machine_called(task.machine)
     most = (1.0 - SHARE) * len(task.load)
@@ -152,14 +152,14 @@ def run_at(task: Task, rate: float, *, gives_up: bool = True) -> Run | None:
         task.policy,
         NoisyMachine(machine, task.noise, task.seed),
         num_blocks=machine.num_blocks,
-        limit=Limit(task.promises, most) if gives_up else None,
+        limit=Limit(task.targets, most) if gives_up else None,
     )
     seen = simulator.run(at_rate(task.load, rate))
     if seen.gave_up:
         return None
     return figures(
         seen.outcomes,
-        task.promises,
+        task.targets,
         rate=rate,
         wall_s=seen.wall_s,
         num_preemptions=seen.num_preemptions,
@@ -169,5 +169,5 @@ def run_at(task: Task, rate: float, *, gives_up: bool = True) -> Run | None:
 
 def contests_of(entries: Iterable[Entry]) -> list[Contest]:
     """Entries that belong together; they stand next to each other."""
-    groups = groupby(entries, key=lambda each: (each.machine, each.load_name, each.promises))
+    groups = groupby(entries, key=lambda each: (each.machine, each.load_name, each.targets))
     return [Contest(list(group)) for _, group in groups]

@@ -32,7 +32,7 @@ _BLOCKS_PER_REQUEST: Final = 6
 _STEP_S: Final = 0.03
 _SHARED: Final = 128
 _WARM_UP_STEPS: Final = 100
-# A queue of thousands stands for minutes: most of those in it have lost a promised TTFT long ago.
+# A queue of thousands stands for minutes: most of those in it have missed the target TTFT long ago.
 _QUEUED_FOR_S: Final = 60.0
 _MILLISECONDS: Final = 1e3
 _LARGEST_BUDGET: Final = 8192
@@ -57,7 +57,7 @@ class Setting:
     """SplitFuse; else the strategy continuous."""
     caches: bool
     """Prefix caching."""
-    promises: bool
+    has_slo: bool
     """An SLO, which makes SplitFuse choose its budget."""
 
     def schedule(self, num_running: int) -> ScheduleConfig:
@@ -79,19 +79,19 @@ class Setting:
 
     @property
     def slo(self) -> Slo:
-        """A promise that the load keeps."""
-        if not self.promises:
+        """A target that the load meets."""
+        if not self.has_slo:
             return Slo()
         return Slo(ttft=LatencyPromise(target="5s"), tpot=LatencyPromise(target="100ms"))
 
 
 SETTINGS: Final = (
-    Setting(name="splitfuse", mixes=True, caches=False, promises=False),
-    Setting(name="splitfuse, prefix cache", mixes=True, caches=True, promises=False),
-    Setting(name="splitfuse, SLO", mixes=True, caches=False, promises=True),
-    Setting(name="splitfuse, prefix cache, SLO", mixes=True, caches=True, promises=True),
-    Setting(name="continuous", mixes=False, caches=False, promises=False),
-    Setting(name="continuous, prefix cache", mixes=False, caches=True, promises=False),
+    Setting(name="splitfuse", mixes=True, caches=False, has_slo=False),
+    Setting(name="splitfuse, prefix cache", mixes=True, caches=True, has_slo=False),
+    Setting(name="splitfuse, SLO", mixes=True, caches=False, has_slo=True),
+    Setting(name="splitfuse, prefix cache, SLO", mixes=True, caches=True, has_slo=True),
+    Setting(name="continuous", mixes=False, caches=False, has_slo=False),
+    Setting(name="continuous, prefix cache", mixes=False, caches=True, has_slo=False),
 )
 
 

@@ -19,7 +19,7 @@ from benchmarks.scheduling.trial import Trial
 from benchmarks.scheduling.workload import at_rate
 from benchmarks.serving.case import Shape
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.device.registry import open_device
@@ -114,7 +114,7 @@ def calibrate(bench: Bench, load: Sequence[Arrival]) -> Calibration:
 def compete(
     bench: Bench,
     load: Sequence[Arrival],
-    promises: Promises,
+    targets: LatencyTargets,
     *,
     chunks: Sequence[int],
     capacity: float,
@@ -127,7 +127,7 @@ def compete(
     Args:
         bench: The model.
         load: What is sent.
-        promises: What is promised.
+        targets: Latency targets of every request.
         chunks: Static chunks that compete.
         capacity: Requests a second that the machine can do.
         shares: Loads, as shares of it.
@@ -136,12 +136,12 @@ def compete(
     """
     trials: list[Trial] = []
     for repeat in range(repeats):
-        order = contestants(promises, chunks)
+        order = contestants(targets, chunks)
         if repeat % 2:
             order.reverse()
         for share in shares:
             for policy in order:
-                run = _measure(bench, policy, load, promises, rate=share * capacity)
+                run = _measure(bench, policy, load, targets, rate=share * capacity)
                 trial = Trial(
                     policy=policy.name,
                     is_static=policy.is_static,
@@ -207,8 +207,8 @@ class _Book:
 
 
 def _measure(
-    bench: Bench, policy: Policy, load: Sequence[Arrival], promises: Promises, *, rate: float
+    bench: Bench, policy: Policy, load: Sequence[Arrival], targets: LatencyTargets, *, rate: float
 ) -> Run:
     timed = at_rate(load, rate)
     outcomes, wall_s = serve(bench, policy, timed, patience_s=_PATIENCE * timed[-1].due_s)
-    return figures(outcomes, promises, rate=rate, wall_s=wall_s, num_requests=len(load))
+    return figures(outcomes, targets, rate=rate, wall_s=wall_s, num_requests=len(load))

@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.scheduling.contest import Contest, Entry
 from benchmarks.scheduling.cost import GOAL_BYTES, MemoryCost, StepCost
 from benchmarks.scheduling.trial import Trial
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import Spread
 
 _NONE = "–"
@@ -64,9 +64,9 @@ def memory_table(costs: Sequence[MemoryCost]) -> Table:
     return table
 
 
-def trial_table(trials: Sequence[Trial], promises: Promises) -> Table:
+def trial_table(trials: Sequence[Trial], targets: LatencyTargets) -> Table:
     """One row for each policy, load and repeat on the real engine."""
-    title = f"TTFT {promises.ttft_ms:g} ms, TPOT {promises.tpot_ms:g} ms"
+    title = f"TTFT {targets.ttft_ms:g} ms, TPOT {targets.tpot_ms:g} ms"
     table = _table(title, "policy")
     for name in (
         "load", "repeat", "req/s", "goodput", "sustained", "TTFT P50", "P90", "P99", "TPOT P50",

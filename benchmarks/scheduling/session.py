@@ -42,13 +42,13 @@ from benchmarks.serving.result import (
     title_of,
     write_result,
 )
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival, clip, parse_trace
 
 ARRIVALS: Final = ("trace", "poisson", "both")
 RANDOM: Final = "random"
 _KV_BLOCKS: Final = 256
-# Promises of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
+# LatencyTargets of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
 _TPOT_SHARE: Final = 0.6
 _TTFT_IN_TPOT: Final = 40.0
 
@@ -62,7 +62,7 @@ class SimulateSettings:
     trace: Path
     machine: str
     arrivals: str
-    promises: Sequence[Promises]
+    targets: Sequence[LatencyTargets]
     chunks: Sequence[int]
     num_requests: int
     first: int
@@ -79,7 +79,7 @@ class EngineSettings:
 
     trace: Path
     model: str
-    promises: Promises | None
+    targets: LatencyTargets | None
     chunks: Sequence[int]
     shrink: float
     num_requests: int
@@ -99,7 +99,7 @@ def run_simulate(asked: SimulateSettings, *, out: Path | None) -> None:
     machine = machine_called(asked.machine)
     tasks = tasks_for(
         _loads(asked),
-        asked.promises,
+        asked.targets,
         machine=asked.machine,
         chunks=asked.chunks,
         noise=Noise(spread=asked.noise, outliers=asked.outliers),
@@ -147,18 +147,18 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
         load = window(trace, first=asked.first, count=asked.num_requests)
         load, _ = clip(load, bench.max_seq_len)
         seen = calibrate(bench, load)
-        promises = asked.promises or Promises(
+        targets = asked.targets or LatencyTargets(
             ttft_ms=round(_TTFT_IN_TPOT * seen.tpot_s * 1e3, 1),
             tpot_ms=round(_TPOT_SHARE * seen.tpot_s * 1e3, 1),
         )
         note(
             f"calibrated: {seen.requests_per_s:.2f} req/s at a TPOT of {seen.tpot_s * 1e3:.1f} ms; "
-            f"promises TTFT {promises.ttft_ms:g} ms, TPOT {promises.tpot_ms:g} ms"
+            f"targets TTFT {targets.ttft_ms:g} ms, TPOT {targets.tpot_ms:g} ms"
         )
         trials = compete(
             bench,
             load,
-            promises,
+            targets,
             chunks=asked.chunks,
             capacity=seen.requests_per_s,
             shares=asked.shares,
@@ -170,7 +170,7 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
         )
     result = verdict(trials)
     console = result_console()
-    console.print(trial_table(trials, promises), "")
+    console.print(trial_table(trials, targets), "")
     console.print(
         "SLO budget over the best static chunk, one ratio a repeat: highest goodput "
         f"{_ratios(result.ratios)}; highest goodput of a sustained load "
@@ -181,7 +181,7 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
             **facts,
             "settings": _plain(asked),
             "calibration": asdict(seen),
-            "promises": asdict(promises),
+            "targets": asdict(targets),
             "trials": [asdict(trial) for trial in trials],
             "verdict": asdict(result),
         }

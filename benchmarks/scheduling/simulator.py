@@ -9,7 +9,7 @@ from benchmarks.scheduling.machines import NoisyMachine
 from benchmarks.scheduling.policies import Policy
 from benchmarks.serving.case import Shape
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Advance
@@ -33,20 +33,20 @@ class Seen:
     num_steps: int
     num_preemptions: int
     gave_up: bool = False
-    """Whether it was broken off because too many had missed a promise for good."""
+    """True when the run ended early: too many requests had missed a target for good."""
 
 
 class Limit:
-    """Counts the requests that miss a promise, to break a hopeless load off.
+    """Counts the requests that miss a target, to end a hopeless run early.
 
     Args:
-        promises: What is promised.
+        targets: Latency targets of every request.
         most: Requests that may miss one of the two, or both.
     """
 
-    def __init__(self, promises: Promises, most: float) -> None:
-        self._ttft_s = (promises.ttft_ms or inf) / _MILLISECONDS
-        self._tpot_s = (promises.tpot_ms or inf) / _MILLISECONDS
+    def __init__(self, targets: LatencyTargets, most: float) -> None:
+        self._ttft_s = (targets.ttft_ms or inf) / _MILLISECONDS
+        self._tpot_s = (targets.tpot_ms or inf) / _MILLISECONDS
         self._most = most
         self._num_missed = 0
 

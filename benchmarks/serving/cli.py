@@ -14,8 +14,8 @@ from benchmarks.serving.case import parse_case
 from benchmarks.serving.command_line import make_app, report_errors
 from benchmarks.serving.settings import (
     EndpointSettings,
+    LatencyTargets,
     LoadSettings,
-    Promises,
     parse_token_ids,
 )
 
@@ -28,7 +28,7 @@ Start the example service, measure three cases, end it:
 
     python -m benchmarks.serving --case 1x32x64 --case 4x128x64 --case 16x256x64
 
-A running server, eight arrivals a second, and what share met two promises:
+A running server, eight arrivals a second, and what share met two targets:
 
     python -m benchmarks.serving --url http://127.0.0.1:8000/v1 --case 0x256x64 --rate 8 \
 --ttft-ms 500 --tpot-ms 50
@@ -142,11 +142,11 @@ def serving(
     ] = 600.0,
     ttft_ms: Annotated[
         float | None,
-        typer.Option(help="Promised time to the first token.", rich_help_panel=_FIGURES),
+        typer.Option(help="Target time to the first token.", rich_help_panel=_FIGURES),
     ] = None,
     tpot_ms: Annotated[
         float | None,
-        typer.Option(help="Promised time of each further token.", rich_help_panel=_FIGURES),
+        typer.Option(help="Target time of each further token.", rich_help_panel=_FIGURES),
     ] = None,
     out: Annotated[
         Path | None,
@@ -177,7 +177,7 @@ def serving(
             token_ids=None if token_ids is None else parse_token_ids(token_ids),
             timeout_s=timeout,
         )
-        promises = Promises(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
+        targets = LatencyTargets(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
         from benchmarks.serving.session import measure
 
-        measure(load, endpoint, promises, out=out)
+        measure(load, endpoint, targets, out=out)

@@ -22,12 +22,12 @@ from benchmarks.serving.report import result_document, show
 from benchmarks.serving.result import begin, result_console, title_of, write_result
 from benchmarks.serving.run import carry_out
 from benchmarks.serving.service import running_service
-from benchmarks.serving.settings import EndpointSettings, LoadSettings, Promises
+from benchmarks.serving.settings import EndpointSettings, LatencyTargets, LoadSettings
 from benchmarks.serving.statistics import Measurement, Summary, summarize
 
 
 def measure(
-    asked: LoadSettings, server: EndpointSettings, promises: Promises, *, out: Path | None
+    asked: LoadSettings, server: EndpointSettings, targets: LatencyTargets, *, out: Path | None
 ) -> None:
     """Carry a benchmark out.
 
@@ -40,11 +40,11 @@ def measure(
         endpoint = find_endpoint(url, server)
         loads = loads_of(asked, max_model_len=endpoint.max_model_len)
         seen = carry_out_all(loads, endpoint, server, num_warmup=asked.num_warmup)
-    summaries = [summarize(measurement, promises) for measurement in seen]
+    summaries = [summarize(measurement, targets) for measurement in seen]
     show(summaries, result_console())
     if out is not None:
         facts["server"] = _server_facts(endpoint, server)
-        settings = _settings_facts(asked, promises, server)
+        settings = _settings_facts(asked, targets, server)
         title = title_of(facts, endpoint.model)
         write_result(
             out,
@@ -101,7 +101,7 @@ def _server_facts(endpoint: Endpoint, server: EndpointSettings) -> dict[str, Any
 
 
 def _settings_facts(
-    asked: LoadSettings, promises: Promises, server: EndpointSettings
+    asked: LoadSettings, targets: LatencyTargets, server: EndpointSettings
 ) -> dict[str, Any]:
     load = {
         "cases": [str(case) for case in asked.cases],
@@ -110,7 +110,7 @@ def _settings_facts(
     }
     return {
         "load": asdict(asked) | load,
-        "promises": asdict(promises),
+        "targets": asdict(targets),
         "timeout_s": server.timeout_s,
     }
 

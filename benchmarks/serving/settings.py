@@ -48,8 +48,8 @@ class LoadSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promises:
-    """What a request is promised; None promises nothing."""
+class LatencyTargets:
+    """Latency targets of a request; None: no target."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None

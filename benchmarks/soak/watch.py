@@ -8,7 +8,7 @@ import httpx
 
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.soak.series import QUANTITIES
-from tandem_serve.processes import session_members
+from tandem_serve.processes import command_line, session_members
 
 _TITLE: Final = "ray::ServeReplica"
 _HELD: Final = re.compile(

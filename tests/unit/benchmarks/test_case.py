@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.serving.case import Case, Shape, parse_case
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.plan import ClosedLoop, OpenLoop, loads_of
-from benchmarks.serving.settings import LoadSettings, Promises, parse_token_ids
+from benchmarks.serving.settings import LatencyTargets, LoadSettings, parse_token_ids
 
 CASE = Case(4, Shape(32, 16))
 
@@ -56,11 +56,11 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sente
         LoadSettings(**settings)
 
 
-def test_a_promise_of_nothing_is_none() -> None:
-    assert not Promises()
-    assert Promises(ttft_ms=1.0)
+def test_a_target_of_nothing_is_none() -> None:
+    assert not LatencyTargets()
+    assert LatencyTargets(ttft_ms=1.0)
     with pytest.raises(WrongUsage, match="--tpot-ms is -1"):
-        Promises(tpot_ms=-1.0)
+        LatencyTargets(tpot_ms=-1.0)
 
 
 def test_token_ids_are_a_range() -> None:

@@ -39,7 +39,7 @@ from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.through_http import Pair, manifest_for, table_of
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import Measurement, summarize
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.load import load_decoder
@@ -347,7 +347,7 @@ def test_the_manifest_of_a_model_is_one_that_tandem_takes(tmp_path: Path) -> Non
 
 def test_the_share_of_http_is_that_of_the_same_repeat() -> None:
     nothing = summarize(
-        Measurement(name="x", outcomes=[], wall_s=1.0, client_cpu_s=0.0), Promises()
+        Measurement(name="x", outcomes=[], wall_s=1.0, client_cpu_s=0.0), LatencyTargets()
     )
     pairs = [
         Pair(engine=engine, http=http, client_cpu_share=0.02, summary=nothing)

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from benchmarks.scheduling.capacity import Run, figures, highest_sustained
 from benchmarks.scheduling.contest import Contest, Entry, carry_out, contests_of, tasks_for
 from benchmarks.scheduling.machines import MACHINES, Machine, Noise, NoisyMachine, machine_called
-from benchmarks.scheduling.policies import Policy, contestants, parse_promises, static, with_slo
+from benchmarks.scheduling.policies import Policy, contestants, parse_targets, static, with_slo
 from benchmarks.scheduling.simulator import Limit, Simulator
 from benchmarks.scheduling.workload import at_rate, by_chance, span_s, window
 from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import WrongUsage
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival
 from tandem_engine.api.step import Step
 
-PROMISES = Promises(ttft_ms=1000.0, tpot_ms=100.0)
+TARGETS = LatencyTargets(ttft_ms=1000.0, tpot_ms=100.0)
 QUIET = Noise(spread=0.0, outliers=0.0)
 
 # 10 ms a step, 1 ms a token, 2 µs a pair, 3 µs a cached token, 4 ms a row.
@@ -155,49 +155,49 @@ def test_a_machine_nobody_knows_is_refused_with_the_names() -> None:
 
 
 def test_six_static_chunks_compete_with_one_budget() -> None:
-    names = [policy.name for policy in contestants(PROMISES)]
+    names = [policy.name for policy in contestants(TARGETS)]
 
     assert names == [f"static {2**power}" for power in range(6, 12)] + ["SLO budget"]
 
 
-def test_a_static_chunk_knows_no_promise_and_the_budget_both() -> None:
+def test_a_static_chunk_knows_no_target_and_the_budget_both() -> None:
     assert static(256).is_static
     assert static(256).schedule.split_fuse.split_chunk_tokens == 256
-    assert not with_slo(PROMISES).is_static
-    assert (with_slo(PROMISES).slo.ttft_s, with_slo(PROMISES).slo.tpot_s) == (1.0, 0.1)
-    assert with_slo(PROMISES).schedule.split_fuse.split_chunk_tokens == 2048
+    assert not with_slo(TARGETS).is_static
+    assert (with_slo(TARGETS).slo.ttft_s, with_slo(TARGETS).slo.tpot_s) == (1.0, 0.1)
+    assert with_slo(TARGETS).schedule.split_fuse.split_chunk_tokens == 2048
 
 
-def test_promises_are_written_with_a_slash() -> None:
-    assert parse_promises("1500/62.5") == Promises(ttft_ms=1500.0, tpot_ms=62.5)
+def test_targets_are_written_with_a_slash() -> None:
+    assert parse_targets("1500/62.5") == LatencyTargets(ttft_ms=1500.0, tpot_ms=62.5)
 
 
 @pytest.mark.parametrize("text", ["1500", "a/b", "1500/", "/50"])
 def test_what_is_no_pair_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(WrongUsage, match=f"'{text}' is no pair of promises; .* such as 1500/50"):
-        parse_promises(text)
+    with pytest.raises(WrongUsage, match=f"'{text}' is not a pair of targets; .* such as 1500/50"):
+        parse_targets(text)
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_goodput_counts_those_that_kept_both_promises() -> None:
+def test_goodput_counts_those_that_kept_both_targets() -> None:
     good, late, slow = outcome(0.5, 0.05), outcome(1.5, 0.05), outcome(0.5, 0.15)
-    seen = figures([good, good, late, slow], PROMISES, rate=8.0, wall_s=1.0)
+    seen = figures([good, good, late, slow], TARGETS, rate=8.0, wall_s=1.0)
 
     assert seen.goodput == 4.0
     assert not seen.sustained
 
 
-def test_a_tenth_may_miss_a_promise() -> None:
+def test_a_tenth_may_miss_a_target() -> None:
     good, late, slow = outcome(0.5, 0.05), outcome(1.5, 0.05), outcome(0.5, 0.15)
 
-    assert figures([good] * 18 + [late, slow], PROMISES, rate=1.0, wall_s=1.0).sustained
-    assert not figures([good] * 17 + [late, late, slow], PROMISES, rate=1.0, wall_s=1.0).sustained
+    assert figures([good] * 18 + [late, slow], TARGETS, rate=1.0, wall_s=1.0).sustained
+    assert not figures([good] * 17 + [late, late, slow], TARGETS, rate=1.0, wall_s=1.0).sustained
 
 
-def test_requests_that_never_ended_missed_their_promises() -> None:
-    seen = figures([outcome(0.5, 0.05)] * 8, PROMISES, rate=10.0, wall_s=1.0, num_requests=10)
+def test_requests_that_never_ended_missed_their_targets() -> None:
+    seen = figures([outcome(0.5, 0.05)] * 8, TARGETS, rate=10.0, wall_s=1.0, num_requests=10)
 
     assert not seen.sustained
     assert seen.goodput == 8.0
@@ -274,7 +274,7 @@ shapes = st.tuples(st.floats(0.0, 3.0), st.integers(1, 700), st.integers(1, 40))
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(contestants(PROMISES)))
+@given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(contestants(TARGETS)))
 def test_every_request_ends_with_its_own_length_whatever_the_policy(
     given_shapes: list[tuple[float, int, int]], policy: Policy
 ) -> None:
@@ -289,14 +289,14 @@ def test_every_request_ends_with_its_own_length_whatever_the_policy(
 
 def test_a_hopeless_load_is_broken_off() -> None:
     requests = load(*((0.001 * number, 640, 30) for number in range(100)))
-    seen = simulator(Limit(PROMISES, 10.0)).run(requests)
+    seen = simulator(Limit(TARGETS, 10.0)).run(requests)
 
     assert seen.gave_up
     assert len(seen.outcomes) < 100
 
 
 def test_those_that_still_wait_count_as_late() -> None:
-    limit = Limit(PROMISES, 1.0)
+    limit = Limit(TARGETS, 1.0)
     limit.note_first(1.2)
 
     assert not limit.is_passed([9.5], now=10.0)
@@ -304,7 +304,7 @@ def test_those_that_still_wait_count_as_late() -> None:
 
 
 def test_answers_that_were_too_slow_count_too() -> None:
-    limit = Limit(PROMISES, 1.0)
+    limit = Limit(TARGETS, 1.0)
     for tpot_s in (0.05, None, 0.2):
         limit.note_end(0.5, tpot_s)
     assert not limit.is_passed([], now=0.0)
@@ -313,8 +313,8 @@ def test_answers_that_were_too_slow_count_too() -> None:
     assert limit.is_passed([], now=0.0)
 
 
-def test_a_request_that_missed_both_promises_counts_once() -> None:
-    limit = Limit(PROMISES, 1.0)
+def test_a_request_that_missed_both_targets_counts_once() -> None:
+    limit = Limit(TARGETS, 1.0)
     limit.note_first(1.2)
     limit.note_end(1.2, 0.2)
 
@@ -328,7 +328,7 @@ def entry(policy: str, goodput: float, *, is_static: bool = True) -> Entry:
     return Entry(
         load_name="trace",
         machine="npu",
-        promises=PROMISES,
+        targets=TARGETS,
         policy=policy,
         is_static=is_static,
         run=run_of(9.0, sustained=True, goodput=goodput) if goodput else None,
@@ -349,12 +349,12 @@ def test_where_no_static_chunk_sustains_a_load_there_is_no_ratio() -> None:
     assert Contest([entry("static 64", 0.0), own]).ratio(own) is None
 
 
-def test_entries_of_one_load_and_promise_make_a_contest() -> None:
+def test_entries_of_one_load_and_target_make_a_contest() -> None:
     requests = load(*((float(number), 20, 4) for number in range(30)))
-    other = Promises(ttft_ms=2000.0, tpot_ms=50.0)
+    other = LatencyTargets(ttft_ms=2000.0, tpot_ms=50.0)
     tasks = tasks_for(
         [("trace", requests)],
-        [PROMISES, other],
+        [TARGETS, other],
         machine="npu",
         chunks=(64,),
         noise=QUIET,
@@ -371,7 +371,7 @@ def test_entries_of_one_load_and_promise_make_a_contest() -> None:
 def test_requests_are_cut_to_what_the_machine_holds() -> None:
     requests = load((0.0, 5000, 4), (1.0, 20, 4))
     (task, _) = tasks_for(
-        [("trace", requests)], [PROMISES], machine="cpu", chunks=(64,), noise=QUIET, seed=1
+        [("trace", requests)], [TARGETS], machine="cpu", chunks=(64,), noise=QUIET, seed=1
     )
 
     assert task.load[0].shape.num_tokens == MACHINES["cpu"].max_seq_len

@@ -39,7 +39,7 @@ def simulate(trace: Path, *options: str) -> tuple[int, str]:
 
 def test_simulate_writes_a_table_a_document_and_a_plot(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "result"
-    code, text = simulate(trace, "--promise", "2000/80", "--out", str(out))
+    code, text = simulate(trace, "--target", "2000/80", "--out", str(out))
 
     assert code == 0, text
     assert "npu, poisson, TTFT 2000 ms, TPOT 80 ms" in text
@@ -55,8 +55,8 @@ def test_simulate_writes_a_table_a_document_and_a_plot(trace: Path, tmp_path: Pa
     [
         (["--machine", "tpu"], "--machine is 'tpu'; it must be one of npu, gpu, cpu"),
         (["--arrivals", "never"], "--arrivals is 'never'; it must be one of trace, poisson, both"),
-        (["--promise", "fast"], "'fast' is no pair of promises"),
-        (["--promise", "-1/50"], "--ttft-ms is -1; it must be more than 0"),
+        (["--target", "fast"], "'fast' is not a pair of targets"),
+        (["--target", "-1/50"], "--ttft-ms is -1; it must be more than 0"),
         (["--requests", "100"], "The trace has 60 requests, not the 100 from number 0 on"),
     ],
 )
