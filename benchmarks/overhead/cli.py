@@ -22,9 +22,9 @@ One compute thread, whose own CPU time counts; best where other work runs:
 
     python -m benchmarks.overhead --threads 1
 
-One step ahead and not, in turns:
+With async scheduling and without, in turns:
 
-    python -m benchmarks.overhead --ahead both --rows 1 --rows 16 --repeats 5
+    python -m benchmarks.overhead --async-scheduling both --rows 1 --rows 16 --repeats 5
 """
 
 app = make_app()
@@ -47,7 +47,9 @@ def run(
     sampling: Annotated[
         list[str] | None, typer.Option(help="greedy, drawn or penalised. [all three]")
     ] = None,
-    ahead: Annotated[str, typer.Option(help="default, on, off, or both: in turns.")] = "default",
+    async_scheduling: Annotated[
+        str, typer.Option(help="default, on, off, or both: in turns.")
+    ] = "default",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. [all cores]")] = None,
     steps: Annotated[int, typer.Option(min=8, help="Decode steps of a run.")] = 128,
     prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of a sequence.")] = 64,
@@ -66,7 +68,7 @@ def run(
                 models=tuple(model or ["S"]),
                 rows=tuple(rows or [1, 16, 64]),
                 samplings=tuple(sampling or ["greedy", "drawn", "penalised"]),
-                ahead=ahead,
+                async_scheduling=async_scheduling,
                 num_threads=threads,
                 num_steps=steps,
                 num_prompt=prompt,

@@ -48,7 +48,7 @@ from benchmarks.serving.trace import Arrival, clip, parse_trace
 ARRIVALS: Final = ("trace", "poisson", "both")
 RANDOM: Final = "random"
 _KV_BLOCKS: Final = 256
-# LatencyTargets of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
+# Targets of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
 _TPOT_SHARE: Final = 0.6
 _TTFT_IN_TPOT: Final = 40.0
 

@@ -39,7 +39,7 @@ def soak(
     *,
     minutes: Annotated[float, typer.Option(min=0.5, help="How long the load lasts.")] = 30.0,
     share: Annotated[
-        float, typer.Option(min=0.05, max=1.0, help="Load, as a share of the highest rate.")
+        float, typer.Option(min=0.05, max=1.0, help="Traffic, as a share of the highest rate.")
     ] = 0.8,
     change_every: Annotated[
         float, typer.Option(min=1.0, help="Seconds between two live changes.")

@@ -1,13 +1,13 @@
-"""What a soak calls growth; the load itself runs against a real service by hand."""
+"""Growth as a soak defines it; the load itself runs against a real service by hand."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from benchmarks.soak.load import failures
 from benchmarks.soak.plot import save_plot
 from benchmarks.soak.series import QUANTITIES, Sample, growth_of
+from benchmarks.soak.traffic import failures
 
 COUNT = 40
 

@@ -25,7 +25,7 @@ _KINDS: Final = {"streamed": 50, "whole": 20, "choices": 5, "left early": 15, "r
 """Kinds of callers and how many of a hundred they are."""
 
 
-class Load:
+class Traffic:
     """Requests to one server; counts how each kind ended."""
 
     def __init__(self, base_url: str, model: str, seed: int) -> None:

@@ -15,7 +15,7 @@ PARTS: Final = ("schedule", "batch", "forward", "sample", "complete", "hand over
 metrics, streams, waking the event loop."""
 
 
-class Watch:
+class Profiler:
     """Times of parts, in seconds, one entry a call.
 
     Args:
@@ -32,17 +32,17 @@ class Watch:
         self.lasted: list[float] = []
         """Seconds on the wall of each forward pass."""
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Begin anew."""
         for times in (*self.taken.values(), self.began, self.lasted):
             times.clear()
 
-    def stand_at(self, owner: Any, name: str, part: str) -> None:
+    def time_calls(self, owner: Any, name: str, part: str) -> None:
         """Time the calls of a method of one object."""
         times = self.taken[part]
         self._wrap(owner, name, lambda cpu_s, _begin, _wall_s: times.append(cpu_s))
 
-    def stand_at_forward(self, owner: Any, name: str) -> None:
+    def time_forward(self, owner: Any, name: str) -> None:
         """Time forward passes, and note when they began."""
 
         def note(cpu_s: float, begin: float, wall_s: float) -> None:
@@ -52,7 +52,7 @@ class Watch:
 
         self._wrap(owner, name, note)
 
-    def stand_around(self, owner: Any, name: str) -> None:
+    def time_loop(self, owner: Any, name: str) -> None:
         """Time whole turns of the loop; what no part of its thread has taken is handing over."""
         inner = getattr(owner, name)
 
