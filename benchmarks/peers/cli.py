@@ -10,11 +10,11 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.peers.rows import parse_row
-from benchmarks.peers.shapes import SHAPES, shape_called
+from benchmarks.peers.shapes import SHAPES, find_shape
 from benchmarks.serving.case import parse_case
 from benchmarks.serving.command_line import make_app, report_errors
 
-ROWS: Final = ("1x32x64", "16x32x64", "16x32x64:drawn", "1x2048x1", "16x256x64")
+ROWS: Final = ("1x32x64", "16x32x64", "16x32x64:sampled", "1x2048x1", "16x256x64")
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -76,7 +76,7 @@ def models(
         from benchmarks.peers.models import cache_folder, ensure_model
         from benchmarks.serving.result import status_line
 
-        shapes = [shape_called(only)] if only else list(SHAPES.values())
+        shapes = [find_shape(only)] if only else list(SHAPES.values())
         for shape in shapes:
             with status_line() as note:
                 note(f"making {shape.name}, {shape.num_parameters / 1e6:.0f} M parameters")
@@ -119,7 +119,7 @@ def run(
     rows: Annotated[
         str,
         typer.Option(
-            help="Comma-separated SEQUENCESxPROMPTxOUTPUT, lengths in tokens; with :drawn behind "
+            help="Comma-separated SEQUENCESxPROMPTxOUTPUT, lengths in tokens; with :sampled behind "
             "it, tokens are drawn with temperature 1 and top_p 0.95."
         ),
     ] = ",".join(ROWS),
@@ -148,7 +148,7 @@ def run(
         run_all(
             RunSettings(
                 interpreters={"openvino": openvino, "llamacpp": llamacpp, "vllm": vllm},
-                shapes=[shape_called(only)] if only else list(SHAPES.values()),
+                shapes=[find_shape(only)] if only else list(SHAPES.values()),
                 types=tuple(types.split(",")),
                 rows=tuple(parse_row(row) for row in rows.split(",")),
                 repeats=repeats,
@@ -187,7 +187,7 @@ def through_http(
 
         run_http(
             HttpSettings(
-                shape=shape_called(model),
+                shape=find_shape(model),
                 row=parse_case(row),
                 num_requests=requests,
                 repeats=repeats,

@@ -29,7 +29,7 @@ _LIST_REQUIREMENTS: Final = (
 )
 
 
-class CannotBeHad(BenchmarkError):
+class EnvironmentUnavailable(BenchmarkError):
     """An environment could not be made; the text says why and what to do."""
 
 
@@ -92,7 +92,7 @@ class Uv:
                 check=False,
             )
         if done.returncode:
-            raise CannotBeHad(f"uv failed; {self.log} ends with: {_tail(self.log)}")
+            raise EnvironmentUnavailable(f"uv failed; {self.log} ends with: {_tail(self.log)}")
 
 
 def make_environments(
@@ -128,7 +128,7 @@ def make_environments(
                 uv.log.unlink(missing_ok=True)
                 uv.create()
                 RECIPES[name](uv)
-        except CannotBeHad as error:
+        except EnvironmentUnavailable as error:
             console.print(f"{name} cannot be had: {error}", markup=False)
             continue
         num_made += 1
@@ -160,7 +160,9 @@ def _openvino(uv: Uv) -> None:
 
 def _llamacpp(uv: Uv) -> None:
     if shutil.which("c++") is None:
-        raise CannotBeHad("llama.cpp is built from source, and there is no C++ compiler (c++).")
+        raise EnvironmentUnavailable(
+            "llama.cpp is built from source, and there is no C++ compiler (c++)."
+        )
     # For the machine that it is built on, as Tandem's own kernels choose what the CPU has.
     uv.install(
         "llama-cpp-python",

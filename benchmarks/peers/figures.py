@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from benchmarks.peers.contest import Sample, TurnResult
 from benchmarks.peers.engines import TANDEM
 from benchmarks.peers.goals import goal
-from benchmarks.peers.roofline import RoofLine, is_prompt_row, row_limit, tokens_counted
+from benchmarks.peers.roofline import Roofline, is_prompt_row, row_limit, tokens_counted
 from benchmarks.peers.shapes import ModelShape
+from benchmarks.peers.turns import Sample, TurnResult
 from benchmarks.serving.case import Case
 from benchmarks.serving.statistics import percentile
 
@@ -123,14 +123,14 @@ def first_lowest(first_rates: Sequence[float]) -> float | None:
     return None if steady is None else min(first_rates) / steady
 
 
-def best_roof(roofs: Sequence[RoofLine]) -> RoofLine | None:
+def best_roofline(roofs: Sequence[Roofline]) -> Roofline | None:
     """The roof of a run: the best that a repeat measured; None when none did.
 
     A limit is what the machine can do: other work lowers a measurement, and nothing raises it.
     """
     if not roofs:
         return None
-    return RoofLine(
+    return Roofline(
         bandwidth=max(roof.bandwidth for roof in roofs),
         bf16=_best_rates([roof.bf16 for roof in roofs]),
         w8a8=_best_rates([roof.w8a8 for roof in roofs]),
@@ -144,7 +144,7 @@ def row_figures(
     *,
     weights: str,
     engines: Sequence[str],
-    roof: RoofLine | None,
+    roof: Roofline | None,
 ) -> list[RowFigures]:
     """The figures of each row of one model with one type of weights.
 

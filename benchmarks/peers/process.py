@@ -13,7 +13,7 @@ from typing import Final, Self
 
 import psutil
 
-from benchmarks.peers.engines import ROOT, Contestant, runner_environment
+from benchmarks.peers.engines import ROOT, InstalledEngine, runner_environment
 from benchmarks.peers.runners.protocol import Failed, Message, ProtocolError, decode, encode
 from benchmarks.serving.errors import BenchmarkError
 
@@ -31,7 +31,7 @@ class RunnerProcess:
     """A context: the process and all that it started end with it.
 
     Args:
-        contestant: Which engine, under which interpreter.
+        engine: Which engine, under which interpreter.
         cores: Logical CPUs that it may use, as many as it has threads.
         pin: Bind each thread to one of them.
         log: File that gets what it prints.
@@ -41,13 +41,13 @@ class RunnerProcess:
     """
 
     def __init__(
-        self, contestant: Contestant, cores: Sequence[int], *, pin: bool, log: Path
+        self, engine: InstalledEngine, cores: Sequence[int], *, pin: bool, log: Path
     ) -> None:
-        self._title = contestant.kind.title
+        self._title = engine.kind.title
         self._log = log
         self._rest = b""
         self.begin_s = time.perf_counter()
-        command = [str(contestant.python), "-m", contestant.kind.runner]
+        command = [str(engine.python), "-m", engine.kind.runner]
         try:
             with log.open("ab") as errors:
                 self._process = subprocess.Popen(
@@ -55,14 +55,14 @@ class RunnerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=runner_environment(contestant, cores, pin=pin),
+                    env=runner_environment(engine, cores, pin=pin),
                     cwd=ROOT,
                     # One group, so that engines of several processes end as a whole.
                     start_new_session=True,
                 )
         except OSError as error:
             raise RunnerFailed(
-                f"{contestant.python} cannot be started: {error.strerror}; "
+                f"{engine.python} cannot be started: {error.strerror}; "
                 f"name the interpreter that has {self._title}."
             ) from None
 

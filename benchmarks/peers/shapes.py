@@ -112,7 +112,7 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
 }
 
 
-def shape_called(name: str) -> ModelShape:
+def find_shape(name: str) -> ModelShape:
     """The shape of that name.
 
     Raises:

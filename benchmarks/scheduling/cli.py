@@ -27,7 +27,7 @@ Another machine, one pair (TTFT/TPOT in ms), Poisson arrivals with the trace's l
 
     python -m benchmarks.scheduling simulate --machine gpu --target 500/30 --arrivals poisson
 
-The same contest on a real model in this process, and on one with random weights:
+The same comparison on a real model in this process, and on one with random weights:
 
     python -m benchmarks.scheduling engine
     python -m benchmarks.scheduling engine --model random
@@ -47,7 +47,7 @@ app = make_app(
 _Trace = Annotated[Path, typer.Option(help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens.")]
 _Out = Annotated[Path | None, typer.Option(help="Folder for result.json and result.png.")]
 _Chunks = Annotated[
-    list[int] | None, typer.Option("--chunk", help="Static splitChunkTokens that compete.")
+    list[int] | None, typer.Option("--chunk", help="Static splitChunkTokens that compare_policies.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""The same contest on a real model, in this process and in real time.
+"""The same comparison on a real model, in this process and in real time.
 
 Each repeat serves the same load with every policy, one after the other, in an order that turns
 round from repeat to repeat; ratios are taken within a repeat, since a machine that others use too
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.scheduling.capacity import Run, figures
-from benchmarks.scheduling.policies import Policy, contestants, static
+from benchmarks.scheduling.policies import Policy, policies_for, static
 from benchmarks.scheduling.trial import Trial
 from benchmarks.scheduling.workload import at_rate
 from benchmarks.serving.case import Shape
@@ -111,7 +111,7 @@ def calibrate(bench: Bench, load: Sequence[Arrival]) -> Calibration:
     )
 
 
-def compete(
+def compare_policies(
     bench: Bench,
     load: Sequence[Arrival],
     targets: LatencyTargets,
@@ -128,7 +128,7 @@ def compete(
         bench: The model.
         load: What is sent.
         targets: Latency targets of every request.
-        chunks: Static chunks that compete.
+        chunks: Static chunks that compare_policies.
         capacity: Requests a second that the machine can do.
         shares: Loads, as shares of it.
         repeats: How often all is done.
@@ -136,7 +136,7 @@ def compete(
     """
     trials: list[Trial] = []
     for repeat in range(repeats):
-        order = contestants(targets, chunks)
+        order = policies_for(targets, chunks)
         if repeat % 2:
             order.reverse()
         for share in shares:
@@ -161,7 +161,7 @@ def serve(
     engine = bench.engine(policy)
     coming = list(bench.requests(load))
     coming.reverse()
-    book = _Book({f"r{number}": arrival.shape for number, arrival in enumerate(load)})
+    book = _Recorder({f"r{number}": arrival.shape for number, arrival in enumerate(load)})
     begin = time.perf_counter()
 
     def clock() -> float:
@@ -186,7 +186,7 @@ def serve(
     return book.outcomes, clock()
 
 
-class _Book:
+class _Recorder:
     def __init__(self, shapes: dict[str, Shape]) -> None:
         self._shapes = shapes
         self.arrived: dict[str, float] = {}

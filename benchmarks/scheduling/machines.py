@@ -87,7 +87,7 @@ MACHINES: Final[Mapping[str, Machine]] = MappingProxyType({
 })  # fmt: skip
 
 
-def machine_called(name: str) -> Machine:
+def find_machine(name: str) -> Machine:
     """The machine of that name.
 
     Raises:

@@ -39,7 +39,7 @@ def with_slo(targets: LatencyTargets, *, ceiling: int = CEILING) -> Policy:
     return Policy("SLO budget", _schedule(ceiling), slo)
 
 
-def contestants(targets: LatencyTargets, chunks: Sequence[int] = STATIC_CHUNKS) -> list[Policy]:
+def policies_for(targets: LatencyTargets, chunks: Sequence[int] = STATIC_CHUNKS) -> list[Policy]:
     """All of them."""
     return [*map(static, chunks), with_slo(targets)]
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.scheduling.contest import Contest, Entry
+from benchmarks.scheduling.comparison import PolicyComparison, PolicyResult
 from benchmarks.scheduling.cost import GOAL_BYTES, MemoryCost, StepCost
 from benchmarks.scheduling.trial import Trial
 from benchmarks.serving.settings import LatencyTargets
@@ -16,16 +16,16 @@ from benchmarks.serving.statistics import Spread
 _NONE = "–"
 
 
-def contest_table(contest: Contest) -> Table:
+def comparison_table(comparison: PolicyComparison) -> Table:
     """One row for each policy."""
-    table = _table(contest.name, "policy")
+    table = _table(comparison.name, "policy")
     for name in (
         "req/s", "goodput", "ratio", "TTFT P50", "P90", "P99", "TPOT P50", "P90", "P99", "tok/s",
         "preempted",
     ):  # fmt: skip
         table.add_column(name, justify="right")
-    for entry in contest.entries:
-        table.add_row(escape(entry.policy), *_contest_row(contest, entry))
+    for entry in comparison.entries:
+        table.add_row(escape(entry.policy), *_comparison_row(comparison, entry))
     return table
 
 
@@ -88,19 +88,19 @@ def trial_table(trials: Sequence[Trial], targets: LatencyTargets) -> Table:
     return table
 
 
-def contest_document(contest: Contest) -> dict[str, Any]:
-    """A contest as it stands in result.json."""
+def comparison_document(comparison: PolicyComparison) -> dict[str, Any]:
+    """A comparison as it stands in result.json."""
     return {
-        "name": contest.name,
+        "name": comparison.name,
         "entries": [
-            {**asdict(entry), "goodput": entry.goodput, "ratio": contest.ratio(entry)}
-            for entry in contest.entries
+            {**asdict(entry), "goodput": entry.goodput, "ratio": comparison.ratio(entry)}
+            for entry in comparison.entries
         ],
     }
 
 
-def _contest_row(contest: Contest, entry: Entry) -> list[str]:
-    run, ratio = entry.run, contest.ratio(entry)
+def _comparison_row(comparison: PolicyComparison, entry: PolicyResult) -> list[str]:
+    run, ratio = entry.run, comparison.ratio(entry)
     if run is None:
         return [_NONE] * 11
     return [

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.scheduling.contest import (
-    Contest,
-    Entry,
-    carry_out_all,
-    contests_of,
+from benchmarks.scheduling.comparison import (
+    PolicyComparison,
+    PolicyResult,
+    find_capacities,
+    group_by_load,
     tasks_for,
 )
 from benchmarks.scheduling.cost import (
@@ -22,17 +22,17 @@ from benchmarks.scheduling.cost import (
     measure_memory,
     measure_step,
 )
-from benchmarks.scheduling.machines import Noise, machine_called
-from benchmarks.scheduling.plot import save_contests, save_costs, save_trials
+from benchmarks.scheduling.machines import Noise, find_machine
+from benchmarks.scheduling.plot import save_comparisons, save_costs, save_trials
 from benchmarks.scheduling.report import (
-    contest_document,
-    contest_table,
+    comparison_document,
+    comparison_table,
     cost_table,
     memory_table,
     trial_table,
 )
 from benchmarks.scheduling.trial import verdict
-from benchmarks.scheduling.workload import by_chance, window
+from benchmarks.scheduling.workload import window, with_poisson_arrivals
 from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.result import (
@@ -57,7 +57,7 @@ Load = tuple[str, Sequence[Arrival]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateSettings:
-    """What `simulate` was asked for."""
+    """Options of `simulate`."""
 
     trace: Path
     machine: str
@@ -75,7 +75,7 @@ class SimulateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What `engine` was asked for."""
+    """Options of `engine`."""
 
     trace: Path
     model: str
@@ -89,65 +89,65 @@ class EngineSettings:
     num_threads: int
 
 
-def run_simulate(asked: SimulateSettings, *, out: Path | None) -> None:
-    """Carry the contest under a virtual clock out.
+def run_simulate(options: SimulateSettings, *, out: Path | None) -> None:
+    """Carry the comparison under a virtual clock out.
 
     Raises:
         BenchmarkError: the trace cannot be read, or the settings make no sense.
     """
     facts = begin(out)
-    machine = machine_called(asked.machine)
+    machine = find_machine(options.machine)
     tasks = tasks_for(
-        _loads(asked),
-        asked.targets,
-        machine=asked.machine,
-        chunks=asked.chunks,
-        noise=Noise(spread=asked.noise, outliers=asked.outliers),
-        seed=asked.seed,
+        _loads(options),
+        options.targets,
+        machine=options.machine,
+        chunks=options.chunks,
+        noise=Noise(spread=options.noise, outliers=options.outliers),
+        seed=options.seed,
     )
-    tasks = [replace(task, precision=asked.precision) for task in tasks]
-    entries: list[Entry] = []
+    tasks = [replace(task, precision=options.precision) for task in tasks]
+    entries: list[PolicyResult] = []
     with status_line() as note:
-        for entry in carry_out_all(tasks, num_processes=asked.num_processes):
+        for entry in find_capacities(tasks, num_processes=options.num_processes):
             entries.append(entry)
             rate = f"{entry.run.rate:.2f} req/s" if entry.run else "no load"
             note(f"{len(entries)}/{len(tasks)}  {entry.policy} sustains {rate}")
-    contests = contests_of(entries)
+    comparisons = group_by_load(entries)
     console = result_console()
-    for contest in contests:
-        console.print(contest_table(contest), "")
-        console.print(_sentence(contest), "")
+    for comparison in comparisons:
+        console.print(comparison_table(comparison), "")
+        console.print(_sentence(comparison), "")
     if out is not None:
         document = {
             **facts,
-            "settings": _plain(asked),
+            "settings": _plain(options),
             "prices": asdict(machine),
-            "contests": [contest_document(contest) for contest in contests],
+            "comparisons": [comparison_document(comparison) for comparison in comparisons],
         }
         write_result(
             out,
             document,
-            lambda file: save_contests(contests, file, title=title_of(facts, "simulate")),
+            lambda file: save_comparisons(comparisons, file, title=title_of(facts, "simulate")),
         )
 
 
-def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
-    """Carry the contest on a real model out.
+def run_engine(options: EngineSettings, *, out: Path | None) -> None:
+    """Carry the comparison on a real model out.
 
     Raises:
         BenchmarkError: the trace or the model cannot be read.
     """
     # The rest of this module works without torch.
-    from benchmarks.scheduling.engine_run import Bench, calibrate, compete  # noqa: PLC0415
+    from benchmarks.scheduling.engine_run import Bench, calibrate, compare_policies  # noqa: PLC0415
 
     facts = begin(out)
-    with _checkpoint(asked.model) as folder, status_line() as note:
-        bench = Bench(folder, num_blocks=_KV_BLOCKS, num_threads=asked.num_threads)
-        trace = _shrunk(_read(asked.trace), asked.shrink)
-        load = window(trace, first=asked.first, count=asked.num_requests)
+    with _checkpoint(options.model) as folder, status_line() as note:
+        bench = Bench(folder, num_blocks=_KV_BLOCKS, num_threads=options.num_threads)
+        trace = _shrunk(_read(options.trace), options.shrink)
+        load = window(trace, first=options.first, count=options.num_requests)
         load, _ = clip(load, bench.max_seq_len)
         seen = calibrate(bench, load)
-        targets = asked.targets or LatencyTargets(
+        targets = options.targets or LatencyTargets(
             ttft_ms=round(_TTFT_IN_TPOT * seen.tpot_s * 1e3, 1),
             tpot_ms=round(_TPOT_SHARE * seen.tpot_s * 1e3, 1),
         )
@@ -155,14 +155,14 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
             f"calibrated: {seen.requests_per_s:.2f} req/s at a TPOT of {seen.tpot_s * 1e3:.1f} ms; "
             f"targets TTFT {targets.ttft_ms:g} ms, TPOT {targets.tpot_ms:g} ms"
         )
-        trials = compete(
+        trials = compare_policies(
             bench,
             load,
             targets,
-            chunks=asked.chunks,
+            chunks=options.chunks,
             capacity=seen.requests_per_s,
-            shares=asked.shares,
-            repeats=asked.repeats,
+            shares=options.shares,
+            repeats=options.repeats,
             note=lambda trial: note(
                 f"repeat {trial.repeat + 1}, load {trial.load_share:g}, {trial.policy}: "
                 f"goodput {trial.run.goodput:.2f} req/s"
@@ -179,7 +179,7 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
     if out is not None:
         document = {
             **facts,
-            "settings": _plain(asked),
+            "settings": _plain(options),
             "calibration": asdict(seen),
             "targets": asdict(targets),
             "trials": [asdict(trial) for trial in trials],
@@ -188,7 +188,7 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
         write_result(
             out,
             document,
-            lambda file: save_trials(trials, file, title=title_of(facts, asked.model)),
+            lambda file: save_trials(trials, file, title=title_of(facts, options.model)),
         )
 
 
@@ -228,17 +228,19 @@ def run_cost(*, steps: int, only: str | None, memory: bool, out: Path | None) ->
         )
 
 
-def _loads(asked: SimulateSettings) -> list[Load]:
-    if asked.arrivals not in ARRIVALS:
+def _loads(options: SimulateSettings) -> list[Load]:
+    if options.arrivals not in ARRIVALS:
         raise WrongUsage(
-            f"--arrivals is '{asked.arrivals}'; it must be one of {', '.join(ARRIVALS)}."
+            f"--arrivals is '{options.arrivals}'; it must be one of {', '.join(ARRIVALS)}."
         )
-    trace = _read(asked.trace)
+    trace = _read(options.trace)
     loads: list[Load] = []
-    if asked.arrivals != "poisson":
-        loads.append(("trace", window(trace, first=asked.first, count=asked.num_requests)))
-    if asked.arrivals != "trace":
-        loads.append(("poisson", by_chance(trace, count=asked.num_requests, seed=asked.seed)))
+    if options.arrivals != "poisson":
+        loads.append(("trace", window(trace, first=options.first, count=options.num_requests)))
+    if options.arrivals != "trace":
+        loads.append(
+            ("poisson", with_poisson_arrivals(trace, count=options.num_requests, seed=options.seed))
+        )
     return loads
 
 
@@ -262,10 +264,10 @@ def _shrunk(trace: Sequence[Arrival], factor: float) -> list[Arrival]:
     ]
 
 
-def _sentence(contest: Contest) -> str:
-    best = contest.best_static
-    own = [entry for entry in contest.entries if not entry.is_static]
-    ratio = contest.ratio(own[0]) if own else None
+def _sentence(comparison: PolicyComparison) -> str:
+    best = comparison.best_static
+    own = [entry for entry in comparison.entries if not entry.is_static]
+    ratio = comparison.ratio(own[0]) if own else None
     if best is None or ratio is None:
         return "No static chunk sustains any load."
     return f"The SLO budget has {ratio:.2f} times the goodput of the best one, {best.policy}."

@@ -19,7 +19,7 @@ _PAUSE_AFTER_FAILURE_S: Final = 0.1
 """A caller that is refused at once would otherwise do nothing but ask again."""
 
 
-async def carry_out(
+async def run_load(
     load: Load, client: Client, *, num_warmup: int | None, progress: Progress
 ) -> Measurement:
     """Warm the server up for a load, then measure it."""

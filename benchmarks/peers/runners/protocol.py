@@ -1,7 +1,7 @@
-"""What a benchmark and a runner say to each other: one JSON object a line, on stdin and stdout.
+"""Messages between a benchmark and a runner: one JSON object a line, on stdin and stdout.
 
-The benchmark asks (`Load` once, then `Row` as often as it likes, or `MeasureRoof`), the runner
-answers each with one line: `Loaded`, `Times`, `Roof`, or `Failed` with a sentence. The end of
+The benchmark asks (`Load` once, then any number of `Row`, or `MeasureRoofline`), the runner answers
+each with one line: `Loaded`, `Times`, `RooflineRates`, or `Failed` with a sentence. The end of
 stdin ends the runner. Only the standard library is used: the peers' interpreters run this too.
 """
 
@@ -53,12 +53,12 @@ class Row:
 
     prompts: list[list[int]]
     num_output: int
-    is_drawn: bool = False
+    is_sampled: bool = False
     """By chance, with TEMPERATURE and TOP_P; else greedily."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureRoof:
+class MeasureRoofline:
     """Measure what the machine can do at best, with a model's products."""
 
     gemms: list[list[int]]
@@ -87,7 +87,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roof:
+class RooflineRates:
     """Bytes a second that can be read, and operations a second of products, by rows."""
 
     bandwidth: float
@@ -105,15 +105,15 @@ class Failed:
     error: str
 
 
-Message = Load | Row | MeasureRoof | Loaded | Times | Roof | Failed
+Message = Load | Row | MeasureRoofline | Loaded | Times | RooflineRates | Failed
 
 _KINDS: Final[dict[str, Any]] = {
     "load": Load,
     "row": Row,
-    "measure_roof": MeasureRoof,
+    "measure_roofline": MeasureRoofline,
     "loaded": Loaded,
     "times": Times,
-    "roof": Roof,
+    "roof": RooflineRates,
     "failed": Failed,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
@@ -132,7 +132,7 @@ class Engine(Protocol):
         """What it was set to, for the reader of the result."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
         """Carry a row out; the times (`clock`) of each sequence's tokens."""
 
@@ -181,7 +181,7 @@ def serve(load: Callable[[Load], Engine]) -> None:
                 engine = load(message)
                 return Loaded(version=engine.version, settings=engine.settings)
             case Row() if engine is not None:
-                return _carry_out(engine, message)
+                return _run_row(engine, message)
             case _:
                 raise ProtocolError(f"A {_NAMES[type(message)]} message came out of its turn.")
 
@@ -208,9 +208,9 @@ def _answered(answer: Callable[[Message], Message], line: str) -> Message:
         return Failed(error=f"{type(error).__name__}: {error}".splitlines()[0][:_SHOWN])
 
 
-def _carry_out(engine: Engine, row: Row) -> Times:
+def _run_row(engine: Engine, row: Row) -> Times:
     begin_s = clock()
-    times_s = engine.generate(row.prompts, row.num_output, is_drawn=row.is_drawn)
+    times_s = engine.generate(row.prompts, row.num_output, is_sampled=row.is_sampled)
     wrong = [len(times) for times in times_s if len(times) != row.num_output]
     if wrong or len(times_s) != len(row.prompts):
         raise ProtocolError(

@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from benchmarks.peers import session
 from benchmarks.peers.cli import app
-from benchmarks.peers.contest import Sample, TurnResult
 from benchmarks.peers.convert import model_for
-from benchmarks.peers.engines import KINDS, Contestant
+from benchmarks.peers.engines import KINDS, InstalledEngine
 from benchmarks.peers.environments import make_environments, torch_pins, without_torch
 from benchmarks.peers.figures import process_figures, row_figures
 from benchmarks.peers.models import ensure_model
@@ -30,14 +29,15 @@ from benchmarks.peers.report import (
     document,
     latency_table,
     process_table,
-    roof_sentence,
+    roofline_sentence,
     row_table,
     sentences,
 )
-from benchmarks.peers.roofline import RoofLine
+from benchmarks.peers.roofline import Roofline
 from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.through_http import Pair, manifest_for, table_of
+from benchmarks.peers.turns import Sample, TurnResult
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import Measurement, summarize
@@ -45,7 +45,7 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.model.load import load_decoder
 from tandem_serve.api.manifest import parse_manifest
 
-ROOF = RoofLine(bandwidth=37e9, bf16={16: 300e9, 512: 436e9}, w8a8={})
+ROOF = Roofline(bandwidth=37e9, bf16={16: 300e9, 512: 436e9}, w8a8={})
 ENGINES = ("tandem", "openvino", "vllm")
 RESULTS = [
     TurnResult(
@@ -117,7 +117,7 @@ def test_tables_name_engines_ratios_goals_and_shares() -> None:
         row_table(figures, ENGINES),
         latency_table(figures),
         process_table(processes),
-        roof_sentence("M", ROOF, "C, huge pages"),
+        roofline_sentence("M", ROOF, "C, huge pages"),
         *sentences(processes, {"llamacpp": "its interpreter was not given with --llamacpp."}),
     )
 
@@ -265,7 +265,7 @@ def test_help_has_examples() -> None:
 def test_an_interpreter_without_the_tools_is_told_which_one_is_missing(
     tmp_path: Path, small_model: Path
 ) -> None:
-    openvino = Contestant(kind=KINDS["openvino"], python=tmp_path / "python")
+    openvino = InstalledEngine(kind=KINDS["openvino"], python=tmp_path / "python")
 
     with pytest.raises(BenchmarkError, match=r"There is no .*optimum-cli; install optimum-intel"):
         model_for(openvino, small_model, "bf16", log=tmp_path / "log")
@@ -278,9 +278,9 @@ def test_a_conversion_that_is_newer_than_the_checkpoint_is_used_again(tmp_path: 
     made = tmp_path / "S.q8_0.gguf"
     made.touch()
 
-    llamacpp = Contestant(kind=KINDS["llamacpp"], python=tmp_path / "python")
+    llamacpp = InstalledEngine(kind=KINDS["llamacpp"], python=tmp_path / "python")
     assert model_for(llamacpp, checkpoint, "w8a8", log=tmp_path / "log") == made
-    tandem = Contestant(kind=KINDS["tandem"], python=tmp_path / "python")
+    tandem = InstalledEngine(kind=KINDS["tandem"], python=tmp_path / "python")
     assert model_for(tandem, checkpoint, "w8a8", log=tmp_path / "log") == checkpoint
 
 

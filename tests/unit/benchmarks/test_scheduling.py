@@ -1,4 +1,4 @@
-"""The contest of policies: loads, machines, capacity, the simulator."""
+"""The comparison of policies: loads, machines, capacity, the simulator."""
 
 from itertools import pairwise
 
@@ -7,11 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduling.capacity import Run, figures, highest_sustained
-from benchmarks.scheduling.contest import Contest, Entry, carry_out, contests_of, tasks_for
-from benchmarks.scheduling.machines import MACHINES, Machine, Noise, NoisyMachine, machine_called
-from benchmarks.scheduling.policies import Policy, contestants, parse_targets, static, with_slo
-from benchmarks.scheduling.simulator import Limit, Simulator
-from benchmarks.scheduling.workload import at_rate, by_chance, span_s, window
+from benchmarks.scheduling.comparison import (
+    PolicyComparison,
+    PolicyResult,
+    find_capacity,
+    group_by_load,
+    tasks_for,
+)
+from benchmarks.scheduling.machines import MACHINES, Machine, Noise, NoisyMachine, find_machine
+from benchmarks.scheduling.policies import Policy, parse_targets, policies_for, static, with_slo
+from benchmarks.scheduling.simulator import MissLimit, Simulator
+from benchmarks.scheduling.workload import at_rate, span_s, window, with_poisson_arrivals
 from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import WrongUsage
 from benchmarks.serving.outcome import Outcome
@@ -89,11 +95,11 @@ def test_a_window_beyond_the_trace_is_refused() -> None:
 
 def test_chance_draws_whole_rows_and_is_the_same_for_the_same_seed() -> None:
     trace = load((0.0, 10, 1), (1.0, 20, 2), (2.0, 30, 3))
-    drawn = by_chance(trace, count=50, seed=3)
+    drawn = with_poisson_arrivals(trace, count=50, seed=3)
 
     assert {one.shape for one in drawn} == {one.shape for one in trace}
-    assert drawn == by_chance(trace, count=50, seed=3)
-    assert drawn != by_chance(trace, count=50, seed=4)
+    assert drawn == with_poisson_arrivals(trace, count=50, seed=3)
+    assert drawn != with_poisson_arrivals(trace, count=50, seed=4)
 
 
 # ── machines ─────────────────────────────────────────────────────────────────────────────────
@@ -148,14 +154,14 @@ def test_an_outlier_takes_as_much_longer_as_the_noise_says() -> None:
 
 def test_a_machine_nobody_knows_is_refused_with_the_names() -> None:
     with pytest.raises(WrongUsage, match="'tpu'; it must be one of npu, gpu, cpu"):
-        machine_called("tpu")
+        find_machine("tpu")
 
 
 # ── policies ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_six_static_chunks_compete_with_one_budget() -> None:
-    names = [policy.name for policy in contestants(TARGETS)]
+    names = [policy.name for policy in policies_for(TARGETS)]
 
     assert names == [f"static {2**power}" for power in range(6, 12)] + ["SLO budget"]
 
@@ -253,7 +259,7 @@ def test_nothing_is_found_where_nothing_is_sustained() -> None:
 # ── the simulator ────────────────────────────────────────────────────────────────────────────
 
 
-def simulator(limit: Limit | None = None) -> Simulator:
+def simulator(limit: MissLimit | None = None) -> Simulator:
     machine = NoisyMachine(PLAIN, QUIET, 0)
     return Simulator(static(64), machine, num_blocks=PLAIN.num_blocks, limit=limit)
 
@@ -267,14 +273,14 @@ def test_one_request_alone_takes_what_its_steps_cost() -> None:
     (one,) = seen.outcomes
     assert one.ttft_s == pytest.approx(138e-3)
     assert one.e2e_s == pytest.approx(138e-3 + 15.3e-3 + 15.303e-3)
-    assert (seen.num_steps, seen.gave_up) == (4, False)
+    assert (seen.num_steps, seen.ended_early) == (4, False)
 
 
 shapes = st.tuples(st.floats(0.0, 3.0), st.integers(1, 700), st.integers(1, 40))
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(contestants(TARGETS)))
+@given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(policies_for(TARGETS)))
 def test_every_request_ends_with_its_own_length_whatever_the_policy(
     given_shapes: list[tuple[float, int, int]], policy: Policy
 ) -> None:
@@ -289,43 +295,43 @@ def test_every_request_ends_with_its_own_length_whatever_the_policy(
 
 def test_a_hopeless_load_is_broken_off() -> None:
     requests = load(*((0.001 * number, 640, 30) for number in range(100)))
-    seen = simulator(Limit(TARGETS, 10.0)).run(requests)
+    seen = simulator(MissLimit(TARGETS, 10.0)).run(requests)
 
-    assert seen.gave_up
+    assert seen.ended_early
     assert len(seen.outcomes) < 100
 
 
 def test_those_that_still_wait_count_as_late() -> None:
-    limit = Limit(TARGETS, 1.0)
+    limit = MissLimit(TARGETS, 1.0)
     limit.note_first(1.2)
 
-    assert not limit.is_passed([9.5], now=10.0)
-    assert limit.is_passed([8.5], now=10.0)
+    assert not limit.is_exceeded([9.5], now=10.0)
+    assert limit.is_exceeded([8.5], now=10.0)
 
 
 def test_answers_that_were_too_slow_count_too() -> None:
-    limit = Limit(TARGETS, 1.0)
+    limit = MissLimit(TARGETS, 1.0)
     for tpot_s in (0.05, None, 0.2):
         limit.note_end(0.5, tpot_s)
-    assert not limit.is_passed([], now=0.0)
+    assert not limit.is_exceeded([], now=0.0)
     limit.note_end(0.5, 0.2)
 
-    assert limit.is_passed([], now=0.0)
+    assert limit.is_exceeded([], now=0.0)
 
 
 def test_a_request_that_missed_both_targets_counts_once() -> None:
-    limit = Limit(TARGETS, 1.0)
+    limit = MissLimit(TARGETS, 1.0)
     limit.note_first(1.2)
     limit.note_end(1.2, 0.2)
 
-    assert not limit.is_passed([], now=0.0)
+    assert not limit.is_exceeded([], now=0.0)
 
 
-# ── contests ─────────────────────────────────────────────────────────────────────────────────
+# ── comparisons ─────────────────────────────────────────────────────────────────────────────────
 
 
-def entry(policy: str, goodput: float, *, is_static: bool = True) -> Entry:
-    return Entry(
+def entry(policy: str, goodput: float, *, is_static: bool = True) -> PolicyResult:
+    return PolicyResult(
         load_name="trace",
         machine="npu",
         targets=TARGETS,
@@ -337,19 +343,19 @@ def entry(policy: str, goodput: float, *, is_static: bool = True) -> Entry:
 
 def test_the_ratio_is_that_to_the_best_static_chunk() -> None:
     own = entry("SLO budget", 2.6, is_static=False)
-    contest = Contest([entry("static 64", 1.0), entry("static 128", 2.0), own])
+    comparison = PolicyComparison([entry("static 64", 1.0), entry("static 128", 2.0), own])
 
-    assert contest.best_static is contest.entries[1]
-    assert contest.ratio(own) == pytest.approx(1.3)
+    assert comparison.best_static is comparison.entries[1]
+    assert comparison.ratio(own) == pytest.approx(1.3)
 
 
 def test_where_no_static_chunk_sustains_a_load_there_is_no_ratio() -> None:
     own = entry("SLO budget", 2.6, is_static=False)
 
-    assert Contest([entry("static 64", 0.0), own]).ratio(own) is None
+    assert PolicyComparison([entry("static 64", 0.0), own]).ratio(own) is None
 
 
-def test_entries_of_one_load_and_target_make_a_contest() -> None:
+def test_entries_of_one_load_and_target_make_a_comparison() -> None:
     requests = load(*((float(number), 20, 4) for number in range(30)))
     other = LatencyTargets(ttft_ms=2000.0, tpot_ms=50.0)
     tasks = tasks_for(
@@ -361,11 +367,11 @@ def test_entries_of_one_load_and_target_make_a_contest() -> None:
         seed=1,
     )
 
-    contests = contests_of(map(carry_out, tasks))
+    comparisons = group_by_load(map(find_capacity, tasks))
 
-    assert [len(contest.entries) for contest in contests] == [2, 2]
-    assert contests[0].name == "npu, trace, TTFT 1000 ms, TPOT 100 ms"
-    assert all(each.goodput > 0 for contest in contests for each in contest.entries)
+    assert [len(comparison.entries) for comparison in comparisons] == [2, 2]
+    assert comparisons[0].name == "npu, trace, TTFT 1000 ms, TPOT 100 ms"
+    assert all(each.goodput > 0 for comparison in comparisons for each in comparison.entries)
 
 
 def test_requests_are_cut_to_what_the_machine_holds() -> None:

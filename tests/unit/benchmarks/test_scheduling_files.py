@@ -45,7 +45,7 @@ def test_simulate_writes_a_table_a_document_and_a_plot(trace: Path, tmp_path: Pa
     assert "npu, poisson, TTFT 2000 ms, TPOT 80 ms" in text
     assert "times the goodput of the best one" in text
     document = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    assert [len(contest["entries"]) for contest in document["contests"]] == [3, 3]
+    assert [len(comparison["entries"]) for comparison in document["comparisons"]] == [3, 3]
     assert document["prices"]["base_s"] == 25.8e-3
     assert (out / "result.png").read_bytes().startswith(b"\x89PNG")
 

@@ -8,9 +8,9 @@ from math import inf
 from typing import Final
 
 from benchmarks.scheduling.capacity import SHARE, Run, figures, highest_sustained
-from benchmarks.scheduling.machines import Noise, NoisyMachine, machine_called
-from benchmarks.scheduling.policies import Policy, contestants
-from benchmarks.scheduling.simulator import Limit, Simulator
+from benchmarks.scheduling.machines import Noise, NoisyMachine, find_machine
+from benchmarks.scheduling.policies import Policy, policies_for
+from benchmarks.scheduling.simulator import MissLimit, Simulator
 from benchmarks.scheduling.workload import at_rate
 from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival, clip
@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PolicyResult:
     """What a policy came to."""
 
     load_name: str
@@ -53,10 +53,10 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class PolicyComparison:
     """All policies under the same targets and load."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[PolicyResult]
 
     @property
     def name(self) -> str:
@@ -68,12 +68,12 @@ class Contest:
         )
 
     @property
-    def best_static(self) -> Entry | None:
+    def best_static(self) -> PolicyResult | None:
         """The best policy without an SLO; None: none was measured."""
         static = [entry for entry in self.entries if entry.is_static]
         return max(static, key=lambda entry: entry.goodput, default=None)
 
-    def ratio(self, entry: Entry) -> float | None:
+    def ratio(self, entry: PolicyResult) -> float | None:
         """Goodput of an entry over that of the best static one; None: that one has none."""
         best = self.best_static
         return entry.goodput / best.goodput if best and best.goodput else None
@@ -89,7 +89,7 @@ def tasks_for(
     seed: int,
 ) -> list[Task]:
     """One task for every load, pair of targets and policy; loads are cut to what fits there."""
-    longest = machine_called(machine).max_seq_len
+    longest = find_machine(machine).max_seq_len
     pairs = list(pairs)
     return [
         Task(
@@ -103,22 +103,22 @@ def tasks_for(
         )
         for name, load in loads
         for targets in pairs
-        for policy in contestants(targets, chunks)
+        for policy in policies_for(targets, chunks)
     ]
 
 
-def carry_out_all(tasks: Sequence[Task], *, num_processes: int) -> Iterator[Entry]:
+def find_capacities(tasks: Sequence[Task], *, num_processes: int) -> Iterator[PolicyResult]:
     """Carry tasks out, and yield what they came to in their order."""
     if num_processes == 1:
-        yield from map(carry_out, tasks)
+        yield from map(find_capacity, tasks)
         return
     with ProcessPoolExecutor(num_processes) as pool:
-        yield from pool.map(carry_out, tasks)
+        yield from pool.map(find_capacity, tasks)
 
 
-def carry_out(task: Task) -> Entry:
+def find_capacity(task: Task) -> PolicyResult:
     """Seek the highest rate that a policy sustains."""
-    return Entry(
+    return PolicyResult(
         load_name=task.load_name,
         machine=task.machine,
         targets=task.targets,
@@ -138,24 +138,24 @@ def _highest_rate(task: Task) -> float:
     return inf if ttft_ms is None else len(task.load) / (_SPANS * ttft_ms / 1e3)
 
 
-def run_at(task: Task, rate: float, *, gives_up: bool = True) -> Run | None:
+def run_at(task: Task, rate: float, *, ends_early: bool = True) -> Run | None:
     """Run a task's load at one rate; None: it was broken off as not sustained.
 
     Args:
         task: What to run.
         rate: Requests a second.
-        gives_up: Break off once more than a tenth of the requests have missed a target.
+        ends_early: Break off once more than a tenth of the requests have missed a target.
     """
-    machine = machine_called(task.machine)
+    machine = find_machine(task.machine)
     most = (1.0 - SHARE) * len(task.load)
     simulator = Simulator(
         task.policy,
         NoisyMachine(machine, task.noise, task.seed),
         num_blocks=machine.num_blocks,
-        limit=Limit(task.targets, most) if gives_up else None,
+        limit=MissLimit(task.targets, most) if ends_early else None,
     )
     seen = simulator.run(at_rate(task.load, rate))
-    if seen.gave_up:
+    if seen.ended_early:
         return None
     return figures(
         seen.outcomes,
@@ -167,7 +167,7 @@ def run_at(task: Task, rate: float, *, gives_up: bool = True) -> Run | None:
     )
 
 
-def contests_of(entries: Iterable[Entry]) -> list[Contest]:
+def group_by_load(entries: Iterable[PolicyResult]) -> list[PolicyComparison]:
     """Entries that belong together; they stand next to each other."""
     groups = groupby(entries, key=lambda each: (each.machine, each.load_name, each.targets))
-    return [Contest(list(group)) for _, group in groups]
+    return [PolicyComparison(list(group)) for _, group in groups]

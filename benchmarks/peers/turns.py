@@ -8,16 +8,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
-from benchmarks.peers.engines import ROOFLINE, TYPES, Contestant
+from benchmarks.peers.engines import ROOFLINE, TYPES, InstalledEngine
 from benchmarks.peers.process import RunnerFailed, RunnerProcess
-from benchmarks.peers.roofline import RoofLine, sizes_of
+from benchmarks.peers.roofline import Roofline, sizes_of
 from benchmarks.peers.rows import PeerRow
 from benchmarks.peers.runners.protocol import (
     Load,
     Loaded,
-    MeasureRoof,
+    MeasureRoofline,
     Message,
-    Roof,
+    RooflineRates,
     Row,
     Times,
 )
@@ -34,7 +34,7 @@ _ORDINARY: Final = 16
 """Token ids below are special ones."""
 _MOST_SAMPLES: Final = 20
 
-_Answer = TypeVar("_Answer", Loaded, Times, Roof)
+_Answer = TypeVar("_Answer", Loaded, Times, RooflineRates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Turn:
     repeat: int
     model: str
     weights: str
-    contestant: Contestant
+    engine: InstalledEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Runner(Protocol):
 
 
 def turns(
-    contestants: Sequence[Contestant],
+    engines: Sequence[InstalledEngine],
     models: Sequence[str],
     types: Sequence[str],
     *,
@@ -119,17 +119,15 @@ def turns(
     So no engine always has the machine that another one warmed up, or a quieter hour than others.
     """
     for repeat in range(repeats):
-        order = list(contestants) if repeat % 2 == 0 else list(reversed(contestants))
+        order = list(engines) if repeat % 2 == 0 else list(reversed(engines))
         for model in models:
             for weights in types:
-                for contestant in order:
-                    if weights in contestant.kind.types:
-                        yield Turn(
-                            repeat=repeat, model=model, weights=weights, contestant=contestant
-                        )
+                for engine in order:
+                    if weights in engine.kind.types:
+                        yield Turn(repeat=repeat, model=model, weights=weights, engine=engine)
 
 
-def carry_out(
+def run_turn(
     turn: Turn,
     shape: ModelShape,
     file: Path,
@@ -149,7 +147,7 @@ def carry_out(
         note: Called with a line before each row.
     """
     try:
-        with RunnerProcess(turn.contestant, settings.cores, pin=settings.pin, log=log) as runner:
+        with RunnerProcess(turn.engine, settings.cores, pin=settings.pin, log=log) as runner:
             return measure(runner, turn, shape, file, settings, note=note)
     except RunnerFailed as error:
         return _failed(turn, error)
@@ -166,7 +164,7 @@ def measure(
 ) -> TurnResult:
     """Ask a runner for all rows; one that fails ends the turn, and those before it count."""
     chance = Random(settings.seed + turn.repeat)  # noqa: S311  # load, not secrets
-    name = f"{turn.contestant.kind.title} {turn.model} {turn.weights}"
+    name = f"{turn.engine.kind.title} {turn.model} {turn.weights}"
     samples: list[Sample] = []
     first_rates: list[float] = []
     load_s: float | None = None
@@ -186,7 +184,7 @@ def measure(
     except RunnerFailed as failure:
         error = str(failure)
     return TurnResult(
-        engine=turn.contestant.kind.name,
+        engine=turn.engine.kind.name,
         model=turn.model,
         weights=turn.weights,
         repeat=turn.repeat,
@@ -200,25 +198,25 @@ def measure(
     )
 
 
-def measure_roof(
+def measure_roofline(
     python: Path, shape: ModelShape, settings: Settings, *, with_w8a8: bool, log: Path
-) -> tuple[RoofLine, str]:
+) -> tuple[Roofline, str]:
     """What the machine can do for a model at this moment, and what read its memory.
 
     Raises:
         RunnerFailed: it cannot be measured.
     """
-    asked = MeasureRoof(
+    message = MeasureRoofline(
         gemms=[list(gemm) for gemm in shape.gemms],
         num_layers=shape.num_layers,
         sizes=sizes_of(settings.rows),
         types=list(TYPES if with_w8a8 else TYPES[:1]),
         num_threads=len(settings.cores),
     )
-    contestant = Contestant(kind=ROOFLINE, python=python)
-    with RunnerProcess(contestant, settings.cores, pin=settings.pin, log=log) as runner:
-        roof = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Roof)
-    line = RoofLine(bandwidth=roof.bandwidth, bf16=_by_size(roof.bf16), w8a8=_by_size(roof.w8a8))
+    engine = InstalledEngine(kind=ROOFLINE, python=python)
+    with RunnerProcess(engine, settings.cores, pin=settings.pin, log=log) as runner:
+        roof = _expect(runner.ask(message, timeout_s=settings.timeout_s), RooflineRates)
+    line = Roofline(bandwidth=roof.bandwidth, bf16=_by_size(roof.bf16), w8a8=_by_size(roof.w8a8))
     return line, roof.bandwidth_by
 
 
@@ -228,8 +226,8 @@ def _measure_first(
     """Run one sequence after the other for `first_s`; what came in each half of a second."""
     rows: list[Sequence[float]] = []
     while sum(times[-1] for times in rows) < settings.first_s:
-        asked = _prompts(shape, 1, _FIRST, _FIRST_OUTPUT, chance)
-        answer = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Times)
+        row_message = _prompts(shape, 1, _FIRST, _FIRST_OUTPUT, chance)
+        answer = _expect(runner.ask(row_message, timeout_s=settings.timeout_s), Times)
         rows += answer.times_s
     return rates_of(rows)
 
@@ -260,14 +258,16 @@ def _measure_row(
         min(length, _WARM_PROMPT),
         min(num_output, _WARM_OUTPUT),
         chance,
-        is_drawn=row.is_drawn,
+        is_sampled=row.is_sampled,
     )
     runner.ask(warm, timeout_s=settings.timeout_s)
     samples: list[Sample] = []
     spent_s = 0.0
     while not samples or (spent_s < settings.row_s and len(samples) < _MOST_SAMPLES):
-        asked = _prompts(shape, row.concurrency, length, num_output, chance, is_drawn=row.is_drawn)
-        answer = _expect(runner.ask(asked, timeout_s=settings.timeout_s), Times)
+        row_message = _prompts(
+            shape, row.concurrency, length, num_output, chance, is_sampled=row.is_sampled
+        )
+        answer = _expect(runner.ask(row_message, timeout_s=settings.timeout_s), Times)
         samples.append(Sample(row=row, times_s=answer.times_s))
         spent_s += max(times[-1] for times in answer.times_s)
     return samples
@@ -280,12 +280,12 @@ def _prompts(
     num_output: int,
     chance: Random,
     *,
-    is_drawn: bool = False,
+    is_sampled: bool = False,
 ) -> Row:
     """New prompts by chance: no prefix cache may know them."""
     ids = range(_ORDINARY, shape.vocab_size)
     prompts = [chance.choices(ids, k=length) for _ in range(count)]
-    return Row(prompts=prompts, num_output=num_output, is_drawn=is_drawn)
+    return Row(prompts=prompts, num_output=num_output, is_sampled=is_sampled)
 
 
 def _load(turn: Turn, shape: ModelShape, file: Path, settings: Settings) -> Load:
@@ -305,7 +305,7 @@ def _load(turn: Turn, shape: ModelShape, file: Path, settings: Settings) -> Load
 
 def _failed(turn: Turn, error: RunnerFailed) -> TurnResult:
     return TurnResult(
-        engine=turn.contestant.kind.name,
+        engine=turn.engine.kind.name,
         model=turn.model,
         weights=turn.weights,
         repeat=turn.repeat,
