@@ -14,7 +14,7 @@ from benchmarks.serving.command_line import make_app, report_errors
 _EPILOG: Final = """\
 [bold]Examples[/bold]
 
-The small model with 1, 16 and 64 rows, greedy, drawn and with penalties:
+The small model with 1, 16 and 64 rows, greedy, sampled and with penalties:
 
     python -m benchmarks.overhead --out benchmarks/results/overhead.json
 
@@ -45,7 +45,7 @@ def run(
         list[int] | None, typer.Option(min=1, help="Sequences that decode. [1, 16, 64]")
     ] = None,
     sampling: Annotated[
-        list[str] | None, typer.Option(help="greedy, drawn or penalised. [all three]")
+        list[str] | None, typer.Option(help="greedy, sampled or penalised. [all three]")
     ] = None,
     async_scheduling: Annotated[
         str, typer.Option(help="default, on, off, or both: in turns.")
@@ -67,7 +67,7 @@ def run(
             Settings(
                 models=tuple(model or ["S"]),
                 rows=tuple(rows or [1, 16, 64]),
-                samplings=tuple(sampling or ["greedy", "drawn", "penalised"]),
+                samplings=tuple(sampling or ["greedy", "sampled", "penalised"]),
                 async_scheduling=async_scheduling,
                 num_threads=threads,
                 num_steps=steps,

@@ -25,7 +25,7 @@ from tandem_engine.build import build_engine
 _BLOCK: Final = 128
 _SAMPLINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "greedy": {"temperature": 0.0},
-    "drawn": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 1},
+    "sampled": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 1},
     "penalised": {
         "temperature": 0.8,
         "repetition_penalty": 1.1,

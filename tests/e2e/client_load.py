@@ -32,10 +32,10 @@ async def ask_all(
     client: AsyncOpenAI, conversations: list[Any], *, concurrency: int
 ) -> dict[int, str]:
     """The answers to all conversations, `concurrency` at a time."""
-    places = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
 
     async def one(at: int) -> tuple[int, str]:
-        async with places:
+        async with slots:
             return at, await ask(client, conversations[at].messages)
 
     return dict(await asyncio.gather(*(one(at) for at in range(len(conversations)))))

@@ -41,7 +41,7 @@ def set_chunk(tokens: int) -> Callable[[dict[str, Any]], object]:
     return change
 
 
-class Load:
+class StreamingClients:
     """Clients that stream one completion after the other until they are told to stop."""
 
     CLIENTS = 8
@@ -133,20 +133,23 @@ def test_a_detached_start_of_the_same_service_applies(service: Service) -> None:
 
 def test_a_live_change_keeps_replicas_and_requests(service: Service) -> None:
     before = service.replica_pids()
-    with Load(service) as load:
+    with StreamingClients(service) as load:
         wait_for(lambda: load.num_ended > 0, "the first completion")
         service.write(set_chunk(64))
 
         said = service.apply()
 
         ended = load.num_ended
-        wait_for(lambda: load.num_ended > ended + Load.CLIENTS, "completions after the change")
+        wait_for(
+            lambda: load.num_ended > ended + StreamingClients.CLIENTS,
+            "completions after the change",
+        )
         service.write(set_chunk(256))
         service.apply()
 
     assert "splitFuse.splitChunkTokens" in said
     assert "live" in said
-    assert set(load.token_counts()) == {Load.MAX_TOKENS}
+    assert set(load.token_counts()) == {StreamingClients.MAX_TOKENS}
     assert service.replica_pids() == before
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 MODEL: Final = "tandem-tiny"
 MAX_LINK_NUM: Final = 16
-PLACES: Final = 3 * MAX_LINK_NUM
+SLOTS: Final = 3 * MAX_LINK_NUM
 MAX_SEQ_LEN: Final = 1024
 MAX_BODY: Final = 4 * 2**20
 
