@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tandem_serve.api.document import Exposure, serve_document
+from tandem_serve.api.document import ServeOptions, serve_document
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.api.state import ServiceState
 from tandem_serve.errors import ServeError
@@ -48,14 +48,14 @@ def deploy(
     Raises:
         ServeError: it cannot; the text is the reason.
     """
-    exposure = Exposure(
+    options = ServeOptions(
         host=record.host,
         port=record.port,
         api_keys_folder=record.api_keys,
         max_surge_percent=_surge(service),
     )
     with connect(record) as ray:
-        ray.put(serve_document(service, exposure))
+        ray.put(serve_document(service, options))
         state = wait_until_running(
             ray, service.name, logs=logs_dir(record), check=check, report=report
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from tandem_serve.api.profile import UNFINISHED_STARTS
+from tandem_serve.api.profile import START_COUNT_FILE
 
 # The start costs some seconds of CPU by itself: the first repetition need not wait.
 _FREE: Final = 1
@@ -23,7 +23,7 @@ class StartBackoff:
     @classmethod
     def of_environment(cls) -> Self:
         """Those of this replica's place."""
-        name = os.environ.get(UNFINISHED_STARTS)
+        name = os.environ.get(START_COUNT_FILE)
         return cls(Path(name) if name else None)
 
     def pause_s(self) -> int:

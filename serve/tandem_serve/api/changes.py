@@ -82,8 +82,8 @@ def kind_of(path: str) -> ChangeKind:
 
 def _leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
-        here = f"{path}.{name}" if path else name
+        field_path = f"{path}.{name}" if path else name
         if isinstance(value, Mapping):
-            yield from _leaves(value, here)
+            yield from _leaves(value, field_path)
         else:
-            yield here, value
+            yield field_path, value

@@ -99,7 +99,7 @@ class AppArgs(Model):
     """Folder of files with an API key each; None: requests need no key."""
 
     @classmethod
-    def of(cls, service: InferenceService, exposure: "Exposure") -> Self:
+    def of(cls, service: InferenceService, options: "ServeOptions") -> Self:
         """The arguments that `service` asks for."""
         model, engine, resources = service.spec.model, service.spec.engine, service.spec.resources
         return cls(
@@ -119,7 +119,7 @@ class AppArgs(Model):
                 cache_block_size=engine.schedule.cache_block_size,
             ),
             server=service.spec.server,
-            api_keys_folder=_api_keys_folder(service, exposure),
+            api_keys_folder=_api_keys_folder(service, options),
         )
 
 
@@ -146,7 +146,7 @@ class LiveSettings(Model):
         )
 
 
-class Exposure(Model):
+class ServeOptions(Model):
     """What the place decides, not the manifest: where it listens, who may call, update or not."""
 
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own network; locally the caller says 127.0.0.1
@@ -162,34 +162,34 @@ class Exposure(Model):
     """Replicas, in percent, that may start before their predecessors stop."""
 
 
-def serve_document(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+def serve_document(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
     """The body of `PUT /api/serve/applications/` for `service` alone.
 
     The source must be absolute, as `load_manifest` makes it.
     """
     return {
         "proxy_location": "EveryNode",
-        "http_options": {"host": exposure.host, "port": exposure.port},
-        "applications": [_application(service, exposure)],
+        "http_options": {"host": options.host, "port": options.port},
+        "applications": [_application(service, options)],
     }
 
 
-def _application(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+def _application(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
     return {
         "name": service.name,
         "route_prefix": "/",
         "import_path": IMPORT_PATH,
-        "args": AppArgs.of(service, exposure).document(),
-        "deployments": [_deployment(service, exposure)],
+        "args": AppArgs.of(service, options).document(),
+        "deployments": [_deployment(service, options)],
     }
 
 
-def _api_keys_folder(service: InferenceService, exposure: Exposure) -> str | None:
+def _api_keys_folder(service: InferenceService, options: ServeOptions) -> str | None:
     mounted = API_KEYS_FOLDER if service.spec.server.api_keys_secret else None
-    return exposure.api_keys_folder or mounted
+    return options.api_keys_folder or mounted
 
 
-def _deployment(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+def _deployment(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
     resources = service.spec.resources
     return {
         "name": DEPLOYMENT,
@@ -201,7 +201,7 @@ def _deployment(service: InferenceService, exposure: Exposure) -> dict[str, Any]
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
         "graceful_shutdown_timeout_s": float(GRACEFUL_SHUTDOWN_TIMEOUT_S),
         "graceful_shutdown_wait_loop_s": 0.5,
-        "max_surge_percent": exposure.max_surge_percent,
+        "max_surge_percent": options.max_surge_percent,
         "ray_actor_options": _actor_options(resources),
     }
 

@@ -94,11 +94,11 @@ def allowed_text(field: FieldInfo) -> str:
     """What a field may be, as a phrase: `1 to 4096 (default 1000)`; empty when only prose says."""
     phrase = _range_text(field) or ", ".join(_choices(field))
     if phrase and not field.is_required() and field.default is not None:
-        phrase += f" (default {shown(field.default)})"
+        phrase += f" (default {as_yaml(field.default)})"
     return phrase
 
 
-def shown(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     """A value as it stands in YAML."""
     if value is None:
         return "null"
@@ -134,11 +134,11 @@ def _fault(details: ErrorDetails) -> str:
         case "value_error":
             text = str(details["ctx"]["error"])
         case "greater_than_equal":
-            text = f"{shown(value)} is too small"
+            text = f"{as_yaml(value)} is too small"
         case "less_than_equal":
-            text = f"{shown(value)} is too large"
+            text = f"{as_yaml(value)} is too large"
         case "literal_error":
-            text = f"{shown(value)} is not one of its values{_nearest(value, details)}"
+            text = f"{as_yaml(value)} is not one of its values{_nearest(value, details)}"
         case "too_long":
             text = f"has {len(value)} entries, of {details['ctx']['max_length']} at most"
         case "string_too_short":
@@ -164,7 +164,7 @@ def _wrong_kind(value: Any, wanted: str) -> str:
     if wanted == "text" and not isinstance(value, list | dict):
         return f"{_yaml_kind(value)}, where text is wanted; put it in quotes"
     if isinstance(value, str) and wanted in {"a whole number", "a number", "true or false"}:
-        return f"{shown(value)} is text, where {wanted} is wanted{_unquoted(value, wanted)}"
+        return f"{as_yaml(value)} is text, where {wanted} is wanted{_unquoted(value, wanted)}"
     return f"{_yaml_kind(value)}, where {wanted} is wanted"
 
 
@@ -175,14 +175,14 @@ def _unquoted(value: str, wanted: str) -> str:
 
 def _yaml_kind(value: Any) -> str:
     if isinstance(value, bool):
-        return f"{shown(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
+        return f"{as_yaml(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
     # By name: whoever is allowed no clock may import this.
     if type(value).__name__ in {"date", "datetime"}:
         return f"{value} is a date"
     if isinstance(value, int | float):
         return f"{value} is a number"
     if isinstance(value, str):
-        return f"{shown(value)} is text"
+        return f"{as_yaml(value)} is text"
     return "this is a list" if isinstance(value, list) else "this is a mapping"
 
 

@@ -51,7 +51,7 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
 RETRIES: Final = 1_000_000
 """Starts of a replica that may fail, where Ray is told to go on: practically all."""
 
-UNFINISHED_STARTS: Final = "TANDEM_UNFINISHED_STARTS"
+START_COUNT_FILE: Final = "TANDEM_START_COUNT_FILE"
 """The environment variable with the file in which a replica counts its starts until one succeeds;
 absent: nobody counts, and there is no pause between them."""
 
@@ -63,4 +63,4 @@ def retry_profile(file: str) -> Mapping[str, str]:
     spec makes it look at a repaired checkpoint, or a volume that was late. `file` is where one
     replica alone counts.
     """
-    return {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(RETRIES), UNFINISHED_STARTS: file}
+    return {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(RETRIES), START_COUNT_FILE: file}

@@ -6,7 +6,7 @@ from typing import Final
 from rich.table import Table
 
 from tandem_serve.api.changes import Change, ChangeKind, classify
-from tandem_serve.api.problems import shown
+from tandem_serve.api.problems import as_yaml
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import (
     Progress,
@@ -61,5 +61,5 @@ def _table(changes: list[Change]) -> Table:
     table = Table("field", "from", "to", "change", box=None, pad_edge=False)
     for change in changes:
         kind = f"[{_COLOURS[change.kind]}]{change.kind}[/]"
-        table.add_row(change.path, shown(change.old), shown(change.new), kind)
+        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), kind)
     return table

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tandem_serve.api.changes import Change, ChangeKind, classify, kind_of
-from tandem_serve.api.document import Exposure, serve_document
+from tandem_serve.api.document import ServeOptions, serve_document
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.problems import is_list, part_of
 from tandem_serve.api.spec import InferenceService, InferenceServiceSpec
@@ -120,8 +120,8 @@ services = specs.map(in_steps_that_keep_promises).map(service_of)
 
 def kinds_by_document(old: InferenceService, new: InferenceService) -> set[ChangeKind]:
     """What Ray does when the document of `new` follows that of `old` (measured facts)."""
-    before = serve_document(old, Exposure())["applications"][0]
-    after = serve_document(new, Exposure())["applications"][0]
+    before = serve_document(old, ServeOptions())["applications"][0]
+    after = serve_document(new, ServeOptions())["applications"][0]
     first, second = before["deployments"][0], after["deployments"][0]
     kinds = set()
     if before["args"] != after["args"]:

@@ -11,8 +11,8 @@ from tandem_engine.api.slo import LatencyPromise, Slo
 from tandem_serve.api.document import (
     API_KEYS_FOLDER,
     AppArgs,
-    Exposure,
     LiveSettings,
+    ServeOptions,
     serve_document,
 )
 from tandem_serve.api.manifest import parse_manifest
@@ -59,7 +59,7 @@ def deployment(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_one_application_is_named_after_the_service() -> None:
-    document = serve_document(service(), Exposure(host="127.0.0.1", port=9000))
+    document = serve_document(service(), ServeOptions(host="127.0.0.1", port=9000))
 
     (application,) = document["applications"]
     assert application["name"] == "tiny"
@@ -69,7 +69,7 @@ def test_one_application_is_named_after_the_service() -> None:
 
 
 def test_the_deployment_carries_replicas_and_resources() -> None:
-    found = deployment(serve_document(service(), Exposure(max_surge_percent=100)))
+    found = deployment(serve_document(service(), ServeOptions(max_surge_percent=100)))
 
     assert found["num_replicas"] == 3
     assert found["max_surge_percent"] == 100
@@ -82,7 +82,7 @@ def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
     resources = asked.spec.resources.model_copy(update={"npu": 4, "npu_profile": "big"})
     spec = asked.spec.model_copy(update={"resources": resources})
 
-    found = deployment(serve_document(asked.model_copy(update={"spec": spec}), Exposure()))
+    found = deployment(serve_document(asked.model_copy(update={"spec": spec}), ServeOptions()))
 
     assert found["ray_actor_options"] == {
         "num_cpus": 2,
@@ -91,38 +91,38 @@ def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
     }
 
 
-def args_of(service: InferenceService, exposure: Exposure) -> AppArgs:
-    return AppArgs.model_validate(serve_document(service, exposure)["applications"][0]["args"])
+def args_of(service: InferenceService, options: ServeOptions) -> AppArgs:
+    return AppArgs.model_validate(serve_document(service, options)["applications"][0]["args"])
 
 
 def test_a_replica_reads_its_api_keys_where_the_secret_is_mounted() -> None:
     asked = service(server={"apiKeysSecret": "keys"})
 
-    assert args_of(asked, Exposure()).api_keys_folder == API_KEYS_FOLDER
-    assert args_of(service(), Exposure()).api_keys_folder is None
+    assert args_of(asked, ServeOptions()).api_keys_folder == API_KEYS_FOLDER
+    assert args_of(service(), ServeOptions()).api_keys_folder is None
 
 
 def test_a_folder_of_api_keys_takes_the_place_of_the_secret() -> None:
-    exposure = Exposure(api_keys_folder="/keys")
+    options = ServeOptions(api_keys_folder="/keys")
 
-    assert args_of(service(), exposure).api_keys_folder == "/keys"
-    assert args_of(service(server={"apiKeysSecret": "keys"}), exposure).api_keys_folder == "/keys"
+    assert args_of(service(), options).api_keys_folder == "/keys"
+    assert args_of(service(server={"apiKeysSecret": "keys"}), options).api_keys_folder == "/keys"
 
 
 def test_a_replica_reads_its_checkpoint_where_the_claim_is_mounted() -> None:
-    args = args_of(service(model={"source": "pvc://models/tiny"}), Exposure())
+    args = args_of(service(model={"source": "pvc://models/tiny"}), ServeOptions())
 
     assert args.engine.model_path == "/mnt/claims/models/tiny"
 
 
 def test_ray_refuses_no_request_that_the_engine_would_queue() -> None:
-    found = deployment(serve_document(service(), Exposure()))
+    found = deployment(serve_document(service(), ServeOptions()))
 
     assert found["max_ongoing_requests"] > 3 * 100 + 1
 
 
 def test_live_settings_are_the_schedule_without_its_block_size() -> None:
-    found = deployment(serve_document(service(), Exposure()))
+    found = deployment(serve_document(service(), ServeOptions()))
 
     assert found["user_config"]["schedule"] == {
         "templateType": "Mix",
@@ -164,7 +164,7 @@ def test_live_settings_are_the_schedule_without_its_block_size() -> None:
 
 
 def test_live_settings_hold_the_promises_in_one_unit() -> None:
-    found = deployment(serve_document(service(slo={"tpot": {"target": "0.05s"}}), Exposure()))
+    found = deployment(serve_document(service(slo={"tpot": {"target": "0.05s"}}), ServeOptions()))
 
     assert found["user_config"]["slo"] == {
         "ttft": None,
@@ -173,7 +173,7 @@ def test_live_settings_hold_the_promises_in_one_unit() -> None:
 
 
 def schedule_of(**spec: Any) -> Any:
-    return deployment(serve_document(service(**spec), Exposure()))["user_config"]["schedule"]
+    return deployment(serve_document(service(**spec), ServeOptions()))["user_config"]["schedule"]
 
 
 def test_what_the_replica_chooses_by_its_memory_is_left_to_it() -> None:
@@ -214,8 +214,10 @@ def test_a_promise_changes_nothing_that_somebody_wrote() -> None:
 
 
 def test_a_promise_changes_nothing_that_needs_a_new_replica() -> None:
-    (before,) = serve_document(service(), Exposure())["applications"]
-    (after,) = serve_document(service(slo={"ttft": {"target": "1s"}}), Exposure())["applications"]
+    (before,) = serve_document(service(), ServeOptions())["applications"]
+    (after,) = serve_document(service(slo={"ttft": {"target": "1s"}}), ServeOptions())[
+        "applications"
+    ]
 
     assert before["args"] == after["args"]
     assert before["deployments"][0]["user_config"] != after["deployments"][0]["user_config"]
@@ -223,7 +225,7 @@ def test_a_promise_changes_nothing_that_needs_a_new_replica() -> None:
 
 def test_a_replica_reads_back_what_was_asked_for() -> None:
     asked = service(slo={"tpot": {"percentile": 99, "target": "0.05s"}})
-    document = json.loads(json.dumps(serve_document(asked, Exposure())))
+    document = json.loads(json.dumps(serve_document(asked, ServeOptions())))
 
     args = AppArgs.model_validate(document["applications"][0]["args"])
     live = LiveSettings.model_validate(deployment(document)["user_config"])
@@ -275,4 +277,4 @@ def test_writing_a_default_down_changes_nothing() -> None:
         slo={},
     )
 
-    assert serve_document(short, Exposure()) == serve_document(long, Exposure())
+    assert serve_document(short, ServeOptions()) == serve_document(long, ServeOptions())

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tandem_serve import drain
-from tandem_serve.api.document import Exposure, serve_document
+from tandem_serve.api.document import ServeOptions, serve_document
 from tandem_serve.api.draining import (
     GRACEFUL_SHUTDOWN_TIMEOUT_S,
     HEAD_TIMEOUT_S,
@@ -96,7 +96,7 @@ HEAD, WORKER, GONE = ("ALIVE", True), ("ALIVE", False), ("DEAD", False)
 
 def test_a_replica_has_as_long_as_its_pod() -> None:
     service = load_manifest(EXAMPLES / "local.yaml")
-    (application,) = serve_document(service, Exposure())["applications"]
+    (application,) = serve_document(service, ServeOptions())["applications"]
 
     timeout_s = application["deployments"][0]["graceful_shutdown_timeout_s"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_serve.api.profile import UNFINISHED_STARTS, retry_profile
+from tandem_serve.api.profile import START_COUNT_FILE, retry_profile
 from tandem_serve.start_backoff import StartBackoff
 
 
@@ -47,6 +47,6 @@ def test_a_file_that_holds_no_number_counts_as_none(file: Path) -> None:
 
 
 def test_without_a_file_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(UNFINISHED_STARTS, raising=False)
+    monkeypatch.delenv(START_COUNT_FILE, raising=False)
 
     assert pauses(5) == [0] * 5
