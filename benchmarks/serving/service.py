@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.serving.errors import BenchmarkError
-from tandem_serve.records import find_record
+from tandem_serve.local.records import find_record
 
 _STOP_TIMEOUT_S: Final = 120.0
 

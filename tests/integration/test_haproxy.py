@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tandem_serve import haproxy as wrapper
 from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.pod import haproxy as wrapper
 from tests.e2e.harness import free_port, wait_for
 
 FRONTEND = """\

@@ -1,6 +1,6 @@
 """How a Ray pod leaves without losing a request: the commands and times for its manifest.
 
-`tandem_serve.drain` is what the commands run.
+`tandem_serve.pod.drain` is what the commands run.
 """
 
 from typing import Final
@@ -11,10 +11,10 @@ SERVE_PORT: Final = 8000
 GRACEFUL_SHUTDOWN_TIMEOUT_S: Final = 600
 """MindIE's e2eTimeout: the longest that a replica told to stop goes on with its requests."""
 
-DRAIN_WORKER: Final = ("python", "-m", "tandem_serve.drain", "worker")
+DRAIN_WORKER: Final = ("python", "-m", "tandem_serve.pod.drain", "worker")
 """preStop of a worker pod."""
 
-DRAIN_HEAD: Final = ("python", "-m", "tandem_serve.drain", "head")
+DRAIN_HEAD: Final = ("python", "-m", "tandem_serve.pod.drain", "head")
 """preStop of the head pod."""
 
 HEAD_TIMEOUT_S: Final = GRACEFUL_SHUTDOWN_TIMEOUT_S + 30

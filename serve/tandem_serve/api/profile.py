@@ -1,8 +1,8 @@
 """The environment of every Ray process that serves: head, workers, and the local one.
 
-tandem_serve.ray_head overrides two of them. Controller, proxies and replicas read them when they
-are imported, so they stand in the environment of `ray start` (or of the pod). Measured together;
-reference: docs/architecture.md.
+tandem_serve.local.ray_head overrides two of them. Controller, proxies and replicas read them when
+they are imported, so they stand in the environment of `ray start` (or of the pod). Measured
+together; reference: docs/architecture.md.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         # The proxy of a node that goes stays at least this long, so that everybody has learnt of
         # it; the default is 30.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "10",
-        # Its requests are done by then: see tandem_serve.drain.
+        # Its requests are done by then: see tandem_serve.pod.drain.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # A dead proxy is found after seconds, not after twenty.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

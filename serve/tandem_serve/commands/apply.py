@@ -17,9 +17,9 @@ from tandem_serve.commands.common import (
 )
 from tandem_serve.commands.local_checks import check_runs_locally
 from tandem_serve.errors import ServeError
-from tandem_serve.records import Record, find_record
-from tandem_serve.services import applied
-from tandem_serve.services import apply as apply_service
+from tandem_serve.local.records import Record, find_record
+from tandem_serve.local.services import applied
+from tandem_serve.local.services import apply as apply_service
 
 _COLOURS: Final = {
     ChangeKind.LIVE: "green",

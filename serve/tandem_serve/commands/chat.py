@@ -10,7 +10,7 @@ from openai import APIConnectionError, APIError, AuthenticationError, DefaultHtt
 
 from tandem_serve.commands.common import EXIT_INTERRUPTED, err, out, print_error, report_errors
 from tandem_serve.errors import ServeError
-from tandem_serve.services import choose
+from tandem_serve.local.services import choose
 
 _HELP: Final = """\
 /help   this text

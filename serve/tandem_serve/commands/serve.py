@@ -16,10 +16,10 @@ from tandem_serve.commands.common import (
 )
 from tandem_serve.commands.local_checks import check_runs_locally
 from tandem_serve.errors import ServeError
-from tandem_serve.ray_head import ListenAddress, LocalRay, local_ray
-from tandem_serve.records import Record, RecordExists, find_record
-from tandem_serve.services import connect, deploy
-from tandem_serve.supervisor import EXIT_STOPPED
+from tandem_serve.local.ray_head import ListenAddress, LocalRay, local_ray
+from tandem_serve.local.records import Record, RecordExists, find_record
+from tandem_serve.local.services import connect, deploy
+from tandem_serve.local.supervisor import EXIT_STOPPED
 
 
 def serve(

@@ -4,8 +4,8 @@ from rich.table import Table
 
 from tandem_serve.commands.common import out, report_errors
 from tandem_serve.commands.tables import print_table
-from tandem_serve.records import Record, read_records
-from tandem_serve.services import capacity_of, state_of
+from tandem_serve.local.records import Record, read_records
+from tandem_serve.local.services import capacity_of, state_of
 
 
 def status() -> None:

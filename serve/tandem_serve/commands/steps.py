@@ -18,7 +18,7 @@ from tandem_serve.commands.common import exit_on_signals, out, print_note, repor
 from tandem_serve.commands.step_view import line, view
 from tandem_serve.commands.tables import print_table
 from tandem_serve.errors import ServeError
-from tandem_serve.services import choose
+from tandem_serve.local.services import choose
 
 _TIMEOUT_S: Final = 10.0
 _REPORT: Final = TypeAdapter(StepsReport)

@@ -1,9 +1,9 @@
 """`tandem stop`: end local services."""
 
 from tandem_serve.commands.common import out, report_errors
-from tandem_serve.records import Record, read_records
-from tandem_serve.services import choose
-from tandem_serve.services import stop as stop_service
+from tandem_serve.local.records import Record, read_records
+from tandem_serve.local.services import choose
+from tandem_serve.local.services import stop as stop_service
 
 
 def stop(name: str | None, *, everything: bool) -> None:

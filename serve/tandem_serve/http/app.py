@@ -7,19 +7,19 @@ from starlette.exceptions import HTTPException
 
 from tandem_engine.api.errors import EngineError
 from tandem_serve.http import errors
-from tandem_serve.http.admission import AdmissionControl
-from tandem_serve.http.body_budget import BodyBudget
-from tandem_serve.http.chat import create_chat_completion
-from tandem_serve.http.completions import create_completion
+from tandem_serve.http.admission.api_keys import KeyFolder, KeyMiddleware
+from tandem_serve.http.admission.body_budget import BodyBudget
+from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.debug import steps
-from tandem_serve.http.keys import KeyFolder, KeyMiddleware
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.middleware import RequestMiddleware
-from tandem_serve.http.models import list_models, retrieve_model
+from tandem_serve.http.openai.chat import create_chat_completion
+from tandem_serve.http.openai.completions import create_completion
+from tandem_serve.http.openai.models import list_models, retrieve_model
+from tandem_serve.http.openai.tokenize import TEXT_LINKS, detokenize, tokenize
 from tandem_serve.http.operations import health, metrics
 from tandem_serve.http.settings import Dependencies, HttpSettings
 from tandem_serve.http.state import GetEngine, HttpState
-from tandem_serve.http.tokenize import TEXT_LINKS, detokenize, tokenize
 
 _ROUTES: Final = (
     ("GET", "/health", health),

@@ -12,9 +12,9 @@ from tandem_engine.api.model import unknown_field_text
 from tandem_engine.api.steps import MAX_KEPT_STEPS
 from tandem_serve.api.steps import StepsReport
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.protocol import RequestModel
+from tandem_serve.http.openai.protocol import RequestModel
+from tandem_serve.http.openai.validation import as_sentence, validate
 from tandem_serve.http.state import HttpState, state_of
-from tandem_serve.http.validation import as_sentence, validate
 
 _MAX_DIGITS: Final = 18
 _REPORT: Final = TypeAdapter(StepsReport)

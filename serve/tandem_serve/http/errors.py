@@ -17,7 +17,7 @@ from tandem_engine.api.errors import (
     RequestError,
     RequestFailed,
 )
-from tandem_serve.admit import Refused
+from tandem_serve.http.admission.policy import Refused
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from fastapi import Request
 
 from tandem_engine.api.front import EngineFront
 from tandem_serve.http import errors
-from tandem_serve.http.admission import AdmissionControl
-from tandem_serve.http.body_budget import BodyBudget
+from tandem_serve.http.admission.body_budget import BodyBudget
+from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.settings import Dependencies, HttpSettings
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import uvicorn
 
-from tandem_serve.records import Record
+from tandem_serve.local.records import Record
 from tandem_serve.testing import FakeFront, fake_app
 
 RECORD: Final = Record(
