@@ -38,7 +38,7 @@ _MODES: Final = {"default": (None,), "on": (True,), "off": (False,), "both": (Fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure; see the command line."""
+    """Options of the benchmark; see the command line."""
 
     models: tuple[str, ...]
     rows: tuple[int, ...]

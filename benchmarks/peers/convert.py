@@ -53,7 +53,7 @@ def _gguf(python: Path, checkpoint: Path, weights: str, log: Path) -> Path:
 
 
 def _is_fresh(made: Path, checkpoint: Path) -> bool:
-    """Whether a conversion is there and no older than the checkpoint."""
+    """True when a conversion is there and no older than the checkpoint."""
     try:
         return made.stat().st_mtime >= (checkpoint / "model.safetensors").stat().st_mtime
     except OSError:

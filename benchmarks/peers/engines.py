@@ -23,7 +23,7 @@ class EngineKind:
     types: Mapping[str, str]
     """Its own names of our types of weights; a type that is missing is not compared."""
     binds_by_openmp: bool = False
-    """Where threads are pinned, OpenMP does it; others pin their own (`protocol.Load.pin`)."""
+    """True: OpenMP pins the threads; other engines pin their own (`protocol.Load.pin`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

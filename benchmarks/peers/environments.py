@@ -19,7 +19,7 @@ from benchmarks.peers.engines import ROOT
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 
 _TORCH: Final = re.compile(r"(torch|triton|nvidia|cuda)", re.IGNORECASE)
-"""What is shared with Tandem's own environment, so that no second torch is downloaded."""
+"""Packages shared with Tandem's own environment, so that no second torch is downloaded."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _OWN_TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})
 _SHOWN_LINES: Final = 6
@@ -73,7 +73,7 @@ class Uv:
         )
 
     def requirements_of(self, package: str) -> list[str]:
-        """What an installed package says that it needs, its extras left out."""
+        """Requirements of an installed package, its extras left out."""
         done = subprocess.run(
             [str(self.python), "-c", _LIST_REQUIREMENTS, package],
             capture_output=True,

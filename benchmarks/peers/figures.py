@@ -31,7 +31,7 @@ class EngineFigures:
     tpot_p90_ms: float | None = None
     share_of_limit: float | None = None
     reason: str | None = None
-    """Why it was not measured."""
+    """The reason for a missing measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class RowFigures:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether prompt tokens are counted."""
+        """True when prompt tokens are counted."""
         return is_prompt_row(self.row)
 
     @property
@@ -74,7 +74,7 @@ class RowFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFigures:
-    """What an engine's processes took with one model."""
+    """Load time and memory of an engine's processes with one model."""
 
     engine: str
     model: str

@@ -82,7 +82,7 @@ class RunnerProcess:
         if error is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-        # What is left of the group has nobody to wait for.
+        # Processes that are left of the group have no reader any more.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -97,7 +97,7 @@ def process_table(figures: Sequence[ProcessFigures]) -> Table:
 
 
 def sentences(figures: Sequence[ProcessFigures], missing: Mapping[str, str]) -> list[str]:
-    """What is missing from the tables, and why, one sentence each."""
+    """List what is missing from the tables, and why, one sentence each."""
     lines = [f"{title_of_engine(name)} is not compared: {why}" for name, why in missing.items()]
     for each in figures:
         lines += [f"{each.model} {each.weights}: {error}" for error in each.errors]

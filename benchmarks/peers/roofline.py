@@ -19,7 +19,7 @@ _PER_PAIR: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """What the machine can do at best."""
+    """The machine's limits, as measured."""
 
     bandwidth: float
     """Bytes a second that are read from memory."""
@@ -72,7 +72,7 @@ def row_limit(shape: ModelShape, row: Case, roof: Roofline, weights: str) -> flo
 
 
 def is_prompt_row(row: Case) -> bool:
-    """Whether a row is all prompt: it asks for one token."""
+    """True when a row is all prompt: it asks for one token."""
     return row.shape.num_output == 1
 
 

@@ -88,7 +88,7 @@ def _check_row(row: Case) -> None:
 
 
 class _Runs:
-    """What came of the turns so far."""
+    """Results of the turns so far."""
 
     def __init__(self) -> None:
         self.results: list[TurnResult] = []
@@ -299,7 +299,7 @@ def _check_tandem(results: Sequence[TurnResult]) -> None:
 
 @contextmanager
 def _logs(out: Path | None) -> Iterator[Path]:
-    """Where engines print to: beside the result, or for the time of the run."""
+    """Folder of the engines' logs: beside the result, or for the time of the run."""
     if out is not None:
         folder = out / "logs"
         folder.mkdir(exist_ok=True)

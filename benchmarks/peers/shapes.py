@@ -58,7 +58,7 @@ class ModelShape:
         return self.num_layers * 2 * self.num_kv_heads * self.head_size * BYTES
 
     def config(self) -> dict[str, Any]:
-        """What stands in config.json."""
+        """Content of config.json."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",

@@ -1,4 +1,4 @@
-"""What HTTP, Ray and streaming leave of the engine's throughput: both measured in turns."""
+"""The share of the engine's throughput that HTTP, Ray and streaming leave, measured in turns."""
 
 import sys
 import tempfile
@@ -58,12 +58,12 @@ class Pair:
     engine: float
     http: float
     client_cpu_share: float
-    """What the load generator took of one core, which the server could not have."""
+    """Share of one core that the load generator took, and the server could not have."""
     summary: Summary
 
     @property
     def share(self) -> float:
-        """What HTTP and Ray left of the engine's throughput."""
+        """Share of the engine's throughput that HTTP and Ray leave."""
         return self.http / self.engine
 
 

@@ -39,7 +39,7 @@ _Answer = TypeVar("_Answer", Loaded, Times, RooflineRates)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a comparison is carried out."""
+    """Options of a comparison."""
 
     rows: tuple[PeerRow, ...]
     repeats: int
@@ -77,7 +77,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What came of a turn."""
+    """Result of a turn."""
 
     engine: str
     model: str
@@ -92,11 +92,11 @@ class TurnResult:
     """Tokens a second of one sequence in each half of a second right after loading."""
     samples: Sequence[Sample] = ()
     error: str | None = None
-    """Why there is nothing, or not everything."""
+    """The reason for a missing or incomplete result."""
 
 
 class Runner(Protocol):
-    """What `RunnerProcess` is to a turn; tests have one without a process."""
+    """The part of `RunnerProcess` that a turn uses; tests have one without a process."""
 
     begin_s: float
 
@@ -201,7 +201,7 @@ def measure(
 def measure_roofline(
     python: Path, shape: ModelShape, settings: Settings, *, with_w8a8: bool, log: Path
 ) -> tuple[Roofline, str]:
-    """What the machine can do for a model at this moment, and what read its memory.
+    """Measure the machine's limits for a model now; return them and the program that read memory.
 
     Raises:
         RunnerFailed: it cannot be measured.

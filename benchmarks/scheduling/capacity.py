@@ -22,7 +22,7 @@ class Run:
     goodput: float
     """Requests a second that met both targets."""
     sustained: bool
-    """Whether SHARE of the requests met both targets."""
+    """True when SHARE of the requests met both targets."""
     ttft_ms: Spread | None
     tpot_ms: Spread | None
     output_tokens_per_s: float
@@ -42,7 +42,7 @@ def figures(
     num_preemptions: int = 0,
     num_steps: int = 0,
 ) -> Run:
-    """What was seen as figures.
+    """Compute the figures of outcomes.
 
     Goodput is the share of good requests times the rate at which they came, so that the quiet end
     of a run, when the last answers are finished, does not count against it. A load is sustained

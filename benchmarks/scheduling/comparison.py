@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
-    """What a policy came to."""
+    """Result of one policy on one load."""
 
     load_name: str
     machine: str
@@ -60,7 +60,7 @@ class PolicyComparison:
 
     @property
     def name(self) -> str:
-        """What they were measured on."""
+        """Machine, load and targets of the comparison."""
         first = self.entries[0]
         return (
             f"{first.machine}, {first.load_name}, TTFT {first.targets.ttft_ms:g} ms, "

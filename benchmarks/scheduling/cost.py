@@ -1,4 +1,4 @@
-"""What the scheduler itself costs: CPU time of a step, and memory of a request.
+"""Cost of the scheduler itself: CPU time of a step, and memory of a request.
 
 The load is a steady one: so many requests run, so many wait, and for each that ends another comes.
 Prompts are as long as is needed for the step to have chunks all the time. Virtual time moves by a

@@ -91,7 +91,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What the machine can do."""
+    """Capacity of the machine."""
 
     requests_per_s: float
     """Of the load, all at once, with a static chunk of 512."""

@@ -1,4 +1,4 @@
-"""What competes: SplitFuse with a static chunk, and with the budget that keeps an SLO. Pure."""
+"""The policies: SplitFuse with a static chunk, and with a budget that meets an SLO. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

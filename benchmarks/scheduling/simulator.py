@@ -24,7 +24,7 @@ _CHECK_EVERY: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """What a load came to."""
+    """Result of one simulated load."""
 
     outcomes: Sequence[Outcome]
     """Of the requests that ended."""
@@ -60,7 +60,7 @@ class MissLimit:
         self._num_missed += in_time and tpot_s is not None and tpot_s > self._tpot_s
 
     def is_exceeded(self, waiting_since: Sequence[float], now: float) -> bool:
-        """Whether too many have missed one, those that still wait for a first token included."""
+        """True when too many have missed one, those still waiting for a first token included."""
         late = sum(now - since > self._ttft_s for since in waiting_since)
         return self._num_missed + late > self._most
 
@@ -86,7 +86,7 @@ class Simulator:
         block_size = policy.schedule.cache_block_size
         pool = BlockPool(num_blocks, block_size)
         self.scheduler = Scheduler(policy.schedule, pool, slo=policy.slo)
-        """What is measured."""
+        """The scheduler that is measured."""
         self._machine = machine
         self._runner = CountingRunner(block_size=block_size, checks=False)
         self._limit = limit

@@ -1,4 +1,4 @@
-"""Which requests come, and when: a trace at another rate, or chance with the trace's lengths. Pure.
+"""Loads: a trace at another rate, or Poisson arrivals with the trace's lengths. Pure.
 
 A load is made once for a rate of 1 a second and stretched to any other, so that two policies, and
 two rates, see the same requests in the same order.

@@ -77,7 +77,7 @@ class Client:
 
 
 def _head(endpoint: Endpoint) -> bytes:
-    """What stands before the length of every request."""
+    """Head of every request up to its length."""
     parts = urlsplit(endpoint.base_url)
     lines = [
         f"POST {parts.path}/completions HTTP/1.1",

@@ -1,4 +1,4 @@
-"""What the command lines of all benchmarks have in common: how they look, and errors in words."""
+"""Look and error messages of all benchmarks' command lines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 def make_app(*, description: str | None = None, epilog: str | None = None) -> typer.Typer:
-    """A command line; its commands are added by whoever makes it.
+    """Make a command line; its caller adds the commands.
 
     Args:
         description: What its commands are for, where there are several: shown when none is given.

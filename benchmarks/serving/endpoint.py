@@ -1,4 +1,4 @@
-"""What a server says about itself: its model, its limit, ordinary token ids."""
+"""Facts that a server tells of itself: its model, its limit, ordinary token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Endpoint:
     max_model_len: int | None
     """Prompt and answer together, in tokens; None: the server does not say."""
     token_ids: Sequence[int]
-    """What prompts are made of."""
+    """Ids that prompts are made of."""
     api_key: str | None
 
 

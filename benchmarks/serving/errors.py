@@ -1,4 +1,4 @@
-"""What ends a benchmark early, in words for the user.
+"""Errors that end a benchmark early; their texts are for the user.
 
 BenchmarkError        it could not be carried out (exit code 1)
 └── WrongUsage        what was asked makes no sense (exit code 2)

@@ -12,7 +12,7 @@ _MAX_HEAD: Final = 65536
 
 
 class NotHttp(Exception):
-    """What came is not an HTTP/1.1 response."""
+    """The received bytes are not an HTTP/1.1 response."""
 
 
 class ResponseParser:

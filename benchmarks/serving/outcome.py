@@ -1,4 +1,4 @@
-"""What was seen of one request. Pure."""
+"""The outcome of one request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from benchmarks.serving.case import Shape
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request does not count."""
+    """The reason for which a request does not count."""
 
     reason: str
     """A few words, the same for all that failed alike."""

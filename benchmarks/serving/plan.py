@@ -21,9 +21,9 @@ class ClosedLoop:
     shape: Shape
     concurrency: int
     num_requests: int | None
-    """How many requests there are; None for as many as `duration_s` holds."""
+    """Number of requests; None for as many as `duration_s` holds."""
     duration_s: float
-    """How long requests are sent; those under way then are waited for."""
+    """Seconds in which requests are sent; those in flight then are waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What every benchmark does around its measurement: facts, a line of progress, the files."""
+"""Steps around every benchmark's measurement: facts, a line of progress, the files."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def result_console() -> Console:
 
 
 def title_of(facts: dict[str, Any], what: str) -> str:
-    """What a plot is called: what was measured, where and when."""
+    """Title of a plot: subject, machine and date."""
     machine = facts["machine"]
     return f"{what}: {machine['cpu_model']}, {machine['num_cores']} cores, {facts['begun'][:10]}"
 

@@ -98,7 +98,7 @@ def _tandem_command() -> str:
 
 
 def _renamed(command: str, manifest: Path, name: str) -> str:
-    """The manifest with every default filled in, as a service that nobody else runs."""
+    """The manifest with every default filled in, under a name of its own."""
     done = subprocess.run(
         [command, "validate", "-f", str(manifest)], stdout=subprocess.PIPE, text=True, check=False
     )

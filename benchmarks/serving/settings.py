@@ -1,4 +1,4 @@
-"""What was asked on the command line, checked and frozen."""
+"""Options of the command line, checked and frozen."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from benchmarks.serving.errors import WrongUsage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """Which requests are sent, and when.
+    """The requests to send, and their times.
 
     Raises:
         WrongUsage: two of them contradict each other, or one is out of its range.
@@ -64,7 +64,7 @@ class LatencyTargets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings:
-    """Which server is asked, and how."""
+    """The server to measure, and how to reach it."""
 
     url: str | None
     """None: a service of `manifest` is started for the benchmark."""

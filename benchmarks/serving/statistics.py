@@ -18,13 +18,13 @@ class Measurement:
     wall_s: float
     """From its beginning to the end of its last answer."""
     client_cpu_s: float
-    """What the load generator itself computed in that time."""
+    """CPU time of the load generator itself in that time."""
     num_clipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How values are spread, in milliseconds."""
+    """Mean and percentiles of values, in milliseconds."""
 
     mean: float
     p50: float
@@ -82,7 +82,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def spread_ms(seconds: Iterable[float]) -> Spread | None:
-    """How `seconds` are spread; None when there are none."""
+    """Mean and percentiles of `seconds`; None when there are none."""
     ordered = sorted(value * 1000 for value in seconds)
     if not ordered:
         return None

@@ -31,7 +31,7 @@ _IDLE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is asked for."""
+    """Options of a soak."""
 
     duration_s: float
     share: float
@@ -42,21 +42,21 @@ class Settings:
 
 @dataclass(slots=True)
 class Record:
-    """What was seen."""
+    """Observations of a soak."""
 
     rate: float = 0.0
     samples: list[Sample] = field(default_factory=list)
     changes_s: list[float] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
     held_at_the_end: float = 0.0
-    """KV blocks that sequences hold once nobody asks any more."""
+    """KV blocks that sequences hold after the last request."""
 
 
 def run(settings: Settings, *, out: Path | None) -> bool:
     """Carry it out and show it.
 
     Returns:
-        Whether nothing grew, nobody got what he should not, and no block stayed held.
+        True when nothing grew, every request ended as expected, and no block stayed held.
     """
     with started_service(settings.manifest) as service:
         record = asyncio.run(_Soak(settings, service).run())
@@ -162,7 +162,7 @@ def _show(record: Record, growths: Sequence[Growth]) -> None:
     console.print(table)
     for end, count in sorted(record.ends.items()):
         console.print(f"{count:8d}  {end}")
-    console.print(f"KV blocks held once nobody asks any more: {record.held_at_the_end:.0f}")
+    console.print(f"KV blocks held after the last request: {record.held_at_the_end:.0f}")
 
 
 def _save(record: Record, growths: Sequence[Growth], settings: Settings, out: Path) -> None:

@@ -7,4 +7,4 @@ class ServeError(Exception):
     def __init__(self, text: str, *, details: str = "") -> None:
         super().__init__(text)
         self.details = details
-        """What stands behind it, such as a traceback; shown with -v."""
+        """Background such as a traceback; shown with -v."""

@@ -1,4 +1,4 @@
-"""What /proc says about processes: who descends from whom, and whether a pid is still the same one.
+"""Processes as /proc shows them: descendants, sessions, and the identity of a pid.
 
 Linux only, standard library only: the supervisor lives on this alone.
 """
@@ -78,7 +78,7 @@ def session_members(session: int) -> list[Process]:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Whether `pid` is still the process that started at `started`."""
+    """True when `pid` is still the process that started at `started`."""
     process = read_process(pid)
     return process is not None and process.started == started and not process.is_zombie
 

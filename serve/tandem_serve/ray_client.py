@@ -52,7 +52,7 @@ class RayServeClient:
         self._http.close()
 
     def is_up(self) -> bool:
-        """Whether Ray answers."""
+        """True when Ray answers."""
         return self._get() is not None
 
     def state(self, name: str) -> ServiceState | None:

@@ -15,10 +15,10 @@ _LONGEST_PAUSE_S: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class StartBackoff:
-    """How many starts in a row have not succeeded, in a file that outlives the process."""
+    """Counts the starts in a row that have not succeeded, in a file that outlives the process."""
 
     file: Path | None
-    """None: nobody counts."""
+    """None: starts are not counted."""
 
     @classmethod
     def of_environment(cls) -> Self:

@@ -1,6 +1,6 @@
 """An engine whose answers can be worked out on paper, and a caller that can hang up.
 
-Both ship with the product: unit tests, the documents and anyone who builds on the HTTP layer
+Both ship with the product: unit tests, the documents and projects built on the HTTP layer
 use them. Nothing here looks at a clock.
 """
 
@@ -90,7 +90,7 @@ class ByteCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What was handed to `FakeFront.submit`."""
+    """Arguments of one `FakeFront.submit`."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -137,9 +137,9 @@ class FakeFront:
         self.codec = ByteCodec()
         self.submitted: list[Submitted] = []
         self.reconfigured: list[tuple[ScheduleConfig, Slo]] = []
-        """What was handed to `reconfigure`."""
+        """Arguments of each `reconfigure`."""
         self.kept_steps: list[StepExplanation] = []
-        """What `steps` tells."""
+        """Steps that `steps` returns."""
         self.aborted: list[str] = []
         """Ids of requests that were aborted before their end."""
         self.num_paused = 0
@@ -148,7 +148,7 @@ class FakeFront:
 
     @property
     def limits(self) -> EngineLimits:
-        """What it can hold."""
+        """Limits of the engine."""
         return self._limits
 
     def submit(

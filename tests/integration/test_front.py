@@ -202,7 +202,7 @@ async def test_best_of_returns_the_likeliest_choices(checkpoint: Path) -> None:
 
         order = sorted(range(6), key=mean, reverse=True)
         assert [tokens(best, index) for index in range(2)] == [tokens(every, i) for i in order[:2]]
-        assert all(not output.logprobs for output in best), "nobody asked for them"
+        assert all(not output.logprobs for output in best), "the request did not ask for them"
 
 
 async def test_a_stop_string_ends_the_text_before_it(checkpoint: Path) -> None:

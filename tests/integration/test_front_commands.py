@@ -49,7 +49,7 @@ def is_odd(given: Any) -> bool:
 
 
 async def beside(front: AsyncEngine) -> tuple[list[int], "asyncio.Task[list[int]]"]:
-    """What a request says alone, and the same one again, begun and still running."""
+    """The answer of a request alone, and the same one again, begun and still running."""
     alone = tokens(await read(front, LONG))
     stream = front.submit("near", PROMPT, LONG)
     first = await anext(aiter(stream))
@@ -90,7 +90,7 @@ async def test_an_abort_that_fails_harms_nobody(
         stream.abort()
 
         assert await near == alone
-        # One choice was not given up: it runs to its end, and nobody reads it.
+        # One choice was not given up: it runs to its end, without a reader.
         await until(lambda: all_free(front))
         front.check_health()
 

@@ -112,7 +112,7 @@ class LlamaCppEngine:
         return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
     def _make_sampler(self) -> Any:
-        """What draws tokens: llama.cpp's own chain."""
+        """Make llama.cpp's own sampler chain."""
         lib = self._lib
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         for part in (

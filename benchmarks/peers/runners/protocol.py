@@ -92,7 +92,7 @@ class RooflineRates:
 
     bandwidth: float
     bandwidth_by: str
-    """What read the memory."""
+    """The program that read the memory."""
     bf16: dict[str, float]
     w8a8: dict[str, float]
     """Empty where torch has no such product."""
@@ -100,7 +100,7 @@ class RooflineRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """What was asked could not be done."""
+    """A request that could not be carried out."""
 
     error: str
 
@@ -129,7 +129,7 @@ class Engine(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was set to, for the reader of the result."""
+        """Settings of the engine, for the reader of the result."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool

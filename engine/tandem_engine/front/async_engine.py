@@ -55,7 +55,7 @@ class AsyncEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        """What the replica can hold."""
+        """Limits of the replica."""
         return self._limits
 
     @property
@@ -119,7 +119,7 @@ class AsyncEngine:
     def steps(
         self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
     ) -> Sequence[StepExplanation]:
-        """What the last steps did and why; see `EngineFront.steps`."""
+        """Explain the last steps; see `EngineFront.steps`."""
         return self._loop.steps(since, limit, with_decodes=with_decodes)
 
     def metrics(self) -> bytes:

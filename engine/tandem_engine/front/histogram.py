@@ -2,7 +2,7 @@
 
 prometheus_client's own take a lock and walk the buckets: 2.5 µs a value, which at one value a
 token is more than half a millisecond of every step with 256 decodes. One thread writes these, so
-they need no lock; the Prometheus objects are made when somebody asks.
+they need no lock; the Prometheus objects are made at a scrape.
 """
 
 from bisect import bisect_left
@@ -48,7 +48,7 @@ class Histogram:
             self._sum += value * times
 
     def family(self, model_name: str) -> HistogramMetricFamily:
-        """What it holds now, as Prometheus wants it: cumulative."""
+        """Return the counts in Prometheus' form: cumulative."""
         family = HistogramMetricFamily(f"tandem_{self._name}", self._text, labels=["model_name"])
         buckets = list(zip(self._labels, accumulate(list(self._counts)), strict=True))
         family.add_metric([model_name], buckets=buckets, sum_value=self._sum)

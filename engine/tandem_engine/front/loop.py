@@ -33,11 +33,11 @@ Delivery = tuple[RequestStream, Output | Exception]
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """What is to be done between two steps, for one caller."""
+    """Work between two steps, for one caller."""
 
     work: Callable[[], None]
     tell: Callable[[Exception], None]
-    """Let the caller, and nobody else, know why it was not done."""
+    """Tell that caller alone why the work failed."""
 
 
 class EngineLoop:
@@ -78,7 +78,7 @@ class EngineLoop:
         self._event_loop = event_loop
 
     def can_ever_hold(self, request: Request) -> bool:
-        """Whether the KV blocks suffice for a request, were it alone; from any thread."""
+        """True when the KV blocks suffice for a request that runs alone; from any thread."""
         return self._engine.can_ever_hold(request)
 
     def begin(self, request: Request, choices: Sequence[Choice]) -> None:
@@ -98,7 +98,7 @@ class EngineLoop:
 
     def abort(self, sequence_ids: Sequence[str]) -> None:
         """Free what these sequences hold, before the next step; from any thread."""
-        # Whoever left is not told anything any more.
+        # A caller that has left gets no answer.
         self._commands.put(_Command(partial(self._abort, sequence_ids), lambda _error: None))
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> "Future[None]":
@@ -123,7 +123,7 @@ class EngineLoop:
         return changed
 
     def steps(self, since: int, limit: int, *, with_decodes: bool) -> list[StepExplanation]:
-        """What the last steps did and why; from any thread."""
+        """Explain the last steps; from any thread."""
         epoch_s = time.time() - time.perf_counter()
         records = self._engine.records.since(since, limit)
         return explain(records, epoch_s=epoch_s, with_decodes=with_decodes)
@@ -169,8 +169,7 @@ class EngineLoop:
     def _carry_out(self, command: _Command) -> None:
         """Do what one caller asks for; if it fails, the others go on.
 
-        Unless it has left behind what nobody can go on with: that ends the thread, and all learn
-        of it.
+        If the engine's state is broken afterwards, the thread ends, and every caller learns of it.
         """
         try:
             command.work()
@@ -268,7 +267,7 @@ class EngineLoop:
     def _output(
         self, choice: Choice, advance: Advance, now: float, gaps: list[float]
     ) -> Sequence[Delivery]:
-        """What goes out of one sequence's tokens; the gaps before them are added to `gaps`."""
+        """Return the deliveries of one sequence's tokens; add the gaps before them to `gaps`."""
         try:
             output = choice.output(advance)
         except Exception as error:  # noqa: BLE001 - one text that cannot be decoded, one request
@@ -347,7 +346,7 @@ class EngineLoop:
             return
         try:
             self._event_loop.call_soon_threadsafe(_hand_over, deliveries)
-        except RuntimeError:  # the event loop has closed: nobody reads any more
+        except RuntimeError:  # the event loop has closed: its streams have no reader
             _LOG.debug("No event loop to deliver to")
 
 
@@ -365,7 +364,7 @@ def _too_late(choice: Choice) -> DeadlineExceeded:
 
 
 def _hand_over(deliveries: Sequence[Delivery]) -> None:
-    """Runs on the event loop."""
+    """Feed the streams; runs on the event loop."""
     for stream, item in deliveries:
         if isinstance(item, Exception):
             stream.fail(item)

@@ -1,9 +1,9 @@
-"""What Prometheus learns of one engine. Names and buckets are MindIE's, with `tandem_` in front.
+"""Prometheus metrics of one engine. Names and buckets are MindIE's, with `tandem_` in front.
 
 TTFT, TPOT and queue time are per request, ITL per token; all begin when the engine takes the
 request, so they hold no network time.
 
-The engine's thread only counts; series are made of the counts when somebody asks for them.
+The engine's thread only counts; series are made of the counts at a scrape.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What differs between two versions of a service, and what each difference costs; pure."""
+"""Differences between two versions of a service, and the cost of each; pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tandem_serve.api.spec import InferenceService
 
 
 class ChangeKind(StrEnum):
-    """What a change does to the replicas."""
+    """Effect of a change on the replicas."""
 
     LIVE = "live"
     """Running replicas take it over between two steps; no request notices."""
@@ -67,7 +67,7 @@ def classify(old: InferenceService, new: InferenceService) -> list[Change]:
 
 
 def kind_of(path: str) -> ChangeKind:
-    """What a change of the field at `path`, such as spec.engine.dtype, does.
+    """Return the effect of a change of the field at `path`, such as spec.engine.dtype.
 
     Raises:
         KeyError: there is no such field that may change.

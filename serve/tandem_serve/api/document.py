@@ -23,7 +23,7 @@ from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S
 from tandem_serve.api.spec import InferenceService, ResourcesSpec, ServerSpec
 
 API_KEYS_FOLDER: Final = "/etc/tandem/api-keys"
-"""Where a replica's pod mounts the Secret of the API keys, a file for each."""
+"""Mount point of the API keys' Secret in a replica's pod, a file for each key."""
 
 IMPORT_PATH: Final = "tandem_serve.app:build"
 DEPLOYMENT: Final = "replica"
@@ -93,7 +93,7 @@ class AppArgs(Model):
     """The engine's settings that need a new replica when they change."""
 
     server: ServerSpec
-    """What the replica's HTTP server takes in."""
+    """Limits of the replica's HTTP server."""
 
     api_keys_folder: str | None = None
     """Folder of files with an API key each; None: requests need no key."""
@@ -147,7 +147,7 @@ class LiveSettings(Model):
 
 
 class ServeOptions(Model):
-    """What the place decides, not the manifest: where it listens, who may call, update or not."""
+    """Settings of the place that serves, not of the manifest: address, API keys, surge."""
 
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own network; locally the caller says 127.0.0.1
     """Address that the proxy binds."""

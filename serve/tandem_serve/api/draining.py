@@ -1,4 +1,4 @@
-"""How a Ray pod leaves without losing a request: the commands and times for its manifest.
+"""Commands and times by which a Ray pod leaves without losing a request.
 
 `tandem_serve.pod.drain` is what the commands run.
 """

@@ -24,7 +24,7 @@ _KINDS: Final = {
 
 
 class ProblemsFound(Exception):
-    """What somebody wrote cannot be used; the text lists every problem, one line each."""
+    """The input cannot be used; the text lists every problem, one line each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -81,7 +81,7 @@ def part_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Whether a field holds a list."""
+    """True when a field holds a list."""
     return get_origin(field.annotation) is list
 
 
@@ -91,7 +91,7 @@ def join(path: str, name: str) -> str:
 
 
 def allowed_text(field: FieldInfo) -> str:
-    """What a field may be, as a phrase: `1 to 4096 (default 1000)`; empty when only prose says."""
+    """Allowed values of a field, as a phrase: `1 to 4096 (default 1000)`; empty without a rule."""
     phrase = _range_text(field) or ", ".join(_choices(field))
     if phrase and not field.is_required() and field.default is not None:
         phrase += f" (default {as_yaml(field.default)})"
@@ -126,7 +126,7 @@ def _sentence(model: type[BaseModel], details: ErrorDetails) -> str:
 
 
 def _fault(details: ErrorDetails) -> str:
-    """What is wrong with one value, without its path and range."""
+    """Describe the fault of one value, without its path and range."""
     value = details["input"]
     match details["type"]:
         case "missing":
@@ -176,7 +176,7 @@ def _unquoted(value: str, wanted: str) -> str:
 def _yaml_kind(value: Any) -> str:
     if isinstance(value, bool):
         return f"{as_yaml(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
-    # By name: whoever is allowed no clock may import this.
+    # By name: modules that may not import a clock import this one.
     if type(value).__name__ in {"date", "datetime"}:
         return f"{value} is a date"
     if isinstance(value, int | float):

@@ -30,7 +30,7 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "3600",
         # A stopping replica keeps its device at least this long; the default is 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-        # The proxy of a node that goes stays at least this long, so that everybody has learnt of
+        # The proxy of a node that goes stays at least this long, so that all clients have learnt of
         # it; the default is 30.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "10",
         # Its requests are done by then: see tandem_serve.pod.drain.
@@ -53,11 +53,11 @@ RETRIES: Final = 1_000_000
 
 START_COUNT_FILE: Final = "TANDEM_START_COUNT_FILE"
 """The environment variable with the file in which a replica counts its starts until one succeeds;
-absent: nobody counts, and there is no pause between them."""
+absent: starts are not counted, and there is no pause between them."""
 
 
 def retry_profile(file: str) -> Mapping[str, str]:
-    """What makes Ray start a failing replica again and again, with pauses that grow.
+    """Environment that makes Ray start a failing replica again and again, with growing pauses.
 
     Ray by itself gives up after three starts without a pause, and then nothing but a change of the
     spec makes it look at a repaired checkpoint, or a volume that was late. `file` is where one

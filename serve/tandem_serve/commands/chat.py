@@ -147,7 +147,7 @@ def _converse(conversation: Conversation) -> None:
 
 
 def _read() -> str | None:
-    """What the user typed; None: leave."""
+    """Read a line from the user; None: leave."""
     while True:
         try:
             return input("> ").strip()

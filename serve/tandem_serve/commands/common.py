@@ -1,4 +1,4 @@
-"""What the commands share: reading a manifest, saying what went wrong, showing progress."""
+"""Helpers of all commands: reading a manifest, reporting errors, showing progress."""
 
 import signal
 import sys

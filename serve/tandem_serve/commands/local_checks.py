@@ -1,4 +1,4 @@
-"""What a manifest may ask for on this machine, and what needs Kubernetes."""
+"""Checks that a manifest can run on this machine, without Kubernetes."""
 
 from collections.abc import Iterator
 from pathlib import Path

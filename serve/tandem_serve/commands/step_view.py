@@ -22,7 +22,7 @@ _LONGEST_ID: Final = 20
 
 
 def view(report: StepsReport, url: str) -> RenderableType:
-    """What a replica holds, and a table of its steps."""
+    """Render a replica's state and a table of its steps."""
     return Group(headline(report, url), legend(), table(report.steps))
 
 
@@ -41,7 +41,7 @@ def headline(report: StepsReport, url: str) -> Text:
 
 
 def legend() -> Text:
-    """What the bars are made of."""
+    """Explain the bars."""
     return Text.assemble(
         (_DECODE, "cyan"), " decode  ", (_PREFILL, "green"), " prefill  ", (_REST, "dim"),
         " left of the token budget", style="dim"
@@ -95,7 +95,7 @@ def line(step: StepExplanation) -> str:
 
 
 def left_out(step: StepExplanation) -> Iterator[str]:
-    """Who lost its blocks, who was passed over, and why the first in line waits."""
+    """Yield preempted sequences, sequences passed over, and the reason of the first in line."""
     if step.recomputed:
         yield f"to be computed again: {_named(step.recomputed)}"
     if step.swapped:
@@ -118,11 +118,11 @@ def _rows(step: StepExplanation) -> str:
     parts += [_chunk(row) for row in chunks[:_MOST_NAMED]]
     if len(chunks) > _MOST_NAMED:
         parts.append(f"{len(chunks) - _MOST_NAMED} more chunks")
-    return ", ".join(parts) or "nobody"
+    return ", ".join(parts) or "no sequence"
 
 
 def _chunk(row: RowExplanation) -> str:
-    """Which tokens of its prompt a sequence got: from (exclusive) - to, of all."""
+    """Show the prompt tokens that a sequence got: from (exclusive) - to, of all."""
     whole = "" if row.num_known is None else f" of {row.num_known}"
     hit = f" ({row.num_hit} cached)" if row.num_hit else ""
     return f"{row.sequence_id} {row.start}-{row.start + row.num_tokens}{whole}{hit}"

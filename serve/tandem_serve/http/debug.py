@@ -1,4 +1,4 @@
-"""GET /debug/steps: what the engine's last steps did, and why nobody else was in them."""
+"""GET /debug/steps: the content of the engine's last steps, and why other sequences waited."""
 
 import asyncio
 from collections import Counter
@@ -22,14 +22,14 @@ _BOOLS: Final = {"true": True, "false": False}
 
 
 class StepsQuery(RequestModel):
-    """Which steps are wanted."""
+    """Selection of steps."""
 
     since: Annotated[int, Field(ge=0)] = 0
     """The first number that is of interest."""
     limit: Annotated[int, Field(ge=1, le=MAX_KEPT_STEPS)] = 20
     """Steps at most; the newest ones are given."""
     decodes: bool = True
-    """Whether rows that decode are listed, and not only counted."""
+    """True: decode rows are listed; False: they are only counted."""
 
 
 async def steps(request: Request) -> Response:

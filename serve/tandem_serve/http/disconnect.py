@@ -15,7 +15,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`; cancel it as soon as the caller goes away.
 
     Starlette looks for a disconnect only while it streams, and under ASGI 2.4 only at the next
-    send; a prompt in a long queue would be computed for nobody.
+    send; a prompt in a long queue would be computed for a caller that has left.
 
     Raises:
         ClientDisconnected: the caller went away first. `work` has ended by then.

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 STATUS_CLIENT_CLOSED_REQUEST: Final = 499
-"""nginx's number for a caller that did not wait; nobody reads it but the metrics."""
+"""nginx's number for a caller that did not wait; only the metrics show it."""
 STARTING_RETRY_AFTER_S: Final = 1
 BODIES_RETRY_AFTER_S: Final = 1
 MAX_SHOWN: Final = 60
@@ -78,7 +78,7 @@ def truncate(text: str) -> str:
 
 
 class ClientDisconnected(Exception):
-    """The caller went away before the answer was complete; nobody is left to tell."""
+    """The caller went away before the answer was complete; no answer can reach it."""
 
 
 def queue_full(refused: Refused, noun: str) -> ApiError:
@@ -198,7 +198,7 @@ def deadline_exceeded(message: str) -> ApiError:
     """The answer was not done in time: 504, whether it was begun or not.
 
     It is what gRPC's DEADLINE_EXCEEDED is over HTTP. 408 is for a request that comes too slowly,
-    and 503 asks to send it again: OpenAI's clients would do so at once, for nobody, were it not for
+    and 503 asks to send it again: OpenAI's clients would do so at once, in vain, were it not for
     the header.
     """
     return ApiError(
@@ -233,7 +233,7 @@ def unexpected() -> ApiError:
 
 
 def from_engine(error: EngineError) -> ApiError:
-    """What the engine raised, as the caller should see it; its sentence is kept."""
+    """Turn an engine's error into an API error; its sentence is kept."""
     match error:
         case PromptTooLong():
             return prompt_too_long(str(error), error.parameter)
@@ -258,7 +258,7 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_exception(error: Exception) -> ApiError:
-    """Any exception as an API error; one that nobody foresaw is logged with its traceback."""
+    """Turn any exception into an API error; an unexpected one is logged with its traceback."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError):
@@ -268,7 +268,7 @@ def from_exception(error: Exception) -> ApiError:
 
 
 def from_http(error: HTTPException, request: Request) -> ApiError:
-    """What the router refuses: an unknown path, or a known one with another method."""
+    """Turn a refusal of the router into an API error: unknown path, or wrong method."""
     path, method = request.url.path, request.method
     headers = error.headers or {}
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -296,5 +296,5 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def answer_client_disconnected(_request: Request, _error: Exception) -> Response:
-    """The handler for a caller that went away; the response reaches nobody."""
+    """Handle a caller that went away; the response is not sent."""
     return Response(status_code=STATUS_CLIENT_CLOSED_REQUEST)

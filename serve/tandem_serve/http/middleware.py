@@ -15,7 +15,7 @@ _VALID_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
 class RequestMiddleware:
-    """Gives each request an id, counts its response, and answers 500 to what nobody caught."""
+    """Gives each request an id, counts its response, and answers 500 to an uncaught exception."""
 
     def __init__(self, app: ASGIApp, *, state: HttpState) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class RequestMiddleware:
         return self._state.dependencies.new_id()
 
     def _count(self, scope: Scope, status: int | None) -> None:
-        # The route's template, not the path: anyone can make up paths without end.
+        # The route's template, not the path: callers can make up paths without end.
         path: Any = getattr(scope.get("route"), "path", UNKNOWN_PATH)
         self._state.counts.record(path, scope["method"], status or STATUS_CLIENT_CLOSED_REQUEST)
 

@@ -1,4 +1,4 @@
-"""What the HTTP layer is told when it is built, and its clocks and ids."""
+"""Settings of the HTTP layer, and its clocks and ids."""
 
 import time
 import uuid
@@ -39,7 +39,7 @@ class HttpSettings:
     """Bytes of all bodies in flight, from their first byte until the engine has their requests; at
     least four times max_request_bytes, so that two of the largest always fit."""
     body_timeout_s: float = 30.0
-    """How long a body may take to come, beside a second for each MiB of it."""
+    """Seconds in which a body must come, beside a second for each MiB of it."""
     least_body_timeout_s: float = 1.0
     """The same for the oldest ones, where more than max_readers come at once."""
     e2e_timeout_s: float = 600.0
@@ -86,7 +86,7 @@ class HttpSettings:
 
 
 def random_id() -> str:
-    """32 hexadecimal digits that nobody has had before."""
+    """32 random hexadecimal digits."""
     return uuid.uuid4().hex
 
 

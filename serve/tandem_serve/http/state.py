@@ -1,4 +1,4 @@
-"""What all handlers of one application share."""
+"""State that all handlers of one application share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

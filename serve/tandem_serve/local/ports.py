@@ -1,4 +1,4 @@
-"""Ports of one local Ray: a block of neighbours that nobody uses, so that several can run."""
+"""Ports of one local Ray: a free block of neighbours, so that several can run."""
 
 import random
 import socket
@@ -87,7 +87,7 @@ def free_ports() -> Ports:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen at `host:port` now."""
+    """True when a server could listen at `host:port` now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with closing(socket.socket(family)) as probe:
         # As servers do: a connection that lingers is no hindrance, a listener is.

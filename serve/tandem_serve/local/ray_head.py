@@ -107,7 +107,7 @@ class LocalRay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
-    """Where a service listens on this machine, and who may call it."""
+    """Address of a service on this machine, and its API keys."""
 
     host: str
     port: int
@@ -216,9 +216,9 @@ def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
     return {
         **users,
         **RAY_PROFILE,
-        # Here all of it runs beside the engine, and looks after one machine: the controller at its
-        # usual ten times a second takes more of a core than 16 streams do, and nobody reads Ray's
-        # own metrics every second.
+        # Here Ray runs beside the engine and manages one machine: its controller, at its usual ten
+        # rounds a second, takes more of a core than 16 streams do, and nothing reads Ray's own
+        # metrics every second.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_metrics_report_interval_ms": "10000",
         **ports.environment(),

@@ -1,4 +1,4 @@
-"""The local services of this user: one JSON file each, readable by nobody else.
+"""The local services of this user: one JSON file each, readable by this user alone.
 
 A record is written by `tandem serve`, and removed by the service's supervisor at its end.
 """
@@ -16,7 +16,7 @@ from tandem_serve.processes import is_alive, kill_all, read_process, session_mem
 RUN_DIR_PREFIX: Final = "tandem-"
 
 
-class RecordExists(Exception):  # not an error to everyone: --detach then applies
+class RecordExists(Exception):  # for --detach it is no error
     """A service of this name is running already."""
 
 
@@ -44,14 +44,14 @@ class Record:
 
     @property
     def url(self) -> str:
-        """Where requests go."""
+        """URL of the service."""
         # A server that listens everywhere is asked on loopback.
         host = "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def dashboard_url(self) -> str:
-        """Where Ray's REST interface is."""
+        """URL of Ray's REST interface."""
         return f"http://127.0.0.1:{Ports(self.base_port).dashboard}"
 
 
@@ -68,7 +68,7 @@ def records_dir() -> Path:
 
 
 def record_path(name: str) -> Path:
-    """Where the record of the service `name` stands."""
+    """Path of the record of the service `name`."""
     return records_dir() / f"{name}.json"
 
 
@@ -109,7 +109,7 @@ def find_record(name: str) -> Record | None:
 
 def clear_dead(record: Record) -> None:
     """Remove what is left of a service whose supervisor was killed outright."""
-    # While a member lives, its session's number belongs to nobody else.
+    # While a member lives, the kernel gives its session's number to no other process.
     if read_process(record.pid) is None:
         kill_all(session_members(record.pid))
     if Path(record.run_dir).name.startswith(RUN_DIR_PREFIX):

@@ -1,4 +1,4 @@
-"""What can be done with a running local service: bring it to a manifest, look at it, end it."""
+"""Operations on a running local service: deploy, apply, look up, stop."""
 
 import os
 import signal
@@ -103,7 +103,7 @@ def state_of(record: Record) -> ServiceState | None:
 
 
 def capacity_of(record: Record, state: ServiceState) -> str:
-    """What the replicas said about their KV cache; empty: nothing yet."""
+    """KV capacity that the replicas logged; empty: nothing yet."""
     lines = [startup_line(logs_dir(record), record.name, one.replica_id) for one in state.running]
     said = {line.removeprefix("KV cache: ").partition(" (")[0] for line in lines if line}
     return "; ".join(sorted(said))

@@ -1,7 +1,7 @@
 """`python -m tandem_serve.pod.drain worker|head`: lets a Ray pod finish its requests first.
 
 Kubernetes runs it as preStop, before it tells Ray to end. It returns when the pod may go, after
-ten minutes at the latest, and always with 0: nobody reads anything else.
+ten minutes at the latest, and always with 0: Kubernetes uses no other exit code.
 
 A worker
 1. tells Ray that its node is going, in some time. Serve then soft-stops the node's HAProxy
@@ -12,7 +12,7 @@ A worker
 3. waits for Ray's node process, which ends itself when nothing runs on it any more.
 
 Each wait ends, too, when no connection has been open for a while over which a request could run:
-Serve tries to stop a HAProxy only once, and one whose actor has died is nobody's.
+Serve tries to stop a HAProxy only once, and does not stop one whose actor has died.
 
 The head holds Serve's controller, which workers need for this. When the whole RayCluster goes the
 head waits for all of them, else for those that leave as well: the others do not go because it does,
@@ -200,7 +200,7 @@ def resolve_gcs(raylet: Process, gcs_address: str) -> str:
 
 
 def has_connections() -> bool:
-    """Whether a connection is open over which this pod may have a request."""
+    """True while a connection is open over which this pod may have a request."""
     ports = {connection.local_port for connection in connections_seen_by(os.getpid())}
     return SERVE_PORT in ports or not ports.isdisjoint(_REPLICA_PORTS)
 
@@ -284,7 +284,7 @@ def worker_addresses(dashboard: str) -> list[str]:
 
 
 def _retry(ask: Callable[[], list[str]]) -> list[str] | None:
-    """What `ask` returns; None: it failed several times."""
+    """Return the result of `ask`; None: it failed several times."""
     for _ in range(_TRIES):
         try:
             return ask()

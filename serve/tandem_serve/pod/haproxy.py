@@ -1,4 +1,4 @@
-"""`tandem-haproxy`: starts the HAProxy of Ray Serve, as Serve starts it, with some things patched.
+"""`tandem-haproxy`: starts the HAProxy of Ray Serve, as Serve starts it, with a patched configuration.
 
 Serve has no settings for these (Ray 2.60):
 
@@ -6,8 +6,8 @@ Serve has no settings for these (Ray 2.60):
   more. A client that is connected already notices nothing: while it asks often enough its
   connection never is idle, Serve never takes the proxy for drained, and Ray's autoscaler never
   takes away the pod (measured). So such a proxy closes every connection with its answer.
-- Whoever sends the head of a request slowly, or none, keeps a connection for the `timeout client`.
-  It gets a time of its own here.
+- A client that sends the head of a request slowly, or none, keeps a connection for the
+  `timeout client`. The head gets a time limit of its own here.
 - What the proxy cannot hand on gets a `500 text/plain`, and a 404 while there are no replicas. It
   gets a 503 here, in OpenAI's form: clients wait a moment and try again. (A head that is no HTTP or
   comes too slowly gets HAProxy's own page nonetheless: it is refused where no page is known yet.)
@@ -35,7 +35,7 @@ COMMAND: Final = "tandem-haproxy"
 BINARY: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """The environment variable in which Ray looks for the path of the program that it starts."""
 HEAD_TIMEOUT_S: Final = 10
-"""How long the head of a request may take to come."""
+"""Seconds in which the head of a request must come."""
 RETRY_AFTER_S: Final = 1
 
 _DEFAULTS: Final = "defaults\n    mode http\n"

@@ -1,4 +1,4 @@
-"""What Kubernetes says of the RayCluster whose head this pod is.
+"""The state in Kubernetes of the RayCluster whose head this pod is.
 
 The head has the account of Ray's autoscaler, which may read just that: the RayCluster and its pods.
 The account goes with the RayCluster.
@@ -30,7 +30,7 @@ class OwnRayCluster:
     """The RayCluster that this pod belongs to."""
 
     api: str
-    """Where the Kubernetes API is: a URL."""
+    """URL of the Kubernetes API."""
 
     namespace: str
     name: str

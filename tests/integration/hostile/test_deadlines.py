@@ -1,4 +1,4 @@
-"""What nobody will read any more is not computed: deadlines and callers that leave, real HTTP."""
+"""Answers without a reader are not computed: deadlines and callers that leave, real HTTP."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> Non
 
 
 def is_idle(server: Target) -> bool:
-    """Whether nobody runs or waits but the stream, of which one or none may be there."""
+    """True when no request runs or waits but the stream, of which one or none may be there."""
     running = value(server, "num_requests_running")
     return running <= STREAM_ROWS and value(server, "num_requests_waiting") <= STREAM_ROWS
 

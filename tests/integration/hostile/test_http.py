@@ -98,7 +98,7 @@ def test_a_body_without_end(server: Server) -> None:
                 connection.sendall(piece)
         answer = read_answer(connection)
 
-    # The connection may break before the answer is read: more was sent than anybody reads.
+    # The connection may break before the answer is read: more was sent than the server reads.
     assert answer.status in {413, 0}
     assert is_served(server)
 

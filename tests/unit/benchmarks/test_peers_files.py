@@ -1,4 +1,4 @@
-"""What benchmarks.peers prints and writes, the models that it makes, and what it refuses."""
+"""Output, files, models and refusals of benchmarks.peers."""
 
 import hashlib
 import json

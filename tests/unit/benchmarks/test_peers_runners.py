@@ -1,4 +1,4 @@
-"""How benchmarks.peers speaks to engines: the protocol, processes, turns, a real Tandem."""
+"""The protocol of benchmarks.peers, processes, turns, a real Tandem."""
 
 import sys
 from collections.abc import Callable, Sequence

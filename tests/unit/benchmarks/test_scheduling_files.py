@@ -1,4 +1,4 @@
-"""What benchmarks.scheduling prints and writes, and what it refuses."""
+"""Output, files and refusals of benchmarks.scheduling."""
 
 import json
 from pathlib import Path

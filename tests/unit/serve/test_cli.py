@@ -298,7 +298,7 @@ def test_chat_says_when_a_key_is_wanted(
     keyed_service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TANDEM_API_KEY", raising=False)
-    # A key that is meant for somebody else stays here.
+    # A key that is meant for another service stays here.
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
 
     done = runner.invoke(app, ["chat", "--url", keyed_service, "-m", "hello"])

@@ -12,10 +12,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tandem_serve.http import errors
 
 OPEN_PATHS: Final = frozenset({"/health"})
-"""What needs no key. Ray's own paths (/-/healthz, /-/routes) are answered before this layer."""
+"""Paths that need no key. Ray's own (/-/healthz, /-/routes) are answered before this layer."""
 
 REREAD_AFTER_S: Final = 1.0
-"""How old the keys may be; kubelet brings a changed Secret after a minute or so."""
+"""Seconds after which keys are read again; kubelet brings a changed Secret after a minute."""
 
 _BEARER: Final = b"bearer"
 
@@ -73,7 +73,7 @@ def check_key(headers: Iterable[tuple[bytes, bytes]], digests: Sequence[bytes]) 
 
 
 def is_known_key(key: bytes, digests: Sequence[bytes]) -> bool:
-    """Whether `key` is one of the keys; takes as long whichever it is, and if it is none."""
+    """True when `key` is one of the keys; takes equally long for every key, known or not."""
     given = _digest(key)
     return sum(hmac.compare_digest(given, digest) for digest in digests) > 0
 
@@ -102,7 +102,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """What stands in `Authorization: Bearer …`; empty when nothing does."""
+    """Return the token of `Authorization: Bearer …`; empty when there is none."""
     for name, value in headers:
         if name.lower() == b"authorization":
             scheme, _, token = value.partition(b" ")

@@ -96,7 +96,7 @@ class BodyBudget:
     def _shorten_oldest(self) -> None:
         """Give the body that has been coming for longest less time when there are too many.
 
-        Whoever sends at all is done in a moment, so the oldest is the slowest.
+        A client that sends at all is done in a moment, so the oldest body is the slowest.
         """
         if len(self._timers) > self._max_readers:
             oldest = next(iter(self._timers))
@@ -105,7 +105,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one body holds of the budget."""
+    """Share of one body in the budget."""
 
     def __init__(self, bodies: BodyBudget) -> None:
         self._bodies = bodies

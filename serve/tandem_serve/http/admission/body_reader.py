@@ -78,7 +78,7 @@ class _BodyReader:
         self._num_counted = 0
 
     def early_refusal(self, request: Request) -> ApiError | None:
-        """Why nothing of the body is read: there is far too much, or the client waits for word."""
+        """Refuse before the body is read: it is far too large, or the client expects a 100."""
         announced = request.headers.get("content-length", "")
         waits = "expect" in request.headers
         most = self._max_bytes if waits else self._max_bytes + _MOST_DISCARDED
@@ -183,5 +183,5 @@ def _is_more(digits: str, limit: int) -> bool:
 
 
 def _number(digits: str) -> int:
-    """What a header that is not too large announces; 0 when it announces nothing."""
+    """Length that a header announces, if it is not too large; 0 when it announces none."""
     return int(digits.lstrip("0") or "0") if digits.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""How long a call may take: the service's e2eTimeout, or less where the caller says so.
+"""Time limit of a call: the service's e2eTimeout, or less where the caller says so.
 
 The header is not Ray Serve's `x-request-timeout-seconds`: that one Ray carries out itself, by
 cutting a stream in the middle and answering other calls with plain text.

@@ -1,4 +1,4 @@
-"""How much work a JSON document is to parse, counted while its bytes come; pure.
+"""Cost of parsing a JSON document, counted while its bytes come; pure.
 
 A parser holds Python's global lock from the first byte to the last, and every stream stands still
 meanwhile. Long strings are parsed at a gigabyte a second; values and brackets are not: a megabyte
@@ -8,9 +8,9 @@ of `[[[…]]]` takes a quarter of a second and thirty times its size.
 from typing import Final
 
 CONTAINER_COST: Final = 10
-"""What an object or a list costs, as a multiple of a number in a list (measured: 0.5 µs, 50 ns)."""
+"""Cost of an object or a list, as a multiple of a number's (measured: 0.5 µs, 50 ns)."""
 MEMBER_COST: Final = 7
-"""What the name of an object's member costs."""
+"""Cost of the name of an object's member."""
 
 
 class JsonCostCounter:
@@ -43,6 +43,6 @@ class JsonCostCounter:
 
 
 def cost_upper_bound(piece: bytes) -> int:
-    """What `piece` costs if nothing in it is inside of a string; never less than what it costs."""
+    """Cost of `piece` if no byte of it is inside a string; never less than its cost."""
     num_containers = piece.count(b"[") + piece.count(b"{")
     return piece.count(b",") + MEMBER_COST * piece.count(b":") + CONTAINER_COST * num_containers

@@ -1,4 +1,4 @@
-"""Whether one more request may come in; pure, so that the rule can be tested as a table.
+"""The rule of admission; pure, so that it can be tested as a table.
 
 MindIE's maxLinkNum = N means: N requests are processed at once, 2N more may wait, and request
 number 3N + 1 is refused. Which of them run is the engine's choice; this rule bounds their sum.

@@ -76,7 +76,7 @@ class AdmissionControl:
                 return
 
     def completions_per_s(self) -> float:
-        """How fast slots have become free of late; 0 when that is not known."""
+        """Rate at which slots have become free of late; 0 when it is not known."""
         if not self._ends_s:
             return 0.0
         span_s = self._monotonic_s() - self._ends_s[0]

@@ -1,4 +1,4 @@
-"""What chat and completions do alike, from the checked body to the response."""
+"""Steps that chat and completions share, from the checked body to the response."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -64,11 +64,11 @@ def _finite(logprob: float) -> float:
 
 
 _CONTINUATION_BITS: Final = 0b10
-"""How a byte begins that is not the first of its character in UTF-8."""
+"""First bits of a byte that continues a character in UTF-8."""
 
 
 class TextOffsets:
-    """Where in its text each token of one choice starts, in characters.
+    """Offsets in the text, in characters, at which each token of one choice starts.
 
     A character may be spread over several tokens; those that continue it start where it does.
     """

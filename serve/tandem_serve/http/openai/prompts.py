@@ -16,22 +16,22 @@ SHRINKAGE: Final = 4
 USUAL_CHARS: Final = 4
 """Characters of a token in usual texts: longer ones are looked at in pieces first."""
 MESSAGE_COST: Final = 64
-"""What a message takes to render, as a multiple of a character of it."""
+"""Cost of rendering a message, as a multiple of a character of it."""
 MAX_TEMPLATE_VALUES: Final = 4096
 """Values in chat_template_kwargs, those in lists and objects included."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """How long a prompt may be."""
+    """The longest prompt."""
 
     num_tokens: int
     text: str
-    """Who takes so many at most, after "tokens that"."""
+    """Source of the limit, to be read after "tokens that"."""
 
 
 def prompt_limit(limits: EngineLimits) -> PromptLimit:
-    """What the engine can continue."""
+    """The longest prompt that the engine can continue."""
     return PromptLimit(
         _longest_prompt(limits),
         f"this server takes at most (prompt and answer together: {limits.max_seq_len})",
@@ -96,7 +96,7 @@ async def encode_messages(
 
 
 def _cost(messages: Sequence[dict[str, Any]]) -> int:
-    """What the messages take to render, in characters."""
+    """Cost of rendering the messages, in characters."""
     return sum(MESSAGE_COST + _cost_of_content(message.get("content")) for message in messages)
 
 

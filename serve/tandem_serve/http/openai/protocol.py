@@ -150,7 +150,7 @@ class RequestModel(BaseModel):
 
 
 class StreamOptions(RequestModel):
-    """How to stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """Send one more chunk, without choices, that has the usage."""
@@ -159,7 +159,7 @@ class StreamOptions(RequestModel):
 
 
 class GenerationRequest(RequestModel):
-    """What chat and completions have in common; None means the default."""
+    """Fields that chat and completions share; None means the default."""
 
     model: ModelName
     stream: bool | None = None
@@ -189,7 +189,7 @@ class GenerationRequest(RequestModel):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether the stream is to end with a usage chunk."""
+        """True when the stream is to end with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 

@@ -19,7 +19,7 @@ from tandem_serve.http.openai.streaming import DONE, Envelope
 
 @dataclass(slots=True, kw_only=True)
 class CollectedChoice:
-    """What one choice has come to."""
+    """Output of one choice so far."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -33,7 +33,7 @@ class CollectedChoice:
 
 
 class ChoiceFormatter(Protocol):
-    """How an endpoint writes its choices. One object writes one answer, whole or in parts."""
+    """Writes the choices of an endpoint. One object writes one answer, whole or in chunks."""
 
     @property
     def object_name(self) -> str:
@@ -104,5 +104,5 @@ class GenerationResponse:
 
 
 def _shows(output: Output) -> bool:
-    """Whether an event is worth its bytes; half a character or stop string is not."""
+    """True when an event is worth its bytes; half a character or stop string is not."""
     return bool(output.text or output.finish_reason or output.logprobs)

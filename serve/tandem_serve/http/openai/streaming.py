@@ -26,7 +26,7 @@ def event(document: object) -> bytes:
 
 
 class Envelope:
-    """What all chunks of one stream have in common, serialised once; a token adds its choice."""
+    """The part that all chunks of one stream share, serialised once; a token adds its choice."""
 
     def __init__(self, head: dict[str, Any], *, includes_usage: bool) -> None:
         self._prefix = b"data: " + to_json(head).removesuffix(b"}") + b',"choices":['
@@ -60,13 +60,13 @@ class EventStream(Response):
             try:
                 await until_disconnect(receive, self._send_all(scope, receive, send))
             except (ClientDisconnected, OSError):
-                return  # Nobody is left to tell; `held` aborts what is running.
+                return  # The caller has left; `held` aborts what is running.
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
             try:
                 first = await anext(events)
-            except Exception as error:  # noqa: BLE001 - from_exception logs what nobody foresaw
+            except Exception as error:  # noqa: BLE001 - from_exception logs an unexpected one
                 await from_exception(error).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -86,5 +86,5 @@ async def _with_error_as_event(events: AsyncGenerator[bytes, None]) -> AsyncGene
     try:
         async for data in events:
             yield data
-    except Exception as error:  # noqa: BLE001 - from_exception logs what nobody foresaw
+    except Exception as error:  # noqa: BLE001 - from_exception logs an unexpected one
         yield event(from_exception(error).document())

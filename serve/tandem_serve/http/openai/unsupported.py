@@ -1,4 +1,4 @@
-"""What OpenAI's interface has and Tandem has not: refused by name, with a reason and a way out."""
+"""OpenAI's fields that Tandem does not support: refused by name, with a reason and a way out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ class Unsupported:
     """A field that is refused unless its value asks for nothing."""
 
     reason: str
-    """What Tandem does not do, without a full stop."""
+    """The missing feature, without a full stop."""
     way_out: str
-    """What to do instead, without a full stop."""
+    """The way out, without a full stop."""
     harmless: tuple[Any, ...] = ()
     """Values that ask for nothing, beside null, [] and {}."""
 
     def is_requested(self, value: Any) -> bool:
-        """Whether `value` asks for what Tandem does not do."""
+        """True when `value` asks for the missing feature."""
         return value not in (None, [], {}, *self.harmless)
 
 

@@ -50,7 +50,7 @@ def validate(model: type[T], document: dict[str, Any]) -> T:
 
 
 def value_kind(value: Any) -> str:
-    """What kind of JSON value it is, with its article."""
+    """Kind of a JSON value, with its article."""
     return _KINDS.get(type(value), "an object")
 
 

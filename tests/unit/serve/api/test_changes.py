@@ -1,4 +1,4 @@
-"""What a change costs, and that the Serve document agrees."""
+"""The cost of a change, and that the Serve document agrees."""
 
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ services = specs.map(in_steps_that_keep_promises).map(service_of)
 
 
 def kinds_by_document(old: InferenceService, new: InferenceService) -> set[ChangeKind]:
-    """What Ray does when the document of `new` follows that of `old` (measured facts)."""
+    """The effect on Ray when the document of `new` follows that of `old` (measured facts)."""
     before = serve_document(old, ServeOptions())["applications"][0]
     after = serve_document(new, ServeOptions())["applications"][0]
     first, second = before["deployments"][0], after["deployments"][0]
@@ -280,7 +280,7 @@ def test_a_promise_that_is_given_or_kept_otherwise_is_a_live_change() -> None:
     )
 
     assert classify(none, fast) == [
-        # What the promise chooses where nobody else did.
+        # Values that the SLO chooses where the manifest does not.
         Change("spec.engine.schedule.templateType", "Standard", "Mix", LIVE),
         Change("spec.engine.schedule.strategy", "continuous", "splitfuse", LIVE),
         Change("spec.engine.schedule.maxIterTimes", 512, None, LIVE),

@@ -1,4 +1,4 @@
-"""What a manifest's author should know of the defaults that it leaves in force."""
+"""Notes on the defaults that a manifest leaves in force."""
 
 from typing import Any
 

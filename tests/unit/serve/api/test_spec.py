@@ -1,4 +1,4 @@
-"""What a manifest may say, and what is said about one that it may not."""
+"""Manifests, and the problems found in them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is read out of Ray's answers, logs and tables."""
+"""Facts read out of Ray's answers, logs and tables."""
 
 from typing import Any
 

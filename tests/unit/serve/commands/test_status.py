@@ -22,7 +22,7 @@ runner = CliRunner()
 
 
 def write_log(run_dir: Path, replica_id: str, num_blocks: int) -> None:
-    """What a replica's log says at the end of its start."""
+    """The last line of a replica's log of its start."""
     capacity = Capacity(num_blocks=num_blocks, block_size=128, max_seq_len=4096)
     folder = run_dir / "session_latest" / "logs" / "serve"
     folder.mkdir(parents=True, exist_ok=True)

@@ -190,7 +190,7 @@ def test_a_step_without_anybody_says_so() -> None:
         held_up=None,
     )
 
-    assert line(empty).endswith("0/64 tokens: nobody")
+    assert line(empty).endswith("0/64 tokens: no sequence")
 
 
 def test_a_step_that_is_being_computed_has_no_time_yet() -> None:

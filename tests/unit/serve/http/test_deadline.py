@@ -1,4 +1,4 @@
-"""How long a call may take: X-Request-Timeout, e2eTimeout, and what comes when the time is over."""
+"""Time limits of a call: X-Request-Timeout, e2eTimeout, and the answer when the time is over."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What users have: OpenAI's own client."""
+"""The client that users have: OpenAI's own."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

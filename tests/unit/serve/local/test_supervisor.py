@@ -1,4 +1,4 @@
-"""The supervisor leaves nothing behind, whatever ends it or whoever started it."""
+"""The supervisor leaves nothing behind, however it ends and however it was started."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Supervised:
         return [(one.pid, one.started) for one in found if not one.is_zombie]
 
     def is_complete(self) -> bool:
-        """Whether the head is alone in the session, with a child and an orphan outside of it."""
+        """True when the head is alone in the session, with a child and an orphan outside of it."""
         found = [one for one in descendants(self.process.pid) if not one.is_zombie]
         return sorted(one.session == self.process.pid for one in found) == [False, False, True]
 

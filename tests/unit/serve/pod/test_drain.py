@@ -1,4 +1,4 @@
-"""What a Ray pod waits for before it ends; with a real Ray: tests/e2e/test_drain.py."""
+"""Conditions for which a Ray pod waits before it ends; with a real Ray: tests/e2e/test_drain.py."""
 
 import json
 import os

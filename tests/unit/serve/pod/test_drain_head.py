@@ -1,4 +1,4 @@
-"""Whom a Ray head waits for that Kubernetes takes away: what a RayCluster is, and its pods are."""
+"""Workers for which a Ray head waits when Kubernetes deletes its RayCluster or its pod."""
 
 import json
 import threading

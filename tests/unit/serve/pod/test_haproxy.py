@@ -1,4 +1,4 @@
-"""What `tandem-haproxy` makes of the configurations that Ray Serve writes."""
+"""Changes that `tandem-haproxy` makes to the configurations that Ray Serve writes."""
 
 import json
 import os
