@@ -105,7 +105,7 @@ def _check(settings: Settings) -> None:
     ):
         for name in given:
             if name not in known:
-                raise WrongUsage(f"{option} '{name}' is none of {', '.join(known)}; name one.")
+                raise WrongUsage(f"{option} '{name}' is not one of {', '.join(known)}; choose one.")
 
 
 class _Bench:

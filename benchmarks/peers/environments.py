@@ -113,13 +113,13 @@ def make_environments(
     """
     for name in names or ():
         if name not in RECIPES:
-            raise WrongUsage(f"There is no peer '{name}'; it must be one of {', '.join(RECIPES)}.")
+            raise WrongUsage(f"Unknown peer '{name}'; it must be one of {', '.join(RECIPES)}.")
     command = command or _uv_command()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BenchmarkError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+        raise BenchmarkError(f"The folder {folder} cannot be created: {error.strerror}.") from None
     num_made = 0
     for name in names or tuple(RECIPES):
         uv = Uv(command=command, place=folder / name, log=folder / f"{name}.log")
@@ -129,7 +129,7 @@ def make_environments(
                 uv.create()
                 RECIPES[name](uv)
         except EnvironmentUnavailable as error:
-            console.print(f"{name} cannot be had: {error}", markup=False)
+            console.print(f"{name} cannot be installed: {error}", markup=False)
             continue
         num_made += 1
         # What is printed is the option that `run` takes.
@@ -190,7 +190,7 @@ def _uv_command() -> str:
     beside = Path(sys.executable).with_name("uv")
     command = str(beside) if beside.exists() else shutil.which("uv")
     if command is None:
-        raise BenchmarkError("There is no uv; install the dev extra, which brings it.")
+        raise BenchmarkError("cannot find uv; install the dev extra, which has it.")
     return command
 
 

@@ -104,7 +104,7 @@ class RunnerProcess:
         except BrokenPipeError:
             raise RunnerFailed(self._ended()) from None
         except ProtocolError as error:
-            raise RunnerFailed(f"{self._title} answered what is no answer: {error}") from None
+            raise RunnerFailed(f"{self._title} sent an invalid answer: {error}") from None
         if isinstance(answer, Failed):
             raise RunnerFailed(f"{self._title}: {answer.error}")
         return answer
@@ -145,7 +145,7 @@ class RunnerProcess:
         except OSError:
             lines = []
         said = " | ".join(line.strip() for line in lines[-_SHOWN_LINES:])
-        return f"{self._title} ended by itself with status {status}: {said or 'it said nothing'}."
+        return f"{self._title} exited with status {status}: {said or 'no output'}."
 
 
 def _family(pid: int) -> list[int]:

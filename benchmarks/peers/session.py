@@ -66,14 +66,12 @@ class RunSettings:
             _check_row(row)
         for name in self.types:
             if name not in TYPES:
-                raise WrongUsage(
-                    f"There is no type '{name}'; it must be one of {', '.join(TYPES)}."
-                )
+                raise WrongUsage(f"Unknown type '{name}'; it must be one of {', '.join(TYPES)}.")
         for name, python in self.interpreters.items():
             if python is not None and not python.is_file():
                 raise WrongUsage(
-                    f"--{name} is {python}, which is no file; name the python of its environment, "
-                    "or make one: python -m benchmarks.peers environments."
+                    f"--{name} is {python}, which is not a file; name the python of its "
+                    "environment, or make one: python -m benchmarks.peers environments."
                 )
 
 

@@ -119,5 +119,5 @@ def find_shape(name: str) -> ModelShape:
         WrongUsage: there is none.
     """
     if name not in SHAPES:
-        raise WrongUsage(f"There is no model '{name}'; it must be one of {', '.join(SHAPES)}.")
+        raise WrongUsage(f"Unknown model '{name}'; it must be one of {', '.join(SHAPES)}.")
     return SHAPES[name]

@@ -283,7 +283,8 @@ def _checkpoint(model: str) -> Iterator[Path]:
         folder = Path(model)
         if not (folder / "config.json").is_file():
             raise BenchmarkError(
-                f"{folder} is no checkpoint: it has no config.json; give its folder, or {RANDOM}."
+                f"{folder} is not a checkpoint: it has no config.json; give its folder, or "
+                f"{RANDOM}."
             )
         yield folder
         return

@@ -43,7 +43,7 @@ def parse_case(text: str) -> Case:
     match = _CASE.fullmatch(text.strip().lower())
     if match is None:
         raise WrongUsage(
-            f"'{text}' is no case; write CONCURRENCYxINPUTxOUTPUT in tokens, such as 16x256x64."
+            f"'{text}' is not a case; write CONCURRENCYxINPUTxOUTPUT in tokens, such as 16x256x64."
         )
     concurrency, num_input, num_output = map(int, match.groups())
     if num_input == 0 or num_output == 0:

@@ -114,7 +114,9 @@ def serving(
     ] = None,
     manifest: Annotated[
         Path,
-        typer.Option("-f", "--file", help="What to start.", rich_help_panel=_SERVER),
+        typer.Option(
+            "-f", "--file", help="Manifest of the service to start.", rich_help_panel=_SERVER
+        ),
     ] = DEFAULT_MANIFEST,
     model: Annotated[
         str | None,

@@ -43,9 +43,7 @@ def find_endpoint(url: str, options: EndpointSettings) -> Endpoint:
     with httpx.Client(headers=headers, trust_env=trust_env, timeout=_TIMEOUT_S) as client:
         models = _models(_ask(client, "GET", f"{base_url}/models"))
         if options.model is not None and options.model not in models:
-            raise BenchmarkError(
-                f"{base_url} serves {', '.join(models)}, and no '{options.model}'."
-            )
+            raise BenchmarkError(f"{base_url} serves {', '.join(models)}, not '{options.model}'.")
         model = options.model or next(iter(models))
         return Endpoint(
             base_url=base_url,
@@ -59,7 +57,7 @@ def find_endpoint(url: str, options: EndpointSettings) -> Endpoint:
 def _base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise WrongUsage(f"'{url}' is no URL; write it like http://127.0.0.1:8000/v1.")
+        raise WrongUsage(f"'{url}' is not a URL; write it like http://127.0.0.1:8000/v1.")
     return url.rstrip("/").removesuffix("/v1") + "/v1"
 
 
@@ -102,6 +100,6 @@ def _ask(client: httpx.Client, method: str, url: str, **options: Any) -> Any:
     except httpx.HTTPStatusError as error:
         raise BenchmarkError(f"{url} answers with status {error.response.status_code}.") from None
     except (httpx.HTTPError, httpx.InvalidURL):
-        raise BenchmarkError(f"Nothing answers at {url}; is the server running?") from None
+        raise BenchmarkError(f"No server answers at {url}; is the server running?") from None
     except ValueError:
         raise BenchmarkError(f"{url} does not answer with JSON; is it an OpenAI server?") from None

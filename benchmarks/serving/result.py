@@ -25,7 +25,7 @@ def begin(out: Path | None) -> dict[str, Any]:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BenchmarkError(f"The folder {out} cannot be made: {error.strerror}.") from None
+            raise BenchmarkError(f"The folder {out} cannot be created: {error.strerror}.") from None
     return {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": git_commit(),

@@ -93,7 +93,7 @@ def _tandem_command() -> str:
     beside = Path(sys.executable).with_name("tandem")
     command = str(beside) if beside.exists() else shutil.which("tandem")
     if command is None:
-        raise BenchmarkError("There is no tandem command; install Tandem, or name a --url.")
+        raise BenchmarkError("cannot find the tandem command; install Tandem, or give --url.")
     return command
 
 
@@ -126,7 +126,7 @@ def _start(command: str, manifest: str, name: str, port: int) -> None:
             _stop(command, name)
         raise
     if starting.returncode:
-        raise BenchmarkError("The service did not start; tandem serve says above why.")
+        raise BenchmarkError("The service did not start; see the output of tandem serve above.")
 
 
 def _stop(command: str, name: str) -> None:

@@ -92,5 +92,7 @@ def parse_token_ids(text: str) -> tuple[int, int]:
     """
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
-        raise WrongUsage(f"'{text}' is no range of token ids; write FIRST-LAST, such as 100-999.")
+        raise WrongUsage(
+            f"'{text}' is not a range of token ids; write FIRST-LAST, such as 100-999."
+        )
     return int(first), int(last)

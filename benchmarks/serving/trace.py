@@ -52,7 +52,7 @@ def _read_rows(reader: "csv.DictReader[str]") -> Iterator[tuple[datetime, Shape]
             shape = Shape(max(1, int(row[COLUMNS[1]])), max(1, int(row[COLUMNS[2]])))
         except (ValueError, TypeError):
             raise BenchmarkError(
-                f"Line {reader.line_num} of the trace is no time and two numbers of tokens: "
+                f"Line {reader.line_num} of the trace is not a time and two token counts: "
                 f"{','.join(str(value) for value in row.values())}."
             ) from None
         yield at, shape

@@ -44,7 +44,7 @@ def soak(
     change_every: Annotated[
         float, typer.Option(min=1.0, help="Seconds between two live changes.")
     ] = 60.0,
-    manifest: Annotated[Path, typer.Option("-f", "--file", help="What to serve.")] = Path(
+    manifest: Annotated[Path, typer.Option("-f", "--file", help="Manifest of the service.")] = Path(
         "examples/tandem-tiny/local.yaml"
     ),
     seed: Annotated[int, typer.Option(help="Decides arrivals and kinds of requests.")] = 0,

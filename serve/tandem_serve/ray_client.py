@@ -69,7 +69,7 @@ class RayServeClient:
         try:
             response = self._http.put(APPLICATIONS, json=document, timeout=_PUT_TIMEOUT_S)
         except httpx.TransportError as error:
-            raise ServeError(f"Ray did not take the service: {error!r}.") from error
+            raise ServeError(f"Ray did not accept the service: {error!r}.") from error
         if response.status_code != _HTTP_OK:
             raise ServeError(f"Ray refused the service: {response.text.strip()}")
 
@@ -160,7 +160,7 @@ def _progress(state: ServiceState, name: str, logs: Path) -> str:
             return line
     if not state.target_replicas:
         return "building the application"
-    return f"{len(state.running)} of {state.target_replicas} replicas run"
+    return f"{len(state.running)} of {state.target_replicas} replicas running"
 
 
 def _is_healthy(http: httpx.Client, url: str) -> bool:

@@ -119,8 +119,8 @@ def test_a_second_start_of_the_same_service_is_refused(service: Service) -> None
 
     assert code == 1
     assert said == (
-        f"error: The service tiny runs already, at {service.url}; change it with tandem apply, "
-        "or end it with tandem stop tiny.\n"
+        f"error: The service tiny is already running at {service.url}; update it with tandem "
+        "apply, or stop it with tandem stop tiny.\n"
     )
 
 
@@ -128,7 +128,7 @@ def test_a_detached_start_of_the_same_service_applies(service: Service) -> None:
     code, said = service.tandem.run("serve", "-f", str(service.manifest), "--detach")
 
     assert code == 0
-    assert said == f"tiny runs like this already, at {service.url}\n"
+    assert said == f"tiny is up to date, at {service.url}\n"
 
 
 def test_a_live_change_keeps_replicas_and_requests(service: Service) -> None:
@@ -187,7 +187,7 @@ def test_a_service_lives_detached_and_ends_with_stop(tandem: Tandem, checkpoint:
     finally:
         code, said = tandem.run("stop", "other")
 
-    assert (code, said) == (0, "other has ended.\n")
+    assert (code, said) == (0, "other stopped.\n")
     traces.assert_gone()
     assert tandem.record("other") is None
 

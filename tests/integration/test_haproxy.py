@@ -207,7 +207,7 @@ def test_without_a_replica_the_proxy_s_answer_is_a_503_in_openai_s_form(
     assert answer.headers["retry-after"] == "1"
     assert answer.json() == {
         "error": {
-            "message": "No replica can take the request now; try again in a moment.",
+            "message": "No replica is available; try again in a moment.",
             "type": "server_error",
             "param": None,
             "code": "no_replica",

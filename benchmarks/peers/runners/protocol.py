@@ -152,7 +152,7 @@ def decode(line: str) -> Message:
         content = json.loads(line)
         kind = _KINDS[content.pop("kind")]
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise ProtocolError(f"'{line.strip()[:_SHOWN]}' is no message.") from None
+        raise ProtocolError(f"'{line.strip()[:_SHOWN]}' is not a message.") from None
     names = {field.name for field in fields(kind)}
     if names != content.keys():
         wrong = ", ".join(sorted(names ^ content.keys()))
@@ -183,7 +183,7 @@ def serve(load: Callable[[Load], Engine]) -> None:
             case Row() if engine is not None:
                 return _run_row(engine, message)
             case _:
-                raise ProtocolError(f"A {_NAMES[type(message)]} message came out of its turn.")
+                raise ProtocolError(f"A {_NAMES[type(message)]} message came out of order.")
 
     serve_with(answer)
 

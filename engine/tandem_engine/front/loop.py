@@ -353,13 +353,12 @@ class EngineLoop:
 def _too_late(choice: Choice) -> DeadlineExceeded:
     request, timeline = choice.request, choice.timeline
     if timeline.scheduled is None:
-        state = "it was still waiting in the queue"
+        state = "it waited in the queue"
     else:
-        state = f"{timeline.num_tokens} tokens of its answer were there"
+        state = f"{timeline.num_tokens} tokens were generated"
     return DeadlineExceeded(
-        f"The request was not done within the {request.deadline - request.arrived:.3g} s that the "
-        f"engine had for it: {state}. Allow it more time, ask for fewer tokens, or send fewer "
-        "requests at once."
+        f"The request exceeded its deadline of {request.deadline - request.arrived:.3g} s in the "
+        f"engine: {state}. Allow more time, ask for fewer tokens, or send fewer requests at once."
     )
 
 

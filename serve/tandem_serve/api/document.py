@@ -130,7 +130,7 @@ class LiveSettings(Model):
     """ScheduleConfig by its outside names, without cacheBlockSize and what the replica chooses."""
 
     slo: Slo = Slo()
-    """The latencies that are promised."""
+    """Latency targets."""
 
     @classmethod
     def of(cls, service: InferenceService) -> Self:

@@ -109,7 +109,7 @@ def _placed(mount: dict[str, Any]) -> dict[str, Any]:
         or {".", ".."} & set(path.split("/"))
     ):
         raise ValueError(
-            f"mountPath '{path}' is no place for a volume; write an absolute path below /, "
+            f"mountPath '{path}' is not a mount path; write an absolute path below /, "
             "without ':', '.', '..' and a '/' at its end, such as /data"
         )
     return mount
@@ -118,7 +118,7 @@ def _placed(mount: dict[str, Any]) -> dict[str, Any]:
 def _once(what: str, names: Iterable[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1:
-            raise ValueError(f"{what}: '{name}' stands here {times} times; keep one")
+            raise ValueError(f"{what}: '{name}' is given {times} times; keep one")
 
 
 Volume = Annotated[dict[str, Any], AfterValidator(_named)]

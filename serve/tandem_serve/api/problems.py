@@ -142,7 +142,7 @@ def _fault(details: ErrorDetails) -> str:
         case "too_long":
             text = f"has {len(value)} entries, of {details['ctx']['max_length']} at most"
         case "string_too_short":
-            text = "is empty, where at least 1 character is wanted; give a value or leave it out"
+            text = "is empty, expected at least 1 character; give a value or leave it out"
         case kind if kind in _KINDS:
             text = _wrong_kind(value, _KINDS[kind])
         case _:
@@ -160,12 +160,12 @@ def _nearest(value: Any, details: ErrorDetails) -> str:
 def _wrong_kind(value: Any, wanted: str) -> str:
     """A value of the wrong kind, with what YAML made of it and how to write it."""
     if value is None:
-        return f"is empty, where {wanted} is wanted; give a value or leave the line out"
+        return f"is empty, expected {wanted}; give a value or leave the line out"
     if wanted == "text" and not isinstance(value, list | dict):
-        return f"{_yaml_kind(value)}, where text is wanted; put it in quotes"
+        return f"{_yaml_kind(value)}, expected text; put it in quotes"
     if isinstance(value, str) and wanted in {"a whole number", "a number", "true or false"}:
-        return f"{as_yaml(value)} is text, where {wanted} is wanted{_unquoted(value, wanted)}"
-    return f"{_yaml_kind(value)}, where {wanted} is wanted"
+        return f"{as_yaml(value)} is text, expected {wanted}{_unquoted(value, wanted)}"
+    return f"{_yaml_kind(value)}, expected {wanted}"
 
 
 def _unquoted(value: str, wanted: str) -> str:

@@ -32,7 +32,7 @@ def parse_memory(text: str) -> int:
         )
     size = int(Fraction(match["number"]) * _UNITS[match["unit"] or ""])
     if size < 1:
-        raise ValueError(f"'{text}' is no memory at all; give at least 1")
+        raise ValueError(f"'{text}' is less than one byte of memory; give at least 1")
     return size
 
 

@@ -236,7 +236,7 @@ class InferenceServiceSpec(Model):
     """Settings of one replica's engine."""
 
     slo: Slo = Slo()
-    """The latencies that the service promises; with a TPOT, the token budget of every step is
+    """Latency targets of the service; with a TPOT, the token budget of every step is
     chosen by it. Needs templateType Mix, which is its default then."""
 
     server: ServerSpec = ServerSpec()
@@ -255,21 +255,21 @@ class InferenceServiceSpec(Model):
     """Seconds in which a new service, or a change, has to be ready; then it counts as stuck."""
 
     @model_validator(mode="after")
-    def _promises_are_kept(self) -> Self:
-        """Refuse what would leave a promise without effect: only Mix has a budget and an order."""
+    def _slo_has_effect(self) -> Self:
+        """Refuse settings under which slo has no effect: only Mix has a budget and an order."""
         schedule = self.engine.schedule
         if not self.slo.is_given or schedule.is_split_fuse:
             return self
         if "template_type" in schedule.model_fields_set:
             raise ValueError(
-                "engine.schedule.templateType Standard keeps no promise of slo: its steps have no "
-                "budget, and its prompts no order; set templateType: Mix, or leave templateType or "
-                "slo out"
+                "engine.schedule.templateType Standard cannot meet the targets of slo: its "
+                "steps have no budget, and its prompts no order; set templateType: Mix, or leave "
+                "templateType or slo out"
             )
         for name, value in _needs_standard(schedule):
             raise ValueError(
-                f"engine.schedule.{name} {value} needs templateType Standard, which keeps no "
-                f"promise of slo; leave {name} or slo out"
+                f"engine.schedule.{name} {value} needs templateType Standard, which cannot "
+                f"meet the targets of slo; leave {name} or slo out"
             )
         return self
 

@@ -49,7 +49,7 @@ def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> Non
     """
     changes = classify(applied(record), service)
     if not changes:
-        out.print(f"{record.name} runs like this already, at {record.url}")
+        out.print(f"{record.name} is up to date, at {record.url}")
         return
     out.print(_table(changes))
     with Progress(verbose=verbose) as progress, progress.phase(f"Changing {record.name}") as report:

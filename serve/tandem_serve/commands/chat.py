@@ -81,9 +81,9 @@ class Conversation:
                         answer += piece
                         yield piece
         except APIError as error:
-            raise ServeError(f"The service says: {_error_message(error)}") from error
+            raise ServeError(f"The service answered: {_error_message(error)}") from error
         except Exception as error:  # openai lets the errors of its transport through as they are
-            raise ServeError(f"The answer broke off: {error!r}") from error
+            raise ServeError(f"The answer was interrupted: {error!r}") from error
         finally:
             if answer:
                 self._messages += [question, {"role": "assistant", "content": answer}]
@@ -113,12 +113,12 @@ def _model(client: OpenAI) -> str:
     try:
         return client.models.list().data[0].id
     except APIConnectionError:
-        raise ServeError(f"Nothing answers at {url}; is the service running?") from None
+        raise ServeError(f"No server answers at {url}; is the service running?") from None
     except AuthenticationError as error:
         if client.api_key == _NO_KEY:
-            text = f"{url} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+            text = f"{url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
             raise ServeError(text) from None
-        raise ServeError(f"{url} says: {_error_message(error)}") from None
+        raise ServeError(f"{url} answered: {_error_message(error)}") from None
     except APIError as error:
         raise ServeError(f"{url} does not list its models: {_error_message(error)}") from None
 
@@ -139,7 +139,7 @@ def _converse(conversation: Conversation) -> None:
             return
         if text == "/clear":
             conversation.clear()
-            err.print("[dim]forgotten[/dim]")
+            err.print("[dim]conversation cleared[/dim]")
         elif text.startswith("/"):
             err.print(_HELP, markup=False)
         elif text:

@@ -25,7 +25,7 @@ def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> No
         raise ManifestError(problems)
     _check_checkpoint(Path(service.spec.model.path))
     if service.spec.runtime != RuntimeSpec():
-        print_note("spec.runtime describes pods, and has no meaning on this machine")
+        print_note("spec.runtime describes pods and is ignored on this machine")
 
 
 def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterator[str]:
@@ -45,9 +45,9 @@ def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterat
 
 def _check_checkpoint(folder: Path) -> None:
     if not folder.is_dir():
-        fault = "there is no such folder" if not folder.exists() else "it is not a folder"
+        fault = "no such folder" if not folder.exists() else "not a folder"
     elif not (folder / "config.json").is_file():
-        fault = "it holds no config.json"
+        fault = "it has no config.json"
     else:
         return
     way_out = "name the folder of a checkpoint in Hugging Face layout"

@@ -63,7 +63,7 @@ def _run(service: InferenceService, address: ListenAddress, *, detach: bool, ver
             else:
                 _stay(local)
     except RecordExists:
-        raise ServeError(f"The service {service.name} is being started already.") from None
+        raise ServeError(f"The service {service.name} is already starting.") from None
 
 
 def _start(local: LocalRay, service: InferenceService, *, verbose: bool) -> None:
@@ -79,7 +79,7 @@ def _start(local: LocalRay, service: InferenceService, *, verbose: bool) -> None
 
 def _stay(local: LocalRay) -> None:
     """Wait until the service ends: by Ctrl-C, by `tandem stop`, or by itself."""
-    out.print("[dim]Ctrl-C ends it.[/dim]")
+    out.print("[dim]Press Ctrl-C to stop.[/dim]")
     if local.wait() != EXIT_STOPPED:
         local.check_alive()
         raise typer.Exit(EXIT_FAILED)
@@ -100,16 +100,16 @@ def _show_ready(record: Record, service: InferenceService, seconds: float) -> No
 
 def _runs_already(record: Record) -> ServeError:
     return ServeError(
-        f"The service {record.name} runs already, at {record.url}; change it with tandem apply, "
-        f"or end it with tandem stop {record.name}."
+        f"The service {record.name} is already running at {record.url}; update it with tandem "
+        f"apply, or stop it with tandem stop {record.name}."
     )
 
 
 def _has_other_keys(record: Record) -> ServeError:
     return ServeError(
-        f"The service {record.name} runs already, with other API keys; put the keys into "
-        f"{record.api_keys}, or end it with tandem stop {record.name} and start it again."
+        f"The service {record.name} is already running with other API keys; put the keys into "
+        f"{record.api_keys}, or stop it with tandem stop {record.name} and start it again."
         if record.api_keys
-        else f"The service {record.name} runs already, without API keys; end it with tandem stop "
-        f"{record.name} and start it again."
+        else f"The service {record.name} is already running without API keys; stop it with tandem "
+        f"stop {record.name} and start it again."
     )

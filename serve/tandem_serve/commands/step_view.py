@@ -35,7 +35,7 @@ def headline(report: StepsReport, url: str) -> Text:
         (report.model, "bold"),
         f" at {url}: {stats.num_running} running, {stats.num_waiting} waiting, "
         f"{stats.num_swapped} swapped out; {stats.num_kv_blocks} KV blocks: {num_held} held, "
-        f"{stats.num_cached_kv_blocks} cached, {num_empty} free; room for "
+        f"{stats.num_cached_kv_blocks} cached, {num_empty} free; capacity for "
         f"{limits.max_sequences} × {limits.max_seq_len} tokens",
     )
 
@@ -55,7 +55,7 @@ def table(steps: Sequence[StepExplanation]) -> Table:
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("decode and prefill", no_wrap=True, min_width=_BAR_WIDTH)
     made.add_column("rows", min_width=12)
-    made.add_column("who is not in it, and why", min_width=20)
+    made.add_column("waiting, and why", min_width=20)
     # Where there is no budget, bars can still be compared with each other.
     most = max((step.num_tokens for step in steps), default=1)
     for step in map(_with_short_ids, reversed(steps)):
@@ -97,13 +97,13 @@ def line(step: StepExplanation) -> str:
 def left_out(step: StepExplanation) -> Iterator[str]:
     """Yield preempted sequences, sequences passed over, and the reason of the first in line."""
     if step.recomputed:
-        yield f"to be computed again: {_named(step.recomputed)}"
+        yield f"preempted, to be recomputed: {_named(step.recomputed)}"
     if step.swapped:
         yield f"swapped out: {_named(step.swapped)}"
     for wait in step.passed_over[:_MOST_NAMED]:
         yield wait.text.removesuffix(".")
     if len(step.passed_over) > _MOST_NAMED:
-        yield f"{len(step.passed_over) - _MOST_NAMED} more are passed over"
+        yield f"{len(step.passed_over) - _MOST_NAMED} more sequences are passed over"
     if step.held_up is not None:
         behind = f" ({step.num_behind} behind it)" if step.num_behind else ""
         yield f"{step.held_up.text.removesuffix('.')}{behind}"

@@ -40,7 +40,7 @@ def steps(
     """Show the last `limit` steps of a service, and go on as they come unless told otherwise."""
     with exit_on_signals(), report_errors():
         if once and follow:
-            raise ServeError("--once leaves after one look, --follow goes on; give one of them.")
+            raise ServeError("--once reads once, --follow keeps reading; give only one.")
         with Source(_url(name, url), api_key) as source:
             if follow:
                 _follow(source, limit, lambda: time.sleep(every_s), as_json=as_json)
@@ -56,9 +56,9 @@ class Source:
     """One service, asked for its steps.
 
     Args:
-        url: Where it is.
-        api_key: What it is asked with; None: no key.
-        transport: What carries the requests; a test passes its own.
+        url: URL of the service.
+        api_key: Key of the requests; None: no key.
+        transport: Transport of the requests; a test passes its own.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Source:
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise ServeError(
-                f"Nothing answers at {self.url} ({error}); tandem status shows what runs here, "
-                "tandem serve -f FILE starts a service, --url names one elsewhere."
+                f"No server answers at {self.url} ({error}); tandem status lists the services "
+                "here, tandem serve -f FILE starts one, --url names one elsewhere."
             ) from None
         if answer.status_code != httpx.codes.OK:
             raise self._refused(answer)
@@ -107,20 +107,20 @@ class Source:
             return _REPORT.validate_json(answer.content)
         except ValidationError:
             raise ServeError(
-                f"{self.url} does not answer as this version of Tandem does; does the URL name a "
-                "service of it?"
+                f"{self.url} does not answer with steps of this version of Tandem; check the URL "
+                "and the service's version."
             ) from None
 
     def _refused(self, answer: httpx.Response) -> ServeError:
         if answer.status_code == httpx.codes.UNAUTHORIZED and not self._has_key:
             return ServeError(
-                f"{self.url} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+                f"{self.url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
             )
         if answer.status_code == httpx.codes.NOT_FOUND:
             return ServeError(
-                f"{self.url} has no steps to show: there is no service of Tandem, or an older one."
+                f"{self.url} has no /debug/steps: not a service of Tandem, or an older version."
             )
-        return ServeError(f"{self.url} says: {_sentence(answer)}")
+        return ServeError(f"{self.url} answered: {_sentence(answer)}")
 
 
 def watch(source: Source, limit: int, pause: Pause, console: Console) -> None:
@@ -138,15 +138,15 @@ def new_steps(
 ) -> Iterator[StepExplanation]:
     """The last `limit` steps that are over, then each one once, as they come, for ever.
 
-    Where numbers begin anew (the engine was started again, or another replica answers), so does
-    this; it says so, and says how many steps are missing where they came too fast.
+    Where step numbers restart (the engine was restarted, or another replica answers), so does this,
+    with a note; another note counts the steps that came too fast.
     """
     wanted, most = 0, limit
     while True:
         report = source.report(since=wanted, limit=most, with_decodes=with_decodes)
         if wanted and (report.newest is None or report.newest < wanted - 1):
             print_note(
-                "The steps begin anew: the engine was started again, or another one answers."
+                "Step numbers restart: the engine was restarted, or another replica answers."
             )
             wanted, most = 0, limit
             continue
@@ -175,7 +175,7 @@ def _url(name: str | None, url: str | None) -> str:
     if url is None:
         return choose(name).url
     if name is not None:
-        raise ServeError(f"{name} is a service here, --url names one elsewhere; give one of them.")
+        raise ServeError(f"{name} is a service here, --url names one elsewhere; give only one.")
     return url
 
 

@@ -15,4 +15,4 @@ def stop(name: str | None, *, everything: bool) -> None:
 
 def _stop(record: Record) -> None:
     stop_service(record)
-    out.print(f"{record.name} has ended.")
+    out.print(f"{record.name} stopped.")

@@ -72,7 +72,7 @@ def _query(request: Request) -> StepsQuery:
             )
         if count > 1:
             raise ApiError(
-                f"{name} stands in the query {count} times; give it once.",
+                f"{name} is given {count} times in the query; give it once.",
                 param=name,
                 code="invalid_value",
             )

@@ -84,7 +84,7 @@ class ClientDisconnected(Exception):
 def queue_full(refused: Refused, noun: str) -> ApiError:
     """Too few slots are free for so many of `noun`: 429, and when to come back."""
     return ApiError(
-        f"{refused.num_in_flight} {noun} are in process or waiting here, of "
+        f"{refused.num_in_flight} {noun} are running or waiting, of "
         f"{refused.max_in_flight} at most; try again in {refused.retry_after_s} s.",
         status=HTTPStatus.TOO_MANY_REQUESTS,
         kind="queue_full",
@@ -94,25 +94,25 @@ def queue_full(refused: Refused, noun: str) -> ApiError:
 
 
 def key_missing() -> ApiError:
-    """The request brings no API key."""
+    """The request has no API key."""
     return _unauthorized(
-        "There is no API key in the request; send one in the header 'Authorization: Bearer KEY'."
+        "The request has no API key; send one in the header 'Authorization: Bearer KEY'."
     )
 
 
 def key_invalid() -> ApiError:
-    """The request brings a key that is not among the service's."""
+    """The request has a key that is not one of the service's."""
     # Not even a part of it is repeated: answers end up in logs.
     return _unauthorized(
-        "The API key is not valid here; send one that stands in the service's Secret of API keys."
+        "The API key is not valid; send one from the service's Secret of API keys."
     )
 
 
 def no_keys_set() -> ApiError:
-    """Keys are asked for, and there are none."""
+    """Keys are required, and there are none."""
     return _unauthorized(
-        "This service takes no request yet: its Secret of API keys is empty or cannot be read; "
-        "put a key into it."
+        "This service accepts no requests yet: its Secret of API keys is empty or unreadable; "
+        "add a key to it."
     )
 
 
@@ -126,9 +126,9 @@ def _unauthorized(message: str) -> ApiError:
 
 
 def model_not_found(requested: str, served: str) -> ApiError:
-    """Another model than the served one was asked for."""
+    """The request names another model than the served one."""
     return ApiError(
-        f"The model '{truncate(requested)}' does not exist here; this server serves '{served}'.",
+        f"The model '{truncate(requested)}' does not exist; this server serves '{served}'.",
         status=HTTPStatus.NOT_FOUND,
         param="model",
         code="model_not_found",
@@ -138,7 +138,7 @@ def model_not_found(requested: str, served: str) -> ApiError:
 def body_too_large(max_bytes: int) -> ApiError:
     """The body is larger than this server reads; the connection ends with it unread."""
     return ApiError(
-        f"The body has more than the {max_bytes} bytes that this server takes; send less.",
+        f"The body exceeds the limit of {max_bytes} bytes; send less.",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         code="request_too_large",
         headers={"Connection": "close"},
@@ -148,9 +148,8 @@ def body_too_large(max_bytes: int) -> ApiError:
 def body_too_complex(max_cost: int) -> ApiError:
     """The body would take too long to parse; the connection may stay."""
     return ApiError(
-        f"The body has more than the {max_cost} values that this server parses at once (a list or "
-        "an object counts as ten, a name in an object as seven); send less, or texts in place of "
-        "token ids.",
+        f"The body exceeds the limit of {max_cost} values to parse (a list or an object counts as "
+        "ten, a name in an object as seven); send less, or texts in place of token ids.",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         code="request_too_large",
     )
@@ -159,8 +158,8 @@ def body_too_complex(max_cost: int) -> ApiError:
 def body_too_slow(timeout_s: float) -> ApiError:
     """The body did not come in time, or its place was needed; the connection ends."""
     return ApiError(
-        f"The body did not come within {timeout_s:g} s and a second for each MiB of it, or within "
-        "a second where many send at once; send it again, faster.",
+        f"The body did not arrive within {timeout_s:g} s and a second for each MiB of it, or "
+        "within a second where many send at once; send it again, faster.",
         status=HTTPStatus.REQUEST_TIMEOUT,
         code="request_timeout",
         headers={"Connection": "close"},
@@ -170,8 +169,8 @@ def body_too_slow(timeout_s: float) -> ApiError:
 def body_encoded(encoding: str) -> ApiError:
     """The body is compressed, or encoded in another way."""
     return ApiError(
-        f"The body has Content-Encoding '{truncate(encoding)}'; this server takes plain JSON "
-        "only. Send it without.",
+        f"The body has Content-Encoding '{truncate(encoding)}'; this server accepts plain JSON "
+        "only.",
         status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         code="unsupported_media_type",
     )
@@ -180,8 +179,8 @@ def body_encoded(encoding: str) -> ApiError:
 def bodies_full(num_held: int, max_bytes: int) -> ApiError:
     """There is no memory for one more body: 503, so that a client may try another replica."""
     return ApiError(
-        f"The bodies of other requests hold {num_held} bytes here, of {max_bytes} at most; try "
-        f"again in {BODIES_RETRY_AFTER_S} s.",
+        f"The bodies of other requests hold {num_held} bytes of at most {max_bytes}; try again in "
+        f"{BODIES_RETRY_AFTER_S} s.",
         status=HTTPStatus.SERVICE_UNAVAILABLE,
         kind=SERVER_ERROR,
         code="bodies_full",
@@ -224,8 +223,7 @@ def engine_starting() -> ApiError:
 def unexpected() -> ApiError:
     """A bug: its traceback is in the log, not in the response."""
     return ApiError(
-        "The server failed in a way that it does not know; its log has the cause. "
-        "This is a bug, please report it.",
+        "The server failed unexpectedly; its log has the cause. This is a bug, please report it.",
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         kind=SERVER_ERROR,
         code="internal_error",
@@ -273,10 +271,10 @@ def from_http(error: HTTPException, request: Request) -> ApiError:
     headers = error.headers or {}
     if error.status_code == HTTPStatus.NOT_FOUND:
         paths = ", ".join(getattr(route, "path", "") for route in request.app.routes)
-        message = f"There is nothing at {truncate(path)}; there is {paths}."
+        message = f"No route {truncate(path)}; available: {paths}."
         code = "unknown_url"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{path} does not take {method}; it takes {headers.get('Allow', 'another')}."
+        message = f"{path} does not support {method}; allowed: {headers.get('Allow', 'another')}."
         code = "method_not_allowed"
     else:
         message, code = str(error.detail), "http_error"

@@ -9,7 +9,7 @@ from typing import Final
 
 from tandem_serve.errors import ServeError
 
-# Below Linux's ephemeral ports, above the services that people know by heart.
+# Below Linux's ephemeral ports, above the ports of well-known services.
 _FIRST: Final = 20_000
 _LAST: Final = 32_000
 _REPLICAS: Final = 250
@@ -81,8 +81,8 @@ def free_ports() -> Ports:
         if all(is_free("127.0.0.1", port) for port in range(base, base + _BLOCK)):
             return Ports(base)
     raise ServeError(
-        f"No {_BLOCK} neighbouring ports between {_FIRST} and {_LAST} are free on this machine; "
-        "stop what listens there."
+        f"Cannot find {_BLOCK} consecutive free ports between {_FIRST} and {_LAST} on this "
+        "machine; stop a process that listens there."
     )
 
 

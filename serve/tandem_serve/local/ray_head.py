@@ -1,4 +1,4 @@
-"""Ray on this machine alone: an own head, of which nothing stays behind."""
+"""Ray on this machine alone: a head of its own, of which nothing stays behind."""
 
 import os
 import secrets
@@ -42,7 +42,7 @@ _LAST_LINES: Final = 8
 
 @dataclass(slots=True)
 class LocalRay:
-    """A Ray head and the supervisor that ends it, whatever becomes of this process."""
+    """A Ray head and the supervisor that ends it, however this process ends."""
 
     record: Record
     _supervisor: subprocess.Popen[bytes] = field(repr=False)
@@ -63,9 +63,11 @@ class LocalRay:
             time.sleep(_POLL_S)
 
     def check_alive(self) -> None:
-        """Raise ServeError, with Ray's last words, when Ray has ended."""
+        """Raise ServeError, with Ray's last output, when Ray has exited."""
         if self._supervisor.poll() is not None:
-            raise ServeError("Ray has ended.", details=self._last_output())
+            raise ServeError(
+                "Ray exited; run again with -v for its output.", details=self._last_output()
+            )
 
     def wait(self) -> int:
         """Wait for the end; return the supervisor's exit code."""
@@ -125,7 +127,7 @@ def local_ray(
 
     Raises:
         RecordExists: a service of this name runs already.
-        ServeError: the port is taken, or no ports are free for Ray.
+        ServeError: the port is in use, or no ports are free for Ray.
     """
     _check_port(address.host, address.port)
     ports, token = free_ports(), secrets.token_hex(32)
@@ -150,8 +152,8 @@ def local_ray(
 def _check_port(host: str, port: int) -> None:
     if not is_free(host, port):
         raise ServeError(
-            f"Port {port} of {host} is taken, or not this machine's; "
-            "choose another one with --port, or stop what listens there."
+            f"Cannot listen on port {port} of {host}: it is in use, or the address is not this "
+            "machine's; choose another with --port, or stop the process that listens there."
         )
 
 
@@ -182,7 +184,7 @@ def _record(
 ) -> Record:
     process = read_process(pid)
     if process is None:
-        raise ServeError("The supervisor ended at once; run again with -v for its last words.")
+        raise ServeError("The supervisor exited at once; run again with -v for its output.")
     return Record(
         name=service.name,
         pid=pid,

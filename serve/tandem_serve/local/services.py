@@ -85,7 +85,7 @@ def apply(record: Record, service: InferenceService, *, report: ProgressCallback
         deploy(record, service, check=check, report=report)
     except ServeError as error:
         check()
-        report("going back to the last manifest")
+        report("rolling back to the last manifest")
         deploy(record, applied(record), check=check, report=report)
         text = f"{str(error).rstrip('.')}; the service runs as before."
         raise ServeError(text, details=error.details) from error
@@ -129,7 +129,7 @@ def choose(name: str | None) -> Record:
     for record in records:
         if name in {None, record.name}:
             return record
-    raise ServeError(f"No service '{name}' runs here; there is {names}.")
+    raise ServeError(f"No service '{name}' runs here; running: {names}.")
 
 
 def stop(record: Record) -> None:

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         drain_worker() if role == "worker" else drain_head()
     except Exception as error:  # noqa: BLE001  # the pod ends all the same
-        _say(f"going on without having drained: {error!r}")
+        _say(f"continuing without draining: {error!r}")
     return 0
 
 
@@ -99,7 +99,7 @@ def drain_worker() -> None:
     for raylet in find_raylets():  # a pod has one
         drain_node(raylet, find_haproxies())
         return
-    _say("no Ray runs here; nothing to wait for")
+    _say("no raylet runs here; nothing to drain")
 
 
 def drain_node(raylet: Raylet, haproxies: Sequence[Process]) -> None:
@@ -131,7 +131,7 @@ def request_drain_until_accepted(raylet: Raylet, *, time_left_s: int) -> bool:
             request_drain(raylet, time_left_s=time_left_s)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             if not said:
-                _say(f"{error}; asking again")
+                _say(f"{error}; retrying")
             said = True
             return False
         return True
@@ -156,7 +156,7 @@ def drain_head(
     while time.monotonic() < deadline:
         nodes = _retry(lambda: worker_addresses(dashboard))
         if nodes is None:
-            _say("Ray does not answer; going on")
+            _say("Ray does not answer; continuing")
             return
         try:
             leaving = None if cluster is None or not nodes else cluster.leaving_workers()
@@ -263,7 +263,7 @@ def request_drain(raylet: Raylet, *, time_left_s: int) -> None:
     )
     if done.returncode != 0:
         last_words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise RuntimeError(f"Ray did not take it that its node is going: {last_words}")
+        raise RuntimeError(f"Ray did not accept the drain of its node: {last_words}")
 
 
 def worker_addresses(dashboard: str) -> list[str]:
@@ -330,7 +330,7 @@ def wait_for_end(
         if is_busy():
             busy_at = now
         if now - busy_at > quiet_s:
-            _say(f"no connection for {quiet_s:.0f} s; going on")
+            _say(f"no connection for {quiet_s:.0f} s; continuing")
             return False
         time.sleep(_POLL_S)
     return False

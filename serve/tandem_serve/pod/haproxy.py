@@ -1,4 +1,4 @@
-"""`tandem-haproxy`: starts the HAProxy of Ray Serve, as Serve starts it, with a patched configuration.
+"""`tandem-haproxy`: starts Ray Serve's HAProxy, as Serve does, with a patched configuration.
 
 Serve has no settings for these (Ray 2.60):
 
@@ -56,17 +56,17 @@ _MAXCONN: Final = re.compile(r"^( *maxconn) (\d+)$", re.MULTILINE)
 _FILES_PER_CONNECTION: Final = 2.5
 _OTHER_FILES: Final = 512
 
-_UNAVAILABLE: Final = "No replica can take the request now; try again in a moment."
+_UNAVAILABLE: Final = "No replica is available; try again in a moment."
 _ERRORS: Final = {
     400: (
         HTTPStatus.BAD_REQUEST,
         "invalid_http",
-        "The request is not valid HTTP, or its body stopped coming; send it again.",
+        "The request is not valid HTTP, or its body stopped arriving; send it again.",
     ),
     408: (
         HTTPStatus.REQUEST_TIMEOUT,
         "request_timeout",
-        f"The head of the request did not come within {HEAD_TIMEOUT_S} s; send it again, faster.",
+        f"The head of the request did not arrive within {HEAD_TIMEOUT_S} s; send it faster.",
     ),
     500: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
     502: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
@@ -77,14 +77,14 @@ _ERRORS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Become HAProxy."""
+    """Replace this process by HAProxy."""
     options = list(sys.argv[1:] if arguments is None else arguments)
     binary = real_haproxy()
     os.execv(binary, [binary, *_patched_arguments(options)])  # noqa: S606  # to be HAProxy is the whole purpose
 
 
 def patched(configuration: str, *, folder: Path, max_files: int) -> str:
-    """The configuration as Tandem wants it.
+    """The configuration with all changes.
 
     Args:
         configuration: what Ray Serve wrote.

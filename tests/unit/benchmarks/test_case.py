@@ -29,7 +29,9 @@ def test_a_case_reads_back_as_it_is_written(
     "text", ["", "16", "16x32", "16x32x", "1x2x3x4", "ax1x1", "-1x2x3", "1×2×3"]
 )
 def test_what_is_no_case_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(WrongUsage, match=r"is no case; write CONCURRENCYxINPUTxOUTPUT in tokens"):
+    with pytest.raises(
+        WrongUsage, match=r"is not a case; write CONCURRENCYxINPUTxOUTPUT in tokens"
+    ):
         parse_case(text)
 
 
@@ -66,7 +68,7 @@ def test_a_target_of_nothing_is_none() -> None:
 def test_token_ids_are_a_range() -> None:
     assert parse_token_ids("100-999") == (100, 999)
     for text in ("100", "9-1", "a-b", "-5"):
-        with pytest.raises(WrongUsage, match="is no range of token ids"):
+        with pytest.raises(WrongUsage, match="is not a range of token ids"):
             parse_token_ids(text)
 
 

@@ -68,4 +68,4 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(option: str) -> No
     done = CliRunner().invoke(app, [option, "nonsense"])
 
     assert done.exit_code == 2
-    assert "'nonsense' is none of" in done.output
+    assert "'nonsense' is not one of" in done.output

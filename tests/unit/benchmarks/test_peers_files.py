@@ -231,14 +231,14 @@ def test_a_run_that_is_ended_ends_the_engine_that_it_started(small_model: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "--only", "L"], "There is no model 'L'; it must be one of S, M, Q."),
-        (["run", "--types", "fp8"], "There is no type 'fp8'; it must be one of bf16, w8a8."),
-        (["run", "--rows", "many"], "'many' is no case; write CONCURRENCYxINPUTxOUTPUT"),
+        (["run", "--only", "L"], "Unknown model 'L'; it must be one of S, M, Q."),
+        (["run", "--types", "fp8"], "Unknown type 'fp8'; it must be one of bf16, w8a8."),
+        (["run", "--rows", "many"], "'many' is not a case; write CONCURRENCYxINPUTxOUTPUT"),
         (["run", "--rows", "0x8x8"], "The row 0x8x8 has no sequences"),
         (["run", "--rows", "1x4096x1"], "takes 4097 tokens; the models take 4095"),
         (["run", "--openvino", "/nowhere/python"], "--openvino is /nowhere/python, which is no"),
         (["run", "--threads", "4096"], "--threads is 4096; this process may use"),
-        (["environments", "--only", "sglang"], "There is no peer 'sglang'; it must be one of"),
+        (["environments", "--only", "sglang"], "Unknown peer 'sglang'; it must be one of"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(arguments: list[str], sentence: str) -> None:
@@ -327,7 +327,7 @@ def test_a_peer_that_cannot_be_had_leaves_the_others(
 
     told = capfd.readouterr()
     assert told.out == f"--openvino {folder}/openvino/bin/python\n"
-    assert "vllm cannot be had: uv failed;" in told.err
+    assert "vllm cannot be installed: uv failed;" in told.err
     log = (folder / "openvino.log").read_text(encoding="utf-8")
     assert "openvino-genai optimum-intel torch" in log
     with pytest.raises(BenchmarkError, match="No environment could be made"):

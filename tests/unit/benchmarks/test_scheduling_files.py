@@ -78,7 +78,7 @@ def test_a_model_that_is_not_there_says_so(trace: Path) -> None:
     result = CliRunner().invoke(app, ["engine", "--model", "nowhere", "--trace", str(trace)])
 
     assert result.exit_code == 1
-    assert "nowhere is no checkpoint: it has no config.json" in result.output
+    assert "nowhere is not a checkpoint: it has no config.json" in result.output
 
 
 def test_a_setting_nobody_knows_is_refused_with_the_names() -> None:

@@ -146,7 +146,7 @@ access:
         ),
         pytest.param(
             f"{SMALLEST}\ndefaultNpuProfile: a9",
-            "defaultNpuProfile 'a9' is none of npuProfiles; allowed: atlas-300i-duo, "
+            "defaultNpuProfile 'a9' is not one of npuProfiles; allowed: atlas-300i-duo, "
             "atlas-800i-a2, atlas-800i-a3, cce-ascend-1980",
             id="profile",
         ),
@@ -178,7 +178,7 @@ def test_a_text_that_is_no_yaml_says_where() -> None:
 
 
 def test_a_missing_file_says_how_to_name_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="there is no such file; name one with --config"):
+    with pytest.raises(SettingsError, match="no such file; name one with --config"):
         load_settings(tmp_path / "operator.yaml")
 
 

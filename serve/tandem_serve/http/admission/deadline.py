@@ -36,7 +36,7 @@ class Deadline:
         """The deadline of a call that begins now.
 
         Raises:
-            ApiError: the caller's own is no number of seconds that may be.
+            ApiError: the caller's own is not a number of seconds in range.
         """
         http = state_of(request)
         timeout_s = http.settings.e2e_timeout_s
@@ -55,8 +55,8 @@ class Deadline:
         left_s = self.at_s - self.monotonic_s()
         if left_s <= 0:
             raise DeadlineExceeded(
-                f"The request was not done within the {self.timeout_s:g} s that it had: its prompt "
-                "was not ready for the engine. Allow it more time, or send less at once."
+                f"The request exceeded its deadline of {self.timeout_s:g} s before its prompt "
+                "reached the engine. Allow more time, or send less at once."
             )
         return left_s
 

@@ -60,7 +60,7 @@ def test_kubernetes_own_names_are_understood() -> None:
         ({"imge": "x"}, "spec.runtime.imge: unknown field; did you mean 'image'?"),
         (
             {"image": ""},
-            "spec.runtime.image: is empty, where at least 1 character is wanted; give a value or "
+            "spec.runtime.image: is empty, expected at least 1 character; give a value or "
             "leave it out",
         ),
         (
@@ -70,7 +70,7 @@ def test_kubernetes_own_names_are_understood() -> None:
         ),
         (
             {"imagePullSecrets": [{"name": "registry"}]},
-            "spec.runtime.imagePullSecrets.0: this is a mapping, where text is wanted",
+            "spec.runtime.imagePullSecrets.0: this is a mapping, expected text",
         ),
         (
             {"imagePullSecrets": ["-registry"]},
@@ -78,7 +78,7 @@ def test_kubernetes_own_names_are_understood() -> None:
             "253 lower-case letters, digits, '-' and '.', a letter or digit first and last and "
             "beside each '.'",
         ),
-        ({"env": {"A": "b"}}, "spec.runtime.env: this is a mapping, where a list is wanted"),
+        ({"env": {"A": "b"}}, "spec.runtime.env: this is a mapping, expected a list"),
         (
             {"env": [{"name": "A"}] * 129},
             "spec.runtime.env: has 129 entries, of 128 at most",
@@ -89,7 +89,7 @@ def test_kubernetes_own_names_are_understood() -> None:
         ),
         (
             {"env": [{"name": "A", "value": 1}]},
-            "spec.runtime.env.0.value: 1 is a number, where text is wanted; put it in quotes",
+            "spec.runtime.env.0.value: 1 is a number, expected text; put it in quotes",
         ),
         (
             {"env": [{"name": "1st"}]},
@@ -103,7 +103,7 @@ def test_kubernetes_own_names_are_understood() -> None:
         ),
         (
             {"nodeSelector": {"zone": 1}},
-            "spec.runtime.nodeSelector.zone: 1 is a number, where text is wanted; put it in quotes",
+            "spec.runtime.nodeSelector.zone: 1 is a number, expected text; put it in quotes",
         ),
         (
             {"tolerations": [{"key": "npu", "effect": "noschedule"}]},

@@ -171,21 +171,21 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"resources": {"memory": 4}},
-            "spec.resources.memory: 4 is a number, where text is wanted; put it in quotes",
+            "spec.resources.memory: 4 is a number, expected text; put it in quotes",
         ),
         (
             {"resources": {"cpu": "2"}},
-            "spec.resources.cpu: '2' is text, where a whole number is wanted; "
+            "spec.resources.cpu: '2' is text, expected a whole number; "
             "write it without quotes; allowed: 1 or more (default 1)",
         ),
         (
             {"scaling": []},
-            "spec.scaling: this is a list, where a mapping is wanted",
+            "spec.scaling: this is a list, expected a mapping",
         ),
         (
             {"scaling": {"minReplicas": True}},
             "spec.scaling.minReplicas: true is a truth value (YAML reads yes, no, on and off as "
-            "such, too), where a whole number is wanted; allowed: 1 to 1000 (default 1)",
+            "such, too), expected a whole number; allowed: 1 to 1000 (default 1)",
         ),
         (
             {"resources": {"npu": 65}},
@@ -199,7 +199,7 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"runtime": {"volumeMounts": [{"name": "a", "mountPath": "/"}]}},
-            "spec.runtime.volumeMounts.0: mountPath '/' is no place for a volume; write an "
+            "spec.runtime.volumeMounts.0: mountPath '/' is not a mount path; write an "
             "absolute path below /, without ':', '.', '..' and a '/' at its end, such as /data",
         ),
         (
@@ -233,13 +233,13 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"engine": {"schedule": {"splitFuse": {"policyType": "4"}}}},
-            "spec.engine.schedule.splitFuse.policyType: '4' is text, where a whole number is "
-            "wanted; write it without quotes; allowed: 0, 4, 5, 6, 7 (default 0)",
+            "spec.engine.schedule.splitFuse.policyType: '4' is text, expected "
+            "a whole number; write it without quotes; allowed: 0, 4, 5, 6, 7 (default 0)",
         ),
         (
             {"engine": {"schedule": {"stageSelectPolicy": True}}},
             "spec.engine.schedule.stageSelectPolicy: true is a truth value (YAML reads yes, no, "
-            "on and off as such, too), where a whole number is wanted; allowed: 0, 1, 2 "
+            "on and off as such, too), expected a whole number; allowed: 0, 1, 2 "
             "(default 0)",
         ),
         (
@@ -254,7 +254,7 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"slo": {"tpot": {"target": 50}}},
-            "spec.slo.tpot.target: 50 is a number, where text is wanted; put it in quotes",
+            "spec.slo.tpot.target: 50 is a number, expected text; put it in quotes",
         ),
         (
             {"slo": {"tpot": {"percentile": 99}}},
@@ -402,9 +402,7 @@ def test_a_name_that_is_no_dns_label_is_refused(name: str) -> None:
 def test_a_date_that_was_meant_as_a_name_is_recognized() -> None:
     problem = problems_of(SMALLEST.replace("tiny}", "2024-01-01}"))
 
-    assert problem == [
-        "metadata.name: 2024-01-01 is a date, where text is wanted; put it in quotes"
-    ]
+    assert problem == ["metadata.name: 2024-01-01 is a date, expected text; put it in quotes"]
 
 
 @pytest.mark.parametrize(
@@ -413,16 +411,16 @@ def test_a_date_that_was_meant_as_a_name_is_recognized() -> None:
         ("", "the manifest is empty; see docs/manifest.md for the smallest one"),
         ("- 1", "the manifest is a list; it must be a mapping with kind: InferenceService"),
         ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
-        ("a: 1\na: 2", "line 2, column 1: the field 'a' stands here twice; keep one"),
+        ("a: 1\na: 2", "line 2, column 1: the field 'a' is given twice; keep one"),
         ("a: [1", "line 1, column 6: while parsing a flow sequence expected ',' or ']'"),
         (
             SMALLEST.replace("v1alpha1", "v1"),
-            "apiVersion: 'serving.tandem.dev/v1' is not served here; "
+            "apiVersion: 'serving.tandem.dev/v1' is not supported; "
             "allowed: serving.tandem.dev/v1alpha1",
         ),
         (
             SMALLEST.replace("kind: InferenceService", "kind: Deployment"),
-            "kind: 'Deployment' is not served here; allowed: InferenceService",
+            "kind: 'Deployment' is not supported; allowed: InferenceService",
         ),
         ("kind: a\n---\nkind: b", "none of the 2 documents is of kind InferenceService; add one"),
         (
@@ -446,7 +444,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
 
     for path, words in (
-        (tmp_path / "none.yaml", "there is no such file"),
+        (tmp_path / "none.yaml", "no such file"),
         (tmp_path, "is a folder"),
         (binary, "is not UTF-8"),
     ):

@@ -98,8 +98,8 @@ def test_ctrl_c_ends_the_request_and_keeps_what_came(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (APIError("too many requests", request=None, body=None), "The service says: too many"),  # type: ignore[arg-type]
-        (OSError("connection reset"), "The answer broke off: OSError"),
+        (APIError("too many requests", request=None, body=None), "The service answered: too many"),  # type: ignore[arg-type]
+        (OSError("connection reset"), "The answer was interrupted: OSError"),
     ],
 )
 def test_a_failure_is_told_in_words_and_the_question_forgotten(
@@ -127,7 +127,7 @@ def test_a_conversation_goes_on_until_the_user_leaves(
     captured = capsys.readouterr()
     assert captured.out == "a1\na3\n"
     assert "forget the conversation" in captured.err
-    assert "error: The answer broke off" in captured.err
+    assert "error: The answer was interrupted" in captured.err
     assert texts(client.asked[2]) == ["q3"]
 
 

@@ -148,11 +148,14 @@ def test_a_row_of_the_table_says_time_tokens_rows_and_reasons() -> None:
     text = shown(view(report(7), "http://service"))
 
     assert "tiny at http://service" in text
-    assert "64 KV blocks: 0 held, 0 cached, 64 free; room for 8 × 128 tokens" in text
+    assert "64 KV blocks: 0 held, 0 cached, 64 free; capacity for 8 × 128 tokens" in text
     row = text.splitlines()[-1]
     for words in ("7", "20.4", "18.8", "48/64", "16 decodes, b 16-48 of 100 (16 cached)"):
         assert words in row
-    assert "to be computed again: c; d waits for KV blocks: 3 free, 8 needed (2 behind it)" in row
+    assert (
+        "preempted, to be recomputed: c; d waits for KV blocks: 3 free, 8 needed (2 behind it)"
+        in row
+    )
 
 
 def test_the_newest_step_stands_first() -> None:
@@ -203,7 +206,7 @@ def test_many_that_lost_their_turn_are_counted() -> None:
 
     said = list(left_out(replace(STEP, recomputed=(), held_up=None, passed_over=many)))
 
-    assert said == ["r0 waits", "r1 waits", "r2 waits", "6 more are passed over"]
+    assert said == ["r0 waits", "r1 waits", "r2 waits", "6 more sequences are passed over"]
 
 
 def test_a_table_shortens_long_ids_and_a_line_does_not() -> None:
@@ -259,7 +262,7 @@ def test_following_begins_anew_with_the_engine(capfd: pytest.CaptureFixture[str]
     numbers = [step.number for step in islice(new_steps(answers.source(), 20, no_pause), 4)]
 
     assert numbers == [500, 0, 1, 2]
-    assert "The steps begin anew" in capfd.readouterr().err
+    assert "Step numbers restart" in capfd.readouterr().err
 
 
 def test_the_live_view_is_drawn_again_until_interrupted() -> None:
@@ -313,7 +316,7 @@ def test_a_local_service_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     assert alone.exit_code == named.exit_code == 0
     assert json.loads(named.stdout)["number"] == 7
     assert other.exit_code == 1
-    assert "No service 'large' runs here; there is tiny." in other.stderr
+    assert "No service 'large' runs here; running: tiny." in other.stderr
 
 
 def test_it_says_what_to_do_when_nothing_runs_here() -> None:
@@ -328,8 +331,8 @@ def test_it_says_what_to_do_when_nothing_answers() -> None:
         done = runner.invoke(app, ["steps", "--url", url])
 
     assert done.exit_code == 1
-    assert done.stderr.startswith(f"error: Nothing answers at {url} (")
-    assert "tandem serve -f FILE starts a service" in done.stderr
+    assert done.stderr.startswith(f"error: No server answers at {url} (")
+    assert "tandem serve -f FILE starts one" in done.stderr
 
 
 def test_it_says_when_a_key_is_wanted(tmp_path: Path) -> None:
@@ -342,19 +345,19 @@ def test_it_says_when_a_key_is_wanted(tmp_path: Path) -> None:
         right = runner.invoke(app, ["steps", "--url", url, "--once", "--api-key", "sk-1"])
 
     assert without.stderr.splitlines() == [
-        f"error: {url} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+        f"error: {url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
     ]
-    assert f"error: {url} says: The API key is not valid here" in wrong.stderr
+    assert f"error: {url} answered: The API key is not valid" in wrong.stderr
     assert (without.exit_code, wrong.exit_code, right.exit_code) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (httpx.Response(404), "has no steps to show"),
-        (httpx.Response(200, text="hello"), "does not answer as this version of Tandem does"),
-        (httpx.Response(502, text="<html>"), "says: status 502"),
-        (httpx.Response(503, json={"error": {"message": "Starting."}}), "says: Starting."),
+        (httpx.Response(404), "has no /debug/steps"),
+        (httpx.Response(200, text="hello"), "does not answer with steps of this version of Tandem"),
+        (httpx.Response(502, text="<html>"), "answered: status 502"),
+        (httpx.Response(503, json={"error": {"message": "Starting."}}), "answered: Starting."),
     ],
 )
 def test_other_answers_are_put_into_words(answer: httpx.Response, words: str) -> None:
@@ -367,8 +370,8 @@ def test_other_answers_are_put_into_words(answer: httpx.Response, words: str) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["tiny", "--url", "http://x"], "give one of them"),
-        (["--once", "--follow"], "--once leaves after one look, --follow goes on"),
+        (["tiny", "--url", "http://x"], "give only one"),
+        (["--once", "--follow"], "--once reads once, --follow keeps reading"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: list[str], words: str) -> None:

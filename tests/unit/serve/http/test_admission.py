@@ -39,8 +39,7 @@ async def test_request_number_3n_plus_1_is_refused(*, is_stream: bool) -> None:
     assert response.headers["retry-after"] == "5"
     assert response.json() == {
         "error": {
-            "message": "3 sequences are in process or waiting here, of 3 at most; "
-            "try again in 5 s.",
+            "message": "3 sequences are running or waiting, of 3 at most; try again in 5 s.",
             "type": "queue_full",
             "param": None,
             "code": "rate_limit_exceeded",

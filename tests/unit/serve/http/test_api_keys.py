@@ -121,13 +121,13 @@ def test_a_key_comes_as_a_bearer_token(header: str) -> None:
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ([], "There is no API key"),
-        ([(b"authorization", b"sk")], "There is no API key"),
-        ([(b"authorization", b"Basic sk")], "There is no API key"),
-        ([(b"authorization", b"Bearer ")], "There is no API key"),
-        ([(b"authorization", b"Bearer SK")], "is not valid here"),
-        ([(b"authorization", b"Bearer sk sk")], "is not valid here"),
-        ([(b"authorization", b"Bearer \xff")], "is not valid here"),
+        ([], "The request has no API key"),
+        ([(b"authorization", b"sk")], "The request has no API key"),
+        ([(b"authorization", b"Basic sk")], "The request has no API key"),
+        ([(b"authorization", b"Bearer ")], "The request has no API key"),
+        ([(b"authorization", b"Bearer SK")], "is not valid"),
+        ([(b"authorization", b"Bearer sk sk")], "is not valid"),
+        ([(b"authorization", b"Bearer \xff")], "is not valid"),
     ],
 )
 def test_what_is_no_valid_key_is_refused(headers: list[tuple[bytes, bytes]], words: str) -> None:
@@ -144,7 +144,7 @@ async def test_every_path_but_health_needs_a_key(folder: Path, method: str, path
         valid = await client.request(method, path, headers=bearer(KEY))
 
     assert message_of(without) == (
-        "There is no API key in the request; send one in the header 'Authorization: Bearer KEY'."
+        "The request has no API key; send one in the header 'Authorization: Bearer KEY'."
     )
     assert "sk-secret" not in message_of(wrong)
     assert valid.status_code != 401
@@ -165,7 +165,7 @@ async def test_a_folder_without_keys_refuses_everybody(tmp_path: Path) -> None:
     async with client_of(fake_app(FakeFront(), api_keys_folder=tmp_path)) as client:
         refused = await client.get("/v1/models", headers=bearer(""))
 
-    assert "its Secret of API keys is empty or cannot be read" in message_of(refused)
+    assert "its Secret of API keys is empty or unreadable" in message_of(refused)
 
 
 async def test_openais_client_brings_its_key(folder: Path) -> None:

@@ -392,7 +392,7 @@ async def test_another_model_is_not_found(path: str) -> None:
 
     assert response.status_code == 404
     assert the_error(response) == {
-        "message": "The model 'large' does not exist here; this server serves 'tiny'.",
+        "message": "The model 'large' does not exist; this server serves 'tiny'.",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",

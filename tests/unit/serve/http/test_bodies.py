@@ -164,7 +164,7 @@ async def test_a_compressed_body_is_refused(path: str) -> None:
 
     assert response.status_code == 415
     assert the_error(response)["message"] == (
-        "The body has Content-Encoding 'gzip'; this server takes plain JSON only. Send it without."
+        "The body has Content-Encoding 'gzip'; this server accepts plain JSON only."
     )
 
 
@@ -370,7 +370,7 @@ async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch)
 
     assert [answer.status_code for answer in answers] == [429, 429, 200]
     assert the_error(answers[0])["message"] == (
-        "48 calls of /tokenize and /detokenize are in process or waiting here, of 48 at most; "
+        "48 calls of /tokenize and /detokenize are running or waiting, of 48 at most; "
         "try again in 5 s."
     )
 

@@ -18,7 +18,7 @@ BODIES = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     COMPLETIONS: BODY,
 }
-LATE = DeadlineExceeded("The request was not done within the 2 s that it had: it was waiting.")
+LATE = DeadlineExceeded("The request exceeded its deadline of 2 s: it was waiting.")
 HEADER = "X-Request-Timeout"
 
 
@@ -115,8 +115,8 @@ async def test_time_that_is_over_before_the_engine_has_it_is_told_and_nothing_is
 
     assert response.status_code == 504
     assert response.json()["error"]["message"] == (
-        "The request was not done within the 1.5 s that it had: its prompt was not ready for the "
-        "engine. Allow it more time, or send less at once."
+        "The request exceeded its deadline of 1.5 s before its prompt reached the engine. Allow "
+        "more time, or send less at once."
     )
     assert not front.submitted
     assert app.state.http.admission.num_in_flight == 0

@@ -141,7 +141,7 @@ async def test_a_reader_gets_back_what_was_written() -> None:
         ("?decodes=1", "invalid_type", "decodes", "it must be true or false"),
         ("?since=true", "invalid_type", "since", "it must be an integer"),
         ("?limt=3", "unknown_parameter", "limt", "did you mean 'limit'?"),
-        ("?since=1&since=2", "invalid_value", "since", "since stands in the query 2 times"),
+        ("?since=1&since=2", "invalid_value", "since", "since is given 2 times in the query"),
     ],
 )
 async def test_a_wrong_query_is_refused_by_name(

@@ -62,9 +62,7 @@ async def test_a_body_that_is_too_large_is_refused() -> None:
 
     assert response.status_code == 413
     assert the_error(response)["code"] == "request_too_large"
-    assert the_error(response)["message"] == (
-        "The body has more than the 64 bytes that this server takes; send less."
-    )
+    assert the_error(response)["message"] == ("The body exceeds the limit of 64 bytes; send less.")
 
 
 @pytest.mark.parametrize(
@@ -108,10 +106,10 @@ async def test_bytes_are_counted_whatever_was_announced(announced: str) -> None:
             "GET",
             "/v1/nothing",
             404,
-            f"There is nothing at /v1/nothing; there is {PATHS}.",
+            f"No route /v1/nothing; available: {PATHS}.",
         ),
-        ("GET", CHAT, 405, f"{CHAT} does not take GET; it takes POST."),
-        ("POST", "/v1/models", 405, "/v1/models does not take POST; it takes GET."),
+        ("GET", CHAT, 405, f"{CHAT} does not support GET; allowed: POST."),
+        ("POST", "/v1/models", 405, "/v1/models does not support POST; allowed: GET."),
     ],
 )
 async def test_routes_that_are_not_there(method: str, path: str, status: int, message: str) -> None:

@@ -127,7 +127,7 @@ def test_the_head_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_head_goes_on_when_ray_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     drain.drain_head("http://127.0.0.1:9")
 
-    assert capsys.readouterr().err == "tandem drain: Ray does not answer; going on\n"
+    assert capsys.readouterr().err == "tandem drain: Ray does not answer; continuing\n"
 
 
 def test_rays_node_process_is_found_by_its_options() -> None:
@@ -170,7 +170,7 @@ def test_nothing_is_waited_for_where_no_request_can_run(capsys: pytest.CaptureFi
         assert started.poll() is None
 
     assert next(busy, None) is None
-    assert capsys.readouterr().err == "tandem drain: no connection for 1 s; going on\n"
+    assert capsys.readouterr().err == "tandem drain: no connection for 1 s; continuing\n"
 
 
 def test_a_connection_to_the_endpoint_or_a_replica_is_one_with_a_request(
@@ -276,7 +276,7 @@ def test_ray_is_told_again_until_it_has_heard(
 
     assert drain.request_drain_until_accepted(raylet(), time_left_s=7)
     assert told == [7]
-    assert capsys.readouterr().err == "tandem drain: Ray is away; asking again\n"
+    assert capsys.readouterr().err == "tandem drain: Ray is away; retrying\n"
 
 
 def test_a_node_does_not_wait_for_ever_for_a_head_that_does_not_come_back(
