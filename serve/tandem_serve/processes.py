@@ -5,6 +5,7 @@ Linux only, standard library only: the supervisor lives on this alone.
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -100,3 +101,14 @@ def kill_all(processes: Iterable[Process]) -> None:
             os.kill(process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
+
+
+def signal_socket(numbers: Iterable[signal.Signals]) -> socket.socket:
+    """Catch `numbers`; return a socket from which the number of each arriving signal is read."""
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
+        end.settimeout(0)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return reader

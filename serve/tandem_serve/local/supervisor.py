@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tandem_serve.processes import descendants, kill_all
+from tandem_serve.processes import descendants, kill_all, signal_socket
 
 DETACH: Final = b"detach\n"
 EXIT_STOPPED: Final = 0
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command given after `--` until something ends it; return the exit code."""
     options = _parse(arguments)
     _control_process(_PR_SET_CHILD_SUBREAPER, 1)
-    signals = _signal_socket()
+    signals = signal_socket((*_END_SIGNALS, signal.SIGCHLD))
     head = _start_head(options.command)
     try:
         return _watch(head, signals)
@@ -66,17 +66,6 @@ def _control_process(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
-
-
-def _signal_socket() -> socket.socket:
-    """A socket from which the number of every signal that arrives can be read."""
-    reader, writer = socket.socketpair()
-    for end in (reader, writer):
-        end.settimeout(0)
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    for number in (*_END_SIGNALS, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
-    return reader
 
 
 def _start_head(command: Sequence[str]) -> int:
@@ -107,7 +96,7 @@ def _watch(head: int, signals: socket.socket) -> int:
 
 
 def _reap() -> set[int]:
-    """Take leave of the children that have ended; return their pids."""
+    """Reap the children that have exited; return their pids."""
     ended: set[int] = set()
     while True:
         try:
