@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.serving.outcome import Outcome
 from benchmarks.serving.settings import LatencyTargets
-from benchmarks.serving.statistics import Spread, spread_ms
+from benchmarks.serving.statistics import Spread, meets, spread_ms
 
 SHARE: Final = 0.9
 """Of the requests that must keep both targets: P90."""
@@ -50,7 +50,7 @@ def figures(
     by two separate P90s, up to a fifth might miss one or the other.
     """
     num_requests = len(outcomes) if num_requests is None else num_requests
-    num_good = sum(_is_good(outcome, targets) for outcome in outcomes)
+    num_good = sum(meets(outcome, targets) for outcome in outcomes)
     num_output = sum(outcome.shape.num_output for outcome in outcomes)
     num_tokens = sum(outcome.shape.num_tokens for outcome in outcomes)
     ttft = spread_ms(outcome.ttft_s for outcome in outcomes)
@@ -102,11 +102,3 @@ def highest_sustained(
             return None
         rate = high / 2.0 if low == 0.0 else min(low * 1.5, (low * high) ** 0.5)
     return best
-
-
-def _is_good(outcome: Outcome, targets: LatencyTargets) -> bool:
-    tpot_s = outcome.tpot_s
-    in_time = targets.ttft_ms is None or outcome.ttft_s * 1e3 <= targets.ttft_ms
-    return in_time and (
-        targets.tpot_ms is None or tpot_s is None or tpot_s * 1e3 <= targets.tpot_ms
-    )

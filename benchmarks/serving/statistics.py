@@ -125,14 +125,15 @@ def _events_per_token(good: Sequence[Outcome]) -> float | None:
 
 
 def _goodput(good: Sequence[Outcome], seen: Measurement, targets: LatencyTargets) -> Goodput:
-    num_kept = sum(_keeps(outcome, targets) for outcome in good)
+    num_kept = sum(meets(outcome, targets) for outcome in good)
     return Goodput(
         share=num_kept / len(seen.outcomes) if seen.outcomes else 0.0,
         requests_per_s=num_kept / seen.wall_s,
     )
 
 
-def _keeps(outcome: Outcome, targets: LatencyTargets) -> bool:
+def meets(outcome: Outcome, targets: LatencyTargets) -> bool:
+    """True when a request met every target."""
     tpot_s = outcome.tpot_s
     in_time = targets.ttft_ms is None or outcome.ttft_s * 1000 <= targets.ttft_ms
     # An answer of one token has no time per further token to be late with.

@@ -57,7 +57,7 @@ def classify(old: InferenceService, new: InferenceService) -> list[Change]:
     """
     if old.name != new.name:
         raise ValueError(f"'{new.name}' is another service than '{old.name}', not a version of it")
-    before, after = dict(_leaves(old.resolved())), dict(_leaves(new.resolved()))
+    before, after = dict(leaves(old.resolved())), dict(leaves(new.resolved()))
     paths = [*before, *(path for path in after if path not in before)]
     return [
         Change(path, before.get(path), after.get(path), kind_of(path))
@@ -80,10 +80,11 @@ def kind_of(path: str) -> ChangeKind:
     raise KeyError(path)
 
 
-def _leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of everything in `document` that is not a mapping."""
     for name, value in document.items():
-        field_path = f"{path}.{name}" if path else name
+        leaf_path = f"{path}.{name}" if path else name
         if isinstance(value, Mapping):
-            yield from _leaves(value, field_path)
+            yield from leaves(value, leaf_path)
         else:
-            yield field_path, value
+            yield leaf_path, value
