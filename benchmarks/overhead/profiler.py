@@ -33,7 +33,7 @@ class Profiler:
         """Seconds on the wall of each forward pass."""
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Drop all times."""
         for times in (*self.taken.values(), self.began, self.lasted):
             times.clear()
 

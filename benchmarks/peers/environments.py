@@ -47,7 +47,7 @@ class Uv:
         return self.place / "bin" / "python"
 
     def create(self) -> None:
-        """Make the environment anew, with this Python."""
+        """Make the environment from scratch, with this Python."""
         self._run("venv", "--clear", "--python", sys.executable, str(self.place))
 
     def install(
@@ -103,8 +103,8 @@ def make_environments(
     Each is told in a line: where its interpreter is, or why there is none.
 
     Args:
-        folder: Made where it is missing; an environment that is there is made anew.
-        names: Which.
+        folder: Made where it is missing; an environment in it is replaced.
+        names: The peers.
         command: The `uv` to use; None looks for one.
 
     Raises:
@@ -161,7 +161,7 @@ def _openvino(uv: Uv) -> None:
 def _llamacpp(uv: Uv) -> None:
     if shutil.which("c++") is None:
         raise EnvironmentUnavailable(
-            "llama.cpp is built from source, and there is no C++ compiler (c++)."
+            "llama.cpp is built from source, and no C++ compiler (c++) was found."
         )
     # For the machine that it is built on, as Tandem's own kernels choose what the CPU has.
     uv.install(

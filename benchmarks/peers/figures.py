@@ -154,7 +154,7 @@ def row_figures(
         rows: The rows, in the order of the table.
         weights: The type.
         engines: Names of the engines, in the order of the table.
-        roof: What the machine could do.
+        roof: Limits of the machine.
     """
     of_model = [each for each in results if (each.model, each.weights) == (shape.name, weights)]
     figures = []

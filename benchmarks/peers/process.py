@@ -24,14 +24,14 @@ _SHOWN_LINES: Final = 4
 
 
 class RunnerFailed(BenchmarkError):
-    """An engine could not do what was asked; the row says so, and the others go on."""
+    """An engine failed a request; its row says so, and the other engines continue."""
 
 
 class RunnerProcess:
     """A context: the process and all that it started end with it.
 
     Args:
-        engine: Which engine, under which interpreter.
+        engine: The engine and its interpreter.
         cores: Logical CPUs that it may use, as many as it has threads.
         pin: Bind each thread to one of them.
         log: File that gets what it prints.

@@ -185,7 +185,7 @@ def warnings_of(machine: Mapping[str, Any]) -> list[str]:
     """A warning where other work ran when the comparison began.
 
     Args:
-        machine: What `machine_facts` told.
+        machine: Facts from `machine_facts`.
     """
     load, num_cores = machine["load_average_1min"], machine["num_cores"]
     if load < _QUIET * num_cores:
@@ -287,7 +287,7 @@ def _making(note: Note, shape: ModelShape) -> Note:
 
 
 def _check_tandem(results: Sequence[TurnResult]) -> None:
-    """Peers may be missing; without Tandem there is no comparison."""
+    """Raise BenchmarkError when Tandem was not measured; peers may be missing."""
     own = [result for result in results if result.engine == TANDEM]
     if any(result.samples for result in own):
         return

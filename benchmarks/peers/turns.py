@@ -139,11 +139,11 @@ def run_turn(
     """Run an engine's turn in a process of its own; what fails is told in the result.
 
     Args:
-        turn: Which.
+        turn: The turn.
         shape: Its model.
         file: The model in the engine's format.
-        settings: How.
-        log: What the engine prints goes there.
+        settings: Options of the comparison.
+        log: File for the engine's output.
         note: Called with a line before each row.
     """
     try:

@@ -84,7 +84,7 @@ def highest_sustained(
     Args:
         run: Carries out a rate; None: it was broken off, and is not sustained.
         start: The first rate to try, in requests a second.
-        precision: How close the two rates get.
+        precision: Distance of the two rates at the end, as a share.
         most: A rate that is not tried: a load at it is over too soon to tell.
 
     Returns:

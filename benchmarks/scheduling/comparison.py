@@ -142,7 +142,7 @@ def run_at(task: Task, rate: float, *, ends_early: bool = True) -> Run | None:
     """Run a task's load at one rate; None: it was broken off as not sustained.
 
     Args:
-        task: What to run.
+        task: The task to run.
         rate: Requests a second.
         ends_early: Break off once more than a tenth of the requests have missed a target.
     """

@@ -126,12 +126,12 @@ def compare_policies(
 
     Args:
         bench: The model.
-        load: What is sent.
+        load: The requests.
         targets: Latency targets of every request.
         chunks: Static chunks that compare_policies.
         capacity: Requests a second that the machine can do.
         shares: Loads, as shares of it.
-        repeats: How often all is done.
+        repeats: Number of repeats.
         note: Called with each trial as it ends.
     """
     trials: list[Trial] = []

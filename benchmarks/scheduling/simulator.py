@@ -69,8 +69,8 @@ class Simulator:
     """Runs one load.
 
     Args:
-        policy: How to schedule.
-        machine: How long steps take.
+        policy: The policy.
+        machine: Gives the time of each step.
         num_blocks: KV blocks of the pool.
         limit: When to give up; None: never.
     """

@@ -27,7 +27,7 @@ class Case:
     """Requests of one shape, so many at a time."""
 
     concurrency: int
-    """Requests in flight; in an open loop at most, and 0 is no bound."""
+    """Requests in flight; in an open loop the maximum, where 0 means unbounded."""
     shape: Shape
 
     def __str__(self) -> str:

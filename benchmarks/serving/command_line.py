@@ -17,8 +17,8 @@ def make_app(*, description: str | None = None, epilog: str | None = None) -> ty
     """Make a command line; its caller adds the commands.
 
     Args:
-        description: What its commands are for, where there are several: shown when none is given.
-        epilog: What stands below their list, such as examples.
+        description: Purpose of its commands, where there are several: shown when none is given.
+        epilog: Text below their list, such as examples.
     """
     return typer.Typer(
         add_completion=False,

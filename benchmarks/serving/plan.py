@@ -33,7 +33,7 @@ class OpenLoop:
     name: str
     arrivals: Sequence[Arrival]
     max_in_flight: int
-    """Arrivals beyond wait at the client, and the wait counts; 0 is no bound."""
+    """Arrivals beyond it wait at the client, and the wait counts; 0 means unbounded."""
     num_clipped: int = 0
     """Requests of a trace that were longer than the model takes."""
 
@@ -94,7 +94,9 @@ def _open(options: LoadSettings, case: Case, rate: float) -> OpenLoop:
     if options.num_requests is not None:
         times = islice(times, options.num_requests)
     elif math.isinf(rate):
-        raise WrongUsage("--rate inf sends all requests at once; say how many with --requests.")
+        raise WrongUsage(
+            "--rate inf sends all requests at once; give their number with --requests."
+        )
     else:
         times = takewhile(lambda due_s: due_s < options.duration_s, times)
     arrivals = [Arrival(due_s, case.shape) for due_s in times]

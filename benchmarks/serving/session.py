@@ -68,9 +68,9 @@ def run_loads(
     """Send loads to a server one after the other, each after its warm-up, and show how far it is.
 
     Args:
-        loads: What is sent.
-        endpoint: Where.
-        server: How long an answer may take.
+        loads: The loads to send.
+        endpoint: The server.
+        server: Settings with the time limit of an answer.
         num_warmup: See `LoadSettings`.
     """
     return asyncio.run(_run_loads(loads, endpoint, server, num_warmup))

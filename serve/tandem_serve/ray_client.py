@@ -122,7 +122,7 @@ def wait_until_routed(
     Args:
         name: the service.
         url: its public address.
-        stats_port: where HAProxy tells of its servers.
+        stats_port: port of HAProxy's table of servers.
         replicas: ids of the replicas that run.
         timeout_s: seconds to wait at most.
 

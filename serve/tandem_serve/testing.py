@@ -120,10 +120,10 @@ class FakeFront:
         """Make an engine.
 
         Args:
-            limits: what it can hold.
+            limits: limits of the engine.
             pauses_after: outputs of each request before it sets `paused` and waits for `resume`.
             fails_after: outputs of each request before `failure` is raised.
-            failure: what is raised then.
+            failure: the exception raised then.
             max_requests: requests that it takes before it stops.
             max_n: sequences of a request at most.
         """

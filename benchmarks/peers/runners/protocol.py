@@ -19,7 +19,7 @@ TOP_P: Final = 0.95
 
 
 class ProtocolError(Exception):
-    """A line is no message; the text says what it was."""
+    """A line is not a message; the text quotes it."""
 
 
 class Unsupported(Exception):
@@ -28,7 +28,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Make the engine ready; whatever it needs for its rows is set aside here."""
+    """Make the engine ready, and reserve all that its rows need."""
 
     model: str
     """Folder or file in the engine's own format."""

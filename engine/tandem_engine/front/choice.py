@@ -16,9 +16,9 @@ class Choice:
     """Turns the tokens of one sequence into outputs for its stream.
 
     Args:
-        request: What it is a sequence of.
-        index: Which choice of the request it is; its sequence has the same place.
-        stream: Where its outputs go.
+        request: The request of the sequence.
+        index: Number of the choice in its request, and of its sequence.
+        stream: Takes the outputs.
         text: Decodes its tokens.
         stops: Finds the request's stop strings in its text.
     """

@@ -22,7 +22,7 @@ class Histogram:
 
     Args:
         name: Without the prefix that all series have.
-        text: What it is, for `# HELP`.
+        text: Description for `# HELP`.
         bounds: Upper bounds of the buckets, inclusive, ascending; one for the rest is added.
     """
 

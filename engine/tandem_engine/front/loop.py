@@ -47,8 +47,8 @@ class EngineLoop:
     call, since waking an event loop costs more than reading a token.
 
     Args:
-        engine: What it steps.
-        metrics: What it tells about the steps.
+        engine: The engine to step.
+        metrics: Takes the figures of the steps.
         schedule: The settings that the engine was made with.
     """
 

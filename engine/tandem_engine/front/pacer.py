@@ -48,9 +48,9 @@ class Pacer(Generic[T]):
         """Take an output; return what goes out with it.
 
         Args:
-            sequence_id: Whose it is.
-            item: What goes out.
-            output: What the item holds; None: a failure.
+            sequence_id: The sequence of the output.
+            item: The delivery to hold.
+            output: The output in the item; None: a failure.
             arrived: Seconds; when the request came.
             now: Seconds.
         """

@@ -50,7 +50,7 @@ _KINDS: Final[Mapping[str, ChangeKind]] = {
 def classify(old: InferenceService, new: InferenceService) -> list[Change]:
     """Every field that differs between two versions of one service, in the order of the form.
 
-    Defaults count as values: writing one down is no change.
+    Defaults count as values: writing one down does not change the service.
 
     Raises:
         ValueError: the two are not versions of one service.
@@ -70,7 +70,7 @@ def kind_of(path: str) -> ChangeKind:
     """Return the effect of a change of the field at `path`, such as spec.engine.dtype.
 
     Raises:
-        KeyError: there is no such field that may change.
+        KeyError: no such field may change.
     """
     prefix = path
     while prefix:

@@ -386,7 +386,7 @@ class InferenceService(Model):
     def resolved(self) -> dict[str, Any]:
         """The service as a document in which every default that can be known is filled in.
 
-        What the replica chooses by its memory is left out.
+        Values that the replica chooses by its memory are left out.
         """
         document = self.document()
         document["spec"]["model"]["name"] = self.model_name

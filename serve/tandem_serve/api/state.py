@@ -110,7 +110,7 @@ def _replica(details: Mapping[str, Any]) -> ReplicaState:
 
 
 def _failure_message(application: Mapping[str, Any], deployment: Mapping[str, Any]) -> str:
-    """Ray's words for why the service cannot run; empty while it may."""
+    """Ray's message on a service that cannot run; empty while it may."""
     message = str(deployment.get("message") or "")
     # Ray tries three times; what fails in one constructor fails in the next.
     if "failed to start" in message:

@@ -1,4 +1,4 @@
-"""`tandem quantize`: write a checkpoint anew, its linear layers in 8 bits."""
+"""`tandem quantize`: write a copy of a checkpoint with its linear layers in 8 bits."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final

@@ -7,7 +7,7 @@ from tandem_serve.local.services import stop as stop_service
 
 
 def stop(name: str | None, *, everything: bool) -> None:
-    """End the service `name`, the only one, or all; that there is none is no error then."""
+    """Stop the service `name`, the only one, or all; with all, none running is not an error."""
     with report_errors():
         for record in read_records() if everything else [choose(name)]:
             _stop(record)

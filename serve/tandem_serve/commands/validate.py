@@ -11,7 +11,7 @@ from tandem_serve.commands.common import out, print_note, read_manifest, report_
 def validate(file: Path) -> None:
     """Print a manifest with every default filled in, or every problem that it has.
 
-    What users may not expect of the defaults goes to standard error, as notes.
+    Notes on surprising defaults go to standard error.
     """
     with report_errors():
         service = read_manifest(file)

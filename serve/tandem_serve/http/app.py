@@ -41,7 +41,7 @@ def build_app(
     """The HTTP application of one replica.
 
     Args:
-        settings: what it is told once and for all.
+        settings: fixed settings of the application.
         get_engine: the engine of this process, None while it starts; asked at every request, on
             the event loop, so that the engine may be built after the application.
         dependencies: clocks and chance; the real ones unless a test says otherwise.

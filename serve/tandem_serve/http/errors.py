@@ -177,7 +177,7 @@ def body_encoded(encoding: str) -> ApiError:
 
 
 def bodies_full(num_held: int, max_bytes: int) -> ApiError:
-    """There is no memory for one more body: 503, so that a client may try another replica."""
+    """The memory of all bodies is exhausted: 503, so that a client may try another replica."""
     return ApiError(
         f"The bodies of other requests hold {num_held} bytes of at most {max_bytes}; try again in "
         f"{BODIES_RETRY_AFTER_S} s.",

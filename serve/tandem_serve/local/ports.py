@@ -90,7 +90,7 @@ def is_free(host: str, port: int) -> bool:
     """True when a server could listen at `host:port` now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with closing(socket.socket(family)) as probe:
-        # As servers do: a connection that lingers is no hindrance, a listener is.
+        # As servers do: a lingering connection does not prevent listening, a listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

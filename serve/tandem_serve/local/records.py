@@ -16,7 +16,7 @@ from tandem_serve.processes import is_alive, kill_all, read_process, session_mem
 RUN_DIR_PREFIX: Final = "tandem-"
 
 
-class RecordExists(Exception):  # for --detach it is no error
+class RecordExists(Exception):  # not an error for --detach
     """A service of this name is running already."""
 
 

@@ -311,14 +311,14 @@ def wait_for_end(
     """Wait until all of `processes` have ended, the time is up, or long enough nothing was busy.
 
     Args:
-        processes: What is to end.
+        processes: The processes to wait for.
         timeout_s: The longest wait.
-        is_busy: Whether there is something to wait for.
-        quiet_s: How long it must say no; None: 20 seconds.
-        is_enough: Whether waiting may end before all that.
+        is_busy: True while there is something to wait for.
+        quiet_s: Seconds for which it must be false; None: 20.
+        is_enough: True once waiting may end before all that.
 
     Returns:
-        Whether it was enough.
+        True when it ended because of `is_enough`.
     """
     quiet_s = _QUIET_S if quiet_s is None else quiet_s
     started = busy_at = time.monotonic()

@@ -14,7 +14,7 @@ Serve has no settings for these (Ray 2.60):
 - HAProxy does not start when the limit of open files is too low for its `maxconn`, which is
   therefore lowered to what the process may open.
 
-It reads a copy in memory: Serve may write its file anew while the proxy starts.
+It reads a copy in memory: Serve may rewrite its file while the proxy starts.
 
 Ray finds this command by `RAY_SERVE_HAPROXY_BINARY_PATH`.
 """
@@ -87,8 +87,8 @@ def patched(configuration: str, *, folder: Path, max_files: int) -> str:
     """The configuration with all changes.
 
     Args:
-        configuration: what Ray Serve wrote.
-        folder: where the pages of `error_pages` are.
+        configuration: the text that Ray Serve wrote.
+        folder: folder of the pages of `error_pages`.
         max_files: files that the process may open.
     """
     return close_when_draining(
@@ -197,7 +197,7 @@ def _read_locked(path: Path) -> str:
 def _in_memory(text: str) -> str:
     """Path of `text` in memory, for this process and the program that it becomes.
 
-    A file on disk would not do: Serve may write its own anew before HAProxy has read it.
+    A file on disk would not do: Serve may rewrite it before HAProxy has read it.
     """
     file = os.memfd_create("haproxy.cfg", flags=0)
     with os.fdopen(file, "w", encoding="utf-8", closefd=False) as memory:

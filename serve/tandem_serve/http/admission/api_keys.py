@@ -61,7 +61,7 @@ def check_key(headers: Iterable[tuple[bytes, bytes]], digests: Sequence[bytes]) 
     """Refuse a request without a key that is among `digests`.
 
     Raises:
-        ApiError: it has none, it has another, or there are no keys (401).
+        ApiError: its key is missing or unknown, or there are no keys (401).
     """
     if not digests:
         raise errors.no_keys_set()

@@ -27,7 +27,7 @@ class BodyBudget:
         Args:
             max_bytes: bytes of all bodies together.
             max_readers: bodies that may take their time; with one more, the oldest has little.
-            timeout_s: how long a body may take to come, beside a second for each MiB of it.
+            timeout_s: seconds in which a body must come, beside a second for each MiB of it.
             least_timeout_s: the same where too many come at once.
         """
         self._max_bytes = max_bytes

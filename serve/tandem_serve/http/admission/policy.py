@@ -16,7 +16,7 @@ SLOTS_PER_LINK: Final = 3
 MIN_RETRY_AFTER_S: Final = 1
 MAX_RETRY_AFTER_S: Final = 60
 UNKNOWN_RETRY_AFTER_S: Final = 5
-"""While nothing has finished yet there is no rate to reckon with."""
+"""Used while nothing has finished yet and the rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def admit(
         num_in_flight: sequences in process or waiting now.
         max_link_num: MindIE's maxLinkNum.
         num_new: sequences that ask to come in.
-        completions_per_s: how fast sequences have ended of late; 0 when that is not known.
+        completions_per_s: recent rate at which sequences ended; 0 when it is not known.
     """
     allowed = max_in_flight(max_link_num)
     num_missing = num_in_flight + num_new - allowed

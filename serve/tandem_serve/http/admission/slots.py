@@ -1,4 +1,4 @@
-"""Counts what is here and asks `admit` about what comes."""
+"""Counts the slots in use, and admits or refuses calls by `policy`."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ NUM_REMEMBERED: Final = 64
 class AdmissionControl:
     """The slots of one replica.
 
-    What counts is what the engine counts: each choice, or beam, of each prompt is one sequence.
+    Slots are counted as the engine counts: each choice, or beam, of each prompt is one sequence.
     A call takes the slots of all of its sequences, and gives them back together when it ends.
     """
 
@@ -76,7 +76,7 @@ class AdmissionControl:
                 return
 
     def completions_per_s(self) -> float:
-        """Rate at which slots have become free of late; 0 when it is not known."""
+        """Recent rate at which slots became free; 0 when it is not known."""
         if not self._ends_s:
             return 0.0
         span_s = self._monotonic_s() - self._ends_s[0]

@@ -33,7 +33,7 @@ NUM_ID_DIGITS: Final = 8
 class Call:
     """A call as the engine needs it.
 
-    The body that it came in is no part of it: its memory is free while the answer is computed.
+    Its body is not part of it: the body's memory is free while the answer is computed.
     """
 
     engine: EngineFront

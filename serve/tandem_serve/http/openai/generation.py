@@ -57,7 +57,7 @@ class Generation:
         """Submit all of `requests`; `held` aborts them when it closes.
 
         Raises:
-            DeadlineExceeded: there is no time left for them.
+            DeadlineExceeded: no time is left for them.
             RequestError: one cannot be served; the caller's `held` aborts those before it.
             EngineStopped: the engine takes no more.
         """

@@ -131,7 +131,7 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     ignored: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may be given and change nothing here."""
+    """Fields that are accepted and have no effect."""
     unsupported: ClassVar[dict[str, Unsupported]] = {}
     """Fields that are refused with a reason if they ask for something."""
 

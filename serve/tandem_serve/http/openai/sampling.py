@@ -95,7 +95,7 @@ def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
 
 
 def _token_id(key: str) -> int:
-    # A long run of digits is no token id, and int() refuses it with another error.
+    # A long run of digits is not a token id, and int() refuses it with another error.
     if key.isascii() and key.isdecimal() and len(key) <= len(str(2**63)):
         return int(key)
     raise ApiError(

@@ -82,7 +82,7 @@ async def _send_piece(send: Send, data: bytes) -> None:
 
 
 async def _with_error_as_event(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    # Here only the events can fail, not the sending of them: a broken pipe is no bug.
+    # Here only the events can fail, not the sending of them: a broken pipe is not a bug.
     try:
         async for data in events:
             yield data

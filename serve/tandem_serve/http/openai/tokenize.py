@@ -16,7 +16,7 @@ from tandem_serve.http.openai.sampling import check_token_ids
 from tandem_serve.http.state import HttpState, state_of
 
 TEXT_LINKS: Final = 16
-"""The maxLinkNum of these two endpoints: three times as many calls are here at once."""
+"""The maxLinkNum of these two endpoints: three times as many calls may be in flight."""
 CONTEXTS: Final = 4
 """A text to tokenize may be this many times as long as the longest context, so that one can see how
 much too long it is."""
