@@ -2,7 +2,7 @@
 
 
 class ServeError(Exception):
-    """A command cannot go on; the text is a sentence for a person, with a way out."""
+    """A command failed; the text is a sentence for the user, with a way out."""
 
     def __init__(self, text: str, *, details: str = "") -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""All that is said to a running Ray: its REST interface, and the service's proxy."""
+"""Client of a running Ray: its REST interface, and the service's proxy."""
 
 import time
 from collections.abc import Callable, Collection
@@ -61,7 +61,7 @@ class RayServeClient:
         return None if answer is None else service_state(answer, name)
 
     def put(self, document: dict[str, Any]) -> None:
-        """Make `document` what Ray serves.
+        """Make Ray serve `document`.
 
         Raises:
             ServeError: Ray refused it, or did not answer.
@@ -92,9 +92,9 @@ def wait_until_running(
     check: Callable[[], None],
     report: ProgressCallback,
 ) -> ServiceState:
-    """Wait until every replica of `name` runs as it was last asked to; report on the way.
+    """Wait until every replica of `name` runs as last deployed; report progress.
 
-    `check` is called at every look and raises when waiting is pointless.
+    `check` is called at every poll and raises when waiting is pointless.
 
     Raises:
         ServeError: a replica failed to start; the text is its reason.
@@ -144,7 +144,7 @@ def wait_until_routed(
 
 
 def startup_line(logs: Path, name: str, replica_id: str) -> str | None:
-    """The last thing that a replica said about its start."""
+    """The last log line of a replica's start."""
     log = logs / "serve" / f"replica_{name}_{DEPLOYMENT}_{replica_id}.log"
     try:
         return last_startup_line(log.read_text(encoding="utf-8", errors="replace"))
@@ -173,7 +173,7 @@ def _is_healthy(http: httpx.Client, url: str) -> bool:
 def _routed(http: httpx.Client, name: str, stats_port: int) -> frozenset[str]:
     url = f"http://127.0.0.1:{stats_port}/stats;csv"
     try:
-        # A connection of its own: the old process goes on answering on those that it has.
+        # A new connection: the old process keeps answering on the ones that it has.
         return routed_replicas(http.get(url, headers={"Connection": "close"}).text, name)
     except httpx.TransportError:
         return frozenset()

@@ -47,7 +47,7 @@ class Replica:
             report_startup(f"The last start failed; waiting {pause_s} s before the next one")
             await asyncio.sleep(pause_s)
         starts.begin()
-        # It takes long; meanwhile this process answers Ray.
+        # It takes long; in a thread, so that this process answers Ray meanwhile.
         engine = await asyncio.to_thread(_start_engine, self._args, live)
         starts.succeed()
         return engine
@@ -58,7 +58,7 @@ class Replica:
             self._engine.check_health()
 
     async def __del__(self) -> None:
-        """End the engine; Serve calls it once running requests had their time."""
+        """Stop the engine; Serve calls it after the running requests' time."""
         if self._engine is not None:
             await self._engine.stop()
 
@@ -66,7 +66,7 @@ class Replica:
 def report_startup(line: str) -> None:
     """Put a line on the start into the log at once; `tandem serve` shows the last one."""
     _LOGGER.info("start-up: %s", line)
-    # Serve collects lines before it writes them; these are wanted while they are true.
+    # Serve collects lines before it writes them; these must appear while they are true.
     for handler in _LOGGER.handlers:
         handler.flush()
 

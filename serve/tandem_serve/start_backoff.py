@@ -1,4 +1,4 @@
-"""Pauses between the starts of a replica that fails again and again; Ray makes none."""
+"""Backoff between the starts of a replica that keeps failing; Ray has none."""
 
 import os
 from contextlib import suppress
@@ -22,7 +22,7 @@ class StartBackoff:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Those of this replica's place."""
+        """The counter that this replica's environment names."""
         name = os.environ.get(START_COUNT_FILE)
         return cls(Path(name) if name else None)
 
@@ -32,12 +32,12 @@ class StartBackoff:
         return min(2**late, _LONGEST_PAUSE_S) if late > 0 else 0
 
     def begin(self) -> None:
-        """Count a start; it may end in any way, a kill included."""
+        """Count a start, before its outcome is known."""
         if self.file is not None:
             self.file.write_text(str(self._count() + 1), encoding="ascii")
 
     def succeed(self) -> None:
-        """Forget them all."""
+        """Reset the count."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 

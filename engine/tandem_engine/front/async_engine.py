@@ -1,4 +1,4 @@
-"""The engine as an asyncio server sees it; implements `tandem_engine.api.front.EngineFront`."""
+"""The engine for an asyncio server; implements `tandem_engine.api.front.EngineFront`."""
 
 import asyncio
 import itertools

@@ -74,7 +74,7 @@ class EngineLoop:
         self._thread.start()
 
     def attach(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Say where the streams are read."""
+        """Set the event loop that reads the streams."""
         self._event_loop = event_loop
 
     def can_ever_hold(self, request: Request) -> bool:
@@ -146,7 +146,7 @@ class EngineLoop:
             self._end(EngineStopped(f"The engine died: {type(error).__name__}: {error}."))
 
     def _take_commands(self) -> bool:
-        """Carry out what has come in; wait when there is nothing to do. False: stop."""
+        """Carry out the commands that have come; wait when there is nothing to do. False: stop."""
         while True:
             wait_s = self._idle_s()
             if wait_s:
@@ -162,7 +162,7 @@ class EngineLoop:
                 continue
             if command is None:
                 return False
-            # Whatever it is, it may be what a forming batch has waited for.
+            # A forming batch may have waited for this command.
             self._sleeps_until = -inf
             self._carry_out(command)
 
@@ -179,7 +179,7 @@ class EngineLoop:
             self._engine.check_integrity()
 
     def _idle_s(self) -> float:
-        """Seconds in which there is nothing to do, unless a command comes; inf: for ever."""
+        """Seconds without work, unless a command comes; inf: for ever."""
         until = self._sleeps_until if self._engine.has_work else inf
         until = min(until, self._pacer.next_due())
         return inf if until == inf else max(0.0, until - time.perf_counter())
@@ -318,7 +318,7 @@ class EngineLoop:
         return deliveries
 
     def _end_with(self, choice: Choice, error: Exception, now: float) -> list[Delivery]:
-        """End a choice with an error, behind all that it has said."""
+        """End a choice with an error, behind all of its outputs."""
         arrived = choice.timeline.arrived
         return self._pacer.push(
             choice.sequence_id, (choice.stream, error), None, arrived=arrived, now=now
@@ -335,7 +335,7 @@ class EngineLoop:
         self._deliver([*self._pacer.flush(), *ended])
         self._choices.clear()
         while not self._commands.empty():
-            # What came in before the end, and is not done any more.
+            # Commands that came in before the end are not carried out any more.
             command = self._commands.get()
             if command is not None:
                 command.tell(reason)

@@ -1,4 +1,4 @@
-"""Puts the application together."""
+"""Builds the HTTP application."""
 
 from typing import Final
 
@@ -44,7 +44,7 @@ def build_app(
         settings: fixed settings of the application.
         get_engine: the engine of this process, None while it starts; asked at every request, on
             the event loop, so that the engine may be built after the application.
-        dependencies: clocks and chance; the real ones unless a test says otherwise.
+        dependencies: clocks and ids; a test passes its own.
     """
     dependencies = dependencies or Dependencies()
     state = HttpState(

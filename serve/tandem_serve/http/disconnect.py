@@ -1,4 +1,4 @@
-"""Notices at once when the caller goes away, and ends the work that was done for it."""
+"""Detects at once that the caller disconnected, and cancels the work for it."""
 
 import asyncio
 from collections.abc import Coroutine

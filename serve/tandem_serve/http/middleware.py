@@ -1,4 +1,4 @@
-"""Around every request: its id, its count, and the last catch."""
+"""Middleware of every request: its id, its count, and the last exception handler."""
 
 import re
 from typing import Any, Final
@@ -33,7 +33,7 @@ class RequestMiddleware:
             await self._app(scope, receive, watched)
         except Exception as error:
             if watched.status is not None:
-                raise  # The head is out: only cutting the connection can still tell the caller.
+                raise  # The head is sent: only closing the connection can still tell the caller.
             await from_exception(error).response()(scope, receive, watched)
         finally:
             self._count(scope, watched.status)

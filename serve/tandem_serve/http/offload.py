@@ -1,4 +1,4 @@
-"""Long work in threads, short work at once: neither holds up the streams of other callers."""
+"""Runs long work in threads and short work at once, so that no stream is delayed."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,7 @@ class OffloadPool:
     """A few threads for one kind of long work.
 
     Few, since each one that computes in Python makes the event loop wait another 5 ms for the
-    global lock, whenever it wants to go on; and not those of `asyncio.to_thread`, which others
-    need for short work.
+    global lock; and not those of `asyncio.to_thread`, which short work needs.
     """
 
     def __init__(self, name: str, num_threads: int) -> None:
@@ -36,6 +35,6 @@ class OffloadPool:
 
 
 PARSER_POOL: Final = OffloadPool("tandem-parse", 1)
-"""Bodies: one at a time, since a parser does not let go of the lock in between."""
+"""Bodies: one at a time, since a parser does not release the lock in between."""
 TEXT_POOL: Final = OffloadPool("tandem-text", 2)
-"""Chat templates and tokenizers; the latter let go of the lock."""
+"""Chat templates and tokenizers; the latter release the lock."""

@@ -16,7 +16,7 @@ MAX_TIMEOUT_S: Final = 65535
 """MindIE's upper bound of e2eTimeout."""
 
 SPARE_READERS: Final = 32
-"""Half of what Ray Serve lets in beyond 4 maxLinkNum."""
+"""Half of the calls that Ray Serve admits beyond 4 maxLinkNum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +77,10 @@ class HttpSettings:
 
     @property
     def max_readers(self) -> int:
-        """Bodies that may take their time.
+        """Bodies that have the whole time limit.
 
-        Ray Serve lets in 4 maxLinkNum + 64 calls; those that send slowly may not take the room
-        that health checks and metrics need beside the 3 maxLinkNum in process.
+        Ray Serve admits 4 maxLinkNum + 64 calls; slow bodies may not take the part of it that
+        health checks and metrics need beside the 3 maxLinkNum in process.
         """
         return self.max_link_num + SPARE_READERS
 
@@ -92,7 +92,7 @@ def random_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Clocks and chance; tests pass their own."""
+    """Clocks and ids; tests pass their own."""
 
     unix_time_s: Callable[[], float] = time.time
     monotonic_s: Callable[[], float] = time.monotonic

@@ -25,7 +25,7 @@ from tandem_serve.ray_client import (
 
 _ROUTE_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 20.0
-# Of the machine's memory, what old and new replicas together may ask for.
+# Share of the machine's memory that old and new replicas together may request.
 _SURGE_SHARE: Final = 0.8
 
 
@@ -41,12 +41,12 @@ def deploy(
     check: Callable[[], None],
     report: ProgressCallback,
 ) -> None:
-    """Make `service` what runs under `record`, and wait until it does.
+    """Run `service` under `record`, and wait until it runs.
 
-    `check` is called at every look and raises when waiting is pointless.
+    `check` is called at every poll and raises when waiting is pointless.
 
     Raises:
-        ServeError: it cannot; the text is the reason.
+        ServeError: it failed; the text is the reason.
     """
     options = ServeOptions(
         host=record.host,
@@ -71,7 +71,7 @@ def deploy(
 
 
 def apply(record: Record, service: InferenceService, *, report: ProgressCallback) -> None:
-    """Bring a running service to another manifest; when that fails, back to the last one.
+    """Apply a manifest to a running service; when that fails, roll back to the last one.
 
     Raises:
         ServeError: the manifest cannot be served; what ran before runs.

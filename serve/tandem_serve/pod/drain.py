@@ -20,7 +20,7 @@ and waiting for them would only keep a node from being drained. Ray may also be 
 a head that was lost comes back elsewhere, if it has a store that outlives it, and a worker that
 leaves meanwhile tells it then.
 
-HAProxy is not signalled from here: Serve takes one whose admin socket has closed for dead, and
+HAProxy is not signalled from here: Serve considers one whose admin socket has closed dead, and
 after three seconds kills it with all its streams (measured, Ray 2.60).
 """
 
@@ -56,7 +56,7 @@ _ESTABLISHED: Final = "01"
 _IPV6: Final = 6
 _ASK_TIMEOUT_S: Final = 30.0
 # Longer than a new head takes to start. Where none comes, because the service is being deleted or
-# its store is lost, nothing that is waited for could be told.
+# its store is lost, nothing could accept the drain.
 _HEAD_AWAY_S: Final = 120
 _ANSWER_TIMEOUT_S: Final = 5.0
 _TRIES: Final = 3
@@ -82,7 +82,7 @@ class Raylet:
     process: Process
     node_id: str
     gcs_address: str
-    """As it was told: a name, and a port."""
+    """Host name and port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +118,14 @@ def drain_node(raylet: Raylet, haproxies: Sequence[Process]) -> None:
 
 
 def request_drain_until_accepted(raylet: Raylet, *, time_left_s: int) -> bool:
-    """Tell Ray that the node ends in `time_left_s`, again and again until it has heard.
+    """Tell Ray that the node ends in `time_left_s`, repeatedly until it accepts.
 
     Returns:
-        False: the node has ended, no request can run on it, or no head has come back in time.
+        False: the node has ended, no request can run on it, or no head came back in time.
     """
     said = False
 
-    def has_heard() -> bool:
+    def is_accepted() -> bool:
         nonlocal said
         try:
             request_drain(raylet, time_left_s=time_left_s)
@@ -140,7 +140,7 @@ def request_drain_until_accepted(raylet: Raylet, *, time_left_s: int) -> bool:
         [raylet.process],
         timeout_s=_HEAD_AWAY_S,
         is_busy=has_connections,
-        is_enough=has_heard,
+        is_enough=is_accepted,
     )
 
 
@@ -244,7 +244,7 @@ def request_drain(raylet: Raylet, *, time_left_s: int) -> None:
     Serve stops the node's replicas when less time is left than they may take to finish.
 
     Raises:
-        RuntimeError, TimeoutExpired: Ray has not heard it.
+        RuntimeError, TimeoutExpired: Ray did not accept it.
     """
     # A process of its own: Ray's client takes the whole process down when Ray is not there.
     done = subprocess.run(  # noqa: S603  # Ray's own command
@@ -262,8 +262,8 @@ def request_drain(raylet: Raylet, *, time_left_s: int) -> None:
         check=False,
     )
     if done.returncode != 0:
-        last_words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise RuntimeError(f"Ray did not accept the drain of its node: {last_words}")
+        last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise RuntimeError(f"Ray did not accept the drain of its node: {last_line}")
 
 
 def worker_addresses(dashboard: str) -> list[str]:

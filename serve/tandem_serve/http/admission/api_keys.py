@@ -1,4 +1,4 @@
-"""API keys: a folder of files with one each, and the door that asks for one of them."""
+"""API keys: a folder of files with one each, and the middleware that requires one of them."""
 
 import asyncio
 import hashlib
@@ -21,7 +21,7 @@ _BEARER: Final = b"bearer"
 
 
 class KeyMiddleware:
-    """Lets through what brings a key, or needs none."""
+    """Passes on requests that have a valid key, or need none."""
 
     def __init__(self, app: ASGIApp, *, keys: "KeyFolder") -> None:
         self._app = app
@@ -51,7 +51,7 @@ class KeyFolder:
         """Digests of the keys that are valid now, or were a second ago."""
         now_s = self._monotonic_s()
         if now_s - self._read_at_s >= REREAD_AFTER_S:
-            # At once: requests that come meanwhile go by the keys of before.
+            # Set first: requests that come meanwhile use the keys of before.
             self._read_at_s = now_s
             self._digests = await asyncio.to_thread(read_digests, self._folder)
         return self._digests

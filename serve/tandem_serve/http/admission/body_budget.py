@@ -9,26 +9,26 @@ from tandem_serve.http import errors
 from tandem_serve.http.admission.policy import admit_bytes
 
 BYTES_PER_EXTRA_S: Final = 2**20
-"""A body has one more second for each of these that have come."""
+"""Bytes that give their body one more second."""
 
 
 class BodyBudget:
     """All bodies of one replica, from their first byte until the engine has their requests.
 
-    Ray Serve and uvicorn let in as many connections as there are; without this, memory would be
-    theirs who send most, and its slots theirs who send slowest.
+    Ray Serve and uvicorn accept any number of connections; without this, large bodies would take
+    the memory, and slow ones the slots.
     """
 
     def __init__(
         self, *, max_bytes: int, max_readers: int, timeout_s: float, least_timeout_s: float
     ) -> None:
-        """Make an empty one.
+        """Make an empty budget.
 
         Args:
             max_bytes: bytes of all bodies together.
-            max_readers: bodies that may take their time; with one more, the oldest has little.
+            max_readers: bodies that have the whole time limit; one more shortens the oldest.
             timeout_s: seconds in which a body must come, beside a second for each MiB of it.
-            least_timeout_s: the same where too many come at once.
+            least_timeout_s: the same where more than max_readers come at once.
         """
         self._max_bytes = max_bytes
         self._max_readers = max_readers
@@ -39,12 +39,12 @@ class BodyBudget:
 
     @property
     def num_held(self) -> int:
-        """Bytes that are held now."""
+        """Bytes held now."""
         return self._num_held
 
     @contextmanager
     def share(self) -> Iterator["BodyShare"]:
-        """The memory of one body, given back at the end."""
+        """Memory of one body, released at the end."""
         share = BodyShare(self)
         try:
             yield share
@@ -53,7 +53,7 @@ class BodyBudget:
 
     @asynccontextmanager
     async def timer(self) -> AsyncIterator["BodyTimer"]:
-        """A place to read one body in, until its time is over or its place is needed.
+        """Time limit of one body, shortened when too many others come.
 
         Raises:
             ApiError: the body came too slowly (408).
@@ -84,7 +84,7 @@ class BodyBudget:
         self._num_held -= num_bytes
 
     def check(self, num_more: int, num_body: int) -> None:
-        """Raise ApiError (503) when the budget has not room for `num_more` bytes."""
+        """Raise ApiError (503) when the budget has no room for `num_more` bytes."""
         if not admit_bytes(
             num_held=self._num_held,
             num_more=num_more,
@@ -94,7 +94,7 @@ class BodyBudget:
             raise errors.bodies_full(self._num_held, self._max_bytes)
 
     def _shorten_oldest(self) -> None:
-        """Give the body that has been coming for longest less time when there are too many.
+        """Shorten the time of the oldest body when there are too many.
 
         A client that sends at all is done in a moment, so the oldest body is the slowest.
         """
@@ -125,24 +125,24 @@ class BodyShare:
         self.num_held += num_more
 
     def release(self) -> None:
-        """Give all of it back at once."""
+        """Return all of it to the budget."""
         self._bodies.give(self.num_held)
         self.num_held = 0
 
 
 class BodyTimer:
-    """The time in which one body is to come."""
+    """Time limit of one body."""
 
     def __init__(self, clock: asyncio.Timeout, *, reduction_s: float) -> None:
         self._clock = clock
         self._reduction_s = reduction_s
 
     def extend(self, num_bytes: int) -> None:
-        """Give more time for `num_bytes` that have come."""
+        """Extend the limit by the time of `num_bytes` that have come."""
         self._give(num_bytes / BYTES_PER_EXTRA_S)
 
     def shorten(self) -> None:
-        """Take away the time that is given only where there is enough of it."""
+        """Reduce the limit to that of a crowded server."""
         self._give(-self._reduction_s)
 
     def _give(self, more_s: float) -> None:

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked model of it."""
+"""Reads, parses and checks the body of a request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,11 +39,11 @@ async def read_body(
 ) -> AsyncIterator[T]:
     """The body of `request`, read, parsed and checked; its memory counts until the block ends.
 
-    Nothing of it is kept while `admission` has no place at all.
+    Nothing of it is kept while `admission` has no free slot.
 
     Raises:
         ApiError: it is too large or too complex (413), encoded (415), too slow (408), there is no
-            memory for it (503) or no place (429) now, or it is not what `model` describes (400).
+            memory for it (503) or no slot (429) now, or it does not fit `model` (400).
         ClientDisconnected: the caller went away while sending.
     """
     http = state_of(request)
@@ -64,7 +64,7 @@ async def _read(request: Request, model: type[T], reader: "_BodyReader") -> T:
 
 
 class _BodyReader:
-    """One body on its way: what is kept of it, and why it is refused, if it is."""
+    """One body as it arrives: the bytes that are kept, or the reason of its refusal."""
 
     def __init__(self, http: HttpState, share: BodyShare, admission: AdmissionControl) -> None:
         self.body = bytearray()
@@ -87,7 +87,7 @@ class _BodyReader:
         return self._head_refusal(request, announced) if waits else None
 
     async def read(self, request: Request, timer: BodyTimer) -> ApiError | None:
-        """Read to the end; why the body is refused, None when it is not.
+        """Read to the end; return the refusal, or None.
 
         Raises:
             ClientDisconnected: the caller went away while sending.
@@ -122,7 +122,7 @@ class _BodyReader:
         return None
 
     async def _keep(self, piece: bytes) -> ApiError | None:
-        """Take one piece in, or drop all of them and say why."""
+        """Keep one piece, or drop all of them and return the refusal."""
         try:
             if len(self.body) + len(piece) > self._max_bytes:
                 raise errors.body_too_large(self._max_bytes)
@@ -136,7 +136,7 @@ class _BodyReader:
         return None
 
     async def _measure(self, piece: bytes) -> None:
-        # Most bodies are cheap even if all of their text were values; that is seen in no time.
+        # Most bodies are cheap even if all of their text were values; that check is fast.
         self._highest_cost += cost_upper_bound(piece)
         if self._highest_cost <= self._max_cost:
             return

@@ -17,14 +17,14 @@ from tandem_serve.http.settings import MAX_TIMEOUT_S
 from tandem_serve.http.state import state_of
 
 TIMEOUT_HEADER: Final = "X-Request-Timeout"
-"""Seconds that the caller will wait for the end of the answer."""
+"""Seconds that the caller waits for the end of the answer."""
 
 _SECONDS: Final = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When one call must be done."""
+    """Deadline of one call."""
 
     timeout_s: float
     at_s: float
@@ -47,10 +47,10 @@ class Deadline:
         return cls(timeout_s, now + timeout_s, http.dependencies.monotonic_s)
 
     def left_s(self) -> float:
-        """Seconds that are left, more than 0.
+        """Seconds left, more than 0.
 
         Raises:
-            DeadlineExceeded: there are none.
+            DeadlineExceeded: none are left.
         """
         left_s = self.at_s - self.monotonic_s()
         if left_s <= 0:

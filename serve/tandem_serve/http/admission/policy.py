@@ -21,7 +21,7 @@ UNKNOWN_RETRY_AFTER_S: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """There is a slot."""
+    """The slots are free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Refused:
     """Sequences that hold a slot now."""
     max_in_flight: int
     retry_after_s: int
-    """When enough slots should be free again, in whole seconds."""
+    """Whole seconds until enough slots should be free."""
 
 
 Admission = Admitted | Refused
@@ -50,12 +50,12 @@ def admit(
     num_new: int = 1,
     completions_per_s: float = 0.0,
 ) -> Admission:
-    """Decide on `num_new` sequences that come together; they get in all or not at all.
+    """Admit or refuse `num_new` sequences of one call together.
 
     Args:
         num_in_flight: sequences in process or waiting now.
         max_link_num: MindIE's maxLinkNum.
-        num_new: sequences that ask to come in.
+        num_new: sequences of the call.
         completions_per_s: recent rate at which sequences ended; 0 when it is not known.
     """
     allowed = max_in_flight(max_link_num)
@@ -86,15 +86,14 @@ LARGE_SHARE: Final = 0.5
 
 
 def admit_bytes(*, num_held: int, num_more: int, num_body: int, budget: int) -> bool:
-    """Decide whether a body may take `num_more` bytes of the budget of all bodies in flight.
+    """Return True when a body may take `num_more` bytes of the budget of all bodies in flight.
 
-    Large bodies are refused first, so that some callers with much to say cannot keep out the many
-    with little.
+    Large bodies are refused first, so that a few large requests cannot keep out many small ones.
 
     Args:
         num_held: bytes that all bodies hold now.
         num_more: bytes that this one asks for.
-        num_body: bytes that this one will have, as far as that is known.
+        num_body: bytes that this one will have, as far as known.
         budget: bytes that all bodies may hold.
     """
     allowed = budget if num_body <= SMALL_BODY_BYTES else int(LARGE_SHARE * budget)

@@ -10,7 +10,7 @@ from tandem_serve.http import errors
 from tandem_serve.http.admission.policy import Admitted, Refused, admit, max_in_flight
 
 NUM_REMEMBERED: Final = 64
-"""Slots that became free that the rate is taken over."""
+"""Number of freed slots over which the rate is taken."""
 
 
 class AdmissionControl:
@@ -23,7 +23,7 @@ class AdmissionControl:
     def __init__(
         self, max_link_num: int, monotonic_s: Callable[[], float], noun: str = "sequences"
     ) -> None:
-        """Make an empty one; `noun` is what holds its slots, in the words of its refusals."""
+        """Make an empty one; `noun` names the holders of slots in messages."""
         self._max_link_num = max_link_num
         self._monotonic_s = monotonic_s
         self._noun = noun
@@ -33,12 +33,12 @@ class AdmissionControl:
 
     @property
     def num_in_flight(self) -> int:
-        """Slots that are taken now."""
+        """Slots in use now."""
         return self._num_in_flight
 
     @property
     def num_refused(self) -> int:
-        """Slots that were asked for and not given, since the start."""
+        """Slots requested and not granted since the start."""
         return self._num_refused
 
     @contextmanager
@@ -63,7 +63,7 @@ class AdmissionControl:
             self._ends_s.extend([self._monotonic_s()] * min(num_new, NUM_REMEMBERED))
 
     def check_open(self) -> None:
-        """Refuse a call before anything is known of it, while not one slot is free.
+        """Refuse a call early while no slot is free.
 
         Raises:
             ApiError: all slots are taken (429).
@@ -93,7 +93,7 @@ class AdmissionControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRequest:
-    """The slots that one call asks for."""
+    """Slots that one call requests."""
 
     num_prompts: int = 1
     param: str = "n"
@@ -107,15 +107,15 @@ class SlotRequest:
         return self.num_prompts * self.num_each
 
     def check_fits(self, max_link_num: int) -> None:
-        """Refuse what could never get in.
+        """Refuse a call that could never be admitted.
 
         Raises:
-            ApiError: it asks for more slots than there are (400).
+            ApiError: it requests more slots than there are (400).
         """
         most = max_in_flight(max_link_num)
         if self.num_slots <= most:
             return
-        # The prompts are at fault unless a single one asks for too much.
+        # The prompts are too many unless a single one asks for too much.
         is_split = self.num_each <= most
         raise errors.ApiError(
             f"{self._text()}; this server takes at most {most} sequences at once, three times its "

@@ -48,7 +48,7 @@ def slot_request(body: GenerationRequest, num_prompts: int) -> SlotRequest:
     """The slots that a call needs: one for each sequence that the engine computes for it."""
     param, given = ("n", body.n) if body.best_of is None else ("best_of", body.best_of)
     num_each = 1 if given is None else given
-    # A number that nothing allows takes none: the engine refuses it, with its range.
+    # A number out of range takes one slot: the engine refuses it, with its range.
     is_possible = 1 <= num_each <= MAX_N
     return SlotRequest(
         num_prompts=num_prompts, param=param, num_each=num_each if is_possible else 1
@@ -56,7 +56,7 @@ def slot_request(body: GenerationRequest, num_prompts: int) -> SlotRequest:
 
 
 def check_stream(body: GenerationRequest) -> None:
-    """Refuse a stream of what is known at its end only, and options of a stream that is none.
+    """Refuse streams whose tokens are known only at the end, and stream_options without stream.
 
     Raises:
         ApiError: best_of above n or use_beam_search with stream, or stream_options without it.
@@ -108,9 +108,9 @@ async def generate_response(
     held: ExitStack,
     deadline: Deadline,
 ) -> Response:
-    """Submit, and answer with a stream or with a whole.
+    """Submit, and respond with a stream or a whole answer.
 
-    A stream takes over what `held` holds; otherwise the caller closes it.
+    A stream takes over the contents of `held`; otherwise the caller closes it.
     """
     http = state_of(request)
     call_id = http.dependencies.new_id()

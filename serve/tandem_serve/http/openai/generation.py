@@ -1,4 +1,4 @@
-"""One call's requests to the engine: submitted together, read together, given back together."""
+"""One call's requests to the engine: submitted, read and aborted together."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -59,7 +59,7 @@ class Generation:
         Raises:
             DeadlineExceeded: no time is left for them.
             RequestError: one cannot be served; the caller's `held` aborts those before it.
-            EngineStopped: the engine takes no more.
+            EngineStopped: the engine accepts no more.
         """
         timeout_s = deadline.left_s()
         self._num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
@@ -74,8 +74,8 @@ class Generation:
         """(number of the prompt, output) as they come, the prompts interleaved.
 
         Raises:
-            RequestFailed: a request died.
-            DeadlineExceeded: a request was not done in time.
+            RequestFailed: a request failed.
+            DeadlineExceeded: a request exceeded its deadline.
             EngineStopped: the engine stopped before the end.
         """
         async with aclosing(_interleaved(self._streams)) as outputs:
@@ -99,7 +99,7 @@ async def _interleaved(
         async for output in streams[0]:
             yield 0, output
         return
-    # One place a stream: a slow reader holds up the streams, and the engine joins their outputs.
+    # One entry a stream: a slow reader delays the streams, and the engine joins their outputs.
     arrivals: asyncio.Queue[tuple[int, Output] | _StreamEnd] = asyncio.Queue(maxsize=len(streams))
     pumps = [asyncio.create_task(_pump(i, streams[i], arrivals)) for i in range(len(streams))]
     try:

@@ -1,4 +1,4 @@
-"""From the messages of a chat request to what a chat template takes: roles and plain texts."""
+"""Turns the messages of a chat request into roles and plain texts for a chat template."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,7 +27,7 @@ def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     """The conversation with known roles and its contents as texts; text parts joined by newlines.
 
     Raises:
-        ApiError: a message is not understood, or needs what Tandem does not do.
+        ApiError: a message is invalid, or needs a feature that Tandem lacks.
     """
     if not messages:
         raise ApiError(

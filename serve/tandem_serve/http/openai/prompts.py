@@ -1,4 +1,4 @@
-"""From texts and messages to token ids that fit into the engine."""
+"""Turns texts and messages into token ids that fit into the engine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from tandem_serve.http.offload import TEXT_POOL
 from tandem_serve.http.openai.messages import template_messages
 
 SHRINKAGE: Final = 4
-"""A tokenizer may normalise a text before it cuts it into tokens; no text shrinks more."""
+"""A tokenizer may normalise a text before it cuts it into tokens; it shortens none by more."""
 USUAL_CHARS: Final = 4
-"""Characters of a token in usual texts: longer ones are looked at in pieces first."""
+"""Characters of a token in usual texts: longer texts are first checked in pieces."""
 MESSAGE_COST: Final = 64
 """Cost of rendering a message, as a multiple of a character of it."""
 MAX_TEMPLATE_VALUES: Final = 4096

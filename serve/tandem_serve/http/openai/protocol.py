@@ -1,7 +1,7 @@
 """The bodies of requests: OpenAI's fields, and those that vLLM and MindIE added to them.
 
 Only shapes and lengths are checked here. Ranges of sampling parameters are the engine's to check,
-except where OpenAI's name for a value is not the engine's. The first thing that is wrong ends the
+except where OpenAI's name for a value is not the engine's. The first error ends the
 check: pydantic keeps hundreds of bytes for each, and a body may have a million of them.
 """
 
@@ -44,7 +44,7 @@ MAX_MODEL_CHARACTERS: Final = 256
 
 
 def at_most(most: int, items: str) -> BeforeValidator:
-    """A text, list or object of limited length, refused before anything in it is looked at."""
+    """A text, list or object of limited length, refused before any item is checked."""
 
     def check(value: Any) -> Any:
         if isinstance(value, (str, list, dict)) and len(value) > most:
@@ -55,7 +55,7 @@ def at_most(most: int, items: str) -> BeforeValidator:
 
 
 def too_many(count: int, most: int, items: str) -> PydanticCustomError:
-    """The finding that a value has too many `items`."""
+    """Error for a value that has too many `items`."""
     found = {"count": count, "most": most, "items": items}
     return PydanticCustomError("too_many", "at most {most} {items}", found)
 
@@ -126,14 +126,14 @@ TemplateKwargs = Annotated[dict[str, Any], at_most(MAX_TEMPLATE_KWARGS, "members
 
 
 class RequestModel(BaseModel):
-    """A body that refuses what it does not know, and names the nearest thing that it knows."""
+    """A body that refuses unknown fields, and names the nearest known one."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
     ignored: ClassVar[frozenset[str]] = frozenset()
     """Fields that are accepted and have no effect."""
     unsupported: ClassVar[dict[str, Unsupported]] = {}
-    """Fields that are refused with a reason if they ask for something."""
+    """Fields that are refused with a reason unless their value is harmless."""
 
     @model_validator(mode="before")
     @classmethod
@@ -155,7 +155,7 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
     """Send one more chunk, without choices, that has the usage."""
     include_obfuscation: bool | None = None
-    """OpenAI pads chunks with noise; Tandem does not, whatever this says."""
+    """OpenAI pads chunks with noise; Tandem never does."""
 
 
 class GenerationRequest(RequestModel):

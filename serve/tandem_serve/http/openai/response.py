@@ -1,4 +1,4 @@
-"""From the engine's outputs to an answer, whole or as events.
+"""Turns the engine's outputs into a response, whole or as events.
 
 Chat and completions differ in the form of their choices only.
 """
@@ -26,7 +26,7 @@ class CollectedChoice:
     finish_reason: FinishReason | None = None
 
     def add(self, output: Output) -> None:
-        """Append what a step brought."""
+        """Append the output of a step."""
         self.texts.append(output.text)
         self.logprobs += output.logprobs
         self.finish_reason = output.finish_reason or self.finish_reason
@@ -62,7 +62,7 @@ class GenerationResponse:
     model: str
 
     async def events(self, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events, one an output that has something to show."""
+        """The answer as server-sent events, one for each output with something to show."""
         envelope = Envelope(
             self._head(self.formatter.chunk_object_name), includes_usage=includes_usage
         )
@@ -77,7 +77,7 @@ class GenerationResponse:
         yield DONE
 
     async def whole(self) -> Response:
-        """The answer at once, when its last token is there."""
+        """The whole answer, when its last token has come."""
         choices: defaultdict[int, CollectedChoice] = defaultdict(CollectedChoice)
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt, output in outputs:

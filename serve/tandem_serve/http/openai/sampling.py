@@ -1,4 +1,4 @@
-"""From the fields of a request to the engine's sampling parameters."""
+"""Turns the fields of a request into the engine's sampling parameters."""
 
 from typing import Any, Final
 
@@ -59,7 +59,7 @@ def sampling_params(
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
-    """Refuse ids that no token has.
+    """Refuse ids outside the vocabulary.
 
     Raises:
         ApiError: the vocabulary has no such token.

@@ -42,9 +42,9 @@ class Envelope:
 
 
 class EventStream(Response):
-    """Sends events, and closes `held` whatever happens: the end, an error, a caller that leaves.
+    """Sends events, and closes `held` at the end, after an error, and when the caller leaves.
 
-    The head waits for the first event, so that a request that dies in the queue still gets a
+    The head waits for the first event, so that a request that fails in the queue still gets a
     status that clients and proxies understand and may try again.
     """
 

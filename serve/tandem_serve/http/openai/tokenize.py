@@ -18,8 +18,8 @@ from tandem_serve.http.state import HttpState, state_of
 TEXT_LINKS: Final = 16
 """The maxLinkNum of these two endpoints: three times as many calls may be in flight."""
 CONTEXTS: Final = 4
-"""A text to tokenize may be this many times as long as the longest context, so that one can see how
-much too long it is."""
+"""A text to tokenize may be this many times as long as the longest context, so that its excess can
+be counted."""
 
 
 async def tokenize(request: Request) -> Response:

@@ -16,19 +16,19 @@ IGNORED: Final = frozenset(
         "user",
     }
 )
-"""Notes to OpenAI's own bookkeeping; leaving them unread changes no answer."""
+"""Fields for OpenAI's own bookkeeping; ignoring them changes no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A field that is refused unless its value asks for nothing."""
+    """A field that is refused unless its value is harmless."""
 
     reason: str
     """The missing feature, without a full stop."""
     way_out: str
     """The way out, without a full stop."""
     harmless: tuple[Any, ...] = ()
-    """Values that ask for nothing, beside null, [] and {}."""
+    """Harmless values, beside null, [] and {}."""
 
     def is_requested(self, value: Any) -> bool:
         """True when `value` asks for the missing feature."""
@@ -79,10 +79,10 @@ UNSUPPORTED_IN_COMPLETIONS: Final[dict[str, Unsupported]] = _IN_BOTH | {
 
 
 def refuse_unsupported(document: Mapping[str, Any], table: Mapping[str, Unsupported]) -> None:
-    """Refuse the first field of `document` that asks for something in `table`.
+    """Refuse the first field of `document` that needs a missing feature of `table`.
 
     Raises:
-        ApiError: it asks for what Tandem does not do.
+        ApiError: such a field is given.
     """
     for name, unsupported in table.items():
         if unsupported.is_requested(document.get(name)):

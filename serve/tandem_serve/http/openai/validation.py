@@ -1,4 +1,4 @@
-"""From pydantic's findings to one sentence for the caller."""
+"""Turns pydantic's errors into one sentence for the caller."""
 
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -40,7 +40,7 @@ def validate(model: type[T], document: dict[str, Any]) -> T:
     """The body as a `model`.
 
     Raises:
-        ApiError: something in it is unsupported, unknown, missing or wrong; the first such thing.
+        ApiError: a field is unsupported, unknown, missing or wrong; the first of them.
     """
     refuse_unsupported(document, model.unsupported)
     try:
@@ -77,7 +77,7 @@ def as_sentence(text: str) -> str:
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
-    """The way to a value as one writes it: messages[0].role."""
+    """Path of a value: messages[0].role."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return path.removeprefix(".")
 
