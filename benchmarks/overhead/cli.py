@@ -1,6 +1,6 @@
 """`python -m benchmarks.overhead`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
@@ -53,7 +53,7 @@ def run(
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. [all cores]")] = None,
     steps: Annotated[int, typer.Option(min=8, help="Decode steps of a run.")] = 128,
     prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of a sequence.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all is done, in turns.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of repeats, in turns.")] = 3,
     models: Annotated[
         Path | None, typer.Option(help="Folder of the models. [the per-user cache]")
     ] = None,

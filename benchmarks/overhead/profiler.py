@@ -1,4 +1,4 @@
-"""Stands beside an engine's parts and notes how long each call of one took.
+"""Times the calls of an engine's parts.
 
 Parts are timed by the CPU time of the thread that does them, so that other work on the machine
 hardly counts. Forward passes on several threads can only be timed on the wall.
@@ -53,7 +53,7 @@ class Profiler:
         self._wrap(owner, name, note)
 
     def time_loop(self, owner: Any, name: str) -> None:
-        """Time whole turns of the loop; what no part of its thread has taken is handing over."""
+        """Time whole turns of the loop; the rest beside its parts is the hand-over."""
         inner = getattr(owner, name)
 
         @wraps(inner)

@@ -1,4 +1,4 @@
-"""One run of the benchmark: an engine behind its front, as a server has it, without the server."""
+"""One run of the benchmark: an AsyncEngine as a server has it, without the server."""
 # ruff: noqa: SLF001  # it times what is inside of the engine
 
 import asyncio
@@ -66,7 +66,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     """Measure, show and write.
 
     Raises:
-        WrongUsage: a name that there is not.
+        WrongUsage: a name is unknown.
     """
     _check(settings)
     console = Console(width=max(Console().width, 140), highlight=False)

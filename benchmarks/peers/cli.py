@@ -1,6 +1,6 @@
 """`python -m benchmarks.peers`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
@@ -33,11 +33,11 @@ Tandem alone beside the machine's limit, the small model, two rows:
 
     python -m benchmarks.peers run --only S --types bf16 --rows 1x32x64,16x32x64
 
-What HTTP and Ray leave of the engine's throughput:
+The share of the engine's throughput that HTTP and Ray leave:
 
     python -m benchmarks.peers through-http
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks.md explains the figures.
 """
 
 app = make_app(
@@ -55,7 +55,7 @@ _Out = Annotated[
 _Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of every engine; default: the physical cores.")
 ]
-_Timeout = Annotated[float, typer.Option(min=1, help="Seconds that one answer may take.")]
+_Timeout = Annotated[float, typer.Option(min=1, help="Time limit of one answer, in seconds.")]
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def models(
     *,
     only: Annotated[str | None, typer.Option(help="S, M or Q; default: all.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder that gets them; default: the per-user cache.")
+        Path | None, typer.Option(help="Folder to write; default: the per-user cache.")
     ] = None,
 ) -> None:
     """Make the checkpoints S (29 M), M (473 M) and Q (596 M): random weights, always the same."""
@@ -89,13 +89,13 @@ def environments(
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Gets an environment for each peer; default: the per-user cache."),
+        typer.Option(help="Folder of the environments; default: the per-user cache."),
     ] = None,
     only: Annotated[
         str | None, typer.Option(help="Comma-separated: openvino, llamacpp, vllm; default: all.")
     ] = None,
 ) -> None:
-    """Make the peers' virtual environments with uv; each says why where it cannot be had."""
+    """Make the peers' virtual environments with uv; print the reason where one fails."""
     with report_errors():
         from benchmarks.peers.environments import make_environments
         from benchmarks.peers.models import cache_folder
@@ -123,13 +123,15 @@ def run(
             "it, tokens are drawn with temperature 1 and top_p 0.95."
         ),
     ] = ",".join(ROWS),
-    repeats: Annotated[int, typer.Option(min=1, help="How often every engine has its turn.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of turns of every engine.")] = 3,
     row_seconds: Annotated[
-        float, typer.Option(min=0, help="A row is repeated within a turn for so long.")
+        float, typer.Option(min=0, help="Seconds for which a row is repeated within a turn.")
     ] = 2.0,
     first_seconds: Annotated[
         float,
-        typer.Option(min=0, help="So long one sequence runs right after loading, in samples."),
+        typer.Option(
+            min=0, help="Seconds for which one sequence runs right after loading, in samples."
+        ),
     ] = 10.0,
     threads: _Threads = None,
     pin: Annotated[
@@ -139,7 +141,7 @@ def run(
     models: _Models = None,
     out: _Out = None,
 ) -> None:
-    """Run every engine in turns, and the machine's limit beside them."""
+    """Run every engine in turns, and measure the machine's limits."""
     with report_errors():
         from benchmarks.peers.models import cache_folder
         from benchmarks.peers.session import RunSettings
@@ -173,7 +175,7 @@ def through_http(
     requests: Annotated[
         int, typer.Option(min=1, help="Requests through HTTP in each repeat.")
     ] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measurements of both.")] = 3,
     threads: _Threads = None,
     timeout: _Timeout = 600.0,
     models: _Models = None,

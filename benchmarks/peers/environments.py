@@ -1,6 +1,6 @@
 """Makes the peers' virtual environments with uv.
 
-Each is made for itself: one that cannot be had is told with its reason, and the others go on.
+Environments are independent: the reason of a failure is printed, and the others go on.
 """
 
 import os
@@ -30,7 +30,7 @@ _LIST_REQUIREMENTS: Final = (
 
 
 class EnvironmentUnavailable(BenchmarkError):
-    """An environment could not be made; the text says why and what to do."""
+    """An environment could not be made; the text has the reason and the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def make_environments(
 ) -> None:
     """Make the environments of the peers named (None: of all) below `folder`.
 
-    Each is told in a line: where its interpreter is, or why there is none.
+    Prints a line for each: its interpreter, or the reason of its failure.
 
     Args:
         folder: Made where it is missing; an environment in it is replaced.
@@ -108,8 +108,8 @@ def make_environments(
         command: The `uv` to use; None looks for one.
 
     Raises:
-        WrongUsage: a name is none.
-        BenchmarkError: not one of them could be made.
+        WrongUsage: a name is unknown.
+        BenchmarkError: none of them could be made.
     """
     for name in names or ():
         if name not in RECIPES:

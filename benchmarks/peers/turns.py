@@ -1,4 +1,4 @@
-"""Carries the comparison out: engines in turns, each in a fresh process, rows with new prompts."""
+"""Runs the comparison: engines in turns, each in a fresh process, rows with new prompts."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ def run_turn(
     log: Path,
     note: Callable[[str], None],
 ) -> TurnResult:
-    """Run an engine's turn in a process of its own; what fails is told in the result.
+    """Run an engine's turn in a process of its own; a failure stands in the result.
 
     Args:
         turn: The turn.
@@ -162,7 +162,7 @@ def measure(
     *,
     note: Callable[[str], None],
 ) -> TurnResult:
-    """Ask a runner for all rows; one that fails ends the turn, and those before it count."""
+    """Run all rows; one that fails ends the turn, and those before it count."""
     chance = Random(settings.seed + turn.repeat)  # noqa: S311  # load, not secrets
     name = f"{turn.engine.kind.title} {turn.model} {turn.weights}"
     samples: list[Sample] = []
@@ -223,7 +223,7 @@ def measure_roofline(
 def _measure_first(
     runner: Runner, shape: ModelShape, settings: Settings, chance: Random
 ) -> list[float]:
-    """Run one sequence after the other for `first_s`; what came in each half of a second."""
+    """Run one sequence after the other for `first_s`; return the rate of each half second."""
     rows: list[Sequence[float]] = []
     while sum(times[-1] for times in rows) < settings.first_s:
         row_message = _prompts(shape, 1, _FIRST, _FIRST_OUTPUT, chance)

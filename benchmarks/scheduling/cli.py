@@ -1,6 +1,6 @@
 """`python -m benchmarks.scheduling`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
@@ -32,15 +32,15 @@ The same comparison on a real model in this process, and on one with random weig
     python -m benchmarks.scheduling engine
     python -m benchmarks.scheduling engine --model random
 
-What the scheduler itself costs:
+The cost of the scheduler itself:
 
     python -m benchmarks.scheduling cost --out benchmarks/results/cost
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks.md explains the figures.
 """
 
 app = make_app(
-    description="Measure the scheduler: what its SLO budget gains, and what it costs.",
+    description="Measure the scheduler: the gain of its SLO budget, and its cost.",
     epilog=_EPILOG,
 )
 
@@ -62,7 +62,7 @@ def simulate(
     trace: _Trace = DEFAULT_TRACE,
     machine: Annotated[str, typer.Option(help="npu, gpu or cpu: a price list of steps.")] = "npu",
     arrivals: Annotated[
-        str, typer.Option(help="trace: its own gaps, stretched; poisson: by chance; or both.")
+        str, typer.Option(help="trace: its own gaps, stretched; poisson: random; or both.")
     ] = "both",
     target: Annotated[
         list[str] | None, typer.Option(help="TTFT/TPOT in ms, such as 1500/80; several may be.")
@@ -79,7 +79,7 @@ def simulate(
     precision: Annotated[
         float, typer.Option(min=0.005, max=0.5, help="Of the highest load, as a share.")
     ] = 0.03,
-    seed: Annotated[int, typer.Option(help="Decides arrivals by chance and noise.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of Poisson arrivals and noise.")] = 1,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
     out: _Out = None,
 ) -> None:
@@ -118,16 +118,14 @@ def engine(
         str | None, typer.Option(help="TTFT/TPOT in ms; default: by a calibration run.")
     ] = None,
     chunk: _Chunks = None,
-    shrink: Annotated[
-        float, typer.Option(min=1, help="By what the trace's lengths are divided.")
-    ] = 8.0,
+    shrink: Annotated[float, typer.Option(min=1, help="Divisor of the trace's lengths.")] = 8.0,
     requests: Annotated[int, typer.Option(min=10, help="Requests of a load.")] = 60,
     first: Annotated[int, typer.Option(min=0, help="Row of the trace to begin with.")] = 3000,
     share: Annotated[
         list[float] | None,
         typer.Option(help="Loads, as shares of what the machine can do (a burst finds out)."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all is done.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of repeats.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
     out: _Out = None,
 ) -> None:
@@ -158,7 +156,7 @@ def cost(
     *,
     steps: Annotated[int, typer.Option(min=10, help="Steps that are measured.")] = 300,
     setting: Annotated[
-        str | None, typer.Option(help="Only settings whose name has this in it.")
+        str | None, typer.Option(help="Only settings whose name contains this.")
     ] = None,
     memory: Annotated[bool, typer.Option(help="Measure memory too.")] = True,
     out: _Out = None,

@@ -170,7 +170,7 @@ def measure_memory(setting: Setting, *, count: int = 1_000, prompt: int = 1_280)
 
 
 def reference_ms() -> float:
-    """CPU time of a fixed loop: by how much this machine, or this hour of it, is slower.
+    """CPU time of a fixed loop, which shows how slow the machine is at this hour.
 
     A machine whose cores are shared gives a process the same CPU seconds with less done in them.
     """
@@ -204,7 +204,7 @@ class _Bench:
         self._now += _QUEUED_FOR_S
 
     def forget_times(self) -> None:
-        """Begin to measure."""
+        """Drop the times so far."""
         self.schedule_s, self.complete_s, self.num_rows = [], [], 0
 
     def step(self) -> None:

@@ -90,7 +90,7 @@ class EngineSettings:
 
 
 def run_simulate(options: SimulateSettings, *, out: Path | None) -> None:
-    """Carry the comparison under a virtual clock out.
+    """Run the comparison under a virtual clock.
 
     Raises:
         BenchmarkError: the trace cannot be read, or the settings make no sense.
@@ -132,7 +132,7 @@ def run_simulate(options: SimulateSettings, *, out: Path | None) -> None:
 
 
 def run_engine(options: EngineSettings, *, out: Path | None) -> None:
-    """Carry the comparison on a real model out.
+    """Run the comparison on a real model.
 
     Raises:
         BenchmarkError: the trace or the model cannot be read.

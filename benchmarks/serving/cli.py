@@ -1,6 +1,6 @@
 """`python -m benchmarks.serving`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out or no request succeeded, 2 wrong usage,
+Exit codes: 0 measured, 1 failed or no request succeeded, 2 wrong usage,
 130 Ctrl-C or SIGTERM.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
@@ -41,7 +41,7 @@ The first 200 requests of a real trace, twice as fast as they came:
 
     python -m benchmarks.serving --trace AzureLLMInferenceTrace_conv.csv --limit 200 --speed 2
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks.md explains the figures.
 """
 
 app = make_app()
@@ -81,7 +81,7 @@ def serving(
     ] = None,
     duration: Annotated[
         float,
-        typer.Option(help="Seconds that each case sends requests.", rich_help_panel=_LOAD),
+        typer.Option(help="Seconds in which each case sends requests.", rich_help_panel=_LOAD),
     ] = 20.0,
     warmup: Annotated[
         int | None,
@@ -91,7 +91,7 @@ def serving(
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the arrivals.", rich_help_panel=_LOAD)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals.", rich_help_panel=_LOAD)] = 0,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -100,16 +100,16 @@ def serving(
         ),
     ] = None,
     speed: Annotated[
-        float, typer.Option(help="Replay so many times as fast.", rich_help_panel=_LOAD)
+        float, typer.Option(help="Speed-up of the replay.", rich_help_panel=_LOAD)
     ] = 1.0,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Replay so many rows.", rich_help_panel=_LOAD),
+        typer.Option(min=1, help="Number of rows to replay.", rich_help_panel=_LOAD),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="An OpenAI-compatible server; left out, one is started.", rich_help_panel=_SERVER
+            help="An OpenAI-compatible server; default: one is started.", rich_help_panel=_SERVER
         ),
     ] = None,
     manifest: Annotated[
@@ -127,7 +127,7 @@ def serving(
         typer.Option(
             envvar="OPENAI_API_KEY",
             show_envvar=True,
-            help="Key that the server asks for.",
+            help="API key of the server.",
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -140,7 +140,8 @@ def serving(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds a request may take.", rich_help_panel=_SERVER)
+        float,
+        typer.Option(min=0.1, help="Time limit of a request, in seconds.", rich_help_panel=_SERVER),
     ] = 600.0,
     ttft_ms: Annotated[
         float | None,
@@ -153,7 +154,7 @@ def serving(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for result.json and result.png; what it holds of them is replaced.",
+            help="Folder for result.json and result.png, which are replaced.",
             rich_help_panel=_FIGURES,
         ),
     ] = None,

@@ -16,7 +16,7 @@ _FILE_WIDTH: Final = 140
 
 
 def begin(out: Path | None) -> dict[str, Any]:
-    """Find out before the measurement that its result can be written; note the facts.
+    """Check before the measurement that its result can be written; collect the facts.
 
     Raises:
         BenchmarkError: the folder cannot be made.
@@ -35,7 +35,7 @@ def begin(out: Path | None) -> dict[str, Any]:
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """One line that is written over on a terminal; a line each elsewhere."""
+    """One line that is overwritten on a terminal; a line each elsewhere."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda text: console.print(text, markup=False, soft_wrap=True)

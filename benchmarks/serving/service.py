@@ -1,4 +1,4 @@
-"""A Tandem service for the time of a benchmark, started and ended with the `tandem` command."""
+"""A Tandem service for the time of a benchmark, run with the `tandem` command."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ _STOP_TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """A service of this process's own."""
+    """A service that this process started."""
 
     url: str
     """With /v1."""
@@ -68,7 +68,7 @@ def running_service(manifest: Path, *, command: str | None = None) -> Iterator[s
 
 @contextmanager
 def started_service(manifest: Path, *, command: str | None = None) -> Iterator[RunningService]:
-    """Serve `manifest` under a name and port of its own; it ends afterwards.
+    """Serve `manifest` under a name and port of its own; stop it afterwards.
 
     Args:
         manifest: file of an InferenceService.

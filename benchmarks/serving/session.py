@@ -29,12 +29,12 @@ from benchmarks.serving.statistics import Measurement, Summary, summarize
 def measure(
     options: LoadSettings, server: EndpointSettings, targets: LatencyTargets, *, out: Path | None
 ) -> None:
-    """Carry a benchmark out.
+    """Run a benchmark.
 
     Raises:
-        BenchmarkError: it cannot be, or no request of a case succeeded.
+        BenchmarkError: it failed, or no request of a case succeeded.
     """
-    loads_of(options, max_model_len=None)  # What makes no sense is refused before a server starts.
+    loads_of(options, max_model_len=None)  # Invalid options are refused before a server starts.
     facts = begin(out)
     with exit_on_sigterm(), _server(server) as url:
         endpoint = find_endpoint(url, server)
@@ -65,7 +65,7 @@ def run_loads(
     *,
     num_warmup: int | None = None,
 ) -> list[Measurement]:
-    """Send loads to a server one after the other, each after its warm-up, and show how far it is.
+    """Send loads to a server one after the other, each after its warm-up, and show the progress.
 
     Args:
         loads: The loads to send.

@@ -64,7 +64,7 @@ def speed_up(arrivals: Sequence[Arrival], speed: float) -> list[Arrival]:
 
 
 def clip(arrivals: Sequence[Arrival], max_tokens: int) -> tuple[list[Arrival], int]:
-    """Cut requests to `max_tokens`, prompt and answer together; also tells how many were cut.
+    """Cut requests to `max_tokens`, prompt and answer together; also return how many were cut.
 
     An answer keeps at most half of it, the prompt what the answer leaves.
     """

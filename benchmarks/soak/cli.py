@@ -1,6 +1,6 @@
 """`python -m benchmarks.soak`: options, help, exit codes.
 
-Exit codes: 0 nothing grows, 1 something grows or it could not be carried out, 2 wrong usage,
+Exit codes: 0 nothing grows, 1 something grows or it failed, 2 wrong usage,
 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
@@ -19,11 +19,11 @@ Half an hour at 80 % of what the machine does at most:
 
     python -m benchmarks.soak --out benchmarks/results/soak
 
-A look at whether it works:
+A short trial:
 
     python -m benchmarks.soak --minutes 2
 
-docs/benchmarks.md says what the figures mean.
+docs/benchmarks.md explains the figures.
 """
 
 app = make_app()
@@ -37,7 +37,7 @@ def main() -> None:
 @app.command(epilog=_EPILOG)
 def soak(
     *,
-    minutes: Annotated[float, typer.Option(min=0.5, help="How long the load lasts.")] = 30.0,
+    minutes: Annotated[float, typer.Option(min=0.5, help="Minutes of load.")] = 30.0,
     share: Annotated[
         float, typer.Option(min=0.05, max=1.0, help="Traffic, as a share of the highest rate.")
     ] = 0.8,
@@ -47,7 +47,7 @@ def soak(
     manifest: Annotated[Path, typer.Option("-f", "--file", help="Manifest of the service.")] = Path(
         "examples/tandem-tiny/local.yaml"
     ),
-    seed: Annotated[int, typer.Option(help="Decides arrivals and kinds of requests.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and kinds of requests.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for soak.json and soak.png; they are replaced.")
     ] = None,

@@ -53,7 +53,7 @@ class Record:
 
 
 def run(settings: Settings, *, out: Path | None) -> bool:
-    """Carry it out and show it.
+    """Run a soak and show it.
 
     Returns:
         True when nothing grew, every request ended as expected, and no block stayed held.
@@ -141,7 +141,7 @@ class _Soak:
             self._record.changes_s.append(time.monotonic() - began)
 
     async def _held_when_idle(self, client: httpx.AsyncClient) -> float:
-        """KV blocks that are held after the last request; waits for the requests to end."""
+        """Wait for the requests to end; return the KV blocks that are still held."""
         pid = replica_stats.replica_of(self._service.session)
         deadline = time.monotonic() + _IDLE_S
         while True:

@@ -1,4 +1,4 @@
-"""Callers of every kind at a steady rate: who listen to the end, leave early, or err."""
+"""Callers of every kind at a steady rate: they read to the end, leave early, or err."""
 
 import asyncio
 import random
@@ -78,7 +78,7 @@ class Traffic:
         except httpx.HTTPError as error:
             self.ends[f"{kind}: {type(error).__name__}"] += 1
         else:
-            self.ends[f"{kind}: {'as it should' if expected else 'otherwise'}"] += 1
+            self.ends[f"{kind}: {'expected' if expected else 'unexpected'}"] += 1
 
     async def _streamed(self, client: httpx.AsyncClient) -> bool:
         last = ""
@@ -123,9 +123,7 @@ class Traffic:
 
 
 def failures(ends: Counter[str]) -> Sequence[str]:
-    """Ends that no caller should see, with their numbers."""
+    """Unexpected ends, with their numbers."""
     return [
-        f"{end} ({count})"
-        for end, count in sorted(ends.items())
-        if not end.endswith("as it should")
+        f"{end} ({count})" for end, count in sorted(ends.items()) if not end.endswith(": expected")
     ]

@@ -170,7 +170,7 @@ class FakeFront:
         """
         self.check_health()
         if len(self.submitted) == self._max_requests:
-            raise EngineStopped("The engine takes no more requests.")
+            raise EngineStopped("The engine accepts no more requests.")
         if len(prompt_token_ids) >= self._limits.max_seq_len:
             raise PromptTooLong(f"{len(prompt_token_ids)} tokens are too many.", parameter="prompt")
         self._check_width(sampling)
@@ -216,7 +216,7 @@ class FakeFront:
             raise EngineStopped(self._stopped_because)
 
     def stop_because(self, cause: str) -> None:
-        """Take no more requests; `cause` is what callers are told."""
+        """Accept no more requests; `cause` is the text for callers."""
         self._stopped_because = cause
 
     async def stop(self) -> None:

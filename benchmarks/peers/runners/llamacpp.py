@@ -24,7 +24,7 @@ class LlamaCppEngine:
             load.model.encode(), llama_cpp.llama_model_default_params()
         )
         if not model:
-            raise RuntimeError(f"llama.cpp cannot load {load.model}; its log says why.")
+            raise RuntimeError(f"llama.cpp cannot load {load.model}; see its log.")
         self._model = model
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         settings = llama_cpp.llama_context_default_params()
@@ -96,7 +96,7 @@ class LlamaCppEngine:
             batch.logits[place] = is_last
         status = self._lib.llama_decode(self._context, batch)
         if status:
-            raise RuntimeError(f"llama_decode answered {status}; its log says why.")
+            raise RuntimeError(f"llama_decode answered {status}; see its log.")
         chosen = []
         for place, (_, _, number, is_last) in enumerate(rows):
             if is_last:

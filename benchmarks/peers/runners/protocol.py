@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TextIO
 
 TEMPERATURE: Final = 1.0
 TOP_P: Final = 0.95
-"""Of rows that are drawn: what clients of OpenAI's interface send most."""
+"""Settings of sampled rows: the most usual ones of OpenAI's clients."""
 
 
 class ProtocolError(Exception):
@@ -23,7 +23,7 @@ class ProtocolError(Exception):
 
 
 class Unsupported(Exception):
-    """This engine cannot do what was asked; the text is one sentence for the user."""
+    """This engine does not support the request; the text is one sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Row:
     prompts: list[list[int]]
     num_output: int
     is_sampled: bool = False
-    """By chance, with TEMPERATURE and TOP_P; else greedily."""
+    """True: sampled with TEMPERATURE and TOP_P; False: greedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
-        """Carry a row out; the times (`clock`) of each sequence's tokens."""
+        """Run a row; return the times (`clock`) of each sequence's tokens."""
 
 
 def encode(message: Message) -> str:
@@ -167,7 +167,7 @@ def clock() -> float:
 
 
 def serve(load: Callable[[Load], Engine]) -> None:
-    """Answer what comes on stdin until it ends, with an engine that `load` makes.
+    """Answer messages from stdin until it ends, with an engine that `load` makes.
 
     Call it before the engine is imported: it pins the process to the cores that the first argument
     names (such as 0,1), and keeps stdout for answers; what libraries print goes to stderr.

@@ -43,7 +43,7 @@ def _left_to_the_replica(spec: InferenceServiceSpec) -> Iterator[str]:
     if left:
         yield (
             f"a replica takes what spec.resources.memory {spec.resources.memory} holds of "
-            f"{', and of '.join(left)}; its log, tandem status and GET /v1/models say how much"
+            f"{', and of '.join(left)}; see its log, tandem status and GET /v1/models"
         )
 
 

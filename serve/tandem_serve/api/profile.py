@@ -49,7 +49,7 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 RETRIES: Final = 1_000_000
-"""Starts of a replica that may fail, where Ray is told to go on: practically all."""
+"""Failed starts of a replica after which Ray gives up: practically never."""
 
 START_COUNT_FILE: Final = "TANDEM_START_COUNT_FILE"
 """The environment variable with the file in which a replica counts its starts until one succeeds;

@@ -65,7 +65,7 @@ class Conversation:
         self._messages.clear()
 
     def ask(self, text: str) -> Generator[str]:
-        """Yield the answer as it comes; what came is remembered, also of one cut short.
+        """Yield the answer as it comes; a partial answer is remembered, too.
 
         Raises:
             ServeError: the service refused or failed.

@@ -1,4 +1,4 @@
-"""`tandem steps`: what the engine's steps did, live."""
+"""`tandem steps`: the engine's steps, live."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def steps(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the last `limit` steps of a service, and go on as they come unless told otherwise."""
+    """Show the last `limit` steps of a service, and further ones as they come unless `once`."""
     with exit_on_signals(), report_errors():
         if once and follow:
             raise ServeError("--once reads once, --follow keeps reading; give only one.")
@@ -180,7 +180,7 @@ def _url(name: str | None, url: str | None) -> str:
 
 
 def _sentence(answer: httpx.Response) -> str:
-    """The service's own sentence, or what came in place of one."""
+    """The error message in the answer, or its status."""
     try:
         document: Any = answer.json()
         return str(document["error"]["message"])

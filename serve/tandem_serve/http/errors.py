@@ -241,7 +241,7 @@ def from_engine(error: EngineError) -> ApiError:
             return deadline_exceeded(str(error))
         case EngineStopped():
             return ApiError(
-                str(error) or "The engine is stopping and takes no more requests.",
+                str(error) or "The engine is stopping and accepts no more requests.",
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
                 kind=SERVER_ERROR,
                 code="engine_stopped",

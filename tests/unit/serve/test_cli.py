@@ -114,8 +114,8 @@ def test_validate_notes_what_defaults_do_to_requests(manifest: Path) -> None:
     )
     assert memory == (
         "note: a replica takes what spec.resources.memory 4Gi holds of maxSeqLen, up to the "
-        "model's limit, and of maxBatchSize, up to 200; its log, tandem status and GET /v1/models "
-        "say how much"
+        "model's limit, and of maxBatchSize, up to 200; see its log, tandem status and GET "
+        "/v1/models"
     )
     assert "maxBatchSize" not in done.stdout
 
