@@ -182,7 +182,7 @@ async def test_the_openai_client_streams_what_it_gets_at_once(
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
-async def test_wrong_requests_get_a_sentence_and_disturb_nobody(
+async def test_wrong_requests_get_a_sentence_and_disturb_no_other(
     service: Service, client: AsyncOpenAI
 ) -> None:
     running = asyncio.create_task(ask(client, LONG, extra_body={"ignore_eos": True}))

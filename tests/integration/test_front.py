@@ -136,7 +136,7 @@ async def test_an_abort_takes_effect_before_the_next_step(
         assert steps_after == []
 
 
-async def test_aborts_at_random_moments_leave_no_block_and_disturb_nobody(
+async def test_aborts_at_random_moments_leave_no_block_and_disturb_no_request(
     checkpoint: Path,
 ) -> None:
     async with front_of(checkpoint, num_kv_blocks=48) as front:
@@ -279,7 +279,7 @@ async def test_a_step_that_raises_fails_its_requests_with_the_cause(
         await until(lambda: all_free(front))
 
 
-async def test_a_temperature_of_almost_nothing_disturbs_nobody(checkpoint: Path) -> None:
+async def test_a_temperature_of_almost_nothing_disturbs_no_other(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
         quiet = tokens(await read(front, params()))
         greedy = tokens(await read(front, params(temperature=0.0)))

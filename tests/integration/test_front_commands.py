@@ -78,7 +78,7 @@ async def test_a_request_that_cannot_be_added_fails_alone(
         await until(lambda: all_free(front))
 
 
-async def test_an_abort_that_fails_harms_nobody(
+async def test_an_abort_that_fails_harms_no_other(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,7 +138,7 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
             front.check_health()
 
 
-async def test_whoever_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:
+async def test_a_caller_that_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
         loop = front._loop
         loop.stop()

@@ -121,7 +121,7 @@ def test_more_sequences_than_there_can_be(server: Server) -> None:
     )
 
 
-async def test_as_many_sequences_as_there_can_be_from_everybody(server: Server) -> None:
+async def test_as_many_sequences_as_there_can_be_from_every_client(server: Server) -> None:
     wide = SMALL | {"prompt": ["a"] * 3, "n": SLOTS // 4, "max_tokens": 64, "temperature": 1}
 
     answers = await asyncio.gather(
@@ -142,7 +142,7 @@ def test_thousands_of_messages(server: Server) -> None:
         assert most.status == (400 if path == CHAT else 200)
 
 
-def test_texts_to_tokenize_from_everybody(server: Server) -> None:
+def test_texts_to_tokenize_from_every_client(server: Server) -> None:
     text = {"model": MODEL, "prompt": "中" * 1300, "return_token_strs": True}
     tokens = {"model": MODEL, "tokens": list(range(256)) * 4}
     kwargs = {

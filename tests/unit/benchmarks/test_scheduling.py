@@ -152,7 +152,7 @@ def test_an_outlier_takes_as_much_longer_as_the_noise_says() -> None:
     assert slow.seconds(MIXED) == pytest.approx(4 * PLAIN.seconds(MIXED))
 
 
-def test_a_machine_nobody_knows_is_refused_with_the_names() -> None:
+def test_an_unknown_machine_is_refused_with_the_names() -> None:
     with pytest.raises(WrongUsage, match="'tpu'; it must be one of npu, gpu, cpu"):
         find_machine("tpu")
 

@@ -81,7 +81,7 @@ def test_a_model_that_is_not_there_says_so(trace: Path) -> None:
     assert "nowhere is not a checkpoint: it has no config.json" in result.output
 
 
-def test_a_setting_nobody_knows_is_refused_with_the_names() -> None:
+def test_an_unknown_setting_is_refused_with_the_names() -> None:
     result = CliRunner().invoke(app, ["cost", "--setting", "magic"])
 
     assert result.exit_code == 2

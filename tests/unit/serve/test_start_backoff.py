@@ -46,7 +46,7 @@ def test_a_file_that_holds_no_number_counts_as_none(file: Path) -> None:
     assert pauses(3) == [0, 0, 2]
 
 
-def test_without_a_file_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_starts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(START_COUNT_FILE, raising=False)
 
     assert pauses(5) == [0] * 5

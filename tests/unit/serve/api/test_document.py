@@ -181,7 +181,7 @@ def test_what_the_replica_chooses_by_its_memory_is_left_to_it() -> None:
     assert schedule_of(engine={"schedule": {"maxBatchSize": 200}})["maxBatchSize"] == 200
 
 
-def test_a_promise_chooses_how_steps_are_shared_where_nobody_else_did() -> None:
+def test_an_slo_chooses_how_steps_are_shared_where_the_manifest_does_not() -> None:
     for slo in ({"tpot": {"target": "50ms"}}, {"ttft": {"target": "1s"}}):
         chosen = schedule_of(engine={}, slo=slo)
 
@@ -201,7 +201,7 @@ def test_an_output_without_a_known_bound_is_left_to_the_replica_where_something_
     assert schedule_of(model=model, engine={})["maxIterTimes"] == 512
 
 
-def test_a_promise_changes_nothing_that_somebody_wrote() -> None:
+def test_an_slo_changes_nothing_that_the_manifest_sets() -> None:
     written = {
         "templateType": "Mix",
         "maxIterTimes": 512,

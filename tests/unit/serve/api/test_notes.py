@@ -30,7 +30,7 @@ def test_prompts_that_are_not_cut_and_answers_that_are_get_a_note_each() -> None
     )
 
 
-def test_nobody_is_told_what_he_wrote() -> None:
+def test_no_caller_is_told_what_it_wrote() -> None:
     written = schedule(templateType="Mix", maxIterTimes=512, splitFuse={"splitStartBatchSize": 4})
 
     assert said(model=SIZED, engine=written) == []

@@ -182,7 +182,7 @@ def test_a_line_says_the_same() -> None:
     assert text.endswith("d waits for KV blocks: 3 free, 8 needed (2 behind it)")
 
 
-def test_a_step_without_anybody_says_so() -> None:
+def test_a_step_without_sequences_says_so() -> None:
     empty = replace(
         STEP,
         rows=(),

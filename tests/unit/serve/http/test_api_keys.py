@@ -156,12 +156,12 @@ async def test_health_needs_no_key(folder: Path) -> None:
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_without_a_folder_nobody_needs_a_key() -> None:
+async def test_without_a_folder_no_request_needs_a_key() -> None:
     async with client_of(fake_app(FakeFront())) as client:
         assert (await client.get("/v1/models")).status_code == 200
 
 
-async def test_a_folder_without_keys_refuses_everybody(tmp_path: Path) -> None:
+async def test_a_folder_without_keys_refuses_every_request(tmp_path: Path) -> None:
     async with client_of(fake_app(FakeFront(), api_keys_folder=tmp_path)) as client:
         refused = await client.get("/v1/models", headers=bearer(""))
 

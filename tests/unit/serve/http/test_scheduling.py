@@ -62,7 +62,7 @@ async def test_priority_and_salt_reach_the_engine(path: str) -> None:
 
 @pytest.mark.parametrize("path", VALID)
 @pytest.mark.parametrize("body", [{}, {"priority": None, "cache_salt": None}])
-async def test_who_says_nothing_is_last_and_shares_with_everybody(
+async def test_a_request_without_priority_is_last_and_shares_with_all(
     path: str, body: dict[str, Any]
 ) -> None:
     found = await submitted(path, body)

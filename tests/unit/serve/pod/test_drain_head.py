@@ -81,7 +81,7 @@ def polls(ray: Dashboard, kubernetes: StandInKubernetes) -> int:
     return before - len(ray.answers)
 
 
-def test_a_head_that_leaves_alone_waits_for_nobody(kubernetes: StandInKubernetes) -> None:
+def test_a_head_that_leaves_alone_waits_for_no_worker(kubernetes: StandInKubernetes) -> None:
     kubernetes.pods = [pod("10.0.0.1"), pod("10.0.0.2")]
     with serving(Dashboard([HEAD, WORKER, WORKER], [HEAD])) as ray:
         assert polls(ray, kubernetes) == 1
@@ -97,7 +97,7 @@ def test_a_head_waits_for_workers_that_leave_with_it(
     assert "for 1 other node(s)" in capsys.readouterr().err
 
 
-def test_a_pod_that_ray_knows_to_be_dead_holds_up_nobody(kubernetes: StandInKubernetes) -> None:
+def test_a_pod_that_ray_knows_to_be_dead_delays_no_drain(kubernetes: StandInKubernetes) -> None:
     """A node that is unreachable keeps its pods in deletion, as long as it stays so."""
     kubernetes.pods = [pod("10.0.0.1", **LEAVES)]
     with serving(Dashboard([HEAD, GONE, WORKER], [HEAD])) as ray:
