@@ -85,7 +85,7 @@ SCHEDULES: Final = {
 PLAIN: Final = ("static", "continuous", "chunked, 48 tokens", "splitfuse, 48 tokens")
 
 
-def one_ahead(schedule: ScheduleConfig) -> ScheduleConfig:
+def with_async_scheduling(schedule: ScheduleConfig) -> ScheduleConfig:
     return schedule.model_copy(update={"async_scheduling_enable": True})
 
 
@@ -225,7 +225,7 @@ class Bench:
                     token.logprob.logprob for token in advance.tokens if token.logprob is not None
                 ]
             if not progress.step.sequence_ids:
-                self._clock.now = max(self._clock.now + 1e-3, self._next_look(is_last))
+                self._clock.now = max(self._clock.now + 1e-3, self._next_wake_up(is_last))
             assert num_steps < 20_000, "no request advances"
         self.engine.close()
         return Outcome(
@@ -246,7 +246,7 @@ class Bench:
             count = None if count is None else count - 1
         return False
 
-    def _next_look(self, is_last: bool) -> float:
+    def _next_wake_up(self, is_last: bool) -> float:
         wake_at = self.engine.wake_at
         assert wake_at < float("inf") or not is_last, "the engine would never wake again"
         return wake_at if is_last else 0.0

@@ -30,8 +30,8 @@ from tests.integration.bench import (
     crowd,
     lost_blocks,
     mixed,
-    one_ahead,
     truth,
+    with_async_scheduling,
 )
 from tests.integration.test_beams import END_OF_TEXT, reference, up_to_end
 from tests.tiny import TINY
@@ -236,7 +236,7 @@ async def test_one_step_ahead_through_the_front_the_tokens_are_the_same_and_all_
 ):
     schedule = SCHEDULES["splitfuse, 48 tokens"]
     asked = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
-    async with front_of(one_ahead(schedule)) as front:
+    async with front_of(with_async_scheduling(schedule)) as front:
         whole = [one async for one in front.submit("whole", conversation(14), asked)]
         text = "".join(one.text for one in whole)
         stops = replace(asked, stop=(text[3:5],))

@@ -212,7 +212,7 @@ def _head(run_dir: Path, ports: Ports) -> list[str]:
 
 
 def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
-    """The user's environment without his own settings for Ray, and with ours."""
+    """The user's environment with our settings for Ray in place of the user's."""
     users = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     folder = run_dir / "h"
     return {
