@@ -22,7 +22,7 @@ import httpx
 import typer
 import yaml
 
-from tandem_serve.commands.common import Progress, ended_by_signals, out, say_error
+from tandem_serve.commands.common import Progress, exit_on_signals, out, print_error
 from tools.cluster import DEFAULT_NAME, Cluster, ClusterError, kuberay
 from tools.cluster.paths import CHECKOUT
 from tools.cluster.progress import Progress as Shows
@@ -55,11 +55,11 @@ def up(
     name: Annotated[str, typer.Option(help="Name of the throw-away cluster.")] = DEFAULT_NAME,
 ) -> None:
     """Start a Kubernetes with Tandem in it, serve tandem-tiny, and ask it something."""
-    with ended_by_signals():
+    with exit_on_signals():
         try:
             _up(context, name)
         except (ClusterError, CommandFailed, NotReadable) as error:
-            say_error(str(error))
+            print_error(str(error))
             raise SystemExit(1) from None
 
 

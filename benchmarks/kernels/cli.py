@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.command_line import make_app, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -33,7 +33,7 @@ Sampling alone, at 16 rows of Qwen3's vocabulary:
     python -m benchmarks.kernels --only sample --no-steps
 """
 
-app = command_line()
+app = make_app()
 
 
 def main() -> None:
@@ -75,5 +75,5 @@ def run(
         steps=steps,
         reference=reference,
     )
-    with errors_in_words():
+    with report_errors():
         Session(settings).run(out)

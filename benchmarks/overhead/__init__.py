@@ -1,1 +1,1 @@
-"""What a step costs beside its forward pass: where the time of the engine's thread goes."""
+"""The cost of a step beside its forward pass, by part of the engine's thread."""

@@ -1,6 +1,6 @@
 """`python -m benchmarks.overhead`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
@@ -9,12 +9,12 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.command_line import make_app, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
 
-The small model with 1, 16 and 64 rows, greedy, drawn and with penalties:
+The small model with 1, 16 and 64 rows, greedy, sampled and with penalties:
 
     python -m benchmarks.overhead --out benchmarks/results/overhead.json
 
@@ -22,12 +22,12 @@ One compute thread, whose own CPU time counts; best where other work runs:
 
     python -m benchmarks.overhead --threads 1
 
-One step ahead and not, in turns:
+With async scheduling and without, in turns:
 
-    python -m benchmarks.overhead --ahead both --rows 1 --rows 16 --repeats 5
+    python -m benchmarks.overhead --async-scheduling both --rows 1 --rows 16 --repeats 5
 """
 
-app = command_line()
+app = make_app()
 
 
 def main() -> None:
@@ -45,13 +45,15 @@ def run(
         list[int] | None, typer.Option(min=1, help="Sequences that decode. [1, 16, 64]")
     ] = None,
     sampling: Annotated[
-        list[str] | None, typer.Option(help="greedy, drawn or penalised. [all three]")
+        list[str] | None, typer.Option(help="greedy, sampled or penalised. [all three]")
     ] = None,
-    ahead: Annotated[str, typer.Option(help="default, on, off, or both: in turns.")] = "default",
+    async_scheduling: Annotated[
+        str, typer.Option(help="default, on, off, or both: in turns.")
+    ] = "default",
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads. [all cores]")] = None,
     steps: Annotated[int, typer.Option(min=8, help="Decode steps of a run.")] = 128,
     prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of a sequence.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all is done, in turns.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of repeats, in turns.")] = 3,
     models: Annotated[
         Path | None, typer.Option(help="Folder of the models. [the per-user cache]")
     ] = None,
@@ -60,13 +62,13 @@ def run(
     """Measure what a decode step costs beside its forward pass, part by part; medians."""
     from benchmarks.overhead.session import Settings, run_all
 
-    with errors_in_words():
+    with report_errors():
         run_all(
             Settings(
                 models=tuple(model or ["S"]),
                 rows=tuple(rows or [1, 16, 64]),
-                samplings=tuple(sampling or ["greedy", "drawn", "penalised"]),
-                ahead=ahead,
+                samplings=tuple(sampling or ["greedy", "sampled", "penalised"]),
+                async_scheduling=async_scheduling,
                 num_threads=threads,
                 num_steps=steps,
                 num_prompt=prompt,

@@ -21,9 +21,9 @@ class Figures:
     model: str
     num_rows: int
     sampling: str
-    ahead: bool | None
+    async_scheduling: bool | None
     parts_s: Mapping[str, float]
-    """By part, see `watch.PARTS`."""
+    """By part, see `profiler.PARTS`."""
     forward_wall_s: float
     """A forward pass on the wall."""
     period_s: float
@@ -51,16 +51,18 @@ def show(console: Console, figures: Sequence[Figures], *, num_threads: int) -> N
     clock = "CPU time" if num_threads == 1 else "CPU time, forward passes by the wall"
     title = f"A decode step in ms, medians, {num_threads} threads, {clock}"
     table = Table(title=title, title_justify="left", box=None)
-    for column in ("model", "sampling", "ahead"):
+    for column in ("model", "sampling", "async"):
         table.add_column(column)
     for column in ("rows", *parts, "beside %", "period", "idle %"):
         table.add_column(column, justify="right")
     for one in figures:
-        ahead = "default" if one.ahead is None else "yes" if one.ahead else "no"
+        async_scheduling = (
+            "default" if one.async_scheduling is None else "yes" if one.async_scheduling else "no"
+        )
         table.add_row(
             one.model,
             one.sampling,
-            ahead,
+            async_scheduling,
             str(one.num_rows),
             *(f"{one.parts_s[part] * _MS:.3f}" for part in parts),
             f"{100 * one.share:.1f}",

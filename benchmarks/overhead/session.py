@@ -1,4 +1,4 @@
-"""One run of the benchmark: an engine behind its front, as a server has it, without the server."""
+"""One run of the benchmark: an AsyncEngine as a server has it, without the server."""
 # ruff: noqa: SLF001  # it times what is inside of the engine
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from benchmarks.overhead.profiler import PARTS, Profiler
 from benchmarks.overhead.report import Figures, show, write_json
-from benchmarks.overhead.watch import PARTS, Watch
 from benchmarks.peers.models import cache_folder, ensure_model
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.serving.errors import WrongUsage
@@ -25,7 +25,7 @@ from tandem_engine.build import build_engine
 _BLOCK: Final = 128
 _SAMPLINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "greedy": {"temperature": 0.0},
-    "drawn": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 1},
+    "sampled": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 1},
     "penalised": {
         "temperature": 0.8,
         "repetition_penalty": 1.1,
@@ -38,12 +38,12 @@ _MODES: Final = {"default": (None,), "on": (True,), "off": (False,), "both": (Fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure; see the command line."""
+    """Options of the benchmark; see the command line."""
 
     models: tuple[str, ...]
     rows: tuple[int, ...]
     samplings: tuple[str, ...]
-    ahead: str
+    async_scheduling: str
     num_threads: int | None
     num_steps: int
     num_prompt: int
@@ -58,7 +58,7 @@ class Case:
     model: str
     num_rows: int
     sampling: str
-    ahead: bool | None
+    async_scheduling: bool | None
     """None: as the engine has it by default."""
 
 
@@ -66,27 +66,29 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     """Measure, show and write.
 
     Raises:
-        WrongUsage: a name that there is not.
+        WrongUsage: a name is unknown.
     """
     _check(settings)
     console = Console(width=max(Console().width, 140), highlight=False)
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     cases = [
-        Case(model=model, num_rows=rows, sampling=sampling, ahead=ahead)
-        for model, rows, sampling, ahead in product(
-            settings.models, settings.rows, settings.samplings, _MODES[settings.ahead]
+        Case(model=model, num_rows=rows, sampling=sampling, async_scheduling=async_scheduling)
+        for model, rows, sampling, async_scheduling in product(
+            settings.models, settings.rows, settings.samplings, _MODES[settings.async_scheduling]
         )
     ]
     figures: list[Figures] = []
     for model in settings.models:
         benches = {
-            ahead: _Bench(model, settings, num_threads, ahead=ahead)
-            for ahead in _MODES[settings.ahead]
+            async_scheduling: _Bench(
+                model, settings, num_threads, async_scheduling=async_scheduling
+            )
+            for async_scheduling in _MODES[settings.async_scheduling]
         }
         runs: dict[Case, list[Figures]] = {}
         for _ in range(settings.repeats):
             for case in (one for one in cases if one.model == model):
-                runs.setdefault(case, []).append(benches[case.ahead].run(case, settings))
+                runs.setdefault(case, []).append(benches[case.async_scheduling].run(case, settings))
         for bench in benches.values():
             bench.stop()
         figures += map(_middle, runs.values())
@@ -99,23 +101,25 @@ def _check(settings: Settings) -> None:
     for option, given, known in (
         ("--model", settings.models, SHAPES),
         ("--sampling", settings.samplings, _SAMPLINGS),
-        ("--ahead", (settings.ahead,), _MODES),
+        ("--async-scheduling", (settings.async_scheduling,), _MODES),
     ):
         for name in given:
             if name not in known:
-                raise WrongUsage(f"{option} '{name}' is none of {', '.join(known)}; name one.")
+                raise WrongUsage(f"{option} '{name}' is not one of {', '.join(known)}; choose one.")
 
 
 class _Bench:
-    """An engine with a watch beside its parts."""
+    """An engine with a profiler beside its parts."""
 
     def __init__(
-        self, model: str, settings: Settings, num_threads: int, *, ahead: bool | None
+        self, model: str, settings: Settings, num_threads: int, *, async_scheduling: bool | None
     ) -> None:
         folder = ensure_model(SHAPES[model], settings.folder or cache_folder() / "models")
         longest = settings.num_prompt + settings.num_steps + 1
         most = max(settings.rows)
-        extra: dict[str, Any] = {} if ahead is None else {"async_scheduling_enable": ahead}
+        extra: dict[str, Any] = (
+            {} if async_scheduling is None else {"async_scheduling_enable": async_scheduling}
+        )
         config = EngineConfig(
             model_path=str(folder),
             dtype="bfloat16",
@@ -133,27 +137,27 @@ class _Bench:
         self._vocab = SHAPES[model].vocab_size
         self._events = asyncio.new_event_loop()
         self._front = build_engine(config, report=lambda _: None)
-        self._watch = Watch(num_threads)
+        self._profiler = Profiler(num_threads)
         self._number = 0
         self._attach()
 
     def _attach(self) -> None:
-        watch, loop = self._watch, self._front._loop
+        profiler, loop = self._profiler, self._front._loop
         engine = loop._engine
         scheduler, runner = engine._scheduler, engine._runner
-        watch.stand_around(loop, "_step")
-        watch.stand_at(scheduler, "schedule", "schedule")
-        watch.stand_at(scheduler, "schedule_ahead", "schedule")
-        watch.stand_at(scheduler, "complete", "complete")
-        watch.stand_at(runner, "prepare", "batch")
-        watch.stand_at(runner, "sample", "sample")
-        watch.stand_at_forward(runner, "forward")
+        profiler.time_loop(loop, "_step")
+        profiler.time_calls(scheduler, "schedule", "schedule")
+        profiler.time_calls(scheduler, "schedule_ahead", "schedule")
+        profiler.time_calls(scheduler, "complete", "complete")
+        profiler.time_calls(runner, "prepare", "batch")
+        profiler.time_calls(runner, "sample", "sample")
+        profiler.time_forward(runner, "forward")
 
     def run(self, case: Case, settings: Settings) -> "Figures":
         """So many sequences that decode so many steps."""
-        self._watch.forget()
+        self._profiler.clear()
         self._events.run_until_complete(self._serve(case, settings))
-        return _figures(case, self._watch)
+        return _figures(case, self._profiler)
 
     def stop(self) -> None:
         """End the engine's thread."""
@@ -182,15 +186,15 @@ async def _drain(stream: Any) -> None:
         pass
 
 
-def _figures(case: Case, watch: Watch) -> Figures:
-    periods = [after - before for before, after in pairwise(watch.began)]
+def _figures(case: Case, profiler: Profiler) -> Figures:
+    periods = [after - before for before, after in pairwise(profiler.began)]
     return Figures(
         model=case.model,
         num_rows=case.num_rows,
         sampling=case.sampling,
-        ahead=case.ahead,
-        parts_s={part: _a_step(watch.taken[part], len(watch.began)) for part in PARTS},
-        forward_wall_s=median(watch.lasted),
+        async_scheduling=case.async_scheduling,
+        parts_s={part: _a_step(profiler.taken[part], len(profiler.began)) for part in PARTS},
+        forward_wall_s=median(profiler.lasted),
         period_s=median(periods),
     )
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks.peers`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
@@ -10,11 +10,11 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.peers.rows import parse_row
-from benchmarks.peers.shapes import SHAPES, shape_called
+from benchmarks.peers.shapes import SHAPES, find_shape
 from benchmarks.serving.case import parse_case
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.command_line import make_app, report_errors
 
-ROWS: Final = ("1x32x64", "16x32x64", "16x32x64:drawn", "1x2048x1", "16x256x64")
+ROWS: Final = ("1x32x64", "16x32x64", "16x32x64:sampled", "1x2048x1", "16x256x64")
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -33,14 +33,14 @@ Tandem alone beside the machine's limit, the small model, two rows:
 
     python -m benchmarks.peers run --only S --types bf16 --rows 1x32x64,16x32x64
 
-What HTTP and Ray leave of the engine's throughput:
+The share of the engine's throughput that HTTP and Ray leave:
 
     python -m benchmarks.peers through-http
 
-docs/benchmarks/method.md says what the figures mean.
+docs/benchmarks/method.md explains the figures.
 """
 
-app = command_line(
+app = make_app(
     description="Compare Tandem with OpenVINO GenAI, llama.cpp and vLLM on the same weights.",
     epilog=_EPILOG,
 )
@@ -55,7 +55,7 @@ _Out = Annotated[
 _Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of every engine; default: the physical cores.")
 ]
-_Timeout = Annotated[float, typer.Option(min=1, help="Seconds that one answer may take.")]
+_Timeout = Annotated[float, typer.Option(min=1, help="Time limit of one answer, in seconds.")]
 
 
 def main() -> None:
@@ -68,15 +68,15 @@ def models(
     *,
     only: Annotated[str | None, typer.Option(help="S, M or Q; default: all.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder that gets them; default: the per-user cache.")
+        Path | None, typer.Option(help="Folder to write; default: the per-user cache.")
     ] = None,
 ) -> None:
     """Make the checkpoints S (29 M), M (473 M) and Q (596 M): random weights, always the same."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.peers.models import cache_folder, ensure_model
         from benchmarks.serving.result import status_line
 
-        shapes = [shape_called(only)] if only else list(SHAPES.values())
+        shapes = [find_shape(only)] if only else list(SHAPES.values())
         for shape in shapes:
             with status_line() as note:
                 note(f"making {shape.name}, {shape.num_parameters / 1e6:.0f} M parameters")
@@ -89,14 +89,14 @@ def environments(
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Gets an environment for each peer; default: the per-user cache."),
+        typer.Option(help="Folder of the environments; default: the per-user cache."),
     ] = None,
     only: Annotated[
         str | None, typer.Option(help="Comma-separated: openvino, llamacpp, vllm; default: all.")
     ] = None,
 ) -> None:
-    """Make the peers' virtual environments with uv; each says why where it cannot be had."""
-    with errors_in_words():
+    """Make the peers' virtual environments with uv; print the reason where one fails."""
+    with report_errors():
         from benchmarks.peers.environments import make_environments
         from benchmarks.peers.models import cache_folder
 
@@ -119,17 +119,19 @@ def run(
     rows: Annotated[
         str,
         typer.Option(
-            help="Comma-separated SEQUENCESxPROMPTxOUTPUT, lengths in tokens; with :drawn behind "
+            help="Comma-separated SEQUENCESxPROMPTxOUTPUT, lengths in tokens; with :sampled behind "
             "it, tokens are drawn with temperature 1 and top_p 0.95."
         ),
     ] = ",".join(ROWS),
-    repeats: Annotated[int, typer.Option(min=1, help="How often every engine has its turn.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of turns of every engine.")] = 3,
     row_seconds: Annotated[
-        float, typer.Option(min=0, help="A row is repeated within a turn for so long.")
+        float, typer.Option(min=0, help="Seconds for which a row is repeated within a turn.")
     ] = 2.0,
     first_seconds: Annotated[
         float,
-        typer.Option(min=0, help="So long one sequence runs right after loading, in samples."),
+        typer.Option(
+            min=0, help="Seconds for which one sequence runs right after loading, in samples."
+        ),
     ] = 10.0,
     threads: _Threads = None,
     pin: Annotated[
@@ -139,8 +141,8 @@ def run(
     models: _Models = None,
     out: _Out = None,
 ) -> None:
-    """Run every engine in turns, and the machine's limit beside them."""
-    with errors_in_words():
+    """Run every engine in turns, and measure the machine's limits."""
+    with report_errors():
         from benchmarks.peers.models import cache_folder
         from benchmarks.peers.session import RunSettings
         from benchmarks.peers.session import run as run_all
@@ -148,7 +150,7 @@ def run(
         run_all(
             RunSettings(
                 interpreters={"openvino": openvino, "llamacpp": llamacpp, "vllm": vllm},
-                shapes=[shape_called(only)] if only else list(SHAPES.values()),
+                shapes=[find_shape(only)] if only else list(SHAPES.values()),
                 types=tuple(types.split(",")),
                 rows=tuple(parse_row(row) for row in rows.split(",")),
                 repeats=repeats,
@@ -173,21 +175,21 @@ def through_http(
     requests: Annotated[
         int, typer.Option(min=1, help="Requests through HTTP in each repeat.")
     ] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measurements of both.")] = 3,
     threads: _Threads = None,
     timeout: _Timeout = 600.0,
     models: _Models = None,
     out: _Out = None,
 ) -> None:
     """Compare streaming through HTTP and Ray with the engine by itself."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.peers.models import cache_folder
         from benchmarks.peers.through_http import HttpSettings
         from benchmarks.peers.through_http import run as run_http
 
         run_http(
             HttpSettings(
-                shape=shape_called(model),
+                shape=find_shape(model),
                 row=parse_case(row),
                 num_requests=requests,
                 repeats=repeats,

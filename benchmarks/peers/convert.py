@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.engines import ROOT, Contestant
+from benchmarks.peers.engines import ROOT, InstalledEngine
 from benchmarks.serving.errors import BenchmarkError
 
 _FORMATS: Final = {"bf16": "fp16", "w8a8": "int8"}
@@ -12,17 +12,17 @@ _FORMATS: Final = {"bf16": "fp16", "w8a8": "int8"}
 _SHOWN: Final = 300
 
 
-def model_for(contestant: Contestant, checkpoint: Path, weights: str, *, log: Path) -> Path:
+def model_for(engine: InstalledEngine, checkpoint: Path, weights: str, *, log: Path) -> Path:
     """The file or folder that an engine loads for a checkpoint; converted where it is missing.
 
     Raises:
         BenchmarkError: the engine's tool is missing or fails.
     """
-    match contestant.kind.name:
+    match engine.kind.name:
         case "openvino":
-            return _openvino(contestant.python, checkpoint, weights, log)
+            return _openvino(engine.python, checkpoint, weights, log)
         case "llamacpp":
-            return _gguf(contestant.python, checkpoint, weights, log)
+            return _gguf(engine.python, checkpoint, weights, log)
         case _:
             return checkpoint
 
@@ -53,7 +53,7 @@ def _gguf(python: Path, checkpoint: Path, weights: str, log: Path) -> Path:
 
 
 def _is_fresh(made: Path, checkpoint: Path) -> bool:
-    """Whether a conversion is there and no older than the checkpoint."""
+    """True when a conversion is there and no older than the checkpoint."""
     try:
         return made.stat().st_mtime >= (checkpoint / "model.safetensors").stat().st_mtime
     except OSError:

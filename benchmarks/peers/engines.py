@@ -23,11 +23,11 @@ class EngineKind:
     types: Mapping[str, str]
     """Its own names of our types of weights; a type that is missing is not compared."""
     binds_by_openmp: bool = False
-    """Where threads are pinned, OpenMP does it; others pin their own (`protocol.Load.pin`)."""
+    """True: OpenMP pins the threads; other engines pin their own (`protocol.Load.pin`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class InstalledEngine:
     """An engine with the interpreter that has it."""
 
     kind: EngineKind
@@ -89,7 +89,7 @@ def physical_cores() -> list[int]:
 
 
 def runner_environment(
-    contestant: Contestant, cores: Sequence[int], *, pin: bool
+    engine: InstalledEngine, cores: Sequence[int], *, pin: bool
 ) -> dict[str, str]:
     """The variables under which a runner is started: this process's, with threads set alike."""
     chosen = dict(os.environ)
@@ -103,10 +103,10 @@ def runner_environment(
         "MKL_NUM_THREADS": str(len(cores)),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if pin and contestant.kind.binds_by_openmp:
+    if pin and engine.kind.binds_by_openmp:
         places = ",".join(f"{{{core}}}" for core in cores)
         chosen |= {"OMP_PROC_BIND": "true", "OMP_PLACES": places}
-    return chosen | dict(contestant.environment)
+    return chosen | dict(engine.environment)
 
 
 def _cpus_in(text: str) -> set[int]:

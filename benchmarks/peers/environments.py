@@ -1,6 +1,6 @@
 """Makes the peers' virtual environments with uv.
 
-Each is made for itself: one that cannot be had is told with its reason, and the others go on.
+Environments are independent: the reason of a failure is printed, and the others go on.
 """
 
 import os
@@ -19,7 +19,7 @@ from benchmarks.peers.engines import ROOT
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 
 _TORCH: Final = re.compile(r"(torch|triton|nvidia|cuda)", re.IGNORECASE)
-"""What is shared with Tandem's own environment, so that no second torch is downloaded."""
+"""Packages shared with Tandem's own environment, so that no second torch is downloaded."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _OWN_TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})
 _SHOWN_LINES: Final = 6
@@ -29,8 +29,8 @@ _LIST_REQUIREMENTS: Final = (
 )
 
 
-class CannotBeHad(BenchmarkError):
-    """An environment could not be made; the text says why and what to do."""
+class EnvironmentUnavailable(BenchmarkError):
+    """An environment could not be made; the text has the reason and the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Uv:
         return self.place / "bin" / "python"
 
     def create(self) -> None:
-        """Make the environment anew, with this Python."""
+        """Make the environment from scratch, with this Python."""
         self._run("venv", "--clear", "--python", sys.executable, str(self.place))
 
     def install(
@@ -73,7 +73,7 @@ class Uv:
         )
 
     def requirements_of(self, package: str) -> list[str]:
-        """What an installed package says that it needs, its extras left out."""
+        """Requirements of an installed package, its extras left out."""
         done = subprocess.run(
             [str(self.python), "-c", _LIST_REQUIREMENTS, package],
             capture_output=True,
@@ -92,7 +92,7 @@ class Uv:
                 check=False,
             )
         if done.returncode:
-            raise CannotBeHad(f"uv failed; {self.log} ends with: {_tail(self.log)}")
+            raise EnvironmentUnavailable(f"uv failed; {self.log} ends with: {_tail(self.log)}")
 
 
 def make_environments(
@@ -100,26 +100,26 @@ def make_environments(
 ) -> None:
     """Make the environments of the peers named (None: of all) below `folder`.
 
-    Each is told in a line: where its interpreter is, or why there is none.
+    Prints a line for each: its interpreter, or the reason of its failure.
 
     Args:
-        folder: Made where it is missing; an environment that is there is made anew.
-        names: Which.
+        folder: Made where it is missing; an environment in it is replaced.
+        names: The peers.
         command: The `uv` to use; None looks for one.
 
     Raises:
-        WrongUsage: a name is none.
-        BenchmarkError: not one of them could be made.
+        WrongUsage: a name is unknown.
+        BenchmarkError: none of them could be made.
     """
     for name in names or ():
         if name not in RECIPES:
-            raise WrongUsage(f"There is no peer '{name}'; it must be one of {', '.join(RECIPES)}.")
+            raise WrongUsage(f"Unknown peer '{name}'; it must be one of {', '.join(RECIPES)}.")
     command = command or _uv_command()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BenchmarkError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+        raise BenchmarkError(f"The folder {folder} cannot be created: {error.strerror}.") from None
     num_made = 0
     for name in names or tuple(RECIPES):
         uv = Uv(command=command, place=folder / name, log=folder / f"{name}.log")
@@ -128,8 +128,8 @@ def make_environments(
                 uv.log.unlink(missing_ok=True)
                 uv.create()
                 RECIPES[name](uv)
-        except CannotBeHad as error:
-            console.print(f"{name} cannot be had: {error}", markup=False)
+        except EnvironmentUnavailable as error:
+            console.print(f"{name} cannot be installed: {error}", markup=False)
             continue
         num_made += 1
         # What is printed is the option that `run` takes.
@@ -160,7 +160,9 @@ def _openvino(uv: Uv) -> None:
 
 def _llamacpp(uv: Uv) -> None:
     if shutil.which("c++") is None:
-        raise CannotBeHad("llama.cpp is built from source, and there is no C++ compiler (c++).")
+        raise EnvironmentUnavailable(
+            "llama.cpp is built from source, and no C++ compiler (c++) was found."
+        )
     # For the machine that it is built on, as Tandem's own kernels choose what the CPU has.
     uv.install(
         "llama-cpp-python",
@@ -188,7 +190,7 @@ def _uv_command() -> str:
     beside = Path(sys.executable).with_name("uv")
     command = str(beside) if beside.exists() else shutil.which("uv")
     if command is None:
-        raise BenchmarkError("There is no uv; install the dev extra, which brings it.")
+        raise BenchmarkError("cannot find uv; install the dev extra, which has it.")
     return command
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from benchmarks.peers.contest import Sample, TurnResult
 from benchmarks.peers.engines import TANDEM
 from benchmarks.peers.goals import goal
-from benchmarks.peers.roofline import RoofLine, is_prompt_row, row_limit, tokens_counted
+from benchmarks.peers.roofline import Roofline, is_prompt_row, row_limit, tokens_counted
 from benchmarks.peers.shapes import ModelShape
+from benchmarks.peers.turns import Sample, TurnResult
 from benchmarks.serving.case import Case
 from benchmarks.serving.statistics import percentile
 
@@ -31,7 +31,7 @@ class EngineFigures:
     tpot_p90_ms: float | None = None
     share_of_limit: float | None = None
     reason: str | None = None
-    """Why it was not measured."""
+    """The reason for a missing measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class RowFigures:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether prompt tokens are counted."""
+        """True when prompt tokens are counted."""
         return is_prompt_row(self.row)
 
     @property
@@ -74,7 +74,7 @@ class RowFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFigures:
-    """What an engine's processes took with one model."""
+    """Load time and memory of an engine's processes with one model."""
 
     engine: str
     model: str
@@ -123,14 +123,14 @@ def first_lowest(first_rates: Sequence[float]) -> float | None:
     return None if steady is None else min(first_rates) / steady
 
 
-def best_roof(roofs: Sequence[RoofLine]) -> RoofLine | None:
+def best_roofline(roofs: Sequence[Roofline]) -> Roofline | None:
     """The roof of a run: the best that a repeat measured; None when none did.
 
     A limit is what the machine can do: other work lowers a measurement, and nothing raises it.
     """
     if not roofs:
         return None
-    return RoofLine(
+    return Roofline(
         bandwidth=max(roof.bandwidth for roof in roofs),
         bf16=_best_rates([roof.bf16 for roof in roofs]),
         w8a8=_best_rates([roof.w8a8 for roof in roofs]),
@@ -144,7 +144,7 @@ def row_figures(
     *,
     weights: str,
     engines: Sequence[str],
-    roof: RoofLine | None,
+    roof: Roofline | None,
 ) -> list[RowFigures]:
     """The figures of each row of one model with one type of weights.
 
@@ -154,7 +154,7 @@ def row_figures(
         rows: The rows, in the order of the table.
         weights: The type.
         engines: Names of the engines, in the order of the table.
-        roof: What the machine could do.
+        roof: Limits of the machine.
     """
     of_model = [each for each in results if (each.model, each.weights) == (shape.name, weights)]
     figures = []

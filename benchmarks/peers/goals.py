@@ -1,4 +1,4 @@
-"""What Tandem is to reach, as ratios within one run. Pure."""
+"""Goals for Tandem, as ratios within one run. Pure."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ _BF16_ONE_ELSEWHERE: Final = 1.15
 
 
 def goal(model: str, row: Case, weights: str) -> float:
-    """How many times as fast as the best peer Tandem is to be in a row.
+    """Return the goal of a row, as a multiple of the best peer's speed.
 
     Args:
         model: S or M; one sequence on S needs only to keep up.

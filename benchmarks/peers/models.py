@@ -14,7 +14,7 @@ _UNKNOWN: Final = 2
 
 
 def cache_folder() -> Path:
-    """Where models and environments stand unless the user names a folder: the per-user cache."""
+    """Default folder of models and environments: the per-user cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "tandem" / "peers"
 

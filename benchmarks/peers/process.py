@@ -13,7 +13,7 @@ from typing import Final, Self
 
 import psutil
 
-from benchmarks.peers.engines import ROOT, Contestant, runner_environment
+from benchmarks.peers.engines import ROOT, InstalledEngine, runner_environment
 from benchmarks.peers.runners.protocol import Failed, Message, ProtocolError, decode, encode
 from benchmarks.serving.errors import BenchmarkError
 
@@ -24,14 +24,14 @@ _SHOWN_LINES: Final = 4
 
 
 class RunnerFailed(BenchmarkError):
-    """An engine could not do what was asked; the row says so, and the others go on."""
+    """An engine failed a request; its row says so, and the other engines continue."""
 
 
 class RunnerProcess:
     """A context: the process and all that it started end with it.
 
     Args:
-        contestant: Which engine, under which interpreter.
+        engine: The engine and its interpreter.
         cores: Logical CPUs that it may use, as many as it has threads.
         pin: Bind each thread to one of them.
         log: File that gets what it prints.
@@ -41,13 +41,13 @@ class RunnerProcess:
     """
 
     def __init__(
-        self, contestant: Contestant, cores: Sequence[int], *, pin: bool, log: Path
+        self, engine: InstalledEngine, cores: Sequence[int], *, pin: bool, log: Path
     ) -> None:
-        self._title = contestant.kind.title
+        self._title = engine.kind.title
         self._log = log
         self._rest = b""
         self.begin_s = time.perf_counter()
-        command = [str(contestant.python), "-m", contestant.kind.runner]
+        command = [str(engine.python), "-m", engine.kind.runner]
         try:
             with log.open("ab") as errors:
                 self._process = subprocess.Popen(
@@ -55,14 +55,14 @@ class RunnerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=runner_environment(contestant, cores, pin=pin),
+                    env=runner_environment(engine, cores, pin=pin),
                     cwd=ROOT,
                     # One group, so that engines of several processes end as a whole.
                     start_new_session=True,
                 )
         except OSError as error:
             raise RunnerFailed(
-                f"{contestant.python} cannot be started: {error.strerror}; "
+                f"{engine.python} cannot be started: {error.strerror}; "
                 f"name the interpreter that has {self._title}."
             ) from None
 
@@ -82,7 +82,7 @@ class RunnerProcess:
         if error is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-        # What is left of the group has nobody to wait for.
+        # Processes that are left of the group have no reader any more.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -104,7 +104,7 @@ class RunnerProcess:
         except BrokenPipeError:
             raise RunnerFailed(self._ended()) from None
         except ProtocolError as error:
-            raise RunnerFailed(f"{self._title} answered what is no answer: {error}") from None
+            raise RunnerFailed(f"{self._title} sent an invalid answer: {error}") from None
         if isinstance(answer, Failed):
             raise RunnerFailed(f"{self._title}: {answer.error}")
         return answer
@@ -145,7 +145,7 @@ class RunnerProcess:
         except OSError:
             lines = []
         said = " | ".join(line.strip() for line in lines[-_SHOWN_LINES:])
-        return f"{self._title} ended by itself with status {status}: {said or 'it said nothing'}."
+        return f"{self._title} exited with status {status}: {said or 'no output'}."
 
 
 def _family(pid: int) -> list[int]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.peers.engines import KINDS, TANDEM
 from benchmarks.peers.figures import ProcessFigures, RowFigures
 from benchmarks.peers.goals import SHARE_OF_LIMIT
-from benchmarks.peers.roofline import RoofLine
+from benchmarks.peers.roofline import Roofline
 
 _NONE: Final = "–"
 
@@ -97,14 +97,14 @@ def process_table(figures: Sequence[ProcessFigures]) -> Table:
 
 
 def sentences(figures: Sequence[ProcessFigures], missing: Mapping[str, str]) -> list[str]:
-    """What is missing from the tables, and why, one sentence each."""
+    """List what is missing from the tables, and why, one sentence each."""
     lines = [f"{title_of_engine(name)} is not compared: {why}" for name, why in missing.items()]
     for each in figures:
         lines += [f"{each.model} {each.weights}: {error}" for error in each.errors]
     return lines
 
 
-def roof_sentence(model: str, roof: RoofLine, reader: str) -> str:
+def roofline_sentence(model: str, roof: Roofline, reader: str) -> str:
     """The roof of a model in words."""
     parts = [f"memory {roof.bandwidth / 1e9:.1f} GB/s ({reader})"]
     for weights, unit in (("bf16", "GFLOP/s"), ("w8a8", "GOP/s")):
@@ -112,7 +112,7 @@ def roof_sentence(model: str, roof: RoofLine, reader: str) -> str:
             f"{weights} at {size} rows {rate / 1e9:.0f} {unit}"
             for size, rate in roof.rates(weights).items()
         ]
-    return f"Roof with {model}: {', '.join(parts)}."
+    return f"RooflineRates with {model}: {', '.join(parts)}."
 
 
 def document(
@@ -121,7 +121,7 @@ def document(
     *,
     facts: Mapping[str, Any],
     settings: Mapping[str, Any],
-    roofs: Mapping[str, Sequence[RoofLine]],
+    roofs: Mapping[str, Sequence[Roofline]],
     engine_settings: Mapping[str, Mapping[str, Any]],
     missing: Mapping[str, str],
 ) -> dict[str, Any]:

@@ -18,8 +18,8 @@ _PER_PAIR: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoofLine:
-    """What the machine can do at best."""
+class Roofline:
+    """The machine's limits, as measured."""
 
     bandwidth: float
     """Bytes a second that are read from memory."""
@@ -54,7 +54,7 @@ def weight_bytes(shape: ModelShape, weights: str) -> int:
     return shape.linear_parameters * per_weight + shape.head_parameters * BYTES
 
 
-def row_limit_s(shape: ModelShape, row: Case, roof: RoofLine, weights: str) -> float | None:
+def row_limit_s(shape: ModelShape, row: Case, roof: Roofline, weights: str) -> float | None:
     """Seconds that a row takes at least; None where the roof of that type is not known."""
     if not roof.rates(weights):
         return None
@@ -65,14 +65,14 @@ def row_limit_s(shape: ModelShape, row: Case, roof: RoofLine, weights: str) -> f
     return seconds
 
 
-def row_limit(shape: ModelShape, row: Case, roof: RoofLine, weights: str) -> float | None:
+def row_limit(shape: ModelShape, row: Case, roof: Roofline, weights: str) -> float | None:
     """Tokens a second of a row at best, counted as `tokens_counted` does."""
     seconds = row_limit_s(shape, row, roof, weights)
     return None if seconds is None else tokens_counted(row) / seconds
 
 
 def is_prompt_row(row: Case) -> bool:
-    """Whether a row is all prompt: it asks for one token."""
+    """True when a row is all prompt: it asks for one token."""
     return row.shape.num_output == 1
 
 
@@ -85,7 +85,7 @@ def tokens_counted(row: Case) -> int:
     return row.concurrency * (shape.num_input if is_prompt_row(row) else shape.num_output)
 
 
-def _prefill_s(shape: ModelShape, row: Case, roof: RoofLine, weights: str) -> float:
+def _prefill_s(shape: ModelShape, row: Case, roof: Roofline, weights: str) -> float:
     """Seconds from the prompts to their first tokens."""
     num_rows, length = row.concurrency, row.shape.num_input
     num_tokens = num_rows * length
@@ -102,7 +102,7 @@ def _prefill_s(shape: ModelShape, row: Case, roof: RoofLine, weights: str) -> fl
 
 
 def _decode_s(
-    shape: ModelShape, num_rows: int, context: int, roof: RoofLine, weights: str
+    shape: ModelShape, num_rows: int, context: int, roof: Roofline, weights: str
 ) -> float:
     """Seconds of one token for each row, `context` tokens long with it."""
     num_cached = num_rows * context
@@ -119,7 +119,7 @@ def _decode_s(
 
 def _step_s(
     shape: ModelShape,
-    roof: RoofLine,
+    roof: Roofline,
     weights: str,
     *,
     num_tokens: int,

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.peers.contest import Settings, Turn, TurnResult, carry_out, measure_roof, turns
 from benchmarks.peers.convert import model_for
-from benchmarks.peers.engines import KINDS, TANDEM, TYPES, Contestant, physical_cores
-from benchmarks.peers.figures import RowFigures, best_roof, process_figures, row_figures
+from benchmarks.peers.engines import KINDS, TANDEM, TYPES, InstalledEngine, physical_cores
+from benchmarks.peers.figures import RowFigures, best_roofline, process_figures, row_figures
 from benchmarks.peers.models import ensure_model
 from benchmarks.peers.plot import save_plot
 from benchmarks.peers.report import (
     document,
     latency_table,
     process_table,
-    roof_sentence,
+    roofline_sentence,
     row_table,
     sentences,
 )
-from benchmarks.peers.roofline import RoofLine
+from benchmarks.peers.roofline import Roofline
 from benchmarks.peers.rows import PeerRow
 from benchmarks.peers.shapes import MAX_POSITIONS, ModelShape
+from benchmarks.peers.turns import Settings, Turn, TurnResult, measure_roofline, run_turn, turns
 from benchmarks.serving.case import Case
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.result import (
@@ -34,7 +34,7 @@ from benchmarks.serving.result import (
     title_of,
     write_result,
 )
-from benchmarks.serving.session import ended_by_sigterm
+from benchmarks.serving.session import exit_on_sigterm
 
 Note = Callable[[str], None]
 _QUIET: Final = 0.5
@@ -44,7 +44,7 @@ _NOT_GIVEN: Final = "its interpreter was not given with --"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What `run` was asked for."""
+    """Options of `run`."""
 
     interpreters: Mapping[str, Path | None]
     """Of the peers, by name; None is not compared."""
@@ -66,14 +66,12 @@ class RunSettings:
             _check_row(row)
         for name in self.types:
             if name not in TYPES:
-                raise WrongUsage(
-                    f"There is no type '{name}'; it must be one of {', '.join(TYPES)}."
-                )
+                raise WrongUsage(f"Unknown type '{name}'; it must be one of {', '.join(TYPES)}.")
         for name, python in self.interpreters.items():
             if python is not None and not python.is_file():
                 raise WrongUsage(
-                    f"--{name} is {python}, which is no file; name the python of its environment, "
-                    "or make one: python -m benchmarks.peers environments."
+                    f"--{name} is {python}, which is not a file; name the python of its "
+                    "environment, or make one: python -m benchmarks.peers environments."
                 )
 
 
@@ -88,11 +86,11 @@ def _check_row(row: Case) -> None:
 
 
 class _Runs:
-    """What came of the turns so far."""
+    """Results of the turns so far."""
 
     def __init__(self) -> None:
         self.results: list[TurnResult] = []
-        self.roofs: dict[str, list[RoofLine]] = {}
+        self.roofs: dict[str, list[Roofline]] = {}
         self.reader = ""
         self.settings: dict[str, dict[str, Any]] = {}
 
@@ -104,42 +102,42 @@ class _Runs:
             self.settings[f"{result.engine}, {result.model}, {result.weights}"] = kept
 
 
-def run(asked: RunSettings, *, out: Path | None) -> None:
+def run(options: RunSettings, *, out: Path | None) -> None:
     """Compare the engines.
 
     Raises:
         BenchmarkError: the models cannot be made, or Tandem itself could not be measured.
     """
     facts = begin(out)
-    cores = cores_for(asked.threads)
+    cores = cores_for(options.threads)
     settings = Settings(
-        rows=asked.rows,
-        repeats=asked.repeats,
-        row_s=asked.row_s,
-        first_s=asked.first_s,
-        timeout_s=asked.timeout_s,
+        rows=options.rows,
+        repeats=options.repeats,
+        row_s=options.row_s,
+        first_s=options.first_s,
+        timeout_s=options.timeout_s,
         cores=cores,
-        pin=asked.pin,
+        pin=options.pin,
     )
-    contestants = contestants_of(asked.interpreters)
+    engines = installed_engines(options.interpreters)
     # Engines of several processes must not outlive a run that is ended from outside.
-    with ended_by_sigterm(), _logs(out) as logs, status_line() as note:
+    with exit_on_sigterm(), _logs(out) as logs, status_line() as note:
         checkpoints = {
-            shape.name: ensure_model(shape, asked.models, progress=_making(note, shape))
-            for shape in asked.shapes
+            shape.name: ensure_model(shape, options.models, progress=_making(note, shape))
+            for shape in options.shapes
         }
-        runs = _carry_out_all(asked, contestants, checkpoints, settings, logs=logs, note=note)
-    names = [contestant.kind.name for contestant in contestants]
-    figures = _figures(asked, runs, names)
+        runs = _run_turns(options, engines, checkpoints, settings, logs=logs, note=note)
+    names = [engine.kind.name for engine in engines]
+    figures = _figures(options, runs, names)
     processes = process_figures(runs.results)
-    missing = _missing(asked.interpreters)
+    missing = _missing(options.interpreters)
     console = result_console()
     for table in (row_table(figures, names), latency_table(figures), process_table(processes)):
         console.print(table, "")
     for model, roofs in runs.roofs.items():
-        roof = best_roof(roofs)
+        roof = best_roofline(roofs)
         if roof is not None:
-            console.print(roof_sentence(model, roof, runs.reader))
+            console.print(roofline_sentence(model, roof, runs.reader))
     for sentence in [*sentences(processes, missing), *warnings_of(facts["machine"])]:
         console.print(sentence, markup=False)
     if out is not None:
@@ -147,7 +145,7 @@ def run(asked: RunSettings, *, out: Path | None) -> None:
             figures,
             processes,
             facts=facts,
-            settings=_settings_document(asked, cores),
+            settings=_settings_document(options, cores),
             roofs=runs.roofs,
             engine_settings=runs.settings,
             missing=missing,
@@ -157,12 +155,12 @@ def run(asked: RunSettings, *, out: Path | None) -> None:
     _check_tandem(runs.results)
 
 
-def contestants_of(interpreters: Mapping[str, Path | None]) -> list[Contestant]:
+def installed_engines(interpreters: Mapping[str, Path | None]) -> list[InstalledEngine]:
     """Tandem under this interpreter, and the peers whose interpreters are given."""
-    own = Contestant(kind=KINDS[TANDEM], python=Path(sys.executable))
+    own = InstalledEngine(kind=KINDS[TANDEM], python=Path(sys.executable))
     # Not resolved: a virtual environment's python is a link, and the link is what names it.
     peers = [
-        Contestant(kind=KINDS[name], python=python.absolute())
+        InstalledEngine(kind=KINDS[name], python=python.absolute())
         for name, python in interpreters.items()
         if python is not None
     ]
@@ -187,7 +185,7 @@ def warnings_of(machine: Mapping[str, Any]) -> list[str]:
     """A warning where other work ran when the comparison began.
 
     Args:
-        machine: What `machine_facts` told.
+        machine: Facts from `machine_facts`.
     """
     load, num_cores = machine["load_average_1min"], machine["num_cores"]
     if load < _QUIET * num_cores:
@@ -199,9 +197,9 @@ def warnings_of(machine: Mapping[str, Any]) -> list[str]:
     return [sentence]
 
 
-def _carry_out_all(
-    asked: RunSettings,
-    contestants: Sequence[Contestant],
+def _run_turns(
+    options: RunSettings,
+    engines: Sequence[InstalledEngine],
     checkpoints: Mapping[str, Path],
     settings: Settings,
     *,
@@ -209,8 +207,8 @@ def _carry_out_all(
     note: Note,
 ) -> _Runs:
     runs = _Runs()
-    shapes = {shape.name: shape for shape in asked.shapes}
-    order = list(turns(contestants, list(shapes), asked.types, repeats=asked.repeats))
+    shapes = {shape.name: shape for shape in options.shapes}
+    order = list(turns(engines, list(shapes), options.types, repeats=options.repeats))
     for number, turn in enumerate(order, start=1):
 
         def say(text: str, number: int = number) -> None:
@@ -219,7 +217,7 @@ def _carry_out_all(
         shape = shapes[turn.model]
         if len(runs.roofs.get(turn.model, ())) <= turn.repeat:
             say(f"roofline of {turn.model}")
-            _add_roof(runs, shape, settings, asked.types, logs / "roofline.log")
+            _add_roofline(runs, shape, settings, options.types, logs / "roofline.log")
         runs.add(_turn(turn, shape, checkpoints[turn.model], settings, logs=logs, note=say))
     return runs
 
@@ -227,42 +225,42 @@ def _carry_out_all(
 def _turn(
     turn: Turn, shape: ModelShape, checkpoint: Path, settings: Settings, *, logs: Path, note: Note
 ) -> TurnResult:
-    log = logs / f"{turn.contestant.kind.name}.log"
+    log = logs / f"{turn.engine.kind.name}.log"
     try:
-        file = model_for(turn.contestant, checkpoint, turn.weights, log=log)
+        file = model_for(turn.engine, checkpoint, turn.weights, log=log)
     except BenchmarkError as error:
         return TurnResult(
-            engine=turn.contestant.kind.name,
+            engine=turn.engine.kind.name,
             model=turn.model,
             weights=turn.weights,
             repeat=turn.repeat,
             settings={},
             error=str(error),
         )
-    return carry_out(turn, shape, file, settings, log=log, note=note)
+    return run_turn(turn, shape, file, settings, log=log, note=note)
 
 
-def _add_roof(
+def _add_roofline(
     runs: _Runs, shape: ModelShape, settings: Settings, types: Sequence[str], log: Path
 ) -> None:
-    roof, runs.reader = measure_roof(
+    roof, runs.reader = measure_roofline(
         Path(sys.executable), shape, settings, with_w8a8="w8a8" in types, log=log
     )
     runs.roofs.setdefault(shape.name, []).append(roof)
 
 
-def _figures(asked: RunSettings, runs: _Runs, names: Sequence[str]) -> list[RowFigures]:
+def _figures(options: RunSettings, runs: _Runs, names: Sequence[str]) -> list[RowFigures]:
     return [
         row
-        for shape in asked.shapes
-        for weights in asked.types
+        for shape in options.shapes
+        for weights in options.types
         for row in row_figures(
             runs.results,
             shape,
-            asked.rows,
+            options.rows,
             weights=weights,
             engines=names,
-            roof=best_roof(runs.roofs.get(shape.name, [])),
+            roof=best_roofline(runs.roofs.get(shape.name, [])),
         )
     ]
 
@@ -271,16 +269,16 @@ def _missing(interpreters: Mapping[str, Path | None]) -> dict[str, str]:
     return {name: f"{_NOT_GIVEN}{name}." for name, python in interpreters.items() if python is None}
 
 
-def _settings_document(asked: RunSettings, cores: Sequence[int]) -> dict[str, Any]:
+def _settings_document(options: RunSettings, cores: Sequence[int]) -> dict[str, Any]:
     return {
-        "rows": [str(row) for row in asked.rows],
-        "types": list(asked.types),
-        "models": [shape.config() | {"name": shape.name} for shape in asked.shapes],
-        "repeats": asked.repeats,
-        "row_s": asked.row_s,
-        "first_s": asked.first_s,
+        "rows": [str(row) for row in options.rows],
+        "types": list(options.types),
+        "models": [shape.config() | {"name": shape.name} for shape in options.shapes],
+        "repeats": options.repeats,
+        "row_s": options.row_s,
+        "first_s": options.first_s,
         "cores": list(cores),
-        "pin": asked.pin,
+        "pin": options.pin,
     }
 
 
@@ -289,7 +287,7 @@ def _making(note: Note, shape: ModelShape) -> Note:
 
 
 def _check_tandem(results: Sequence[TurnResult]) -> None:
-    """Peers may be missing; without Tandem there is no comparison."""
+    """Raise BenchmarkError when Tandem was not measured; peers may be missing."""
     own = [result for result in results if result.engine == TANDEM]
     if any(result.samples for result in own):
         return
@@ -299,7 +297,7 @@ def _check_tandem(results: Sequence[TurnResult]) -> None:
 
 @contextmanager
 def _logs(out: Path | None) -> Iterator[Path]:
-    """Where engines print to: beside the result, or for the time of the run."""
+    """Folder of the engines' logs: beside the result, or for the time of the run."""
     if out is not None:
         folder = out / "logs"
         folder.mkdir(exist_ok=True)

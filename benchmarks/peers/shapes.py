@@ -58,7 +58,7 @@ class ModelShape:
         return self.num_layers * 2 * self.num_kv_heads * self.head_size * BYTES
 
     def config(self) -> dict[str, Any]:
-        """What stands in config.json."""
+        """Content of config.json."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
@@ -112,12 +112,12 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
 }
 
 
-def shape_called(name: str) -> ModelShape:
+def find_shape(name: str) -> ModelShape:
     """The shape of that name.
 
     Raises:
         WrongUsage: there is none.
     """
     if name not in SHAPES:
-        raise WrongUsage(f"There is no model '{name}'; it must be one of {', '.join(SHAPES)}.")
+        raise WrongUsage(f"Unknown model '{name}'; it must be one of {', '.join(SHAPES)}.")
     return SHAPES[name]

@@ -1,4 +1,4 @@
-"""What HTTP, Ray and streaming leave of the engine's throughput: both measured in turns."""
+"""The share of the engine's throughput that HTTP, Ray and streaming leave, measured in turns."""
 
 import sys
 import tempfile
@@ -11,8 +11,7 @@ from typing import Any, Final
 import yaml
 from rich.table import Table
 
-from benchmarks.peers.contest import Settings, Turn, carry_out
-from benchmarks.peers.engines import KINDS, TANDEM, Contestant
+from benchmarks.peers.engines import KINDS, TANDEM, InstalledEngine
 from benchmarks.peers.figures import tokens_per_s
 from benchmarks.peers.goals import THROUGH_HTTP
 from benchmarks.peers.models import ensure_model
@@ -20,14 +19,15 @@ from benchmarks.peers.rows import PeerRow
 from benchmarks.peers.runners.tandem import BLOCK, CHUNK
 from benchmarks.peers.session import cores_for
 from benchmarks.peers.shapes import ModelShape
+from benchmarks.peers.turns import Settings, Turn, run_turn
 from benchmarks.serving.case import Case
 from benchmarks.serving.endpoint import find_endpoint
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.plan import ClosedLoop
 from benchmarks.serving.result import begin, result_console, status_line, write_result
 from benchmarks.serving.service import running_service
-from benchmarks.serving.session import carry_out_all, ended_by_sigterm
-from benchmarks.serving.settings import EndpointSettings, Promises
+from benchmarks.serving.session import exit_on_sigterm, run_loads
+from benchmarks.serving.settings import EndpointSettings, LatencyTargets
 from benchmarks.serving.statistics import Summary, summarize
 
 _GIB: Final = 2**30
@@ -40,7 +40,7 @@ _FIRST_ORDINARY: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """What `through-http` was asked for."""
+    """Options of `through-http`."""
 
     shape: ModelShape
     row: Case
@@ -58,43 +58,43 @@ class Pair:
     engine: float
     http: float
     client_cpu_share: float
-    """What the load generator took of one core, which the server could not have."""
+    """Share of one core that the load generator took, and the server could not have."""
     summary: Summary
 
     @property
     def share(self) -> float:
-        """What HTTP and Ray left of the engine's throughput."""
+        """Share of the engine's throughput that HTTP and Ray leave."""
         return self.http / self.engine
 
 
-def run(asked: HttpSettings, *, out: Path | None) -> None:
+def run(options: HttpSettings, *, out: Path | None) -> None:
     """Measure both, `repeats` times in turns.
 
     Raises:
         BenchmarkError: the model, the engine or the service fails.
     """
     facts = begin(out)
-    cores = cores_for(asked.threads)
+    cores = cores_for(options.threads)
     pairs: list[Pair] = []
-    with tempfile.TemporaryDirectory(prefix="tandem-peers-") as place, ended_by_sigterm():
+    with tempfile.TemporaryDirectory(prefix="tandem-peers-") as place, exit_on_sigterm():
         with status_line() as note:
-            checkpoint = ensure_model(asked.shape, asked.models, progress=lambda _: None)
+            checkpoint = ensure_model(options.shape, options.models, progress=lambda _: None)
         manifest = Path(place) / "service.yaml"
         manifest.write_text(
-            yaml.safe_dump(manifest_for(asked.shape, asked.row, checkpoint, len(cores))),
+            yaml.safe_dump(manifest_for(options.shape, options.row, checkpoint, len(cores))),
             encoding="utf-8",
         )
-        for repeat in range(asked.repeats):
+        for repeat in range(options.repeats):
             with status_line() as note:
-                note(f"{repeat + 1}/{asked.repeats}  the engine by itself")
-                engine = _engine_alone(asked, checkpoint, cores, repeat, Path(place))
-            pairs.append(_through_http(asked, manifest, engine))
-    result_console().print(table_of(pairs, asked.row))
+                note(f"{repeat + 1}/{options.repeats}  the engine by itself")
+                engine = _engine_alone(options, checkpoint, cores, repeat, Path(place))
+            pairs.append(_through_http(options, manifest, engine))
+    result_console().print(table_of(pairs, options.row))
     if out is not None:
         content = {
             **facts,
-            "model": asked.shape.name,
-            "row": str(asked.row),
+            "model": options.shape.name,
+            "row": str(options.row),
             "cores": list(cores),
             "pairs": [asdict(pair) | {"share": pair.share} for pair in pairs],
             "share": median(pair.share for pair in pairs),
@@ -161,42 +161,42 @@ def _cpu(pair: Pair) -> str:
 
 
 def _engine_alone(
-    asked: HttpSettings, checkpoint: Path, cores: tuple[int, ...], repeat: int, place: Path
+    options: HttpSettings, checkpoint: Path, cores: tuple[int, ...], repeat: int, place: Path
 ) -> float:
     settings = Settings(
-        rows=(PeerRow(asked.row.concurrency, asked.row.shape),),
+        rows=(PeerRow(options.row.concurrency, options.row.shape),),
         repeats=1,
         row_s=_ROUND_S,
-        timeout_s=asked.timeout_s,
+        timeout_s=options.timeout_s,
         cores=cores,
     )
-    own = Contestant(kind=KINDS[TANDEM], python=Path(sys.executable))
-    turn = Turn(repeat=repeat, model=asked.shape.name, weights="bf16", contestant=own)
-    result = carry_out(
-        turn, asked.shape, checkpoint, settings, log=place / "engine.log", note=lambda _: None
+    own = InstalledEngine(kind=KINDS[TANDEM], python=Path(sys.executable))
+    turn = Turn(repeat=repeat, model=options.shape.name, weights="bf16", engine=own)
+    result = run_turn(
+        turn, options.shape, checkpoint, settings, log=place / "engine.log", note=lambda _: None
     )
     if result.error is not None:
         raise BenchmarkError(result.error)
     return median(tokens_per_s(sample) for sample in result.samples)
 
 
-def _through_http(asked: HttpSettings, manifest: Path, engine: float) -> Pair:
+def _through_http(options: HttpSettings, manifest: Path, engine: float) -> Pair:
     server = EndpointSettings(
         url=None,
         manifest=manifest,
-        token_ids=(_FIRST_ORDINARY, asked.shape.vocab_size - 1),
-        timeout_s=asked.timeout_s,
+        token_ids=(_FIRST_ORDINARY, options.shape.vocab_size - 1),
+        timeout_s=options.timeout_s,
     )
     load = ClosedLoop(
-        name=str(asked.row),
-        shape=asked.row.shape,
-        concurrency=asked.row.concurrency,
-        num_requests=asked.num_requests,
+        name=str(options.row),
+        shape=options.row.shape,
+        concurrency=options.row.concurrency,
+        num_requests=options.num_requests,
         duration_s=float("inf"),
     )
     with running_service(manifest) as url:
-        seen = carry_out_all([load], find_endpoint(url, server), server)[0]
-    summary = summarize(seen, Promises())
+        seen = run_loads([load], find_endpoint(url, server), server)[0]
+    summary = summarize(seen, LatencyTargets())
     if summary.num_failed:
         failure = summary.failures[0]
         raise BenchmarkError(

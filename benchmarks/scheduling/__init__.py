@@ -3,5 +3,5 @@
 `simulate` runs the real scheduler under a virtual clock (`workload`, `machines`, `simulator`) and
 seeks the highest load that each policy sustains (`policies`, `capacity`). `engine` does the same
 with a model in this process. `cost` times the scheduler itself. What decides or computes has no
-clock. docs/benchmarks/method.md says what the figures mean.
+clock. docs/benchmarks/method.md explains the figures.
 """

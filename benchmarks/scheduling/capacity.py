@@ -6,11 +6,11 @@ from math import inf
 from typing import Final
 
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
-from benchmarks.serving.statistics import Spread, spread_ms
+from benchmarks.serving.settings import LatencyTargets
+from benchmarks.serving.statistics import Spread, meets, spread_ms
 
 SHARE: Final = 0.9
-"""Of the requests that must keep both promises: P90."""
+"""Of the requests that must keep both targets: P90."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class Run:
     rate: float
     """Requests a second that came."""
     goodput: float
-    """Requests a second that met both promises."""
+    """Requests a second that met both targets."""
     sustained: bool
-    """Whether SHARE of the requests met both promises."""
+    """True when SHARE of the requests met both targets."""
     ttft_ms: Spread | None
     tpot_ms: Spread | None
     output_tokens_per_s: float
@@ -34,7 +34,7 @@ class Run:
 
 def figures(
     outcomes: Sequence[Outcome],
-    promises: Promises,
+    targets: LatencyTargets,
     *,
     rate: float,
     wall_s: float,
@@ -42,15 +42,15 @@ def figures(
     num_preemptions: int = 0,
     num_steps: int = 0,
 ) -> Run:
-    """What was seen as figures.
+    """Compute the figures of outcomes.
 
     Goodput is the share of good requests times the rate at which they came, so that the quiet end
     of a run, when the last answers are finished, does not count against it. A load is sustained
-    when SHARE of the `num_requests` ended and met both promises (Zhong et al., "DistServe", 2024):
+    when SHARE of the `num_requests` ended and met both targets (Zhong et al., "DistServe", 2024):
     by two separate P90s, up to a fifth might miss one or the other.
     """
     num_requests = len(outcomes) if num_requests is None else num_requests
-    num_good = sum(_is_good(outcome, promises) for outcome in outcomes)
+    num_good = sum(meets(outcome, targets) for outcome in outcomes)
     num_output = sum(outcome.shape.num_output for outcome in outcomes)
     num_tokens = sum(outcome.shape.num_tokens for outcome in outcomes)
     ttft = spread_ms(outcome.ttft_s for outcome in outcomes)
@@ -84,7 +84,7 @@ def highest_sustained(
     Args:
         run: Carries out a rate; None: it was broken off, and is not sustained.
         start: The first rate to try, in requests a second.
-        precision: How close the two rates get.
+        precision: Distance of the two rates at the end, as a share.
         most: A rate that is not tried: a load at it is over too soon to tell.
 
     Returns:
@@ -102,11 +102,3 @@ def highest_sustained(
             return None
         rate = high / 2.0 if low == 0.0 else min(low * 1.5, (low * high) ** 0.5)
     return best
-
-
-def _is_good(outcome: Outcome, promises: Promises) -> bool:
-    tpot_s = outcome.tpot_s
-    in_time = promises.ttft_ms is None or outcome.ttft_s * 1e3 <= promises.ttft_ms
-    return in_time and (
-        promises.tpot_ms is None or tpot_s is None or tpot_s * 1e3 <= promises.tpot_ms
-    )

@@ -1,6 +1,6 @@
 """`python -m benchmarks.scheduling`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out, 2 wrong usage, 130 Ctrl-C.
+Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
 
@@ -10,44 +10,44 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.command_line import make_app, report_errors
 
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
-DEFAULT_PROMISES: Final = ("6000/45", "1500/80", "800/150")
+DEFAULT_TARGETS: Final = ("6000/45", "1500/80", "800/150")
 DEFAULT_MODEL: Final = Path("examples/tandem-tiny")
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
 
-Static chunks against the SLO budget under a virtual clock, three pairs of promises:
+Static chunks against the SLO budget under a virtual clock, three pairs of targets:
 
     python -m benchmarks.scheduling simulate --out benchmarks/results/simulate
 
 Another machine, one pair (TTFT/TPOT in ms), Poisson arrivals with the trace's lengths:
 
-    python -m benchmarks.scheduling simulate --machine gpu --promise 500/30 --arrivals poisson
+    python -m benchmarks.scheduling simulate --machine gpu --target 500/30 --arrivals poisson
 
-The same contest on a real model in this process, and on one with random weights:
+The same comparison on a real model in this process, and on one with random weights:
 
     python -m benchmarks.scheduling engine
     python -m benchmarks.scheduling engine --model random
 
-What the scheduler itself costs:
+The cost of the scheduler itself:
 
     python -m benchmarks.scheduling cost --out benchmarks/results/cost
 
-docs/benchmarks/method.md says what the figures mean.
+docs/benchmarks/method.md explains the figures.
 """
 
-app = command_line(
-    description="Measure the scheduler: what its SLO budget gains, and what it costs.",
+app = make_app(
+    description="Measure the scheduler: the gain of its SLO budget, and its cost.",
     epilog=_EPILOG,
 )
 
 _Trace = Annotated[Path, typer.Option(help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens.")]
 _Out = Annotated[Path | None, typer.Option(help="Folder for result.json and result.png.")]
 _Chunks = Annotated[
-    list[int] | None, typer.Option("--chunk", help="Static splitChunkTokens that compete.")
+    list[int] | None, typer.Option("--chunk", help="Static splitChunkTokens that compare_policies.")
 ]
 
 
@@ -62,9 +62,9 @@ def simulate(
     trace: _Trace = DEFAULT_TRACE,
     machine: Annotated[str, typer.Option(help="npu, gpu or cpu: a price list of steps.")] = "npu",
     arrivals: Annotated[
-        str, typer.Option(help="trace: its own gaps, stretched; poisson: by chance; or both.")
+        str, typer.Option(help="trace: its own gaps, stretched; poisson: random; or both.")
     ] = "both",
-    promise: Annotated[
+    target: Annotated[
         list[str] | None, typer.Option(help="TTFT/TPOT in ms, such as 1500/80; several may be.")
     ] = None,
     chunk: _Chunks = None,
@@ -79,13 +79,13 @@ def simulate(
     precision: Annotated[
         float, typer.Option(min=0.005, max=0.5, help="Of the highest load, as a share.")
     ] = 0.03,
-    seed: Annotated[int, typer.Option(help="Decides arrivals by chance and noise.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of Poisson arrivals and noise.")] = 1,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
     out: _Out = None,
 ) -> None:
     """Run the real scheduler under a virtual clock; seek the highest load of each policy."""
-    with errors_in_words():
-        from benchmarks.scheduling.policies import STATIC_CHUNKS, parse_promises
+    with report_errors():
+        from benchmarks.scheduling.policies import STATIC_CHUNKS, parse_targets
         from benchmarks.scheduling.session import SimulateSettings, run_simulate
 
         run_simulate(
@@ -93,7 +93,7 @@ def simulate(
                 trace=trace,
                 machine=machine,
                 arrivals=arrivals,
-                promises=tuple(map(parse_promises, promise or DEFAULT_PROMISES)),
+                targets=tuple(map(parse_targets, target or DEFAULT_TARGETS)),
                 chunks=tuple(chunk or STATIC_CHUNKS),
                 num_requests=requests,
                 first=first,
@@ -114,33 +114,31 @@ def engine(
     model: Annotated[
         str, typer.Option(help="Folder of a checkpoint, or random: about 30 M made on the fly.")
     ] = str(DEFAULT_MODEL),
-    promise: Annotated[
+    target: Annotated[
         str | None, typer.Option(help="TTFT/TPOT in ms; default: by a calibration run.")
     ] = None,
     chunk: _Chunks = None,
-    shrink: Annotated[
-        float, typer.Option(min=1, help="By what the trace's lengths are divided.")
-    ] = 8.0,
+    shrink: Annotated[float, typer.Option(min=1, help="Divisor of the trace's lengths.")] = 8.0,
     requests: Annotated[int, typer.Option(min=10, help="Requests of a load.")] = 60,
     first: Annotated[int, typer.Option(min=0, help="Row of the trace to begin with.")] = 3000,
     share: Annotated[
         list[float] | None,
         typer.Option(help="Loads, as shares of what the machine can do (a burst finds out)."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all is done.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of repeats.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
     out: _Out = None,
 ) -> None:
     """Serve a load with a real model, in this process and in real time."""
-    with errors_in_words():
-        from benchmarks.scheduling.policies import parse_promises
+    with report_errors():
+        from benchmarks.scheduling.policies import parse_targets
         from benchmarks.scheduling.session import EngineSettings, run_engine
 
         run_engine(
             EngineSettings(
                 trace=trace,
                 model=model,
-                promises=None if promise is None else parse_promises(promise),
+                targets=None if target is None else parse_targets(target),
                 chunks=tuple(chunk or (64, 256, 1024)),
                 shrink=shrink,
                 num_requests=requests,
@@ -158,13 +156,13 @@ def cost(
     *,
     steps: Annotated[int, typer.Option(min=10, help="Steps that are measured.")] = 300,
     setting: Annotated[
-        str | None, typer.Option(help="Only settings whose name has this in it.")
+        str | None, typer.Option(help="Only settings whose name contains this.")
     ] = None,
     memory: Annotated[bool, typer.Option(help="Measure memory too.")] = True,
     out: _Out = None,
 ) -> None:
     """Time schedule() and complete(), and count the bytes of a request."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.scheduling.session import run_cost
 
         run_cost(steps=steps, only=setting, memory=memory, out=out)

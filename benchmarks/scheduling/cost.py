@@ -1,4 +1,4 @@
-"""What the scheduler itself costs: CPU time of a step, and memory of a request.
+"""Cost of the scheduler itself: CPU time of a step, and memory of a request.
 
 The load is a steady one: so many requests run, so many wait, and for each that ends another comes.
 Prompts are as long as is needed for the step to have chunks all the time. Virtual time moves by a
@@ -19,7 +19,7 @@ from benchmarks.serving.statistics import percentile
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyPromise, Slo
-from tandem_engine.front.garbage import collect_seldom
+from tandem_engine.front.gc_threshold import raise_gc_threshold
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.records import Records
 from tandem_engine.scheduler.scheduler import Scheduler
@@ -32,7 +32,7 @@ _BLOCKS_PER_REQUEST: Final = 6
 _STEP_S: Final = 0.03
 _SHARED: Final = 128
 _WARM_UP_STEPS: Final = 100
-# A queue of thousands stands for minutes: most of those in it have lost a promised TTFT long ago.
+# A queue of thousands stands for minutes: most of those in it have missed the target TTFT long ago.
 _QUEUED_FOR_S: Final = 60.0
 _MILLISECONDS: Final = 1e3
 _LARGEST_BUDGET: Final = 8192
@@ -57,7 +57,7 @@ class Setting:
     """SplitFuse; else the strategy continuous."""
     caches: bool
     """Prefix caching."""
-    promises: bool
+    has_slo: bool
     """An SLO, which makes SplitFuse choose its budget."""
 
     def schedule(self, num_running: int) -> ScheduleConfig:
@@ -79,19 +79,19 @@ class Setting:
 
     @property
     def slo(self) -> Slo:
-        """A promise that the load keeps."""
-        if not self.promises:
+        """A target that the load meets."""
+        if not self.has_slo:
             return Slo()
         return Slo(ttft=LatencyPromise(target="5s"), tpot=LatencyPromise(target="100ms"))
 
 
 SETTINGS: Final = (
-    Setting(name="splitfuse", mixes=True, caches=False, promises=False),
-    Setting(name="splitfuse, prefix cache", mixes=True, caches=True, promises=False),
-    Setting(name="splitfuse, SLO", mixes=True, caches=False, promises=True),
-    Setting(name="splitfuse, prefix cache, SLO", mixes=True, caches=True, promises=True),
-    Setting(name="continuous", mixes=False, caches=False, promises=False),
-    Setting(name="continuous, prefix cache", mixes=False, caches=True, promises=False),
+    Setting(name="splitfuse", mixes=True, caches=False, has_slo=False),
+    Setting(name="splitfuse, prefix cache", mixes=True, caches=True, has_slo=False),
+    Setting(name="splitfuse, SLO", mixes=True, caches=False, has_slo=True),
+    Setting(name="splitfuse, prefix cache, SLO", mixes=True, caches=True, has_slo=True),
+    Setting(name="continuous", mixes=False, caches=False, has_slo=False),
+    Setting(name="continuous, prefix cache", mixes=False, caches=True, has_slo=False),
 )
 
 
@@ -131,7 +131,7 @@ class MemoryCost:
 
 def measure_step(setting: Setting, num_running: int, num_waiting: int, *, steps: int) -> StepCost:
     """Time `steps` steps of a steady load."""
-    collect_seldom()
+    raise_gc_threshold()
     bench = _Bench(setting, num_running)
     bench.fill(num_running, num_waiting)
     for _ in range(_WARM_UP_STEPS):
@@ -170,7 +170,7 @@ def measure_memory(setting: Setting, *, count: int = 1_000, prompt: int = 1_280)
 
 
 def reference_ms() -> float:
-    """CPU time of a fixed loop: by how much this machine, or this hour of it, is slower.
+    """CPU time of a fixed loop, which shows how slow the machine is at this hour.
 
     A machine whose cores are shared gives a process the same CPU seconds with less done in them.
     """
@@ -204,7 +204,7 @@ class _Bench:
         self._now += _QUEUED_FOR_S
 
     def forget_times(self) -> None:
-        """Begin to measure."""
+        """Drop the times so far."""
         self.schedule_s, self.complete_s, self.num_rows = [], [], 0
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""The same contest on a real model, in this process and in real time.
+"""The same comparison on a real model, in this process and in real time.
 
 Each repeat serves the same load with every policy, one after the other, in an order that turns
 round from repeat to repeat; ratios are taken within a repeat, since a machine that others use too
@@ -14,12 +14,12 @@ from statistics import median
 from typing import Final
 
 from benchmarks.scheduling.capacity import Run, figures
-from benchmarks.scheduling.policies import Policy, contestants, static
+from benchmarks.scheduling.policies import Policy, policies_for, static
 from benchmarks.scheduling.trial import Trial
 from benchmarks.scheduling.workload import at_rate
 from benchmarks.serving.case import Shape
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.device.registry import open_device
@@ -91,7 +91,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What the machine can do."""
+    """Capacity of the machine."""
 
     requests_per_s: float
     """Of the load, all at once, with a static chunk of 512."""
@@ -111,10 +111,10 @@ def calibrate(bench: Bench, load: Sequence[Arrival]) -> Calibration:
     )
 
 
-def compete(
+def compare_policies(
     bench: Bench,
     load: Sequence[Arrival],
-    promises: Promises,
+    targets: LatencyTargets,
     *,
     chunks: Sequence[int],
     capacity: float,
@@ -126,22 +126,22 @@ def compete(
 
     Args:
         bench: The model.
-        load: What is sent.
-        promises: What is promised.
-        chunks: Static chunks that compete.
+        load: The requests.
+        targets: Latency targets of every request.
+        chunks: Static chunks that compare_policies.
         capacity: Requests a second that the machine can do.
         shares: Loads, as shares of it.
-        repeats: How often all is done.
+        repeats: Number of repeats.
         note: Called with each trial as it ends.
     """
     trials: list[Trial] = []
     for repeat in range(repeats):
-        order = contestants(promises, chunks)
+        order = policies_for(targets, chunks)
         if repeat % 2:
             order.reverse()
         for share in shares:
             for policy in order:
-                run = _measure(bench, policy, load, promises, rate=share * capacity)
+                run = _measure(bench, policy, load, targets, rate=share * capacity)
                 trial = Trial(
                     policy=policy.name,
                     is_static=policy.is_static,
@@ -161,7 +161,7 @@ def serve(
     engine = bench.engine(policy)
     coming = list(bench.requests(load))
     coming.reverse()
-    book = _Book({f"r{number}": arrival.shape for number, arrival in enumerate(load)})
+    book = _Recorder({f"r{number}": arrival.shape for number, arrival in enumerate(load)})
     begin = time.perf_counter()
 
     def clock() -> float:
@@ -186,7 +186,7 @@ def serve(
     return book.outcomes, clock()
 
 
-class _Book:
+class _Recorder:
     def __init__(self, shapes: dict[str, Shape]) -> None:
         self._shapes = shapes
         self.arrived: dict[str, float] = {}
@@ -207,8 +207,8 @@ class _Book:
 
 
 def _measure(
-    bench: Bench, policy: Policy, load: Sequence[Arrival], promises: Promises, *, rate: float
+    bench: Bench, policy: Policy, load: Sequence[Arrival], targets: LatencyTargets, *, rate: float
 ) -> Run:
     timed = at_rate(load, rate)
     outcomes, wall_s = serve(bench, policy, timed, patience_s=_PATIENCE * timed[-1].due_s)
-    return figures(outcomes, promises, rate=rate, wall_s=wall_s, num_requests=len(load))
+    return figures(outcomes, targets, rate=rate, wall_s=wall_s, num_requests=len(load))

@@ -16,7 +16,7 @@ from tandem_engine.api.step import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a step costs there, in seconds, and what fits into its memory."""
+    """Prices of a step, in seconds, and the size of the memory."""
 
     base_s: float
     """Of any step."""
@@ -35,10 +35,10 @@ class Machine:
     max_seq_len: int
     """Longest prompt and answer together; longer requests of a trace are cut."""
     source: str
-    """Where the prices are from."""
+    """Source of the prices."""
 
     def seconds(self, step: Step) -> float:
-        """How long the step takes without noise."""
+        """Seconds of the step without noise."""
         prompts = range(step.num_decodes, len(step.sequence_ids))
         tokens, starts = step.num_tokens, step.starts
         pairs = sum(tokens[i] * (starts[i] + tokens[i] / 2) for i in prompts)
@@ -87,7 +87,7 @@ MACHINES: Final[Mapping[str, Machine]] = MappingProxyType({
 })  # fmt: skip
 
 
-def machine_called(name: str) -> Machine:
+def find_machine(name: str) -> Machine:
     """The machine of that name.
 
     Raises:
@@ -119,7 +119,7 @@ class NoisyMachine:
         self._rng = Random(seed)  # noqa: S311  # load, not secrets
 
     def seconds(self, step: Step) -> float:
-        """How long the step takes."""
+        """Seconds of the step."""
         noise, rng = self._noise, self._rng
         factor = rng.lognormvariate(0.0, noise.spread)
         if rng.random() < noise.outliers:

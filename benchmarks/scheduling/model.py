@@ -55,7 +55,7 @@ def write_checkpoint(
 
     Args:
         folder: Made where it is missing.
-        config: What stands in config.json; embeddings must be tied.
+        config: Content of config.json; embeddings must be tied.
         dtype: Of the file.
         seed: Decides the weights.
         progress: Called with the name of each tensor.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from benchmarks.scheduling.contest import Contest
+from benchmarks.scheduling.comparison import PolicyComparison
 from benchmarks.scheduling.cost import StepCost
 from benchmarks.scheduling.trial import Trial
 
@@ -18,14 +18,14 @@ _SLO: Final = "#41ab5d"
 _WIDE: Final = 6.5
 
 
-def save_contests(contests: Sequence[Contest], file: Path, *, title: str) -> None:
-    """Write a PNG with one panel for each contest."""
+def save_comparisons(comparisons: Sequence[PolicyComparison], file: Path, *, title: str) -> None:
+    """Write a PNG with one panel for each comparison."""
     # Figure without pyplot: no display, no global state.
-    figure = Figure(figsize=(_WIDE, 1.0 + 2.6 * len(contests)), layout="constrained")
-    panels = figure.subplots(len(contests), 1, squeeze=False)
+    figure = Figure(figsize=(_WIDE, 1.0 + 2.6 * len(comparisons)), layout="constrained")
+    panels = figure.subplots(len(comparisons), 1, squeeze=False)
     figure.suptitle(title, fontsize=9)
-    for (axes,), contest in zip(panels, contests, strict=True):
-        _draw_contest(axes, contest)
+    for (axes,), comparison in zip(panels, comparisons, strict=True):
+        _draw_comparison(axes, comparison)
     figure.savefig(file, dpi=_DPI)
 
 
@@ -71,17 +71,17 @@ def save_trials(trials: Sequence[Trial], file: Path, *, title: str) -> None:
     figure.savefig(file, dpi=_DPI)
 
 
-def _draw_contest(axes: Any, contest: Contest) -> None:
-    values = [entry.goodput for entry in contest.entries]
-    colors = [_STATIC if entry.is_static else _SLO for entry in contest.entries]
+def _draw_comparison(axes: Any, comparison: PolicyComparison) -> None:
+    values = [entry.goodput for entry in comparison.entries]
+    colors = [_STATIC if entry.is_static else _SLO for entry in comparison.entries]
     bars = axes.bar(range(len(values)), values, width=0.7, color=colors)
     axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=8, padding=2)
     axes.set_xticks(
         range(len(values)),
-        [entry.policy.removeprefix("static ") for entry in contest.entries],
+        [entry.policy.removeprefix("static ") for entry in comparison.entries],
         fontsize=8,
     )
-    axes.set_title(contest.name, fontsize=8)
+    axes.set_title(comparison.name, fontsize=8)
     axes.set_ylabel("goodput (req/s)", fontsize=8)
     axes.margins(y=0.2)
     _tidy(axes)

@@ -1,11 +1,11 @@
-"""What competes: SplitFuse with a static chunk, and with the budget that keeps an SLO. Pure."""
+"""The policies: SplitFuse with a static chunk, and with a budget that meets an SLO. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.serving.errors import WrongUsage
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.slo import LatencyPromise, Slo
 
@@ -24,7 +24,7 @@ class Policy:
 
     @property
     def is_static(self) -> bool:
-        """Whether it knows no promise."""
+        """True without an SLO."""
         return self.slo == Slo()
 
 
@@ -33,33 +33,33 @@ def static(chunk: int) -> Policy:
     return Policy(f"static {chunk}", _schedule(chunk))
 
 
-def with_slo(promises: Promises, *, ceiling: int = CEILING) -> Policy:
-    """The budget that keeps the promises."""
-    slo = Slo(ttft=_promise(promises.ttft_ms), tpot=_promise(promises.tpot_ms))
+def with_slo(targets: LatencyTargets, *, ceiling: int = CEILING) -> Policy:
+    """SplitFuse whose budget is chosen to meet the targets."""
+    slo = Slo(ttft=_latency(targets.ttft_ms), tpot=_latency(targets.tpot_ms))
     return Policy("SLO budget", _schedule(ceiling), slo)
 
 
-def contestants(promises: Promises, chunks: Sequence[int] = STATIC_CHUNKS) -> list[Policy]:
+def policies_for(targets: LatencyTargets, chunks: Sequence[int] = STATIC_CHUNKS) -> list[Policy]:
     """All of them."""
-    return [*map(static, chunks), with_slo(promises)]
+    return [*map(static, chunks), with_slo(targets)]
 
 
-def parse_promises(text: str) -> Promises:
-    """The promises that `text` writes as TTFT/TPOT in milliseconds.
+def parse_targets(text: str) -> LatencyTargets:
+    """The targets that `text` writes as TTFT/TPOT in milliseconds.
 
     Raises:
         WrongUsage: it is not written so.
     """
     ttft, _, tpot = text.partition("/")
     try:
-        return Promises(ttft_ms=float(ttft), tpot_ms=float(tpot))
+        return LatencyTargets(ttft_ms=float(ttft), tpot_ms=float(tpot))
     except ValueError:
         raise WrongUsage(
-            f"'{text}' is no pair of promises; write TTFT/TPOT in milliseconds, such as 1500/50."
+            f"'{text}' is not a pair of targets; write TTFT/TPOT in milliseconds, such as 1500/50."
         ) from None
 
 
-def _promise(milliseconds: float | None) -> LatencyPromise | None:
+def _latency(milliseconds: float | None) -> LatencyPromise | None:
     return None if milliseconds is None else LatencyPromise(target=f"{milliseconds:g}ms")
 
 

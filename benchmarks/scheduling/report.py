@@ -7,25 +7,25 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.scheduling.contest import Contest, Entry
+from benchmarks.scheduling.comparison import PolicyComparison, PolicyResult
 from benchmarks.scheduling.cost import GOAL_BYTES, MemoryCost, StepCost
 from benchmarks.scheduling.trial import Trial
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import Spread
 
 _NONE = "–"
 
 
-def contest_table(contest: Contest) -> Table:
+def comparison_table(comparison: PolicyComparison) -> Table:
     """One row for each policy."""
-    table = _table(contest.name, "policy")
+    table = _table(comparison.name, "policy")
     for name in (
         "req/s", "goodput", "ratio", "TTFT P50", "P90", "P99", "TPOT P50", "P90", "P99", "tok/s",
         "preempted",
     ):  # fmt: skip
         table.add_column(name, justify="right")
-    for entry in contest.entries:
-        table.add_row(escape(entry.policy), *_contest_row(contest, entry))
+    for entry in comparison.entries:
+        table.add_row(escape(entry.policy), *_comparison_row(comparison, entry))
     return table
 
 
@@ -64,9 +64,9 @@ def memory_table(costs: Sequence[MemoryCost]) -> Table:
     return table
 
 
-def trial_table(trials: Sequence[Trial], promises: Promises) -> Table:
+def trial_table(trials: Sequence[Trial], targets: LatencyTargets) -> Table:
     """One row for each policy, load and repeat on the real engine."""
-    title = f"TTFT {promises.ttft_ms:g} ms, TPOT {promises.tpot_ms:g} ms"
+    title = f"TTFT {targets.ttft_ms:g} ms, TPOT {targets.tpot_ms:g} ms"
     table = _table(title, "policy")
     for name in (
         "load", "repeat", "req/s", "goodput", "sustained", "TTFT P50", "P90", "P99", "TPOT P50",
@@ -88,19 +88,19 @@ def trial_table(trials: Sequence[Trial], promises: Promises) -> Table:
     return table
 
 
-def contest_document(contest: Contest) -> dict[str, Any]:
-    """A contest as it stands in result.json."""
+def comparison_document(comparison: PolicyComparison) -> dict[str, Any]:
+    """A comparison as it stands in result.json."""
     return {
-        "name": contest.name,
+        "name": comparison.name,
         "entries": [
-            {**asdict(entry), "goodput": entry.goodput, "ratio": contest.ratio(entry)}
-            for entry in contest.entries
+            {**asdict(entry), "goodput": entry.goodput, "ratio": comparison.ratio(entry)}
+            for entry in comparison.entries
         ],
     }
 
 
-def _contest_row(contest: Contest, entry: Entry) -> list[str]:
-    run, ratio = entry.run, contest.ratio(entry)
+def _comparison_row(comparison: PolicyComparison, entry: PolicyResult) -> list[str]:
+    run, ratio = entry.run, comparison.ratio(entry)
     if run is None:
         return [_NONE] * 11
     return [

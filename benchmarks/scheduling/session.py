@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.scheduling.contest import (
-    Contest,
-    Entry,
-    carry_out_all,
-    contests_of,
+from benchmarks.scheduling.comparison import (
+    PolicyComparison,
+    PolicyResult,
+    find_capacities,
+    group_by_load,
     tasks_for,
 )
 from benchmarks.scheduling.cost import (
@@ -22,17 +22,17 @@ from benchmarks.scheduling.cost import (
     measure_memory,
     measure_step,
 )
-from benchmarks.scheduling.machines import Noise, machine_called
-from benchmarks.scheduling.plot import save_contests, save_costs, save_trials
+from benchmarks.scheduling.machines import Noise, find_machine
+from benchmarks.scheduling.plot import save_comparisons, save_costs, save_trials
 from benchmarks.scheduling.report import (
-    contest_document,
-    contest_table,
+    comparison_document,
+    comparison_table,
     cost_table,
     memory_table,
     trial_table,
 )
 from benchmarks.scheduling.trial import verdict
-from benchmarks.scheduling.workload import by_chance, window
+from benchmarks.scheduling.workload import window, with_poisson_arrivals
 from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.result import (
@@ -42,13 +42,13 @@ from benchmarks.serving.result import (
     title_of,
     write_result,
 )
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival, clip, parse_trace
 
 ARRIVALS: Final = ("trace", "poisson", "both")
 RANDOM: Final = "random"
 _KV_BLOCKS: Final = 256
-# Promises of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
+# Targets of a calibrated run: TPOT under a burst of requests, and what a user may wait for it.
 _TPOT_SHARE: Final = 0.6
 _TTFT_IN_TPOT: Final = 40.0
 
@@ -57,12 +57,12 @@ Load = tuple[str, Sequence[Arrival]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateSettings:
-    """What `simulate` was asked for."""
+    """Options of `simulate`."""
 
     trace: Path
     machine: str
     arrivals: str
-    promises: Sequence[Promises]
+    targets: Sequence[LatencyTargets]
     chunks: Sequence[int]
     num_requests: int
     first: int
@@ -75,11 +75,11 @@ class SimulateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What `engine` was asked for."""
+    """Options of `engine`."""
 
     trace: Path
     model: str
-    promises: Promises | None
+    targets: LatencyTargets | None
     chunks: Sequence[int]
     shrink: float
     num_requests: int
@@ -89,80 +89,80 @@ class EngineSettings:
     num_threads: int
 
 
-def run_simulate(asked: SimulateSettings, *, out: Path | None) -> None:
-    """Carry the contest under a virtual clock out.
+def run_simulate(options: SimulateSettings, *, out: Path | None) -> None:
+    """Run the comparison under a virtual clock.
 
     Raises:
         BenchmarkError: the trace cannot be read, or the settings make no sense.
     """
     facts = begin(out)
-    machine = machine_called(asked.machine)
+    machine = find_machine(options.machine)
     tasks = tasks_for(
-        _loads(asked),
-        asked.promises,
-        machine=asked.machine,
-        chunks=asked.chunks,
-        noise=Noise(spread=asked.noise, outliers=asked.outliers),
-        seed=asked.seed,
+        _loads(options),
+        options.targets,
+        machine=options.machine,
+        chunks=options.chunks,
+        noise=Noise(spread=options.noise, outliers=options.outliers),
+        seed=options.seed,
     )
-    tasks = [replace(task, precision=asked.precision) for task in tasks]
-    entries: list[Entry] = []
+    tasks = [replace(task, precision=options.precision) for task in tasks]
+    entries: list[PolicyResult] = []
     with status_line() as note:
-        for entry in carry_out_all(tasks, num_processes=asked.num_processes):
+        for entry in find_capacities(tasks, num_processes=options.num_processes):
             entries.append(entry)
             rate = f"{entry.run.rate:.2f} req/s" if entry.run else "no load"
             note(f"{len(entries)}/{len(tasks)}  {entry.policy} sustains {rate}")
-    contests = contests_of(entries)
+    comparisons = group_by_load(entries)
     console = result_console()
-    for contest in contests:
-        console.print(contest_table(contest), "")
-        console.print(_sentence(contest), "")
+    for comparison in comparisons:
+        console.print(comparison_table(comparison), "")
+        console.print(_sentence(comparison), "")
     if out is not None:
         document = {
             **facts,
-            "settings": _plain(asked),
+            "settings": _plain(options),
             "prices": asdict(machine),
-            "contests": [contest_document(contest) for contest in contests],
+            "comparisons": [comparison_document(comparison) for comparison in comparisons],
         }
         write_result(
             out,
             document,
-            lambda file: save_contests(contests, file, title=title_of(facts, "simulate")),
+            lambda file: save_comparisons(comparisons, file, title=title_of(facts, "simulate")),
         )
 
 
-def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
-    """Carry the contest on a real model out.
+def run_engine(options: EngineSettings, *, out: Path | None) -> None:
+    """Run the comparison on a real model.
 
     Raises:
         BenchmarkError: the trace or the model cannot be read.
     """
     # The rest of this module works without torch.
-    from benchmarks.scheduling.engine_run import Bench, calibrate, compete  # noqa: PLC0415
+    from benchmarks.scheduling.engine_run import Bench, calibrate, compare_policies  # noqa: PLC0415
 
     facts = begin(out)
-    with _checkpoint(asked.model) as folder, status_line() as note:
-        bench = Bench(folder, num_blocks=_KV_BLOCKS, num_threads=asked.num_threads)
-        trace = _shrunk(_read(asked.trace), asked.shrink)
-        load = window(trace, first=asked.first, count=asked.num_requests)
+    with _checkpoint(options.model) as folder, status_line() as note:
+        bench = Bench(folder, num_blocks=_KV_BLOCKS, num_threads=options.num_threads)
+        trace = _shrunk(_read(options.trace), options.shrink)
+        load = window(trace, first=options.first, count=options.num_requests)
         load, _ = clip(load, bench.max_seq_len)
         seen = calibrate(bench, load)
-        promises = asked.promises or Promises(
+        targets = options.targets or LatencyTargets(
             ttft_ms=round(_TTFT_IN_TPOT * seen.tpot_s * 1e3, 1),
             tpot_ms=round(_TPOT_SHARE * seen.tpot_s * 1e3, 1),
         )
         note(
             f"calibrated: {seen.requests_per_s:.2f} req/s at a TPOT of {seen.tpot_s * 1e3:.1f} ms; "
-            f"promises TTFT {promises.ttft_ms:g} ms, TPOT {promises.tpot_ms:g} ms"
+            f"targets TTFT {targets.ttft_ms:g} ms, TPOT {targets.tpot_ms:g} ms"
         )
-        trials = compete(
+        trials = compare_policies(
             bench,
             load,
-            promises,
-            chunks=asked.chunks,
+            targets,
+            chunks=options.chunks,
             capacity=seen.requests_per_s,
-            shares=asked.shares,
-            repeats=asked.repeats,
+            shares=options.shares,
+            repeats=options.repeats,
             note=lambda trial: note(
                 f"repeat {trial.repeat + 1}, load {trial.load_share:g}, {trial.policy}: "
                 f"goodput {trial.run.goodput:.2f} req/s"
@@ -170,7 +170,7 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
         )
     result = verdict(trials)
     console = result_console()
-    console.print(trial_table(trials, promises), "")
+    console.print(trial_table(trials, targets), "")
     console.print(
         "SLO budget over the best static chunk, one ratio a repeat: highest goodput "
         f"{_ratios(result.ratios)}; highest goodput of a sustained load "
@@ -179,16 +179,16 @@ def run_engine(asked: EngineSettings, *, out: Path | None) -> None:
     if out is not None:
         document = {
             **facts,
-            "settings": _plain(asked),
+            "settings": _plain(options),
             "calibration": asdict(seen),
-            "promises": asdict(promises),
+            "targets": asdict(targets),
             "trials": [asdict(trial) for trial in trials],
             "verdict": asdict(result),
         }
         write_result(
             out,
             document,
-            lambda file: save_trials(trials, file, title=title_of(facts, asked.model)),
+            lambda file: save_trials(trials, file, title=title_of(facts, options.model)),
         )
 
 
@@ -228,17 +228,19 @@ def run_cost(*, steps: int, only: str | None, memory: bool, out: Path | None) ->
         )
 
 
-def _loads(asked: SimulateSettings) -> list[Load]:
-    if asked.arrivals not in ARRIVALS:
+def _loads(options: SimulateSettings) -> list[Load]:
+    if options.arrivals not in ARRIVALS:
         raise WrongUsage(
-            f"--arrivals is '{asked.arrivals}'; it must be one of {', '.join(ARRIVALS)}."
+            f"--arrivals is '{options.arrivals}'; it must be one of {', '.join(ARRIVALS)}."
         )
-    trace = _read(asked.trace)
+    trace = _read(options.trace)
     loads: list[Load] = []
-    if asked.arrivals != "poisson":
-        loads.append(("trace", window(trace, first=asked.first, count=asked.num_requests)))
-    if asked.arrivals != "trace":
-        loads.append(("poisson", by_chance(trace, count=asked.num_requests, seed=asked.seed)))
+    if options.arrivals != "poisson":
+        loads.append(("trace", window(trace, first=options.first, count=options.num_requests)))
+    if options.arrivals != "trace":
+        loads.append(
+            ("poisson", with_poisson_arrivals(trace, count=options.num_requests, seed=options.seed))
+        )
     return loads
 
 
@@ -262,10 +264,10 @@ def _shrunk(trace: Sequence[Arrival], factor: float) -> list[Arrival]:
     ]
 
 
-def _sentence(contest: Contest) -> str:
-    best = contest.best_static
-    own = [entry for entry in contest.entries if not entry.is_static]
-    ratio = contest.ratio(own[0]) if own else None
+def _sentence(comparison: PolicyComparison) -> str:
+    best = comparison.best_static
+    own = [entry for entry in comparison.entries if not entry.is_static]
+    ratio = comparison.ratio(own[0]) if own else None
     if best is None or ratio is None:
         return "No static chunk sustains any load."
     return f"The SLO budget has {ratio:.2f} times the goodput of the best one, {best.policy}."
@@ -281,7 +283,8 @@ def _checkpoint(model: str) -> Iterator[Path]:
         folder = Path(model)
         if not (folder / "config.json").is_file():
             raise BenchmarkError(
-                f"{folder} is no checkpoint: it has no config.json; give its folder, or {RANDOM}."
+                f"{folder} is not a checkpoint: it has no config.json; give its folder, or "
+                f"{RANDOM}."
             )
         yield folder
         return

@@ -9,7 +9,7 @@ from benchmarks.scheduling.machines import NoisyMachine
 from benchmarks.scheduling.policies import Policy
 from benchmarks.serving.case import Shape
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Advance
@@ -23,8 +23,8 @@ _CHECK_EVERY: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a load came to."""
+class SimulationResult:
+    """Result of one simulated load."""
 
     outcomes: Sequence[Outcome]
     """Of the requests that ended."""
@@ -32,21 +32,21 @@ class Seen:
     """From the first arrival to the end of the last answer."""
     num_steps: int
     num_preemptions: int
-    gave_up: bool = False
-    """Whether it was broken off because too many had missed a promise for good."""
+    ended_early: bool = False
+    """True when the run ended early: too many requests had missed a target for good."""
 
 
-class Limit:
-    """Counts the requests that miss a promise, to break a hopeless load off.
+class MissLimit:
+    """Counts the requests that miss a target, to end a hopeless run early.
 
     Args:
-        promises: What is promised.
+        targets: Latency targets of every request.
         most: Requests that may miss one of the two, or both.
     """
 
-    def __init__(self, promises: Promises, most: float) -> None:
-        self._ttft_s = (promises.ttft_ms or inf) / _MILLISECONDS
-        self._tpot_s = (promises.tpot_ms or inf) / _MILLISECONDS
+    def __init__(self, targets: LatencyTargets, most: float) -> None:
+        self._ttft_s = (targets.ttft_ms or inf) / _MILLISECONDS
+        self._tpot_s = (targets.tpot_ms or inf) / _MILLISECONDS
         self._most = most
         self._num_missed = 0
 
@@ -59,8 +59,8 @@ class Limit:
         in_time = ttft_s <= self._ttft_s
         self._num_missed += in_time and tpot_s is not None and tpot_s > self._tpot_s
 
-    def is_passed(self, waiting_since: Sequence[float], now: float) -> bool:
-        """Whether too many have missed one, those that still wait for a first token included."""
+    def is_exceeded(self, waiting_since: Sequence[float], now: float) -> bool:
+        """True when too many have missed one, those still waiting for a first token included."""
         late = sum(now - since > self._ttft_s for since in waiting_since)
         return self._num_missed + late > self._most
 
@@ -69,19 +69,24 @@ class Simulator:
     """Runs one load.
 
     Args:
-        policy: How to schedule.
-        machine: How long steps take.
+        policy: The policy.
+        machine: Gives the time of each step.
         num_blocks: KV blocks of the pool.
         limit: When to give up; None: never.
     """
 
     def __init__(
-        self, policy: Policy, machine: NoisyMachine, *, num_blocks: int, limit: Limit | None = None
+        self,
+        policy: Policy,
+        machine: NoisyMachine,
+        *,
+        num_blocks: int,
+        limit: MissLimit | None = None,
     ) -> None:
         block_size = policy.schedule.cache_block_size
         pool = BlockPool(num_blocks, block_size)
         self.scheduler = Scheduler(policy.schedule, pool, slo=policy.slo)
-        """What is measured."""
+        """The scheduler that is measured."""
         self._machine = machine
         self._runner = CountingRunner(block_size=block_size, checks=False)
         self._limit = limit
@@ -90,7 +95,7 @@ class Simulator:
         self._outcomes: list[Outcome] = []
         self._num_steps = 0
 
-    def run(self, load: Sequence[Arrival]) -> Seen:
+    def run(self, load: Sequence[Arrival]) -> SimulationResult:
         """Serve the load to its end, or until the limit is passed."""
         now = 0.0
         coming = _requests(load)
@@ -104,9 +109,9 @@ class Simulator:
                 now = next_arrival
                 continue
             now = self._step(now, next_arrival)
-            if self._gives_up(now):
-                return self._seen(now, gave_up=True)
-        return self._seen(now, gave_up=False)
+            if self._ends_early(now):
+                return self._seen(now, ended_early=True)
+        return self._seen(now, ended_early=False)
 
     def _add(self, shape: Shape, request: Request) -> None:
         self._shapes[request.request_id] = (shape, request.arrived)
@@ -145,19 +150,19 @@ class Simulator:
         if self._limit is not None:
             self._limit.note_end(outcome.ttft_s, outcome.tpot_s)
 
-    def _gives_up(self, now: float) -> bool:
+    def _ends_early(self, now: float) -> bool:
         if self._limit is None or self._num_steps % _CHECK_EVERY:
             return False
         waiting = [since for name, (_, since) in self._shapes.items() if name not in self._firsts]
-        return self._limit.is_passed(waiting, now)
+        return self._limit.is_exceeded(waiting, now)
 
-    def _seen(self, now: float, *, gave_up: bool) -> Seen:
-        return Seen(
+    def _seen(self, now: float, *, ended_early: bool) -> SimulationResult:
+        return SimulationResult(
             outcomes=self._outcomes,
             wall_s=now,
             num_steps=self._num_steps,
             num_preemptions=self.scheduler.stats().num_preemptions,
-            gave_up=gave_up,
+            ended_early=ended_early,
         )
 
 

@@ -1,4 +1,4 @@
-"""What a policy came to on the real engine, and the verdict over all repeats. Pure."""
+"""Results of policies on the real engine, and the verdict over all repeats. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which requests come, and when: a trace at another rate, or chance with the trace's lengths. Pure.
+"""Loads: a trace at another rate, or Poisson arrivals with the trace's lengths. Pure.
 
 A load is made once for a rate of 1 a second and stretched to any other, so that two policies, and
 two rates, see the same requests in the same order.
@@ -47,7 +47,7 @@ def window(trace: Sequence[Arrival], *, first: int, count: int) -> list[Arrival]
     return [Arrival(row.due_s - rows[0].due_s, row.shape) for row in rows]
 
 
-def by_chance(trace: Sequence[Arrival], *, count: int, seed: int) -> list[Arrival]:
+def with_poisson_arrivals(trace: Sequence[Arrival], *, count: int, seed: int) -> list[Arrival]:
     """`count` Poisson arrivals, each with prompt and answer of a row drawn from the trace."""
     rng = Random(seed)  # noqa: S311  # load, not secrets
     times = islice(poisson_arrivals(1.0, seed), count)

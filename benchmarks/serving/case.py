@@ -27,7 +27,7 @@ class Case:
     """Requests of one shape, so many at a time."""
 
     concurrency: int
-    """Requests in flight; in an open loop at most, and 0 is no bound."""
+    """Requests in flight; in an open loop the maximum, where 0 means unbounded."""
     shape: Shape
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ def parse_case(text: str) -> Case:
     match = _CASE.fullmatch(text.strip().lower())
     if match is None:
         raise WrongUsage(
-            f"'{text}' is no case; write CONCURRENCYxINPUTxOUTPUT in tokens, such as 16x256x64."
+            f"'{text}' is not a case; write CONCURRENCYxINPUTxOUTPUT in tokens, such as 16x256x64."
         )
     concurrency, num_input, num_output = map(int, match.groups())
     if num_input == 0 or num_output == 0:

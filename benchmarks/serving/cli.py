@@ -1,6 +1,6 @@
 """`python -m benchmarks.serving`: options, help, exit codes.
 
-Exit codes: 0 measured, 1 could not be carried out or no request succeeded, 2 wrong usage,
+Exit codes: 0 measured, 1 failed or no request succeeded, 2 wrong usage,
 130 Ctrl-C or SIGTERM.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
@@ -11,13 +11,13 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.serving.case import parse_case
+from benchmarks.serving.command_line import make_app, report_errors
 from benchmarks.serving.settings import (
     EndpointSettings,
+    LatencyTargets,
     LoadSettings,
-    Promises,
     parse_token_ids,
 )
-from benchmarks.serving.words import command_line, errors_in_words
 
 DEFAULT_MANIFEST: Final = Path("examples/tandem-tiny/local.yaml")
 
@@ -28,7 +28,7 @@ Start the example service, measure three cases, end it:
 
     python -m benchmarks.serving --case 1x32x64 --case 4x128x64 --case 16x256x64
 
-A running server, eight arrivals a second, and what share met two promises:
+A running server, eight arrivals a second, and what share met two targets:
 
     python -m benchmarks.serving --url http://127.0.0.1:8000/v1 --case 0x256x64 --rate 8 \
 --ttft-ms 500 --tpot-ms 50
@@ -41,10 +41,10 @@ The first 200 requests of a real trace, twice as fast as they came:
 
     python -m benchmarks.serving --trace AzureLLMInferenceTrace_conv.csv --limit 200 --speed 2
 
-docs/benchmarks/method.md says what the figures mean.
+docs/benchmarks/method.md explains the figures.
 """
 
-app = command_line()
+app = make_app()
 
 _LOAD: Final = "Load"
 _SERVER: Final = "Server"
@@ -81,7 +81,7 @@ def serving(
     ] = None,
     duration: Annotated[
         float,
-        typer.Option(help="Seconds that each case sends requests.", rich_help_panel=_LOAD),
+        typer.Option(help="Seconds in which each case sends requests.", rich_help_panel=_LOAD),
     ] = 20.0,
     warmup: Annotated[
         int | None,
@@ -91,7 +91,7 @@ def serving(
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the arrivals.", rich_help_panel=_LOAD)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals.", rich_help_panel=_LOAD)] = 0,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -100,21 +100,23 @@ def serving(
         ),
     ] = None,
     speed: Annotated[
-        float, typer.Option(help="Replay so many times as fast.", rich_help_panel=_LOAD)
+        float, typer.Option(help="Speed-up of the replay.", rich_help_panel=_LOAD)
     ] = 1.0,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Replay so many rows.", rich_help_panel=_LOAD),
+        typer.Option(min=1, help="Number of rows to replay.", rich_help_panel=_LOAD),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="An OpenAI-compatible server; left out, one is started.", rich_help_panel=_SERVER
+            help="An OpenAI-compatible server; default: one is started.", rich_help_panel=_SERVER
         ),
     ] = None,
     manifest: Annotated[
         Path,
-        typer.Option("-f", "--file", help="What to start.", rich_help_panel=_SERVER),
+        typer.Option(
+            "-f", "--file", help="Manifest of the service to start.", rich_help_panel=_SERVER
+        ),
     ] = DEFAULT_MANIFEST,
     model: Annotated[
         str | None,
@@ -125,7 +127,7 @@ def serving(
         typer.Option(
             envvar="OPENAI_API_KEY",
             show_envvar=True,
-            help="Key that the server asks for.",
+            help="API key of the server.",
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -138,26 +140,27 @@ def serving(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds a request may take.", rich_help_panel=_SERVER)
+        float,
+        typer.Option(min=0.1, help="Time limit of a request, in seconds.", rich_help_panel=_SERVER),
     ] = 600.0,
     ttft_ms: Annotated[
         float | None,
-        typer.Option(help="Promised time to the first token.", rich_help_panel=_FIGURES),
+        typer.Option(help="Target time to the first token.", rich_help_panel=_FIGURES),
     ] = None,
     tpot_ms: Annotated[
         float | None,
-        typer.Option(help="Promised time of each further token.", rich_help_panel=_FIGURES),
+        typer.Option(help="Target time of each further token.", rich_help_panel=_FIGURES),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for result.json and result.png; what it holds of them is replaced.",
+            help="Folder for result.json and result.png, which are replaced.",
             rich_help_panel=_FIGURES,
         ),
     ] = None,
 ) -> None:
     """Measure a server that speaks OpenAI's protocol: throughput, TTFT, TPOT, goodput."""
-    with errors_in_words():
+    with report_errors():
         load = LoadSettings(
             cases=tuple(map(parse_case, case or ())),
             trace=trace,
@@ -177,7 +180,7 @@ def serving(
             token_ids=None if token_ids is None else parse_token_ids(token_ids),
             timeout_s=timeout,
         )
-        promises = Promises(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
+        targets = LatencyTargets(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
         from benchmarks.serving.session import measure
 
-        measure(load, endpoint, promises, out=out)
+        measure(load, endpoint, targets, out=out)

@@ -1,4 +1,4 @@
-"""Sends requests of given shapes to one server and tells what came of them."""
+"""Sends requests of given shapes to one server and returns their outcomes."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ class Client:
         self._pool.close()
 
     def prepare(self, shape: Shape) -> PreparedRequest:
-        """Make a request with a new prompt, before its time has come."""
+        """Prepare a request with a new prompt, ahead of its time."""
         prompt = self._prompts.draw(shape.num_input)
         body = completion_body(self._endpoint.model, prompt, shape)
         return PreparedRequest(
@@ -77,7 +77,7 @@ class Client:
 
 
 def _head(endpoint: Endpoint) -> bytes:
-    """What stands before the length of every request."""
+    """Head of every request up to its length."""
     parts = urlsplit(endpoint.base_url)
     lines = [
         f"POST {parts.path}/completions HTTP/1.1",

@@ -18,7 +18,7 @@ _MAX_IDLE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens."""
+    """Host and port of a server."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""What a server says about itself: its model, its limit, ordinary token ids."""
+"""Facts that a server tells of itself: its model, its limit, ordinary token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ class Endpoint:
     max_model_len: int | None
     """Prompt and answer together, in tokens; None: the server does not say."""
     token_ids: Sequence[int]
-    """What prompts are made of."""
+    """Ids that prompts are made of."""
     api_key: str | None
 
 
-def find_endpoint(url: str, asked: EndpointSettings) -> Endpoint:
+def find_endpoint(url: str, options: EndpointSettings) -> Endpoint:
     """Ask the server at `url` what has to be known before a request can be made.
 
     Raises:
@@ -37,32 +37,32 @@ def find_endpoint(url: str, asked: EndpointSettings) -> Endpoint:
         BenchmarkError: the server does not answer, or not as it should.
     """
     base_url = _base_url(url)
-    headers = {"Authorization": f"Bearer {asked.api_key}"} if asked.api_key else {}
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     # A proxy of the environment has no business between this machine and itself.
     trust_env = urlsplit(base_url).hostname not in _LOOPBACK
     with httpx.Client(headers=headers, trust_env=trust_env, timeout=_TIMEOUT_S) as client:
         models = _models(_ask(client, "GET", f"{base_url}/models"))
-        if asked.model is not None and asked.model not in models:
-            raise BenchmarkError(f"{base_url} serves {', '.join(models)}, and no '{asked.model}'.")
-        model = asked.model or next(iter(models))
+        if options.model is not None and options.model not in models:
+            raise BenchmarkError(f"{base_url} serves {', '.join(models)}, not '{options.model}'.")
+        model = options.model or next(iter(models))
         return Endpoint(
             base_url=base_url,
             model=model,
             max_model_len=models[model],
-            token_ids=_range(asked) or _ordinary_tokens(client, base_url, model),
-            api_key=asked.api_key,
+            token_ids=_range(options) or _ordinary_tokens(client, base_url, model),
+            api_key=options.api_key,
         )
 
 
 def _base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise WrongUsage(f"'{url}' is no URL; write it like http://127.0.0.1:8000/v1.")
+        raise WrongUsage(f"'{url}' is not a URL; write it like http://127.0.0.1:8000/v1.")
     return url.rstrip("/").removesuffix("/v1") + "/v1"
 
 
-def _range(asked: EndpointSettings) -> Sequence[int]:
-    return range(asked.token_ids[0], asked.token_ids[1] + 1) if asked.token_ids else ()
+def _range(options: EndpointSettings) -> Sequence[int]:
+    return range(options.token_ids[0], options.token_ids[1] + 1) if options.token_ids else ()
 
 
 def _models(document: Any) -> dict[str, int | None]:
@@ -100,6 +100,6 @@ def _ask(client: httpx.Client, method: str, url: str, **options: Any) -> Any:
     except httpx.HTTPStatusError as error:
         raise BenchmarkError(f"{url} answers with status {error.response.status_code}.") from None
     except (httpx.HTTPError, httpx.InvalidURL):
-        raise BenchmarkError(f"Nothing answers at {url}; is the server running?") from None
+        raise BenchmarkError(f"No server answers at {url}; is the server running?") from None
     except ValueError:
         raise BenchmarkError(f"{url} does not answer with JSON; is it an OpenAI server?") from None

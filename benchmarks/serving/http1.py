@@ -12,7 +12,7 @@ _MAX_HEAD: Final = 65536
 
 
 class NotHttp(Exception):
-    """What came is not an HTTP/1.1 response."""
+    """The received bytes are not an HTTP/1.1 response."""
 
 
 class ResponseParser:
@@ -51,12 +51,12 @@ class ResponseParser:
         head, found, rest = self._buffer.partition(_END_OF_HEAD)
         if not found:
             if len(head) > _MAX_HEAD or not b"HTTP/1.".startswith(head[:7]):
-                raise NotHttp(f"The server speaks no HTTP/1.1; it sent {head[:40]!r}.")
+                raise NotHttp(f"The server does not speak HTTP/1.1; it sent {head[:40]!r}.")
             return False
         status_line, *lines = head.split(_END_OF_LINE)
         parts = status_line.split(maxsplit=2)
         if not status_line.startswith(b"HTTP/1.") or not parts[1:] or not parts[1].isdigit():
-            raise NotHttp(f"The server speaks no HTTP/1.1; it sent {status_line[:40]!r}.")
+            raise NotHttp(f"The server does not speak HTTP/1.1; it sent {status_line[:40]!r}.")
         self._use_headers(dict(map(_split_header, lines)))
         self.keeps_alive &= status_line.startswith(b"HTTP/1.1")
         self.status = int(parts[1])

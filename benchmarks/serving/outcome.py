@@ -1,4 +1,4 @@
-"""What was seen of one request. Pure."""
+"""The outcome of one request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from benchmarks.serving.case import Shape
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request does not count."""
+    """The reason for which a request does not count."""
 
     reason: str
-    """A few words, the same for all that failed alike."""
+    """A short reason, the same for all failures of a kind."""
     message: str
-    """The whole story."""
+    """The details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Outcome:
 
     shape: Shape
     due_s: float
-    """When it was to be sent: a wait for a free place counts as waiting, as it does for a user."""
+    """When it was to be sent: a wait for a free connection counts, as it does for a user."""
     end_s: float
     event_times_s: Sequence[float] = ()
     """When each event with a part of the answer came."""

@@ -1,4 +1,4 @@
-"""From what was asked to the loads that are sent. Pure, but for the reading of a trace file."""
+"""Turns options into the loads that are sent. Pure, but for the reading of a trace file."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class ClosedLoop:
     shape: Shape
     concurrency: int
     num_requests: int | None
-    """How many requests there are; None for as many as `duration_s` holds."""
+    """Number of requests; None for as many as `duration_s` holds."""
     duration_s: float
-    """How long requests are sent; those under way then are waited for."""
+    """Seconds in which requests are sent; those in flight then are waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class OpenLoop:
     name: str
     arrivals: Sequence[Arrival]
     max_in_flight: int
-    """Arrivals beyond wait at the client, and the wait counts; 0 is no bound."""
+    """Arrivals beyond it wait at the client, and the wait counts; 0 means unbounded."""
     num_clipped: int = 0
     """Requests of a trace that were longer than the model takes."""
 
@@ -41,20 +41,20 @@ class OpenLoop:
 Load = ClosedLoop | OpenLoop
 
 
-def loads_of(asked: LoadSettings, *, max_model_len: int | None) -> list[Load]:
-    """The loads that `asked` describes, for a model that takes `max_model_len` tokens.
+def loads_of(options: LoadSettings, *, max_model_len: int | None) -> list[Load]:
+    """The loads that `options` describes, for a model that takes `max_model_len` tokens.
 
     Raises:
         WrongUsage: a case is longer than that, or lacks what an open or closed loop needs.
         BenchmarkError: the trace cannot be used.
     """
-    if asked.trace is not None:
-        return [_replay(asked, asked.trace, max_model_len)]
-    for case in asked.cases:
+    if options.trace is not None:
+        return [_replay(options, options.trace, max_model_len)]
+    for case in options.cases:
         _check_fits(case, max_model_len)
-    if asked.rate is None:
-        return [_closed(asked, case) for case in asked.cases]
-    return [_open(asked, case, asked.rate) for case in asked.cases]
+    if options.rate is None:
+        return [_closed(options, case) for case in options.cases]
+    return [_open(options, case, options.rate) for case in options.cases]
 
 
 def shapes_of(load: Load) -> Sequence[Shape]:
@@ -74,7 +74,7 @@ def _check_fits(case: Case, max_model_len: int | None) -> None:
         )
 
 
-def _closed(asked: LoadSettings, case: Case) -> ClosedLoop:
+def _closed(options: LoadSettings, case: Case) -> ClosedLoop:
     if case.concurrency == 0:
         raise WrongUsage(
             f"The case {case} has no callers; 0 means no bound on requests in flight, "
@@ -84,32 +84,34 @@ def _closed(asked: LoadSettings, case: Case) -> ClosedLoop:
         name=str(case),
         shape=case.shape,
         concurrency=case.concurrency,
-        num_requests=asked.num_requests,
-        duration_s=math.inf if asked.num_requests is not None else asked.duration_s,
+        num_requests=options.num_requests,
+        duration_s=math.inf if options.num_requests is not None else options.duration_s,
     )
 
 
-def _open(asked: LoadSettings, case: Case, rate: float) -> OpenLoop:
-    times = poisson_arrivals(rate, asked.seed)
-    if asked.num_requests is not None:
-        times = islice(times, asked.num_requests)
+def _open(options: LoadSettings, case: Case, rate: float) -> OpenLoop:
+    times = poisson_arrivals(rate, options.seed)
+    if options.num_requests is not None:
+        times = islice(times, options.num_requests)
     elif math.isinf(rate):
-        raise WrongUsage("--rate inf sends all requests at once; say how many with --requests.")
+        raise WrongUsage(
+            "--rate inf sends all requests at once; give their number with --requests."
+        )
     else:
-        times = takewhile(lambda due_s: due_s < asked.duration_s, times)
+        times = takewhile(lambda due_s: due_s < options.duration_s, times)
     arrivals = [Arrival(due_s, case.shape) for due_s in times]
     if not arrivals:
         raise WrongUsage(
-            f"At {rate:g} requests a second none arrives within {asked.duration_s:g} s; "
+            f"At {rate:g} requests a second none arrives within {options.duration_s:g} s; "
             "raise --rate or --duration."
         )
     return OpenLoop(name=f"{case} @ {rate:g}/s", arrivals=arrivals, max_in_flight=case.concurrency)
 
 
-def _replay(asked: LoadSettings, file: Path, max_model_len: int | None) -> OpenLoop:
+def _replay(options: LoadSettings, file: Path, max_model_len: int | None) -> OpenLoop:
     try:
         with file.open(encoding="utf-8", newline="") as lines:
-            arrivals = parse_trace(lines, limit=asked.limit)
+            arrivals = parse_trace(lines, limit=options.limit)
     except OSError as error:
         raise BenchmarkError(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
@@ -118,8 +120,8 @@ def _replay(asked: LoadSettings, file: Path, max_model_len: int | None) -> OpenL
     if max_model_len is not None:
         arrivals, num_clipped = clip(arrivals, max_model_len)
     return OpenLoop(
-        name=f"{file.stem} ×{asked.speed:g}",
-        arrivals=speed_up(arrivals, asked.speed),
+        name=f"{file.stem} ×{options.speed:g}",
+        arrivals=speed_up(arrivals, options.speed),
         max_in_flight=0,
         num_clipped=num_clipped,
     )

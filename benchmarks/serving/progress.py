@@ -1,4 +1,4 @@
-"""What is seen while a benchmark runs: a bar on a terminal, one line a load elsewhere."""
+"""Progress of a running benchmark: a bar on a terminal, one line a load elsewhere."""
 
 import math
 import time

@@ -18,7 +18,7 @@ _FEW_EVENTS: Final = 0.9
 def result_document(
     summaries: Sequence[Summary], *, facts: dict[str, Any], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """What stands in result.json."""
+    """Content of result.json."""
     return {**facts, "settings": settings, "cases": [asdict(summary) for summary in summaries]}
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark does around its measurement: facts, a line of progress, the files."""
+"""Steps around every benchmark's measurement: facts, a line of progress, the files."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _FILE_WIDTH: Final = 140
 
 
 def begin(out: Path | None) -> dict[str, Any]:
-    """Find out before the measurement that its result can be written; note the facts.
+    """Check before the measurement that its result can be written; collect the facts.
 
     Raises:
         BenchmarkError: the folder cannot be made.
@@ -25,7 +25,7 @@ def begin(out: Path | None) -> dict[str, Any]:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BenchmarkError(f"The folder {out} cannot be made: {error.strerror}.") from None
+            raise BenchmarkError(f"The folder {out} cannot be created: {error.strerror}.") from None
     return {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": git_commit(),
@@ -35,7 +35,7 @@ def begin(out: Path | None) -> dict[str, Any]:
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """One line that is written over on a terminal; a line each elsewhere."""
+    """One line that is overwritten on a terminal; a line each elsewhere."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda text: console.print(text, markup=False, soft_wrap=True)
@@ -51,7 +51,7 @@ def result_console() -> Console:
 
 
 def title_of(facts: dict[str, Any], what: str) -> str:
-    """What a plot is called: what was measured, where and when."""
+    """Title of a plot: subject, machine and date."""
     machine = facts["machine"]
     return f"{what}: {machine['cpu_model']}, {machine['num_cores']} cores, {facts['begun'][:10]}"
 

@@ -1,4 +1,4 @@
-"""Carries loads out: warm-up, then the closed or the open loop."""
+"""Runs loads: warm-up, then the closed or the open loop."""
 
 import asyncio
 import time
@@ -16,10 +16,10 @@ from benchmarks.serving.statistics import Measurement
 
 _WARMUP_OF_OPEN_LOOP: Final = 4
 _PAUSE_AFTER_FAILURE_S: Final = 0.1
-"""A caller that is refused at once would otherwise do nothing but ask again."""
+"""Keeps a caller that is refused at once from retrying in a busy loop."""
 
 
-async def carry_out(
+async def run_load(
     load: Load, client: Client, *, num_warmup: int | None, progress: Progress
 ) -> Measurement:
     """Warm the server up for a load, then measure it."""
@@ -93,11 +93,11 @@ async def _call_together(
 
 async def _run_open(load: OpenLoop, client: Client, note: Callable[[Outcome], None]) -> None:
     """Send each request when it is due, whatever became of those before it."""
-    places: AbstractAsyncContextManager[object]
-    places = asyncio.Semaphore(load.max_in_flight) if load.max_in_flight else nullcontext()
+    slots: AbstractAsyncContextManager[object]
+    slots = asyncio.Semaphore(load.max_in_flight) if load.max_in_flight else nullcontext()
 
     async def call(request: PreparedRequest, due_s: float) -> None:
-        async with places:
+        async with slots:
             note(await client.send(request, due_s=due_s))
 
     begin_s = time.perf_counter()

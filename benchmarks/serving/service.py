@@ -1,4 +1,4 @@
-"""A Tandem service for the time of a benchmark, started and ended with the `tandem` command."""
+"""A Tandem service for the time of a benchmark, run with the `tandem` command."""
 
 import os
 import shutil
@@ -15,14 +15,14 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.serving.errors import BenchmarkError
-from tandem_serve.records import find_record
+from tandem_serve.local.records import find_record
 
 _STOP_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """A service of this process's own."""
+    """A service that this process started."""
 
     url: str
     """With /v1."""
@@ -68,7 +68,7 @@ def running_service(manifest: Path, *, command: str | None = None) -> Iterator[s
 
 @contextmanager
 def started_service(manifest: Path, *, command: str | None = None) -> Iterator[RunningService]:
-    """Serve `manifest` under a name and port of its own; it ends afterwards.
+    """Serve `manifest` under a name and port of its own; stop it afterwards.
 
     Args:
         manifest: file of an InferenceService.
@@ -93,12 +93,12 @@ def _tandem_command() -> str:
     beside = Path(sys.executable).with_name("tandem")
     command = str(beside) if beside.exists() else shutil.which("tandem")
     if command is None:
-        raise BenchmarkError("There is no tandem command; install Tandem, or name a --url.")
+        raise BenchmarkError("cannot find the tandem command; install Tandem, or give --url.")
     return command
 
 
 def _renamed(command: str, manifest: Path, name: str) -> str:
-    """The manifest with every default filled in, as a service that nobody else runs."""
+    """The manifest with every default filled in, under a name of its own."""
     done = subprocess.run(
         [command, "validate", "-f", str(manifest)], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -126,7 +126,7 @@ def _start(command: str, manifest: str, name: str, port: int) -> None:
             _stop(command, name)
         raise
     if starting.returncode:
-        raise BenchmarkError("The service did not start; tandem serve says above why.")
+        raise BenchmarkError("The service did not start; see the output of tandem serve above.")
 
 
 def _stop(command: str, name: str) -> None:

@@ -20,31 +20,31 @@ from benchmarks.serving.progress import Progress
 from benchmarks.serving.prompts import PromptSource
 from benchmarks.serving.report import result_document, show
 from benchmarks.serving.result import begin, result_console, title_of, write_result
-from benchmarks.serving.run import carry_out
+from benchmarks.serving.run import run_load
 from benchmarks.serving.service import running_service
-from benchmarks.serving.settings import EndpointSettings, LoadSettings, Promises
+from benchmarks.serving.settings import EndpointSettings, LatencyTargets, LoadSettings
 from benchmarks.serving.statistics import Measurement, Summary, summarize
 
 
 def measure(
-    asked: LoadSettings, server: EndpointSettings, promises: Promises, *, out: Path | None
+    options: LoadSettings, server: EndpointSettings, targets: LatencyTargets, *, out: Path | None
 ) -> None:
-    """Carry a benchmark out.
+    """Run a benchmark.
 
     Raises:
-        BenchmarkError: it cannot be, or no request of a case succeeded.
+        BenchmarkError: it failed, or no request of a case succeeded.
     """
-    loads_of(asked, max_model_len=None)  # What makes no sense is refused before a server starts.
+    loads_of(options, max_model_len=None)  # Invalid options are refused before a server starts.
     facts = begin(out)
-    with ended_by_sigterm(), _server(server) as url:
+    with exit_on_sigterm(), _server(server) as url:
         endpoint = find_endpoint(url, server)
-        loads = loads_of(asked, max_model_len=endpoint.max_model_len)
-        seen = carry_out_all(loads, endpoint, server, num_warmup=asked.num_warmup)
-    summaries = [summarize(measurement, promises) for measurement in seen]
+        loads = loads_of(options, max_model_len=endpoint.max_model_len)
+        seen = run_loads(loads, endpoint, server, num_warmup=options.num_warmup)
+    summaries = [summarize(measurement, targets) for measurement in seen]
     show(summaries, result_console())
     if out is not None:
         facts["server"] = _server_facts(endpoint, server)
-        settings = _settings_facts(asked, promises, server)
+        settings = _settings_facts(options, targets, server)
         title = title_of(facts, endpoint.model)
         write_result(
             out,
@@ -58,25 +58,25 @@ def _server(server: EndpointSettings) -> AbstractContextManager[str]:
     return running_service(server.manifest) if server.url is None else nullcontext(server.url)
 
 
-def carry_out_all(
+def run_loads(
     loads: Sequence[Load],
     endpoint: Endpoint,
     server: EndpointSettings,
     *,
     num_warmup: int | None = None,
 ) -> list[Measurement]:
-    """Send loads to a server one after the other, each after its warm-up, and show how far it is.
+    """Send loads to a server one after the other, each after its warm-up, and show the progress.
 
     Args:
-        loads: What is sent.
-        endpoint: Where.
-        server: How long an answer may take.
+        loads: The loads to send.
+        endpoint: The server.
+        server: Settings with the time limit of an answer.
         num_warmup: See `LoadSettings`.
     """
-    return asyncio.run(_carry_out_all(loads, endpoint, server, num_warmup))
+    return asyncio.run(_run_loads(loads, endpoint, server, num_warmup))
 
 
-async def _carry_out_all(
+async def _run_loads(
     loads: Sequence[Load], endpoint: Endpoint, server: EndpointSettings, num_warmup: int | None
 ) -> list[Measurement]:
     prompts = PromptSource(endpoint.token_ids, Random())  # noqa: S311  # load, not secrets
@@ -86,8 +86,7 @@ async def _carry_out_all(
         Progress(console) as progress,
     ):
         return [
-            await carry_out(load, client, num_warmup=num_warmup, progress=progress)
-            for load in loads
+            await run_load(load, client, num_warmup=num_warmup, progress=progress) for load in loads
         ]
 
 
@@ -101,16 +100,16 @@ def _server_facts(endpoint: Endpoint, server: EndpointSettings) -> dict[str, Any
 
 
 def _settings_facts(
-    asked: LoadSettings, promises: Promises, server: EndpointSettings
+    options: LoadSettings, targets: LatencyTargets, server: EndpointSettings
 ) -> dict[str, Any]:
     load = {
-        "cases": [str(case) for case in asked.cases],
+        "cases": [str(case) for case in options.cases],
         # JSON has no infinity.
-        "rate": None if asked.rate is None else f"{asked.rate:g}",
+        "rate": None if options.rate is None else f"{options.rate:g}",
     }
     return {
-        "load": asdict(asked) | load,
-        "promises": asdict(promises),
+        "load": asdict(options) | load,
+        "targets": asdict(targets),
         "timeout_s": server.timeout_s,
     }
 
@@ -122,7 +121,7 @@ def _check_success(summaries: Sequence[Summary]) -> None:
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind the program as Ctrl-C does, so that it ends what it started."""
     before = {
         # A shell starts background jobs with SIGINT ignored.

@@ -1,4 +1,4 @@
-"""What was asked on the command line, checked and frozen."""
+"""Options of the command line, checked and frozen."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from benchmarks.serving.errors import WrongUsage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """Which requests are sent, and when.
+    """The requests to send, and their times.
 
     Raises:
         WrongUsage: two of them contradict each other, or one is out of its range.
@@ -48,8 +48,8 @@ class LoadSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promises:
-    """What a request is promised; None promises nothing."""
+class LatencyTargets:
+    """Latency targets of a request; None: no target."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -64,7 +64,7 @@ class Promises:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings:
-    """Which server is asked, and how."""
+    """The server to measure, and how to reach it."""
 
     url: str | None
     """None: a service of `manifest` is started for the benchmark."""
@@ -92,5 +92,7 @@ def parse_token_ids(text: str) -> tuple[int, int]:
     """
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
-        raise WrongUsage(f"'{text}' is no range of token ids; write FIRST-LAST, such as 100-999.")
+        raise WrongUsage(
+            f"'{text}' is not a range of token ids; write FIRST-LAST, such as 100-999."
+        )
     return int(first), int(last)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +18,13 @@ class Measurement:
     wall_s: float
     """From its beginning to the end of its last answer."""
     client_cpu_s: float
-    """What the load generator itself computed in that time."""
+    """CPU time of the load generator itself in that time."""
     num_clipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How values are spread, in milliseconds."""
+    """Mean and percentiles of values, in milliseconds."""
 
     mean: float
     p50: float
@@ -43,7 +43,7 @@ class FailureCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Requests that met every promise; one that failed met none."""
+    """Requests that met every target; one that failed met none."""
 
     share: float
     requests_per_s: float
@@ -82,7 +82,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def spread_ms(seconds: Iterable[float]) -> Spread | None:
-    """How `seconds` are spread; None when there are none."""
+    """Mean and percentiles of `seconds`; None when there are none."""
     ordered = sorted(value * 1000 for value in seconds)
     if not ordered:
         return None
@@ -94,7 +94,7 @@ def spread_ms(seconds: Iterable[float]) -> Spread | None:
     )
 
 
-def summarize(seen: Measurement, promises: Promises) -> Summary:
+def summarize(seen: Measurement, targets: LatencyTargets) -> Summary:
     """The figures of a measurement."""
     good = [outcome for outcome in seen.outcomes if outcome.failure is None]
     num_output = sum(outcome.shape.num_output for outcome in good)
@@ -114,7 +114,7 @@ def summarize(seen: Measurement, promises: Promises) -> Summary:
         tpot_ms=spread_ms(outcome.tpot_s for outcome in good if outcome.tpot_s is not None),
         itl_ms=spread_ms(gap for outcome in good for gap in outcome.gaps_s),
         e2e_ms=spread_ms(outcome.e2e_s for outcome in good),
-        goodput=_goodput(good, seen, promises) if promises else None,
+        goodput=_goodput(good, seen, targets) if targets else None,
         failures=_count_failures(seen.outcomes),
     )
 
@@ -124,19 +124,20 @@ def _events_per_token(good: Sequence[Outcome]) -> float | None:
     return sum(len(outcome.event_times_s) for outcome in good) / num_output if good else None
 
 
-def _goodput(good: Sequence[Outcome], seen: Measurement, promises: Promises) -> Goodput:
-    num_kept = sum(_keeps(outcome, promises) for outcome in good)
+def _goodput(good: Sequence[Outcome], seen: Measurement, targets: LatencyTargets) -> Goodput:
+    num_kept = sum(meets(outcome, targets) for outcome in good)
     return Goodput(
         share=num_kept / len(seen.outcomes) if seen.outcomes else 0.0,
         requests_per_s=num_kept / seen.wall_s,
     )
 
 
-def _keeps(outcome: Outcome, promises: Promises) -> bool:
+def meets(outcome: Outcome, targets: LatencyTargets) -> bool:
+    """True when a request met every target."""
     tpot_s = outcome.tpot_s
-    in_time = promises.ttft_ms is None or outcome.ttft_s * 1000 <= promises.ttft_ms
+    in_time = targets.ttft_ms is None or outcome.ttft_s * 1000 <= targets.ttft_ms
     # An answer of one token has no time per further token to be late with.
-    at_pace = promises.tpot_ms is None or tpot_s is None or tpot_s * 1000 <= promises.tpot_ms
+    at_pace = targets.tpot_ms is None or tpot_s is None or tpot_s * 1000 <= targets.tpot_ms
     return in_time and at_pace
 
 

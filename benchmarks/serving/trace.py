@@ -52,7 +52,7 @@ def _read_rows(reader: "csv.DictReader[str]") -> Iterator[tuple[datetime, Shape]
             shape = Shape(max(1, int(row[COLUMNS[1]])), max(1, int(row[COLUMNS[2]])))
         except (ValueError, TypeError):
             raise BenchmarkError(
-                f"Line {reader.line_num} of the trace is no time and two numbers of tokens: "
+                f"Line {reader.line_num} of the trace is not a time and two token counts: "
                 f"{','.join(str(value) for value in row.values())}."
             ) from None
         yield at, shape
@@ -64,7 +64,7 @@ def speed_up(arrivals: Sequence[Arrival], speed: float) -> list[Arrival]:
 
 
 def clip(arrivals: Sequence[Arrival], max_tokens: int) -> tuple[list[Arrival], int]:
-    """Cut requests to `max_tokens`, prompt and answer together; also tells how many were cut.
+    """Cut requests to `max_tokens`, prompt and answer together; also return how many were cut.
 
     An answer keeps at most half of it, the prompt what the answer leaves.
     """

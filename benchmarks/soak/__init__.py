@@ -1,6 +1,6 @@
 """A service under load for a long time: `python -m benchmarks.soak --help`.
 
-`load` asks, leaves and errs at a steady rate, `session` changes settings live meanwhile, `watch`
+`traffic` asks, leaves and errs at a steady rate, `session` changes settings live, `replica_stats`
 reads memory, file descriptors, threads and KV blocks, `series` says which of them grow, `plot`
 draws them. `series` is pure.
 """

@@ -1,6 +1,6 @@
 """`python -m benchmarks.soak`: options, help, exit codes.
 
-Exit codes: 0 nothing grows, 1 something grows or it could not be carried out, 2 wrong usage,
+Exit codes: 0 nothing grows, 1 something grows or it failed, 2 wrong usage,
 130 Ctrl-C.
 """
 # ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.serving.words import command_line, errors_in_words
+from benchmarks.serving.command_line import make_app, report_errors
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -19,14 +19,14 @@ Half an hour at 80 % of what the machine does at most:
 
     python -m benchmarks.soak --out benchmarks/results/soak
 
-A look at whether it works:
+A short trial:
 
     python -m benchmarks.soak --minutes 2
 
-docs/benchmarks/method.md says what the figures mean.
+docs/benchmarks/method.md explains the figures.
 """
 
-app = command_line()
+app = make_app()
 
 
 def main() -> None:
@@ -37,23 +37,23 @@ def main() -> None:
 @app.command(epilog=_EPILOG)
 def soak(
     *,
-    minutes: Annotated[float, typer.Option(min=0.5, help="How long the load lasts.")] = 30.0,
+    minutes: Annotated[float, typer.Option(min=0.5, help="Minutes of load.")] = 30.0,
     share: Annotated[
-        float, typer.Option(min=0.05, max=1.0, help="Load, as a share of the highest rate.")
+        float, typer.Option(min=0.05, max=1.0, help="Traffic, as a share of the highest rate.")
     ] = 0.8,
     change_every: Annotated[
         float, typer.Option(min=1.0, help="Seconds between two live changes.")
     ] = 60.0,
-    manifest: Annotated[Path, typer.Option("-f", "--file", help="What to serve.")] = Path(
+    manifest: Annotated[Path, typer.Option("-f", "--file", help="Manifest of the service.")] = Path(
         "examples/tandem-tiny/local.yaml"
     ),
-    seed: Annotated[int, typer.Option(help="Decides arrivals and kinds of requests.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and kinds of requests.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for soak.json and soak.png; they are replaced.")
     ] = None,
 ) -> None:
     """Keep a service under load with aborts, errors and live changes; show what grows."""
-    with errors_in_words():
+    with report_errors():
         from benchmarks.soak.session import Settings, run
 
         settings = Settings(

@@ -1,4 +1,4 @@
-"""What was seen of a service over time, and which figures grow. Pure."""
+"""Samples of a service over time, and a test for growth. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Growth:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it has not grown by more than load alone moves it."""
+        """True unless it has grown by more than load alone moves it."""
         allowed = max(_TOLERANCE[self.name] * self.early, _SLACK[self.name])
         return self.late - self.early <= allowed
 

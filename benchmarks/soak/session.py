@@ -17,9 +17,9 @@ from rich.table import Table
 
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.service import RunningService, started_service
-from benchmarks.soak import plot, watch
-from benchmarks.soak.load import Load, failures
+from benchmarks.soak import plot, replica_stats
 from benchmarks.soak.series import Growth, Sample, growth_of
+from benchmarks.soak.traffic import Traffic, failures
 
 _SAMPLE_EVERY_S: Final = 5.0
 _RATE_S: Final = 15.0
@@ -31,7 +31,7 @@ _IDLE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is asked for."""
+    """Options of a soak."""
 
     duration_s: float
     share: float
@@ -42,21 +42,21 @@ class Settings:
 
 @dataclass(slots=True)
 class Record:
-    """What was seen."""
+    """Observations of a soak."""
 
     rate: float = 0.0
     samples: list[Sample] = field(default_factory=list)
     changes_s: list[float] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
     held_at_the_end: float = 0.0
-    """KV blocks that sequences hold once nobody asks any more."""
+    """KV blocks that sequences hold after the last request."""
 
 
 def run(settings: Settings, *, out: Path | None) -> bool:
-    """Carry it out and show it.
+    """Run a soak and show it.
 
     Returns:
-        Whether nothing grew, nobody got what he should not, and no block stayed held.
+        True when nothing grew, every request ended as expected, and no block stayed held.
     """
     with started_service(settings.manifest) as service:
         record = asyncio.run(_Soak(settings, service).run())
@@ -81,16 +81,16 @@ class _Soak:
 
     async def run(self) -> Record:
         async with httpx.AsyncClient(trust_env=False, timeout=60.0) as client:
-            load = Load(self._service.url, await self._model(client), self._settings.seed)
-            highest = await load.highest_rate(_RATE_S, concurrency=_CONCURRENCY)
+            traffic = Traffic(self._service.url, await self._model(client), self._settings.seed)
+            highest = await traffic.highest_rate(_RATE_S, concurrency=_CONCURRENCY)
             self._record.rate = rate = self._settings.share * highest
             self._console.print(
                 f"At most {highest:.1f} requests/s; {rate:.1f} a second "
                 f"for {self._settings.duration_s / 60.0:g} minutes."
             )
-            load.ends.clear()
-            await self._under_load(client, load, rate)
-            self._record.ends = load.ends
+            traffic.ends.clear()
+            await self._under_load(client, traffic, rate)
+            self._record.ends = traffic.ends
             self._record.held_at_the_end = await self._held_when_idle(client)
         return self._record
 
@@ -99,14 +99,14 @@ class _Soak:
         name: str = answer.json()["data"][0]["id"]
         return name
 
-    async def _under_load(self, client: httpx.AsyncClient, load: Load, rate: float) -> None:
-        pid = watch.replica_of(self._service.session)
+    async def _under_load(self, client: httpx.AsyncClient, traffic: Traffic, rate: float) -> None:
+        pid = replica_stats.replica_of(self._service.session)
         began = time.monotonic()
         beside = [
             asyncio.create_task(self._watch(client, pid, began)),
             asyncio.create_task(self._change(began)),
         ]
-        loading = asyncio.create_task(load.run(rate, self._settings.duration_s))
+        loading = asyncio.create_task(traffic.run(rate, self._settings.duration_s))
         try:
             done, _ = await asyncio.wait([loading, *beside], return_when=asyncio.FIRST_COMPLETED)
             for one in done:
@@ -121,7 +121,7 @@ class _Soak:
         said = 0.0
         while True:
             at_s = time.monotonic() - began
-            values = await watch.read(client, self._metrics_url, pid)
+            values = await replica_stats.read(client, self._metrics_url, pid)
             self._record.samples.append(Sample(at_s, values))
             if at_s - said >= _MAX_SAID_EVERY_S:
                 said = at_s
@@ -141,11 +141,11 @@ class _Soak:
             self._record.changes_s.append(time.monotonic() - began)
 
     async def _held_when_idle(self, client: httpx.AsyncClient) -> float:
-        """KV blocks that are held after the last request; waits for the requests to end."""
-        pid = watch.replica_of(self._service.session)
+        """Wait for the requests to end; return the KV blocks that are still held."""
+        pid = replica_stats.replica_of(self._service.session)
         deadline = time.monotonic() + _IDLE_S
         while True:
-            held = (await watch.read(client, self._metrics_url, pid))["KV blocks held"]
+            held = (await replica_stats.read(client, self._metrics_url, pid))["KV blocks held"]
             if held == 0 or time.monotonic() > deadline:
                 return held
             await asyncio.sleep(0.2)
@@ -162,7 +162,7 @@ def _show(record: Record, growths: Sequence[Growth]) -> None:
     console.print(table)
     for end, count in sorted(record.ends.items()):
         console.print(f"{count:8d}  {end}")
-    console.print(f"KV blocks held once nobody asks any more: {record.held_at_the_end:.0f}")
+    console.print(f"KV blocks held after the last request: {record.held_at_the_end:.0f}")
 
 
 def _save(record: Record, growths: Sequence[Growth], settings: Settings, out: Path) -> None:

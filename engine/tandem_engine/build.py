@@ -16,7 +16,7 @@ from tandem_engine.device.kv_int8 import SCALE_BYTES
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
-from tandem_engine.front.front import ThreadedFront, in_force
+from tandem_engine.front.async_engine import AsyncEngine, in_force
 from tandem_engine.front.loop import EngineLoop
 from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.kvcache.capacity import (
@@ -54,7 +54,7 @@ Report = Callable[[str], None]
 
 def build_engine(
     config: EngineConfig, *, model_name: str = "model", report: Report = _LOG.info
-) -> ThreadedFront:
+) -> AsyncEngine:
     """Load a checkpoint, size the KV cache and start the step loop in a thread of its own.
 
     Args:
@@ -93,7 +93,7 @@ def build_engine(
     metrics = EngineMetrics(model_name)
     loop = EngineLoop(engine, metrics, config.schedule)
     loop.start()
-    return ThreadedFront(
+    return AsyncEngine(
         loop,
         codec=codec,
         limits=limits,

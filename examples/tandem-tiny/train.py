@@ -122,7 +122,7 @@ class Encoder:
     tokenizer: Any
 
     def message(self, message: Message) -> tuple[list[int], list[int]]:
-        """Only what the assistant says is learnt, with the token that ends its turn."""
+        """Label the assistant's words alone, with the token that ends its turn."""
         role: int = self.tokenizer.convert_tokens_to_ids(f"<|{message['role']}|>")
         body: list[int] = self.tokenizer.backend_tokenizer.encode(message["content"] + END).ids
         learnt = message["role"] == "assistant"

@@ -16,7 +16,7 @@ COMMANDS_GROUP: Final = "tandem.commands"
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        envvar="TANDEM_API_KEY", help="Key of a service that asks for one.", show_default=False
+        envvar="TANDEM_API_KEY", help="API key, if the service requires one.", show_default=False
     ),
 ]
 
@@ -38,7 +38,7 @@ ManifestFile = Annotated[
         show_default=False,
     ),
 ]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show logs and whole errors.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show logs and full errors.")]
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def tandem(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -92,7 +92,7 @@ def serve(
         typer.Option(
             "--api-keys",
             metavar="FOLDER",
-            help="Ask requests for one of the API keys in this folder, a file for each.",
+            help="Require one of the API keys in this folder, a file for each.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def serve(
         typer.Option(
             "-d",
             "--detach",
-            help="Return once it serves; one that runs already is brought to the manifest.",
+            help="Return once the service is up; update it if it already runs.",
         ),
     ] = False,
     verbose: Verbose = False,
@@ -119,7 +119,7 @@ def serve(
     "their place."
 )
 def apply(file: ManifestFile, *, verbose: Verbose = False) -> None:
-    """Bring a running local service to a manifest; shows each change and what it costs."""
+    """Apply a manifest to a running local service; show each change and its cost."""
     from tandem_serve.commands.apply import apply as run
 
     run(file, verbose=verbose)
@@ -137,14 +137,16 @@ def status() -> None:
 def stop(
     name: Annotated[
         str | None,
-        typer.Argument(help="The service; may be left out when only one runs.", show_default=False),
+        typer.Argument(
+            help="Name of the service; optional when only one runs.", show_default=False
+        ),
     ] = None,
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="End every service that runs here.")
+        bool, typer.Option("--all", help="Stop every service on this machine.")
     ] = False,
 ) -> None:
-    """End a service on this machine, with everything that belongs to it."""
+    """Stop a service on this machine, with everything that belongs to it."""
     from tandem_serve.commands.stop import stop as run
 
     run(name, everything=everything)
@@ -155,7 +157,7 @@ def stop(
     "cat isvc.yaml | tandem validate -f -"
 )
 def validate(file: ManifestFile) -> None:
-    """Print a manifest with every default filled in, or every problem that it has."""
+    """Print a manifest with every default filled in, or all of its problems."""
     from tandem_serve.commands.validate import validate as run
 
     run(file)
@@ -173,13 +175,13 @@ def quantize(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Folder to write; it must not be there yet.", show_default=False
+            metavar="OUT", help="Folder to write; it must not exist yet.", show_default=False
         ),
     ],
     *,
     head: Annotated[
         bool,
-        typer.Option("--head", help="Quantise the output head, too: smaller, and less exact."),
+        typer.Option("--head", help="Quantise the output head, too: smaller and less exact."),
     ] = False,
     output_format: Annotated[
         Literal["compressed-tensors", "msmodelslim"],
@@ -192,7 +194,7 @@ def quantize(
         bool, typer.Option("--all", help="Show the error of every layer, not only the ten worst.")
     ] = False,
 ) -> None:
-    """Write a checkpoint anew, its linear layers in 8 bits (W8A8)."""
+    """Quantise the linear layers of a checkpoint to 8 bits (W8A8)."""
     from tandem_serve.commands.quantize import quantize as run
 
     run(source, target, output_format=output_format, head=head, show_all=show_all)
@@ -207,11 +209,13 @@ def chat(
     *,
     message: Annotated[
         str | None,
-        typer.Option("-m", "--message", help="Ask this, print the answer, and leave."),
+        typer.Option("-m", "--message", help="Send this message, print the answer, and exit."),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="The service; left out, the one that runs here.", show_default=False),
+        typer.Option(
+            help="URL of the service; default: the one that runs here.", show_default=False
+        ),
     ] = None,
     api_key: ApiKey = None,
     system: Annotated[str | None, typer.Option(help="Text before the conversation.")] = None,
@@ -241,29 +245,31 @@ def chat(
 def steps(
     name: Annotated[
         str | None,
-        typer.Argument(help="The service; may be left out when only one runs.", show_default=False),
+        typer.Argument(
+            help="Name of the service; optional when only one runs.", show_default=False
+        ),
     ] = None,
     *,
     url: Annotated[
         str | None,
-        typer.Option(help="A service elsewhere, in place of NAME.", show_default=False),
+        typer.Option(help="URL of a service, in place of NAME.", show_default=False),
     ] = None,
     api_key: ApiKey = None,
     limit: Annotated[
         int, typer.Option("-n", "--limit", min=1, max=512, help="Steps to show.")
     ] = 20,
     every: Annotated[
-        float, typer.Option(min=0.05, max=60.0, help="Seconds between two looks.")
+        float, typer.Option(min=0.05, max=60.0, help="Seconds between two reads.")
     ] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Print the table once, and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once, and exit.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Print each step in a line, as they come.")
+        bool, typer.Option("--follow", help="Print each step in a line, as it comes.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each step.")
     ] = False,
 ) -> None:
-    """Watch the steps of the engine: what each one did, and why others had to wait."""
+    """Watch the engine's steps: their content, and why other sequences waited."""
     from tandem_serve.commands.steps import steps as run
 
     run(

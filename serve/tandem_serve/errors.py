@@ -2,9 +2,9 @@
 
 
 class ServeError(Exception):
-    """A command cannot go on; the text is a sentence for a person, with a way out."""
+    """A command failed; the text is a sentence for the user, with a way out."""
 
     def __init__(self, text: str, *, details: str = "") -> None:
         super().__init__(text)
         self.details = details
-        """What stands behind it, such as a traceback; shown with -v."""
+        """Background such as a traceback; shown with -v."""

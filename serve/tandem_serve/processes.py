@@ -1,10 +1,11 @@
-"""What /proc says about processes: who descends from whom, and whether a pid is still the same one.
+"""Processes as /proc shows them: descendants, sessions, and the identity of a pid.
 
 Linux only, standard library only: the supervisor lives on this alone.
 """
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def session_members(session: int) -> list[Process]:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Whether `pid` is still the process that started at `started`."""
+    """True when `pid` is still the process that started at `started`."""
     process = read_process(pid)
     return process is not None and process.started == started and not process.is_zombie
 
@@ -100,3 +101,14 @@ def kill_all(processes: Iterable[Process]) -> None:
             os.kill(process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
+
+
+def signal_socket(numbers: Iterable[signal.Signals]) -> socket.socket:
+    """Catch `numbers`; return a socket from which the number of each arriving signal is read."""
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
+        end.settimeout(0)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return reader

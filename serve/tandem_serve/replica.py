@@ -12,7 +12,7 @@ from tandem_engine.api.front import EngineFront
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
-from tandem_serve.starts import UnfinishedStarts
+from tandem_serve.start_backoff import StartBackoff
 
 # Serve's own logger: its lines go to the replica's log file.
 _LOGGER = logging.getLogger("ray.serve")
@@ -42,12 +42,12 @@ class Replica:
             await self._engine.reconfigure(schedule, live.slo)
 
     async def _start(self, live: LiveSettings) -> EngineFront:
-        starts = UnfinishedStarts.of_environment()
+        starts = StartBackoff.of_environment()
         if pause_s := starts.pause_s():
             report_startup(f"The last start failed; waiting {pause_s} s before the next one")
             await asyncio.sleep(pause_s)
         starts.begin()
-        # It takes long; meanwhile this process answers Ray.
+        # It takes long; in a thread, so that this process answers Ray meanwhile.
         engine = await asyncio.to_thread(_start_engine, self._args, live)
         starts.succeed()
         return engine
@@ -58,7 +58,7 @@ class Replica:
             self._engine.check_health()
 
     async def __del__(self) -> None:
-        """End the engine; Serve calls it once running requests had their time."""
+        """Stop the engine; Serve calls it after the running requests' time."""
         if self._engine is not None:
             await self._engine.stop()
 
@@ -66,7 +66,7 @@ class Replica:
 def report_startup(line: str) -> None:
     """Put a line on the start into the log at once; `tandem serve` shows the last one."""
     _LOGGER.info("start-up: %s", line)
-    # Serve collects lines before it writes them; these are wanted while they are true.
+    # Serve collects lines before it writes them; these must appear while they are true.
     for handler in _LOGGER.handlers:
         handler.flush()
 

@@ -1,6 +1,6 @@
 """An engine whose answers can be worked out on paper, and a caller that can hang up.
 
-Both ship with the product: unit tests, the documents and anyone who builds on the HTTP layer
+Both ship with the product: unit tests, the documents and projects built on the HTTP layer
 use them. Nothing here looks at a clock.
 """
 
@@ -25,7 +25,7 @@ from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_serve.http.app import build_app
-from tandem_serve.http.settings import HttpSettings, Outside
+from tandem_serve.http.settings import Dependencies, HttpSettings
 
 NUM_BYTES: Final = 256
 BEGIN: Final = 256
@@ -90,7 +90,7 @@ class ByteCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What was handed to `FakeFront.submit`."""
+    """Arguments of one `FakeFront.submit`."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -120,10 +120,10 @@ class FakeFront:
         """Make an engine.
 
         Args:
-            limits: what it can hold.
+            limits: limits of the engine.
             pauses_after: outputs of each request before it sets `paused` and waits for `resume`.
             fails_after: outputs of each request before `failure` is raised.
-            failure: what is raised then.
+            failure: the exception raised then.
             max_requests: requests that it takes before it stops.
             max_n: sequences of a request at most.
         """
@@ -137,9 +137,9 @@ class FakeFront:
         self.codec = ByteCodec()
         self.submitted: list[Submitted] = []
         self.reconfigured: list[tuple[ScheduleConfig, Slo]] = []
-        """What was handed to `reconfigure`."""
+        """Arguments of each `reconfigure`."""
         self.kept_steps: list[StepExplanation] = []
-        """What `steps` tells."""
+        """Steps that `steps` returns."""
         self.aborted: list[str] = []
         """Ids of requests that were aborted before their end."""
         self.num_paused = 0
@@ -148,7 +148,7 @@ class FakeFront:
 
     @property
     def limits(self) -> EngineLimits:
-        """What it can hold."""
+        """Limits of the engine."""
         return self._limits
 
     def submit(
@@ -170,7 +170,7 @@ class FakeFront:
         """
         self.check_health()
         if len(self.submitted) == self._max_requests:
-            raise EngineStopped("The engine takes no more requests.")
+            raise EngineStopped("The engine accepts no more requests.")
         if len(prompt_token_ids) >= self._limits.max_seq_len:
             raise PromptTooLong(f"{len(prompt_token_ids)} tokens are too many.", parameter="prompt")
         self._check_width(sampling)
@@ -216,7 +216,7 @@ class FakeFront:
             raise EngineStopped(self._stopped_because)
 
     def stop_because(self, cause: str) -> None:
-        """Take no more requests; `cause` is what callers are told."""
+        """Accept no more requests; `cause` is the text for callers."""
         self._stopped_because = cause
 
     async def stop(self) -> None:
@@ -343,12 +343,12 @@ def fake_app(
     """
     numbers = count(1)
     named: dict[str, Any] = {"model_name": "tiny", "created_s": 1_700_000_000} | settings
-    outside = Outside(
+    dependencies = Dependencies(
         unix_time_s=lambda: 1_800_000_000.0,
         monotonic_s=monotonic_s,
         new_id=lambda: f"{next(numbers):032x}",
     )
-    return build_app(HttpSettings(**named), lambda: front, outside=outside)
+    return build_app(HttpSettings(**named), lambda: front, dependencies=dependencies)
 
 
 def client_of(app: ASGIApp) -> httpx.AsyncClient:

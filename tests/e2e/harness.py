@@ -43,7 +43,7 @@ def wait_for(
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """A port that is free now."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -88,7 +88,7 @@ class Tandem:
         return "\n".join(file.read_text(errors="replace")[-LAST_WORDS:] for file in files)
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """What the command remembers of a running service."""
+        """The record of a running service."""
         try:
             text = (self.home / "tandem" / f"{name}.json").read_text()
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a service has on this machine: the session of its processes, and its folder."""
+    """Traces of a service on this machine: the session of its processes, and its folder."""
 
     session: int
     run_dir: Path

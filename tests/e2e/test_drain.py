@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tandem_serve.api.profile import RAY_PROFILE
-from tandem_serve.drain import (
+from tandem_serve.local.ports import Ports, free_ports
+from tandem_serve.pod.drain import (
     DASHBOARD,
     Raylet,
     drain_head,
@@ -18,7 +19,6 @@ from tandem_serve.drain import (
     find_raylets,
     worker_addresses,
 )
-from tandem_serve.ports import Ports, free_ports
 from tandem_serve.processes import descendants, kill_all, read_process
 from tests.e2e.harness import free_port, wait_for
 

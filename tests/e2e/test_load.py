@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from tests.e2e.client_load import MODEL, ask, ask_all, more_answers, openai_client, steady_load
 from tests.e2e.harness import Service
-from tests.e2e.load import MODEL, ask, ask_all, more_answers, openai_client, steady_load
 from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, accuracy, held_out, misses
 
 CONCURRENCY = 32
@@ -136,14 +136,14 @@ async def test_new_replicas_under_load_lose_nothing(restored: Service, client: A
     assert not set(restored.replica_pids()) & set(pids)
 
 
-def few_places(document: dict[str, Any]) -> None:
+def few_slots(document: dict[str, Any]) -> None:
     document["spec"]["server"] = {"maxLinkNum": 1, "maxRequestLength": 1}
 
 
 async def test_a_full_queue_and_a_large_body_are_refused_through_the_proxy(
     restored: Service,
 ) -> None:
-    await apply_changed(restored, few_places)  # one runs, two wait, the fourth is refused
+    await apply_changed(restored, few_slots)  # one runs, two wait, the fourth is refused
     url = f"{restored.url}/v1/chat/completions"
     body = {"model": MODEL, "messages": LONG, "max_tokens": 100, "ignore_eos": True}
     async with httpx.AsyncClient(timeout=120, trust_env=False) as http:
@@ -182,7 +182,7 @@ async def test_the_openai_client_streams_what_it_gets_at_once(
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
-async def test_wrong_requests_get_a_sentence_and_disturb_nobody(
+async def test_wrong_requests_get_a_sentence_and_disturb_no_other(
     service: Service, client: AsyncOpenAI
 ) -> None:
     running = asyncio.create_task(ask(client, LONG, extra_body={"ignore_eos": True}))

@@ -41,7 +41,7 @@ def set_chunk(tokens: int) -> Callable[[dict[str, Any]], object]:
     return change
 
 
-class Load:
+class StreamingClients:
     """Clients that stream one completion after the other until they are told to stop."""
 
     CLIENTS = 8
@@ -119,8 +119,8 @@ def test_a_second_start_of_the_same_service_is_refused(service: Service) -> None
 
     assert code == 1
     assert said == (
-        f"error: The service tiny runs already, at {service.url}; change it with tandem apply, "
-        "or end it with tandem stop tiny.\n"
+        f"error: The service tiny is already running at {service.url}; update it with tandem "
+        "apply, or stop it with tandem stop tiny.\n"
     )
 
 
@@ -128,25 +128,28 @@ def test_a_detached_start_of_the_same_service_applies(service: Service) -> None:
     code, said = service.tandem.run("serve", "-f", str(service.manifest), "--detach")
 
     assert code == 0
-    assert said == f"tiny runs like this already, at {service.url}\n"
+    assert said == f"tiny is up to date, at {service.url}\n"
 
 
 def test_a_live_change_keeps_replicas_and_requests(service: Service) -> None:
     before = service.replica_pids()
-    with Load(service) as load:
+    with StreamingClients(service) as load:
         wait_for(lambda: load.num_ended > 0, "the first completion")
         service.write(set_chunk(64))
 
         said = service.apply()
 
         ended = load.num_ended
-        wait_for(lambda: load.num_ended > ended + Load.CLIENTS, "completions after the change")
+        wait_for(
+            lambda: load.num_ended > ended + StreamingClients.CLIENTS,
+            "completions after the change",
+        )
         service.write(set_chunk(256))
         service.apply()
 
     assert "splitFuse.splitChunkTokens" in said
     assert "live" in said
-    assert set(load.token_counts()) == {Load.MAX_TOKENS}
+    assert set(load.token_counts()) == {StreamingClients.MAX_TOKENS}
     assert service.replica_pids() == before
 
 
@@ -184,7 +187,7 @@ def test_a_service_lives_detached_and_ends_with_stop(tandem: Tandem, checkpoint:
     finally:
         code, said = tandem.run("stop", "other")
 
-    assert (code, said) == (0, "other has ended.\n")
+    assert (code, said) == (0, "other stopped.\n")
     traces.assert_gone()
     assert tandem.record("other") is None
 

@@ -85,7 +85,7 @@ SCHEDULES: Final = {
 PLAIN: Final = ("static", "continuous", "chunked, 48 tokens", "splitfuse, 48 tokens")
 
 
-def one_ahead(schedule: ScheduleConfig) -> ScheduleConfig:
+def with_async_scheduling(schedule: ScheduleConfig) -> ScheduleConfig:
     return schedule.model_copy(update={"async_scheduling_enable": True})
 
 
@@ -168,7 +168,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """Result of a run."""
 
     tokens: dict[str, Tokens]
     """By sequence."""
@@ -225,8 +225,8 @@ class Bench:
                     token.logprob.logprob for token in advance.tokens if token.logprob is not None
                 ]
             if not progress.step.sequence_ids:
-                self._clock.now = max(self._clock.now + 1e-3, self._next_look(is_last))
-            assert num_steps < 20_000, "nobody moves on"
+                self._clock.now = max(self._clock.now + 1e-3, self._next_wake_up(is_last))
+            assert num_steps < 20_000, "no request advances"
         self.engine.close()
         return Outcome(
             tokens=tokens,
@@ -237,7 +237,7 @@ class Bench:
         )
 
     def _add(self, coming: Iterator[Request], count: int | None) -> bool:
-        """Add so many, None for all; tell whether nobody is left."""
+        """Add so many, None for all; True when none is left."""
         while count is None or count > 0:
             one = next(coming, None)
             if one is None:
@@ -246,9 +246,9 @@ class Bench:
             count = None if count is None else count - 1
         return False
 
-    def _next_look(self, is_last: bool) -> float:
+    def _next_wake_up(self, is_last: bool) -> float:
         wake_at = self.engine.wake_at
-        assert wake_at < float("inf") or not is_last, "nobody would ever look again"
+        assert wake_at < float("inf") or not is_last, "the engine would never wake again"
         return wake_at if is_last else 0.0
 
 
@@ -257,7 +257,7 @@ def run(schedule: ScheduleConfig, requests: Sequence[Request], **settings: Any) 
 
 
 def alone(requests: Sequence[Request]) -> Outcome:
-    """What requests say one after the other, without a prefix cache."""
+    """Answers of requests one after the other, without a prefix cache."""
     bench = Bench(standard("continuous", enable_prefix_cache=False))
     outcomes = [bench.run([one]) for one in requests]
     return replace(
@@ -281,7 +281,7 @@ def choices_of(seed: int) -> list[Request]:
 
 @cache
 def choices_said() -> Outcome:
-    """What separate requests say that have the seeds of those choices."""
+    """Answers of separate requests that have the seeds of those choices."""
     separate = [
         replace(
             one,
@@ -298,7 +298,7 @@ def choices_said() -> Outcome:
 
 @cache
 def truth() -> Outcome:
-    """What each request of the crowd says alone."""
+    """Answers of the crowd's requests, each alone."""
     return alone(crowd())
 
 

@@ -9,7 +9,7 @@ import pytest
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.build import build_engine
-from tandem_engine.front.front import ThreadedFront
+from tandem_engine.front.async_engine import AsyncEngine
 from tests.tiny import (
     LEAST_ACCURACY,
     MAX_ANSWER_TOKENS,
@@ -28,7 +28,7 @@ MIX = ScheduleConfig(
 )
 
 
-async def answer(front: ThreadedFront, name: str, messages: list[dict[str, Any]]) -> str:
+async def answer(front: AsyncEngine, name: str, messages: list[dict[str, Any]]) -> str:
     prompt = front.codec.encode_chat(messages)
     greedy = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0.0)
     return "".join([output.text async for output in front.submit(name, prompt, greedy)])

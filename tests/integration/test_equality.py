@@ -29,10 +29,10 @@ from tests.integration.bench import (
     crowd,
     lost_blocks,
     mixed,
-    one_ahead,
     request,
     run,
     truth,
+    with_async_scheduling,
     without_cache,
 )
 from tests.tiny import TINY, held_out
@@ -223,7 +223,7 @@ def test_tenants_with_different_salts_share_nothing() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_one_step_ahead_every_strategy_gives_the_same_tokens(name: str) -> None:
-    outcome = run(one_ahead(SCHEDULES[name]), crowd())
+    outcome = run(with_async_scheduling(SCHEDULES[name]), crowd())
 
     assert_same(outcome, truth())
     assert all_free(outcome.stats)
@@ -231,7 +231,7 @@ def test_one_step_ahead_every_strategy_gives_the_same_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_one_step_ahead_with_few_blocks_and_arrivals_one_by_one(name: str) -> None:
-    bench = Bench(one_ahead(SCHEDULES[name]), num_blocks=SCARCE)
+    bench = Bench(with_async_scheduling(SCHEDULES[name]), num_blocks=SCARCE)
     outcome = bench.run(crowd(), apart=2)
 
     assert_same(outcome, truth())
@@ -245,7 +245,7 @@ def test_one_step_ahead_answers_end_where_they_would() -> None:
         for one in crowd()
     ]
     expected = run(SCHEDULES["continuous"], asked)
-    outcome = run(one_ahead(SCHEDULES["continuous"]), asked)
+    outcome = run(with_async_scheduling(SCHEDULES["continuous"]), asked)
 
     assert_same(outcome, expected)
     assert any(len(tokens) < NUM_OUTPUT for tokens in outcome.tokens.values())
@@ -254,6 +254,6 @@ def test_one_step_ahead_answers_end_where_they_would() -> None:
 
 
 def test_one_step_ahead_choices_are_the_same() -> None:
-    outcome = run(one_ahead(SCHEDULES["splitfuse, 48 tokens"]), choices_of(41))
+    outcome = run(with_async_scheduling(SCHEDULES["splitfuse, 48 tokens"]), choices_of(41))
 
     assert_same(outcome, choices_said())

@@ -15,7 +15,7 @@ from tandem_engine.api.output import Output
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.build import build_engine
-from tandem_engine.front.front import ThreadedFront
+from tandem_engine.front.async_engine import AsyncEngine
 from tests.integration.bench import (
     END,
     HOST_BLOCKS,
@@ -30,8 +30,8 @@ from tests.integration.bench import (
     crowd,
     lost_blocks,
     mixed,
-    one_ahead,
     truth,
+    with_async_scheduling,
 )
 from tests.integration.test_beams import END_OF_TEXT, reference, up_to_end
 from tests.tiny import TINY
@@ -53,7 +53,7 @@ Said = list[Tokens]
 
 
 @asynccontextmanager
-async def front_of(schedule: ScheduleConfig, **settings: Any) -> AsyncIterator[ThreadedFront]:
+async def front_of(schedule: ScheduleConfig, **settings: Any) -> AsyncIterator[AsyncEngine]:
     values = {"num_kv_blocks": ROOMY, "max_seq_len": MAX_SEQ_LEN, "num_threads": 1, **settings}
     config = EngineConfig(model_path=str(TINY), dtype="float32", schedule=schedule, **values)
     front = build_engine(config, report=lambda line: None)
@@ -64,7 +64,7 @@ async def front_of(schedule: ScheduleConfig, **settings: Any) -> AsyncIterator[T
 
 
 async def answers(
-    front: ThreadedFront, name: str, prompt: Tokens, sampling: SamplingParams
+    front: AsyncEngine, name: str, prompt: Tokens, sampling: SamplingParams
 ) -> tuple[Said, int]:
     """The tokens of each choice, and how many outputs they came in."""
     outputs = [output async for output in front.submit(name, prompt, sampling)]
@@ -75,7 +75,7 @@ def tokens(outputs: list[Output], index: int) -> Tokens:
     return tuple(token for output in outputs if output.index == index for token in output.token_ids)
 
 
-async def others(front: ThreadedFront) -> dict[str, Tokens]:
+async def others(front: AsyncEngine) -> dict[str, Tokens]:
     """The crowd of test_equality, all at once."""
 
     async def one(name: str, prompt: Tokens, sampling: SamplingParams) -> tuple[str, Tokens]:
@@ -139,7 +139,7 @@ def sampling_of(search: dict[str, Any]) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_OUTPUT, use_beam_search=True, **search)
 
 
-async def beams(front: ThreadedFront) -> dict[str, Said]:
+async def beams(front: AsyncEngine) -> dict[str, Said]:
     """Every search of every prompt, all at once."""
 
     async def search(name: str, prompt: Tokens, settings: dict[str, Any]) -> tuple[str, Said]:
@@ -236,7 +236,7 @@ async def test_one_step_ahead_through_the_front_the_tokens_are_the_same_and_all_
 ):
     schedule = SCHEDULES["splitfuse, 48 tokens"]
     asked = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
-    async with front_of(one_ahead(schedule)) as front:
+    async with front_of(with_async_scheduling(schedule)) as front:
         whole = [one async for one in front.submit("whole", conversation(14), asked)]
         text = "".join(one.text for one in whole)
         stops = replace(asked, stop=(text[3:5],))
@@ -256,7 +256,7 @@ async def test_one_step_ahead_through_the_front_the_tokens_are_the_same_and_all_
     assert stats.num_free_kv_blocks == stats.num_kv_blocks
 
 
-async def _text(front: ThreadedFront, sampling: SamplingParams) -> str:
+async def _text(front: AsyncEngine, sampling: SamplingParams) -> str:
     outputs = [one async for one in front.submit("stops", conversation(14), sampling)]
     assert outputs[-1].finish_reason == "stop"
     return "".join(one.text for one in outputs)

@@ -25,8 +25,8 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.build import build_engine
 from tandem_engine.engine import Clock
+from tandem_engine.front.async_engine import AsyncEngine
 from tandem_engine.front.choice import Choice
-from tandem_engine.front.front import ThreadedFront
 
 PROMPT = tuple(range(65, 90))
 MIX = ScheduleConfig(
@@ -42,7 +42,7 @@ def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
 
 
 @asynccontextmanager
-async def front_of(checkpoint: Path, **settings: Any) -> AsyncIterator[ThreadedFront]:
+async def front_of(checkpoint: Path, **settings: Any) -> AsyncIterator[AsyncEngine]:
     values = {"schedule": MIX, "num_kv_blocks": 256, "max_seq_len": 512, **settings}
     config = EngineConfig(model_path=str(checkpoint), dtype="float32", **values)
     front = build_engine(config, report=lambda line: None)
@@ -56,7 +56,7 @@ def params(**values: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 16, "ignore_eos": True, "seed": 1, **values})
 
 
-async def read(front: ThreadedFront, sampling: SamplingParams, name: str = "r") -> list[Output]:
+async def read(front: AsyncEngine, sampling: SamplingParams, name: str = "r") -> list[Output]:
     return [output async for output in front.submit(name, PROMPT, sampling)]
 
 
@@ -75,13 +75,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def counter(front: ThreadedFront, name: str) -> float:
+def counter(front: AsyncEngine, name: str) -> float:
     found = re.search(rf"^tandem_{name}_total{{.*}} (\S+)$", front.metrics().decode(), re.MULTILINE)
     assert found is not None
     return float(found[1])
 
 
-def all_free(front: ThreadedFront) -> bool:
+def all_free(front: AsyncEngine) -> bool:
     stats = front.stats()
     idle = stats.num_running == stats.num_waiting == 0
     return idle and stats.num_free_kv_blocks == stats.num_kv_blocks
@@ -136,7 +136,7 @@ async def test_an_abort_takes_effect_before_the_next_step(
         assert steps_after == []
 
 
-async def test_aborts_at_random_moments_leave_no_block_and_disturb_nobody(
+async def test_aborts_at_random_moments_leave_no_block_and_disturb_no_request(
     checkpoint: Path,
 ) -> None:
     async with front_of(checkpoint, num_kv_blocks=48) as front:
@@ -202,7 +202,7 @@ async def test_best_of_returns_the_likeliest_choices(checkpoint: Path) -> None:
 
         order = sorted(range(6), key=mean, reverse=True)
         assert [tokens(best, index) for index in range(2)] == [tokens(every, i) for i in order[:2]]
-        assert all(not output.logprobs for output in best), "nobody asked for them"
+        assert all(not output.logprobs for output in best), "the request did not ask for them"
 
 
 async def test_a_stop_string_ends_the_text_before_it(checkpoint: Path) -> None:
@@ -279,7 +279,7 @@ async def test_a_step_that_raises_fails_its_requests_with_the_cause(
         await until(lambda: all_free(front))
 
 
-async def test_a_temperature_of_almost_nothing_disturbs_nobody(checkpoint: Path) -> None:
+async def test_a_temperature_of_almost_nothing_disturbs_no_other(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
         quiet = tokens(await read(front, params()))
         greedy = tokens(await read(front, params(temperature=0.0)))

@@ -11,7 +11,7 @@ import pytest
 from tandem_engine.api.errors import EngineStopped, RequestFailed
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
-from tandem_engine.front.front import ThreadedFront
+from tandem_engine.front.async_engine import AsyncEngine
 from tandem_engine.scheduler.queues import Queues
 from tests.integration.test_front import (
     MIX,
@@ -48,8 +48,8 @@ def is_odd(given: Any) -> bool:
     return (given.request_id if isinstance(given, Request) else given).startswith("odd")
 
 
-async def beside(front: ThreadedFront) -> tuple[list[int], "asyncio.Task[list[int]]"]:
-    """What a request says alone, and the same one again, begun and still running."""
+async def beside(front: AsyncEngine) -> tuple[list[int], "asyncio.Task[list[int]]"]:
+    """The answer of a request alone, and the same one again, begun and still running."""
     alone = tokens(await read(front, LONG))
     stream = front.submit("near", PROMPT, LONG)
     first = await anext(aiter(stream))
@@ -78,7 +78,7 @@ async def test_a_request_that_cannot_be_added_fails_alone(
         await until(lambda: all_free(front))
 
 
-async def test_an_abort_that_fails_harms_nobody(
+async def test_an_abort_that_fails_harms_no_other(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -90,7 +90,7 @@ async def test_an_abort_that_fails_harms_nobody(
         stream.abort()
 
         assert await near == alone
-        # One choice was not given up: it runs to its end, and nobody reads it.
+        # One choice was not given up: it runs to its end, without a reader.
         await until(lambda: all_free(front))
         front.check_health()
 
@@ -138,7 +138,7 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
             front.check_health()
 
 
-async def test_whoever_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:
+async def test_a_caller_that_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
         loop = front._loop
         loop.stop()

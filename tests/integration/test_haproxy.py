@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tandem_serve import haproxy as wrapper
 from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.pod import haproxy as wrapper
 from tests.e2e.harness import free_port, wait_for
 
 FRONTEND = """\
@@ -159,7 +159,7 @@ def ray_s_haproxy(
     file = ray_s_configuration(folder, port=port, server=server)
     program = str(Path(sys.prefix, "bin/tandem-haproxy"))
     if faster:
-        program, text = wrapper.real_haproxy(), wrapper._mended_file(file)
+        program, text = wrapper.real_haproxy(), wrapper._patched_file(file)
         for usual, other in faster.items():
             assert usual in text
             text = text.replace(usual, other)
@@ -207,7 +207,7 @@ def test_without_a_replica_the_proxy_s_answer_is_a_503_in_openai_s_form(
     assert answer.headers["retry-after"] == "1"
     assert answer.json() == {
         "error": {
-            "message": "No replica can take the request now; try again in a moment.",
+            "message": "No replica is available; try again in a moment.",
             "type": "server_error",
             "param": None,
             "code": "no_replica",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem_serve.api.document import AppArgs, Exposure, LiveSettings
+from tandem_serve.api.document import AppArgs, LiveSettings, ServeOptions
 from tandem_serve.api.manifest import parse_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ def test_the_model_of_the_readme_starts_from_its_manifest_as_it_stands(checkpoin
     manifest = manifest_of_the_readme()
     assert "Qwen3-0.6B" in manifest
     service = parse_manifest(manifest, folder=ROOT)
-    args, live = AppArgs.of(service, Exposure()), LiveSettings.of(service)
+    args, live = AppArgs.of(service, ServeOptions()), LiveSettings.of(service)
     config = args.engine.engine_config(live).model_copy(update={"model_path": str(checkpoint)})
     assert config.memory_bytes == 4 * GIB
 

@@ -33,7 +33,7 @@ def test_no_package_marker_stands_where_it_would_shadow() -> None:
         "tandem_engine.engine",
         "tandem_serve.api.document",
         "tandem_serve.api.manifest",
-        "tandem_serve.admit",
+        "tandem_serve.http.admission.policy",
         "tandem_serve.cli",
     ],
 )

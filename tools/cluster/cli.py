@@ -14,10 +14,10 @@ from rich.table import Table
 from tandem_serve.commands.common import (
     EXIT_FAILED,
     Progress,
-    ended_by_signals,
     err,
+    exit_on_signals,
     out,
-    say_error,
+    print_error,
 )
 from tools.cluster import kuberay as kuberay_parts
 from tools.cluster import registry
@@ -70,7 +70,7 @@ def up(
     verbose: Verbose = False,
 ) -> None:
     """Start a cluster, and say how to reach it; the first time builds its parts."""
-    with _errors_in_words(), ended_by_signals():
+    with _errors_in_words(), exit_on_signals():
         found = Cluster.find(name)
         if found:
             out.print(f"Cluster {name} is up already.")
@@ -129,7 +129,7 @@ def status() -> None:
 @app.command(epilog="[bold]Examples[/bold]\n\npython -m tools.cluster build")
 def build(*, yes: Yes = False) -> None:
     """Build, download and pack all that a cluster needs, and start none."""
-    with _errors_in_words(), ended_by_signals(), Progress(verbose=False) as progress:
+    with _errors_in_words(), exit_on_signals(), Progress(verbose=False) as progress:
         prepare(progress, agree if yes else _ask)
     out.print("All parts are there; start a cluster with: python -m tools.cluster up")
 
@@ -154,7 +154,7 @@ def execute(
 @app.command(epilog="[bold]Examples[/bold]\n\npython -m tools.cluster kuberay")
 def kuberay(*, name: Name = DEFAULT_NAME) -> None:
     """Install KubeRay into a cluster and wait until it is available."""
-    with _errors_in_words(), ended_by_signals(), Progress(verbose=False) as progress:
+    with _errors_in_words(), exit_on_signals(), Progress(verbose=False) as progress:
         kuberay_parts.install(_find(name), progress)
 
 
@@ -164,7 +164,7 @@ def _errors_in_words() -> Iterator[None]:
         require_system()
         yield
     except ClusterError as error:
-        say_error(str(error))
+        print_error(str(error))
         raise typer.Exit(EXIT_FAILED) from None
 
 

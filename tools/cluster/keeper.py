@@ -16,7 +16,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -25,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from tandem_serve.processes import read_process
+from tandem_serve.processes import read_process, signal_socket
 from tools.cluster import cgroups, kernel, machine, remains, rootfs
 from tools.cluster.addresses import Slice
 from tools.cluster.cgroups import Hierarchy
@@ -67,7 +66,7 @@ class Keeper:
         self._files = Files(Path(order.folder))
         self._network = Network(Path(order.packages))
         self._record = Record(name=order.name, keeper=identity(os.getpid()))
-        self._signals = _signal_socket()
+        self._signals = signal_socket((*_END_SIGNALS, signal.SIGCHLD))
         self._is_detached = False
 
     def run(self) -> int:
@@ -160,17 +159,6 @@ def identity(pid: int) -> Identity:
     if process is None:
         raise ClusterError(f"there is no process {pid}")
     return Identity(pid=pid, started=process.started)
-
-
-def _signal_socket() -> socket.socket:
-    """A socket from which the number of every signal that arrives can be read."""
-    reader, writer = socket.socketpair()
-    for end in (reader, writer):
-        end.settimeout(0)
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    for number in (*_END_SIGNALS, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
-    return reader
 
 
 def _open_process(pid: int) -> int:

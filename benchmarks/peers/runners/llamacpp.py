@@ -15,24 +15,24 @@ _PHYSICAL_BATCH: Final = 512
 class LlamaCppEngine:
     """A model and one context that all rows share."""
 
-    def __init__(self, asked: Load) -> None:
+    def __init__(self, load: Load) -> None:
         import llama_cpp  # type: ignore[import-not-found]  # noqa: PLC0415  # not in .venv
 
         self._lib = llama_cpp
         llama_cpp.llama_backend_init()
         model = llama_cpp.llama_model_load_from_file(
-            asked.model.encode(), llama_cpp.llama_model_default_params()
+            load.model.encode(), llama_cpp.llama_model_default_params()
         )
         if not model:
-            raise RuntimeError(f"llama.cpp cannot load {asked.model}; its log says why.")
+            raise RuntimeError(f"llama.cpp cannot load {load.model}; see its log.")
         self._model = model
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = asked.num_tokens + 256
+        settings.n_ctx = load.num_tokens + 256
         settings.n_batch = _BATCH
         settings.n_ubatch = _PHYSICAL_BATCH
-        settings.n_threads = settings.n_threads_batch = asked.num_threads
-        settings.n_seq_max = asked.num_sequences
+        settings.n_threads = settings.n_threads_batch = load.num_threads
+        settings.n_seq_max = load.num_sequences
         settings.kv_unified = True
         self._context = llama_cpp.llama_init_from_model(model, settings)
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
@@ -43,17 +43,17 @@ class LlamaCppEngine:
         self.settings: dict[str, Any] = {
             "n_batch": _BATCH,
             "n_ubatch": _PHYSICAL_BATCH,
-            "n_threads": asked.num_threads,
+            "n_threads": load.num_threads,
             "kv": "f16, unified",
         }
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
         """See `protocol.Engine`."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)  # noqa: FBT003  # C
         times_s: list[list[float]] = [[] for _ in prompts]
-        self._sampler = self._drawing if is_drawn else None
+        self._sampler = self._drawing if is_sampled else None
         last = self._prefill(prompts, times_s)
         for done in range(1, num_output):
             rows = [
@@ -96,7 +96,7 @@ class LlamaCppEngine:
             batch.logits[place] = is_last
         status = self._lib.llama_decode(self._context, batch)
         if status:
-            raise RuntimeError(f"llama_decode answered {status}; its log says why.")
+            raise RuntimeError(f"llama_decode answered {status}; see its log.")
         chosen = []
         for place, (_, _, number, is_last) in enumerate(rows):
             if is_last:
@@ -112,7 +112,7 @@ class LlamaCppEngine:
         return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
     def _make_sampler(self) -> Any:
-        """What draws tokens: llama.cpp's own chain."""
+        """Make llama.cpp's own sampler chain."""
         lib = self._lib
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         for part in (

@@ -14,7 +14,7 @@ _BUDGET: Final = 256
 class OpenVinoEngine:
     """A ContinuousBatchingPipeline, stepped by hand."""
 
-    def __init__(self, asked: Load) -> None:
+    def __init__(self, load: Load) -> None:
         import openvino as ov  # type: ignore[import-not-found]  # noqa: PLC0415  # not in .venv
         import openvino_genai as genai  # type: ignore[import-not-found]  # noqa: PLC0415  # as above
 
@@ -23,16 +23,16 @@ class OpenVinoEngine:
         scheduler.max_num_batched_tokens = _BUDGET
         scheduler.enable_prefix_caching = False
         # A whole number of GiB is what it takes; only what is used is ever touched.
-        scheduler.cache_size = -(-asked.kv_bytes // _GIB) + 1
-        scheduler.max_num_seqs = max(asked.num_sequences, 2)
+        scheduler.cache_size = -(-load.kv_bytes // _GIB) + 1
+        scheduler.max_num_seqs = max(load.num_sequences, 2)
         properties = {
-            "INFERENCE_NUM_THREADS": asked.num_threads,
-            "ENABLE_CPU_PINNING": asked.pin,
+            "INFERENCE_NUM_THREADS": load.num_threads,
+            "ENABLE_CPU_PINNING": load.pin,
             "INFERENCE_PRECISION_HINT": "bf16",
             "KV_CACHE_PRECISION": "bf16",
         }
         self._ov, self._genai = ov, genai
-        self._pipeline = genai.ContinuousBatchingPipeline(asked.model, scheduler, "CPU", properties)
+        self._pipeline = genai.ContinuousBatchingPipeline(load.model, scheduler, "CPU", properties)
         self._num_requests = 0
         self.version = version("openvino-genai")
         self.settings: dict[str, Any] = {
@@ -42,7 +42,7 @@ class OpenVinoEngine:
         }
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
         """See `protocol.Engine`."""
         import numpy as np  # noqa: PLC0415  # it comes with openvino
@@ -50,8 +50,8 @@ class OpenVinoEngine:
         config = self._genai.GenerationConfig()
         config.max_new_tokens = num_output
         config.ignore_eos = True
-        config.do_sample = is_drawn
-        if is_drawn:
+        config.do_sample = is_sampled
+        if is_sampled:
             config.temperature, config.top_p = TEMPERATURE, TOP_P
         handles = []
         for prompt in prompts:

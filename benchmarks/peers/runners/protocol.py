@@ -1,7 +1,7 @@
-"""What a benchmark and a runner say to each other: one JSON object a line, on stdin and stdout.
+"""Messages between a benchmark and a runner: one JSON object a line, on stdin and stdout.
 
-The benchmark asks (`Load` once, then `Row` as often as it likes, or `MeasureRoof`), the runner
-answers each with one line: `Loaded`, `Times`, `Roof`, or `Failed` with a sentence. The end of
+The benchmark asks (`Load` once, then any number of `Row`, or `MeasureRoofline`), the runner answers
+each with one line: `Loaded`, `Times`, `RooflineRates`, or `Failed` with a sentence. The end of
 stdin ends the runner. Only the standard library is used: the peers' interpreters run this too.
 """
 
@@ -15,20 +15,20 @@ from typing import Any, Final, Protocol, TextIO
 
 TEMPERATURE: Final = 1.0
 TOP_P: Final = 0.95
-"""Of rows that are drawn: what clients of OpenAI's interface send most."""
+"""Settings of sampled rows: the most usual ones of OpenAI's clients."""
 
 
 class ProtocolError(Exception):
-    """A line is no message; the text says what it was."""
+    """A line is not a message; the text quotes it."""
 
 
 class Unsupported(Exception):
-    """This engine cannot do what was asked; the text is one sentence for the user."""
+    """This engine does not support the request; the text is one sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Make the engine ready; whatever it needs for its rows is set aside here."""
+    """Make the engine ready, and reserve all that its rows need."""
 
     model: str
     """Folder or file in the engine's own format."""
@@ -53,12 +53,12 @@ class Row:
 
     prompts: list[list[int]]
     num_output: int
-    is_drawn: bool = False
-    """By chance, with TEMPERATURE and TOP_P; else greedily."""
+    is_sampled: bool = False
+    """True: sampled with TEMPERATURE and TOP_P; False: greedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureRoof:
+class MeasureRoofline:
     """Measure what the machine can do at best, with a model's products."""
 
     gemms: list[list[int]]
@@ -87,12 +87,12 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roof:
+class RooflineRates:
     """Bytes a second that can be read, and operations a second of products, by rows."""
 
     bandwidth: float
     bandwidth_by: str
-    """What read the memory."""
+    """The program that read the memory."""
     bf16: dict[str, float]
     w8a8: dict[str, float]
     """Empty where torch has no such product."""
@@ -100,20 +100,20 @@ class Roof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """What was asked could not be done."""
+    """A request that could not be carried out."""
 
     error: str
 
 
-Message = Load | Row | MeasureRoof | Loaded | Times | Roof | Failed
+Message = Load | Row | MeasureRoofline | Loaded | Times | RooflineRates | Failed
 
 _KINDS: Final[dict[str, Any]] = {
     "load": Load,
     "row": Row,
-    "measure_roof": MeasureRoof,
+    "measure_roofline": MeasureRoofline,
     "loaded": Loaded,
     "times": Times,
-    "roof": Roof,
+    "roof": RooflineRates,
     "failed": Failed,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
@@ -129,12 +129,12 @@ class Engine(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was set to, for the reader of the result."""
+        """Settings of the engine, for the reader of the result."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
-        """Carry a row out; the times (`clock`) of each sequence's tokens."""
+        """Run a row; return the times (`clock`) of each sequence's tokens."""
 
 
 def encode(message: Message) -> str:
@@ -152,7 +152,7 @@ def decode(line: str) -> Message:
         content = json.loads(line)
         kind = _KINDS[content.pop("kind")]
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise ProtocolError(f"'{line.strip()[:_SHOWN]}' is no message.") from None
+        raise ProtocolError(f"'{line.strip()[:_SHOWN]}' is not a message.") from None
     names = {field.name for field in fields(kind)}
     if names != content.keys():
         wrong = ", ".join(sorted(names ^ content.keys()))
@@ -167,7 +167,7 @@ def clock() -> float:
 
 
 def serve(load: Callable[[Load], Engine]) -> None:
-    """Answer what comes on stdin until it ends, with an engine that `load` makes.
+    """Answer messages from stdin until it ends, with an engine that `load` makes.
 
     Call it before the engine is imported: it pins the process to the cores that the first argument
     names (such as 0,1), and keeps stdout for answers; what libraries print goes to stderr.
@@ -181,9 +181,9 @@ def serve(load: Callable[[Load], Engine]) -> None:
                 engine = load(message)
                 return Loaded(version=engine.version, settings=engine.settings)
             case Row() if engine is not None:
-                return _carry_out(engine, message)
+                return _run_row(engine, message)
             case _:
-                raise ProtocolError(f"A {_NAMES[type(message)]} message came out of its turn.")
+                raise ProtocolError(f"A {_NAMES[type(message)]} message came out of order.")
 
     serve_with(answer)
 
@@ -208,9 +208,9 @@ def _answered(answer: Callable[[Message], Message], line: str) -> Message:
         return Failed(error=f"{type(error).__name__}: {error}".splitlines()[0][:_SHOWN])
 
 
-def _carry_out(engine: Engine, row: Row) -> Times:
+def _run_row(engine: Engine, row: Row) -> Times:
     begin_s = clock()
-    times_s = engine.generate(row.prompts, row.num_output, is_drawn=row.is_drawn)
+    times_s = engine.generate(row.prompts, row.num_output, is_sampled=row.is_sampled)
     wrong = [len(times) for times in times_s if len(times) != row.num_output]
     if wrong or len(times_s) != len(row.prompts):
         raise ProtocolError(

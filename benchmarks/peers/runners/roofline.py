@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from benchmarks.peers.runners.protocol import (
-    MeasureRoof,
+    MeasureRoofline,
     Message,
     ProtocolError,
-    Roof,
+    RooflineRates,
     clock,
     serve_with,
 )
@@ -36,27 +36,28 @@ _ZERO_POINT: Final = 128
 _SCALE: Final = 0.02
 
 
-def measure(asked: Message) -> Roof:
-    """Answer a `MeasureRoof`.
+def measure(request: Message) -> RooflineRates:
+    """Answer a `MeasureRoofline`.
 
     Raises:
         ProtocolError: it is another message.
     """
-    if not isinstance(asked, MeasureRoof):
+    if not isinstance(request, MeasureRoofline):
         raise ProtocolError("The roofline's runner measures the roofline, and nothing else.")
-    torch.set_num_threads(asked.num_threads)
-    bandwidth, reader = read_bandwidth(asked.num_threads)
+    torch.set_num_threads(request.num_threads)
+    bandwidth, reader = read_bandwidth(request.num_threads)
     chance = torch.Generator().manual_seed(0)
     layer = [
-        torch.randn((outputs, inputs), generator=chance) * _SCALE for outputs, inputs in asked.gemms
+        torch.randn((outputs, inputs), generator=chance) * _SCALE
+        for outputs, inputs in request.gemms
     ]
-    layers = layer * asked.num_layers
-    with_w8a8 = "w8a8" in asked.types and _has_w8a8()
-    return Roof(
+    layers = layer * request.num_layers
+    with_w8a8 = "w8a8" in request.types and _has_w8a8()
+    return RooflineRates(
         bandwidth=bandwidth,
         bandwidth_by=reader,
-        bf16=_rates(layers, asked.sizes, _bf16_product),
-        w8a8=_rates(layers, asked.sizes, _w8a8_product) if with_w8a8 else {},
+        bf16=_rates(layers, request.sizes, _bf16_product),
+        w8a8=_rates(layers, request.sizes, _w8a8_product) if with_w8a8 else {},
     )
 
 

@@ -21,7 +21,7 @@ BLOCK: Final = 128
 class TandemEngine:
     """The engine with its step loop in a thread, and the event loop that reads it."""
 
-    def __init__(self, asked: Load) -> None:
+    def __init__(self, load: Load) -> None:
         # Imported here: the process is pinned by then, and its stdout is set aside.
         from tandem_engine.api.config import (  # noqa: PLC0415
             EngineConfig,
@@ -31,24 +31,24 @@ class TandemEngine:
         from tandem_engine.build import build_engine  # noqa: PLC0415
 
         extra: dict[str, Any] = {}
-        if asked.weights != "bf16":
+        if load.weights != "bf16":
             if "quantization" not in EngineConfig.model_fields:
                 raise Unsupported("This engine has no quantization: EngineConfig does not know it.")
-            extra["quantization"] = asked.weights
+            extra["quantization"] = load.weights
         self._loop = asyncio.new_event_loop()
         self._num_rows = 0
         # A block more a sequence than the tokens need: the last one is never full.
-        blocks = -(-asked.num_tokens // BLOCK) + asked.num_sequences
+        blocks = -(-load.num_tokens // BLOCK) + load.num_sequences
         config = EngineConfig(
-            model_path=asked.model,
+            model_path=load.model,
             dtype="bfloat16",
-            max_seq_len=asked.longest + 1,
+            max_seq_len=load.longest + 1,
             num_kv_blocks=blocks,
-            num_threads=asked.num_threads,
+            num_threads=load.num_threads,
             schedule=ScheduleConfig(
                 template_type="Mix",
                 cache_block_size=BLOCK,
-                max_batch_size=max(asked.num_sequences, 2),
+                max_batch_size=max(load.num_sequences, 2),
                 enable_prefix_cache=False,
                 split_fuse=SplitFuseConfig(split_chunk_tokens=CHUNK, split_start_batch_size=0),
             ),
@@ -64,20 +64,20 @@ class TandemEngine:
         }
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
         """See `protocol.Engine`."""
-        return self._loop.run_until_complete(self._all(prompts, num_output, is_drawn=is_drawn))
+        return self._loop.run_until_complete(self._all(prompts, num_output, is_sampled=is_sampled))
 
     async def _all(
-        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
         from tandem_engine.api.request import SamplingParams  # noqa: PLC0415
 
         sampling = SamplingParams(
             max_tokens=num_output,
-            temperature=TEMPERATURE if is_drawn else 0.0,
-            top_p=TOP_P if is_drawn else 1.0,
+            temperature=TEMPERATURE if is_sampled else 0.0,
+            top_p=TOP_P if is_sampled else 1.0,
             seed=self._num_rows,
             ignore_eos=True,
         )

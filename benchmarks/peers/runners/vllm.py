@@ -13,14 +13,14 @@ _GIB: Final = 2**30
 class VllmEngine:
     """vLLM's offline engine."""
 
-    def __init__(self, asked: Load) -> None:
-        if asked.weights != "bf16":
+    def __init__(self, load: Load) -> None:
+        if load.weights != "bf16":
             raise Unsupported("vLLM quantises no checkpoint of bf16 at load on a CPU.")
         # Bound, as is its own default, whether or not others are (`Load.pin`).
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         # vLLM reads its environment when it is imported.
         os.environ |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(-(-asked.kv_bytes // _GIB) + 1),
+            "VLLM_CPU_KVCACHE_SPACE": str(-(-load.kv_bytes // _GIB) + 1),
             "VLLM_CPU_OMP_THREADS_BIND": cores,
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
@@ -28,10 +28,10 @@ class VllmEngine:
         from vllm import LLM  # type: ignore[import-not-found]  # noqa: PLC0415  # not in .venv
 
         self._llm = LLM(
-            asked.model,
+            load.model,
             dtype="bfloat16",
-            max_model_len=asked.longest + 1,
-            max_num_seqs=max(asked.num_sequences, 2),
+            max_model_len=load.longest + 1,
+            max_num_seqs=max(load.num_sequences, 2),
             enable_prefix_caching=False,
             disable_log_stats=True,
             skip_tokenizer_init=True,
@@ -40,12 +40,12 @@ class VllmEngine:
         self.version = version(_package())
         self.settings: dict[str, Any] = {
             "VLLM_CPU_OMP_THREADS_BIND": cores,
-            "max_num_seqs": max(asked.num_sequences, 2),
+            "max_num_seqs": max(load.num_sequences, 2),
             "torch.compile": "vLLM's default",
         }
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_drawn: bool
+        self, prompts: Sequence[Sequence[int]], num_output: int, *, is_sampled: bool
     ) -> list[list[float]]:
         """See `protocol.Engine`."""
         from vllm import SamplingParams  # noqa: PLC0415
@@ -54,8 +54,8 @@ class VllmEngine:
         )
 
         sampling = SamplingParams(
-            temperature=TEMPERATURE if is_drawn else 0,
-            top_p=TOP_P if is_drawn else 1,
+            temperature=TEMPERATURE if is_sampled else 0,
+            top_p=TOP_P if is_sampled else 1,
             max_tokens=num_output,
             ignore_eos=True,
             detokenize=False,

@@ -1,1 +1,1 @@
-"""The asynchronous front: a thread that steps the engine, streams that asyncio code reads."""
+"""The asynchronous engine: a thread that steps it, streams that asyncio code reads."""

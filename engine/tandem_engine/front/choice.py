@@ -16,9 +16,9 @@ class Choice:
     """Turns the tokens of one sequence into outputs for its stream.
 
     Args:
-        request: What it is a sequence of.
-        index: Which choice of the request it is; its sequence has the same place.
-        stream: Where its outputs go.
+        request: The request of the sequence.
+        index: Number of the choice in its request, and of its sequence.
+        stream: Takes the outputs.
         text: Decodes its tokens.
         stops: Finds the request's stop strings in its text.
     """
@@ -43,12 +43,12 @@ class Choice:
         self._stops = stops
         self._num_tokens = 0
         self._min_tokens = sampling.min_tokens
-        # Beams are compared by log-probabilities, which nobody may have asked for.
+        # Beams are compared by log-probabilities, which the request may not have asked for.
         self._shows_logprobs = sampling.logprobs is not None
         self._is_simple = not sampling.stop and not self._shows_logprobs
 
     def output(self, advance: Advance) -> Output:
-        """What more tokens mean to the reader; a stop string may end the choice at any of them."""
+        """Turn new tokens into an output; a stop string may end the choice at any of them."""
         if advance.finish_reason is None and self._is_simple and len(advance.tokens) == 1:
             token_id = advance.tokens[0].token_id
             return Output(index=self.index, text=self._text.push(token_id), token_ids=(token_id,))
@@ -82,7 +82,7 @@ class Choice:
         return text + more + ("" if met else self._stops.flush()), met
 
     def _find(self, piece: str) -> tuple[str, bool]:
-        """What may be shown after a piece of text, and whether a stop string was met."""
+        """Return the text that may be shown after a piece, and whether a stop string was met."""
         # As in vLLM: one that ends within the first min_tokens tokens is text like any other.
         return self._stops.push(piece, may_end=self._num_tokens > self._min_tokens)
 

@@ -20,7 +20,7 @@ from tandem_engine.api.step import Advance
 from tandem_engine.api.steps import StepExplanation
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.front.choice import Choice
-from tandem_engine.front.garbage import collect_seldom
+from tandem_engine.front.gc_threshold import raise_gc_threshold
 from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.front.pacer import Pacer
 from tandem_engine.front.stream import RequestStream
@@ -33,11 +33,11 @@ Delivery = tuple[RequestStream, Output | Exception]
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """What is to be done between two steps, for one caller."""
+    """Work between two steps, for one caller."""
 
     work: Callable[[], None]
     tell: Callable[[Exception], None]
-    """Let the caller, and nobody else, know why it was not done."""
+    """Tell that caller alone why the work failed."""
 
 
 class EngineLoop:
@@ -47,8 +47,8 @@ class EngineLoop:
     call, since waking an event loop costs more than reading a token.
 
     Args:
-        engine: What it steps.
-        metrics: What it tells about the steps.
+        engine: The engine to step.
+        metrics: Takes the figures of the steps.
         schedule: The settings that the engine was made with.
     """
 
@@ -69,16 +69,16 @@ class EngineLoop:
 
     def start(self) -> None:
         """Start the thread."""
-        collect_seldom()
+        raise_gc_threshold()
         self._metrics.state(self.stats)
         self._thread.start()
 
     def attach(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Say where the streams are read."""
+        """Set the event loop that reads the streams."""
         self._event_loop = event_loop
 
     def can_ever_hold(self, request: Request) -> bool:
-        """Whether the KV blocks suffice for a request, were it alone; from any thread."""
+        """True when the KV blocks suffice for a request that runs alone; from any thread."""
         return self._engine.can_ever_hold(request)
 
     def begin(self, request: Request, choices: Sequence[Choice]) -> None:
@@ -98,7 +98,7 @@ class EngineLoop:
 
     def abort(self, sequence_ids: Sequence[str]) -> None:
         """Free what these sequences hold, before the next step; from any thread."""
-        # Whoever left is not told anything any more.
+        # A caller that has left gets no answer.
         self._commands.put(_Command(partial(self._abort, sequence_ids), lambda _error: None))
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> "Future[None]":
@@ -123,7 +123,7 @@ class EngineLoop:
         return changed
 
     def steps(self, since: int, limit: int, *, with_decodes: bool) -> list[StepExplanation]:
-        """What the last steps did and why; from any thread."""
+        """Explain the last steps; from any thread."""
         epoch_s = time.time() - time.perf_counter()
         records = self._engine.records.since(since, limit)
         return explain(records, epoch_s=epoch_s, with_decodes=with_decodes)
@@ -146,7 +146,7 @@ class EngineLoop:
             self._end(EngineStopped(f"The engine died: {type(error).__name__}: {error}."))
 
     def _take_commands(self) -> bool:
-        """Carry out what has come in; wait when there is nothing to do. False: stop."""
+        """Carry out the commands that have come; wait when there is nothing to do. False: stop."""
         while True:
             wait_s = self._idle_s()
             if wait_s:
@@ -162,15 +162,14 @@ class EngineLoop:
                 continue
             if command is None:
                 return False
-            # Whatever it is, it may be what a forming batch has waited for.
+            # A forming batch may have waited for this command.
             self._sleeps_until = -inf
             self._carry_out(command)
 
     def _carry_out(self, command: _Command) -> None:
         """Do what one caller asks for; if it fails, the others go on.
 
-        Unless it has left behind what nobody can go on with: that ends the thread, and all learn
-        of it.
+        If the engine's state is broken afterwards, the thread ends, and every caller learns of it.
         """
         try:
             command.work()
@@ -180,7 +179,7 @@ class EngineLoop:
             self._engine.check_integrity()
 
     def _idle_s(self) -> float:
-        """Seconds in which there is nothing to do, unless a command comes; inf: for ever."""
+        """Seconds without work, unless a command comes; inf: for ever."""
         until = self._sleeps_until if self._engine.has_work else inf
         until = min(until, self._pacer.next_due())
         return inf if until == inf else max(0.0, until - time.perf_counter())
@@ -268,7 +267,7 @@ class EngineLoop:
     def _output(
         self, choice: Choice, advance: Advance, now: float, gaps: list[float]
     ) -> Sequence[Delivery]:
-        """What goes out of one sequence's tokens; the gaps before them are added to `gaps`."""
+        """Return the deliveries of one sequence's tokens; add the gaps before them to `gaps`."""
         try:
             output = choice.output(advance)
         except Exception as error:  # noqa: BLE001 - one text that cannot be decoded, one request
@@ -319,7 +318,7 @@ class EngineLoop:
         return deliveries
 
     def _end_with(self, choice: Choice, error: Exception, now: float) -> list[Delivery]:
-        """End a choice with an error, behind all that it has said."""
+        """End a choice with an error, behind all of its outputs."""
         arrived = choice.timeline.arrived
         return self._pacer.push(
             choice.sequence_id, (choice.stream, error), None, arrived=arrived, now=now
@@ -336,7 +335,7 @@ class EngineLoop:
         self._deliver([*self._pacer.flush(), *ended])
         self._choices.clear()
         while not self._commands.empty():
-            # What came in before the end, and is not done any more.
+            # Commands that came in before the end are not carried out any more.
             command = self._commands.get()
             if command is not None:
                 command.tell(reason)
@@ -347,25 +346,24 @@ class EngineLoop:
             return
         try:
             self._event_loop.call_soon_threadsafe(_hand_over, deliveries)
-        except RuntimeError:  # the event loop has closed: nobody reads any more
+        except RuntimeError:  # the event loop has closed: its streams have no reader
             _LOG.debug("No event loop to deliver to")
 
 
 def _too_late(choice: Choice) -> DeadlineExceeded:
     request, timeline = choice.request, choice.timeline
     if timeline.scheduled is None:
-        state = "it was still waiting in the queue"
+        state = "it waited in the queue"
     else:
-        state = f"{timeline.num_tokens} tokens of its answer were there"
+        state = f"{timeline.num_tokens} tokens were generated"
     return DeadlineExceeded(
-        f"The request was not done within the {request.deadline - request.arrived:.3g} s that the "
-        f"engine had for it: {state}. Allow it more time, ask for fewer tokens, or send fewer "
-        "requests at once."
+        f"The request exceeded its deadline of {request.deadline - request.arrived:.3g} s in the "
+        f"engine: {state}. Allow more time, ask for fewer tokens, or send fewer requests at once."
     )
 
 
 def _hand_over(deliveries: Sequence[Delivery]) -> None:
-    """Runs on the event loop."""
+    """Feed the streams; runs on the event loop."""
     for stream, item in deliveries:
         if isinstance(item, Exception):
             stream.fail(item)

@@ -1,9 +1,9 @@
-"""What Prometheus learns of one engine. Names and buckets are MindIE's, with `tandem_` in front.
+"""Prometheus metrics of one engine. Names and buckets are MindIE's, with `tandem_` in front.
 
 TTFT, TPOT and queue time are per request, ITL per token; all begin when the engine takes the
 request, so they hold no network time.
 
-The engine's thread only counts; series are made of the counts when somebody asks for them.
+The engine's thread only counts; series are made of the counts at a scrape.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem_engine.api.output import EngineStats
-from tandem_engine.front.series import Histogram
+from tandem_engine.front.histogram import Histogram
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records import StepRecord
@@ -84,9 +84,9 @@ _COUNTERS: Final = MappingProxyType(
     {
         "request_received": "Requests taken.",
         "request_success": "Requests finished.",
-        "request_failed": "Requests that died while running.",
-        "request_aborted": "Requests that their client left.",
-        "request_expired": "Requests that were not done by their deadline.",
+        "request_failed": "Requests that failed while running.",
+        "request_aborted": "Requests aborted by their client.",
+        "request_expired": "Requests that exceeded their deadline.",
         "prompt_tokens": "Prompt tokens of finished prefills.",
         "generation_tokens": "Generated tokens.",
         "step_prediction_error_seconds": "Sum of |actual - predicted| over the predicted steps.",
@@ -220,7 +220,7 @@ class EngineMetrics(Collector):
             yield histogram.family(self._model)
         yield self._labelled(
             "request_wait_seconds",
-            "Request-seconds spent waiting, by what the first in line waited for.",
+            "Request-seconds spent waiting, by the reason of the first in line.",
             "reason",
             {reason.value: seconds for reason, seconds in self._waited_s.items()},
         )
@@ -245,13 +245,13 @@ class EngineMetrics(Collector):
         )
         yield self._counter(
             "prefix_cache_hit_tokens",
-            "Those of the tokens looked up that the prefix cache had.",
+            "Looked-up tokens found in the prefix cache.",
             stats.num_hit_tokens,
         )
         if stats.tpot_pace is not None:
             yield self._gauge(
                 "tpot_pace_ratio",
-                "Share of the promised TPOT that decode rows are paced by.",
+                "Share of the TPOT target that decode rows are paced by.",
                 stats.tpot_pace,
             )
 
@@ -270,7 +270,7 @@ class EngineMetrics(Collector):
         )
         yield self._labelled(
             "preemptions",
-            "The same by what became of the blocks: computed again, or swapped to the host.",
+            "Preemptions by kind: blocks recomputed, or swapped to the host.",
             "kind",
             {"recompute": stats.num_preemptions - stats.num_swaps, "swap": stats.num_swaps},
         )
@@ -295,7 +295,7 @@ class EngineMetrics(Collector):
         by_state.add_metric([self._model, "held"], num_held)
         yield by_state
         yield self._counter(
-            "kv_cache_evictions", "Cached KV blocks that were given away.", stats.num_evicted_blocks
+            "kv_cache_evictions", "Cached KV blocks that were evicted.", stats.num_evicted_blocks
         )
         yield self._gauge("host_cache_blocks", "KV blocks in host memory.", stats.num_host_blocks)
         yield self._gauge(

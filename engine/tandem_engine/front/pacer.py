@@ -39,7 +39,7 @@ class Pacer(Generic[T]):
         self.schedule = schedule
         """The settings in force; off, it hands everything out at once."""
         self._choices: dict[str, _Paced[T]] = {}
-        # False: nothing is held for sure, and nobody has to look.
+        # False: certainly nothing is held, so `due` has nothing to look through.
         self._may_hold = False
 
     def push(
@@ -48,9 +48,9 @@ class Pacer(Generic[T]):
         """Take an output; return what goes out with it.
 
         Args:
-            sequence_id: Whose it is.
-            item: What goes out.
-            output: What the item holds; None: a failure.
+            sequence_id: The sequence of the output.
+            item: The delivery to hold.
+            output: The output in the item; None: a failure.
             arrived: Seconds; when the request came.
             now: Seconds.
         """
@@ -93,7 +93,7 @@ class Pacer(Generic[T]):
         return min(moments, default=inf)
 
     def drop(self, sequence_id: str) -> None:
-        """Forget a choice that nobody reads any more."""
+        """Forget a choice whose reader has left."""
         self._choices.pop(sequence_id, None)
 
     def _due_of(self, paced: _Paced[T], now: float) -> list[T]:

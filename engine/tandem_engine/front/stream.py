@@ -22,7 +22,7 @@ class RequestStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
+        """True when no further output comes."""
         return self._open <= 0 or self._error is not None
 
     def feed(self, output: Output) -> None:

@@ -89,4 +89,4 @@ def _pod_problems(runtime: RuntimeSpec) -> Iterator[str]:
 def _twice(path: str, names: Iterable[str]) -> Iterator[str]:
     for name, times in Counter(names).items():
         if times > 1:
-            yield f"{path}: '{name}' stands here {times} times; keep one"
+            yield f"{path}: '{name}' is given {times} times; keep one"

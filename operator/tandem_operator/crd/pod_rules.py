@@ -59,7 +59,7 @@ POD_RULES: Final = (
         at="spec.runtime.volumeMounts[]",
         rule=f"self.mountPath.matches(r'^{MOUNT_PATH}$') && "
         r"!self.mountPath.matches(r'/\.\.?(/|$)')",
-        text="mountPath '%s' is no place for a volume; write an absolute path below /, "
+        text="mountPath '%s' is not a mount path; write an absolute path below /, "
         "without ':', '.', '..' and a '/' at its end, such as /data",
         values=("self.mountPath",),
         field=".mountPath",

@@ -317,7 +317,7 @@ _RESOURCES: Final = (
     Rule(
         at="spec.resources.memory",
         rule=f"!self.matches(r'^{_MEMORY}$') || !quantity(self).isLessThan(quantity('1'))",
-        text="'%s' is no memory at all; give at least 1",
+        text="'%s' is less than one byte of memory; give at least 1",
         values=("self",),
     ),
     Rule(

@@ -28,10 +28,10 @@ def _needs_standard(name: str, denied: str, value: str) -> Rule:
         at="spec",
         rule=f"!{HAS_TARGET} || has(self.engine.schedule.templateType) || {of_schedule(denied)}",
         text=f"engine.schedule.{name} {value if is_fixed else '%s'} needs templateType Standard, "
-        f"which keeps no promise of slo; leave {name} or slo out",
+        f"which cannot meet the targets of slo; leave {name} or slo out",
         values=() if is_fixed else (of_schedule(value),),
         field=f".engine.schedule.{name}",
-        stands_for="InferenceServiceSpec._promises_are_kept",
+        stands_for="InferenceServiceSpec._slo_has_effect",
     )
 
 
@@ -39,11 +39,11 @@ SLO_RULES: Final = (
     Rule(
         at="spec",
         rule=f"!{HAS_TARGET} || !{of_schedule('has(self.templateType)')} || {of_schedule(IS_MIX)}",
-        text="engine.schedule.templateType Standard keeps no promise of slo: its steps have no "
-        "budget, and its prompts no order; set templateType: Mix, or leave templateType or "
-        "slo out",
+        text="engine.schedule.templateType Standard cannot meet the targets of slo: its "
+        "steps have no budget, and its prompts no order; set templateType: Mix, or leave "
+        "templateType or slo out",
         field=".engine.schedule.templateType",
-        stands_for="InferenceServiceSpec._promises_are_kept",
+        stands_for="InferenceServiceSpec._slo_has_effect",
     ),
     _needs_standard("strategy", "!has(self.strategy)", "self.strategy"),
     _needs_standard(

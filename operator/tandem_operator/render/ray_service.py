@@ -20,7 +20,7 @@ from tandem_operator.render.pods import environment, head_template, resources, w
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import head_storage
 from tandem_serve.api.changes import ChangeKind, kind_of, leaves
-from tandem_serve.api.document import RAY_NPU, Exposure, serve_document
+from tandem_serve.api.document import RAY_NPU, ServeOptions, serve_document
 from tandem_serve.api.spec import MAX_REPLICAS, InferenceService
 
 API_VERSION: Final = "ray.io/v1"
@@ -86,7 +86,7 @@ def _serve_config(service: InferenceService) -> str:
 
 
 def _serve_document(service: InferenceService) -> dict[str, Any]:
-    return serve_document(service, Exposure(port=names.SERVE_PORT))
+    return serve_document(service, ServeOptions(port=names.SERVE_PORT))
 
 
 def _ray_cluster(

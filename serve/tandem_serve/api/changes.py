@@ -1,4 +1,4 @@
-"""What differs between two versions of a service, and what each difference costs; pure."""
+"""Differences between two versions of a service, and the cost of each; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tandem_serve.api.spec import InferenceService
 
 
 class ChangeKind(StrEnum):
-    """What a change does to the replicas, from cheap to costly."""
+    """Effect of a change on the replicas, from cheap to costly."""
 
     LIVE = "live"
     """Running replicas take it over between two steps; no request notices."""
@@ -50,7 +50,7 @@ _KINDS: Final[Mapping[str, ChangeKind]] = {
 def classify(old: InferenceService, new: InferenceService) -> list[Change]:
     """Every field that differs between two versions of one service, in the order of the form.
 
-    Defaults count as values: writing one down is no change.
+    Defaults count as values: writing one down does not change the service.
 
     Raises:
         ValueError: the two are not versions of one service.
@@ -76,10 +76,10 @@ def costliest(kinds: Iterable[ChangeKind]) -> ChangeKind:
 
 
 def kind_of(path: str) -> ChangeKind:
-    """What a change of the field at `path`, such as spec.engine.dtype, does.
+    """Return the effect of a change of the field at `path`, such as spec.engine.dtype.
 
     Raises:
-        KeyError: there is no such field that may change.
+        KeyError: no such field may change.
     """
     prefix = path
     while prefix:
@@ -92,8 +92,8 @@ def kind_of(path: str) -> ChangeKind:
 def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield path and value of everything in `document` that is not a mapping."""
     for name, value in document.items():
-        here = f"{path}.{name}" if path else name
+        leaf_path = f"{path}.{name}" if path else name
         if isinstance(value, Mapping):
-            yield from leaves(value, here)
+            yield from leaves(value, leaf_path)
         else:
-            yield here, value
+            yield leaf_path, value

@@ -23,7 +23,7 @@ from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S
 from tandem_serve.api.spec import InferenceService, ResourcesSpec, ServerSpec
 
 API_KEYS_FOLDER: Final = "/etc/tandem/api-keys"
-"""Where a replica's pod mounts the Secret of the API keys, a file for each."""
+"""Mount point of the API keys' Secret in a replica's pod, a file for each key."""
 
 IMPORT_PATH: Final = "tandem_serve.app:build"
 DEPLOYMENT: Final = "replica"
@@ -93,13 +93,13 @@ class AppArgs(Model):
     """The engine's settings that need a new replica when they change."""
 
     server: ServerSpec
-    """What the replica's HTTP server takes in."""
+    """Limits of the replica's HTTP server."""
 
     api_keys_folder: str | None = None
     """Folder of files with an API key each; None: requests need no key."""
 
     @classmethod
-    def of(cls, service: InferenceService, exposure: "Exposure") -> Self:
+    def of(cls, service: InferenceService, options: "ServeOptions") -> Self:
         """The arguments that `service` asks for."""
         model, engine, resources = service.spec.model, service.spec.engine, service.spec.resources
         return cls(
@@ -119,7 +119,7 @@ class AppArgs(Model):
                 cache_block_size=engine.schedule.cache_block_size,
             ),
             server=service.spec.server,
-            api_keys_folder=_api_keys_folder(service, exposure),
+            api_keys_folder=_api_keys_folder(service, options),
         )
 
 
@@ -130,7 +130,7 @@ class LiveSettings(Model):
     """ScheduleConfig by its outside names, without cacheBlockSize and what the replica chooses."""
 
     slo: Slo = Slo()
-    """The latencies that are promised."""
+    """Latency targets."""
 
     @classmethod
     def of(cls, service: InferenceService) -> Self:
@@ -146,8 +146,8 @@ class LiveSettings(Model):
         )
 
 
-class Exposure(Model):
-    """What the place decides, not the manifest: where it listens, who may call, update or not."""
+class ServeOptions(Model):
+    """Settings of the place that serves, not of the manifest: address, API keys, surge."""
 
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own network; locally the caller says 127.0.0.1
     """Address that the proxy binds."""
@@ -162,34 +162,34 @@ class Exposure(Model):
     """Replicas, in percent, that may start before their predecessors stop."""
 
 
-def serve_document(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+def serve_document(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
     """The body of `PUT /api/serve/applications/` for `service` alone.
 
     The source must be absolute, as `load_manifest` makes it.
     """
     return {
         "proxy_location": "EveryNode",
-        "http_options": {"host": exposure.host, "port": exposure.port},
-        "applications": [_application(service, exposure)],
+        "http_options": {"host": options.host, "port": options.port},
+        "applications": [_application(service, options)],
     }
 
 
-def _application(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+def _application(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
     return {
         "name": service.name,
         "route_prefix": "/",
         "import_path": IMPORT_PATH,
-        "args": AppArgs.of(service, exposure).document(),
-        "deployments": [_deployment(service, exposure)],
+        "args": AppArgs.of(service, options).document(),
+        "deployments": [_deployment(service, options)],
     }
 
 
-def _api_keys_folder(service: InferenceService, exposure: Exposure) -> str | None:
+def _api_keys_folder(service: InferenceService, options: ServeOptions) -> str | None:
     mounted = API_KEYS_FOLDER if service.spec.server.api_keys_secret else None
-    return exposure.api_keys_folder or mounted
+    return options.api_keys_folder or mounted
 
 
-def _deployment(service: InferenceService, exposure: Exposure) -> dict[str, Any]:
+def _deployment(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
     resources = service.spec.resources
     return {
         "name": DEPLOYMENT,
@@ -201,7 +201,7 @@ def _deployment(service: InferenceService, exposure: Exposure) -> dict[str, Any]
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
         "graceful_shutdown_timeout_s": float(GRACEFUL_SHUTDOWN_TIMEOUT_S),
         "graceful_shutdown_wait_loop_s": 0.5,
-        "max_surge_percent": exposure.max_surge_percent,
+        "max_surge_percent": options.max_surge_percent,
         "ray_actor_options": _actor_options(resources),
     }
 

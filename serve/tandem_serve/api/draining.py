@@ -1,6 +1,6 @@
-"""How a Ray pod leaves without losing a request: the commands and times for its manifest.
+"""Commands and times by which a Ray pod leaves without losing a request.
 
-`tandem_serve.drain` is what the commands run.
+The commands run `tandem_serve.pod.drain`.
 """
 
 from typing import Final
@@ -9,12 +9,12 @@ SERVE_PORT: Final = 8000
 """Port of the endpoint in a pod."""
 
 GRACEFUL_SHUTDOWN_TIMEOUT_S: Final = 600
-"""MindIE's e2eTimeout: the longest that a replica told to stop goes on with its requests."""
+"""MindIE's e2eTimeout: the longest time that a stopping replica has for its requests."""
 
-DRAIN_WORKER: Final = ("python", "-m", "tandem_serve.drain", "worker")
+DRAIN_WORKER: Final = ("python", "-m", "tandem_serve.pod.drain", "worker")
 """preStop of a worker pod."""
 
-DRAIN_HEAD: Final = ("python", "-m", "tandem_serve.drain", "head")
+DRAIN_HEAD: Final = ("python", "-m", "tandem_serve.pod.drain", "head")
 """preStop of the head pod."""
 
 HEAD_TIMEOUT_S: Final = GRACEFUL_SHUTDOWN_TIMEOUT_S + 30

@@ -44,7 +44,7 @@ def load_manifest(path: Path) -> InferenceService:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ManifestError([f"{path}: there is no such file"]) from None
+        raise ManifestError([f"{path}: no such file"]) from None
     except IsADirectoryError:
         raise ManifestError([f"{path}: is a folder; name the YAML file in it"]) from None
     except UnicodeDecodeError as error:
@@ -84,7 +84,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the field '{key.value}' stands here twice; keep one",
+                    problem=f"the field '{key.value}' is given twice; keep one",
                     problem_mark=key.start_mark,
                 )
             seen.add(key.value)
@@ -137,7 +137,7 @@ def _type_problems(document: Mapping[str, Any], field: str, wanted: str) -> Iter
     if field not in document:
         yield f"{field}: is missing; write {field}: {wanted}"
     elif document[field] != wanted:
-        yield f"{field}: '{document[field]}' is not served here; allowed: {wanted}"
+        yield f"{field}: '{document[field]}' is not supported; allowed: {wanted}"
 
 
 def _as_written(document: Mapping[str, Any]) -> dict[str, Any]:

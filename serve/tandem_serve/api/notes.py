@@ -1,4 +1,4 @@
-"""What a manifest leaves to defaults, and its author should know of: sentences; pure."""
+"""Notes on defaults that a manifest's author should know of: sentences; pure."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from tandem_serve.api.spec import InferenceServiceSpec
 
 
 def notes(spec: InferenceServiceSpec) -> Iterator[str]:
-    """A sentence for each choice that nobody wrote down and that requests will notice."""
+    """Yield a sentence for each choice that the manifest leaves open and requests will notice."""
     yield from _chosen_by_slo(spec)
     yield from _surprising_defaults(spec)
     yield from _left_to_the_replica(spec)
@@ -26,7 +26,7 @@ def _chosen_by_slo(spec: InferenceServiceSpec) -> Iterator[str]:
 
 
 def _surprising_defaults(spec: InferenceServiceSpec) -> Iterator[str]:
-    """Only of values that nobody wrote: who wrote them knows them."""
+    """Yield the consequences of defaults; the author knows those of written values."""
     schedule = resolve_schedule(spec.schedule)
     for one in consequences(schedule, spec.slo, max_seq_len=spec.model.max_seq_len):
         if not _is_written(spec, one.field):
@@ -43,12 +43,12 @@ def _left_to_the_replica(spec: InferenceServiceSpec) -> Iterator[str]:
     if left:
         yield (
             f"a replica takes what spec.resources.memory {spec.resources.memory} holds of "
-            f"{', and of '.join(left)}; its log, tandem status and GET /v1/models say how much"
+            f"{', and of '.join(left)}; see its log, tandem status and GET /v1/models"
         )
 
 
 def _is_written(spec: InferenceServiceSpec, path: str) -> bool:
-    """Whether a field of the schedule, by its outside name, was given."""
+    """True when a field of the schedule, by its outside name, was given."""
     part, _, name = path.rpartition(".")
     schedule = spec.engine.schedule.model_dump(by_alias=True, exclude_unset=True)
     return name in (schedule.get(part, {}) if part else schedule)

@@ -20,7 +20,7 @@ LABEL_VALUE: Final = r"([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?"
 """Values of labels and taints; empty is one."""
 
 MOUNT_PATH: Final = r"(/[^/:\x00-\x1f]+)+"
-"""Where a volume may be mounted, but for `.` and `..`."""
+"""Paths at which a volume may be mounted, but for `.` and `..`."""
 
 LONGEST_SUBDOMAIN: Final = 253
 LONGEST_ENV: Final = 2**16
@@ -38,9 +38,9 @@ LABEL_VALUE_FORM: Final = (
     "use up to 63 letters, digits, '-', '_' and '.', a letter or digit first and last, or nothing"
 )
 REDIS_ENV: Final = ("REDIS_PASSWORD", "REDIS_USERNAME")
-"""What KubeRay sets in the head; it refuses a RayCluster whose own environment has them."""
+"""Variables that KubeRay sets in the head; it refuses a RayCluster that sets them itself."""
 ENGINE_ENV: Final = ("TANDEM_KERNELS", "TANDEM_PIN", "TANDEM_THREADS")
-"""What the engine reads of it that a manifest has no field for; these may be set."""
+"""Variables of the engine that a manifest has no field for; these may be set."""
 
 _HOST_LABEL: Final = "[a-zA-Z0-9]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"
 # Ray takes rediss:// (TLS), too, but its certificates would have to be files in the head's image.
@@ -109,7 +109,7 @@ def _placed(mount: dict[str, Any]) -> dict[str, Any]:
         or {".", ".."} & set(path.split("/"))
     ):
         raise ValueError(
-            f"mountPath '{path}' is no place for a volume; write an absolute path below /, "
+            f"mountPath '{path}' is not a mount path; write an absolute path below /, "
             "without ':', '.', '..' and a '/' at its end, such as /data"
         )
     return mount
@@ -118,14 +118,14 @@ def _placed(mount: dict[str, Any]) -> dict[str, Any]:
 def _once(what: str, names: Iterable[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1:
-            raise ValueError(f"{what}: '{name}' stands here {times} times; keep one")
+            raise ValueError(f"{what}: '{name}' is given {times} times; keep one")
 
 
 Volume = Annotated[dict[str, Any], AfterValidator(_named)]
 """A volume, as in a pod."""
 
 VolumeMount = Annotated[dict[str, Any], AfterValidator(_named), AfterValidator(_placed)]
-"""Where the containers see a volume, as in a container."""
+"""Mount point of a volume, as in a container."""
 
 
 class EnvVar(Model):
@@ -174,7 +174,7 @@ class Toleration(Model):
     """Effect of the taint; absent means every effect."""
 
     toleration_seconds: Annotated[int, Field(ge=0)] | None = None
-    """How long a NoExecute taint is borne; absent means for ever."""
+    """Seconds for which a NoExecute taint is tolerated; absent means for ever."""
 
     @field_validator("key")
     @classmethod
@@ -236,7 +236,7 @@ class SecretKeySelector(Model):
 
 
 class RedisCredentialSource(Model):
-    """Where a credential is."""
+    """Source of a credential."""
 
     secret_key_ref: SecretKeySelector
     """The value of a Secret that it is."""
@@ -246,7 +246,7 @@ class RedisCredential(Model):
     """A user's name or password, which no manifest shows."""
 
     value_from: RedisCredentialSource
-    """Where it is."""
+    """Source of the value."""
 
 
 class GcsFaultToleranceOptions(Model):
@@ -285,7 +285,7 @@ class RuntimeSpec(Model):
     """Further volumes of the replicas' pods, as in a pod."""
 
     volume_mounts: list[VolumeMount] = Field(default_factory=list, max_length=64)
-    """Where the replicas see those volumes, as in a container."""
+    """Mount points of those volumes in the replicas, as in a container."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels that the replicas' nodes must have."""

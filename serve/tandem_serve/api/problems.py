@@ -24,7 +24,7 @@ _KINDS: Final = {
 
 
 class ProblemsFound(Exception):
-    """What somebody wrote cannot be used; the text lists every problem, one line each."""
+    """The input cannot be used; the text lists every problem, one line each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -81,7 +81,7 @@ def part_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Whether a field holds a list."""
+    """True when a field holds a list."""
     return get_origin(field.annotation) is list
 
 
@@ -91,14 +91,14 @@ def join(path: str, name: str) -> str:
 
 
 def allowed_text(field: FieldInfo) -> str:
-    """What a field may be, as a phrase: `1 to 4096 (default 1000)`; empty when only prose says."""
+    """Allowed values of a field, as a phrase: `1 to 4096 (default 1000)`; empty without a rule."""
     phrase = _range_text(field) or ", ".join(_choices(field))
     if phrase and not field.is_required() and field.default is not None:
-        phrase += f" (default {shown(field.default)})"
+        phrase += f" (default {as_yaml(field.default)})"
     return phrase
 
 
-def shown(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     """A value as it stands in YAML."""
     if value is None:
         return "null"
@@ -126,7 +126,7 @@ def _sentence(model: type[BaseModel], details: ErrorDetails) -> str:
 
 
 def _fault(details: ErrorDetails) -> str:
-    """What is wrong with one value, without its path and range."""
+    """Describe the fault of one value, without its path and range."""
     value = details["input"]
     match details["type"]:
         case "missing":
@@ -134,15 +134,15 @@ def _fault(details: ErrorDetails) -> str:
         case "value_error":
             text = str(details["ctx"]["error"])
         case "greater_than_equal":
-            text = f"{shown(value)} is too small"
+            text = f"{as_yaml(value)} is too small"
         case "less_than_equal":
-            text = f"{shown(value)} is too large"
+            text = f"{as_yaml(value)} is too large"
         case "literal_error":
-            text = f"{shown(value)} is not one of its values{_nearest(value, details)}"
+            text = f"{as_yaml(value)} is not one of its values{_nearest(value, details)}"
         case "too_long":
             text = f"has {len(value)} entries, of {details['ctx']['max_length']} at most"
         case "string_too_short":
-            text = "is empty, where at least 1 character is wanted; give a value or leave it out"
+            text = "is empty, expected at least 1 character; give a value or leave it out"
         case kind if kind in _KINDS:
             text = _wrong_kind(value, _KINDS[kind])
         case _:
@@ -160,12 +160,12 @@ def _nearest(value: Any, details: ErrorDetails) -> str:
 def _wrong_kind(value: Any, wanted: str) -> str:
     """A value of the wrong kind, with what YAML made of it and how to write it."""
     if value is None:
-        return f"is empty, where {wanted} is wanted; give a value or leave the line out"
+        return f"is empty, expected {wanted}; give a value or leave the line out"
     if wanted == "text" and not isinstance(value, list | dict):
-        return f"{_yaml_kind(value)}, where text is wanted; put it in quotes"
+        return f"{_yaml_kind(value)}, expected text; put it in quotes"
     if isinstance(value, str) and wanted in {"a whole number", "a number", "true or false"}:
-        return f"{shown(value)} is text, where {wanted} is wanted{_unquoted(value, wanted)}"
-    return f"{_yaml_kind(value)}, where {wanted} is wanted"
+        return f"{as_yaml(value)} is text, expected {wanted}{_unquoted(value, wanted)}"
+    return f"{_yaml_kind(value)}, expected {wanted}"
 
 
 def _unquoted(value: str, wanted: str) -> str:
@@ -175,14 +175,14 @@ def _unquoted(value: str, wanted: str) -> str:
 
 def _yaml_kind(value: Any) -> str:
     if isinstance(value, bool):
-        return f"{shown(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
-    # By name: whoever is allowed no clock may import this.
+        return f"{as_yaml(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
+    # By name: modules that may not import a clock import this one.
     if type(value).__name__ in {"date", "datetime"}:
         return f"{value} is a date"
     if isinstance(value, int | float):
         return f"{value} is a number"
     if isinstance(value, str):
-        return f"{shown(value)} is text"
+        return f"{as_yaml(value)} is text"
     return "this is a list" if isinstance(value, list) else "this is a mapping"
 
 

@@ -1,7 +1,7 @@
 """The environment of every Ray process that serves: head, workers, and the local one.
 
-The last sets two of these anew (see tandem_serve.local). Controller, proxies and replicas read them
-when they are imported, so they stand in the environment of `ray start` (or of the pod). Measured
+tandem_serve.local.ray_head overrides two of them. Controller, proxies and replicas read them when
+they are imported, so they stand in the environment of `ray start` (or of the pod). Measured
 together; reasons: docs/design/decisions/kubernetes-and-ray.md.
 """
 
@@ -34,10 +34,10 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "3600",
         # A stopping replica keeps its device at least this long; the default is 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-        # The proxy of a node that goes stays at least this long, so that everybody has learnt of
+        # The proxy of a node that goes stays at least this long, so that all clients have learnt of
         # it; the default is 30.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "10",
-        # Its requests are done by then: see tandem_serve.drain.
+        # Its requests are done by then: see tandem_serve.pod.drain.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # A dead proxy is found after three seconds, not after thirty. One whose manager is slow to
         # answer still serves: with a shorter time-out than Ray's 10 s, a busy node would lose it,
@@ -55,18 +55,18 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 RETRIES: Final = 1_000_000
-"""Starts of a replica that may fail, where Ray is told to go on: practically all."""
+"""Failed starts of a replica after which Ray gives up: practically never."""
 
-UNFINISHED_STARTS: Final = "TANDEM_UNFINISHED_STARTS"
+START_COUNT_FILE: Final = "TANDEM_START_COUNT_FILE"
 """The environment variable with the file in which a replica counts its starts until one succeeds;
-absent: nobody counts, and there is no pause between them."""
+absent: starts are not counted, and there is no pause between them."""
 
 
 def retry_profile(file: str) -> Mapping[str, str]:
-    """What makes Ray start a failing replica again and again, with pauses that grow.
+    """Environment that makes Ray start a failing replica again and again, with growing pauses.
 
     Ray by itself gives up after three starts without a pause, and then nothing but a change of the
     spec makes it look at a repaired checkpoint, or a volume that was late. `file` is where one
     replica alone counts.
     """
-    return {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(RETRIES), UNFINISHED_STARTS: file}
+    return {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(RETRIES), START_COUNT_FILE: file}

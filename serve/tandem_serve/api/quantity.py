@@ -48,7 +48,7 @@ def parse_memory(text: str) -> int:
         )
     size = int(value)
     if size < 1:
-        raise ValueError(f"'{text}' is no memory at all; give at least 1")
+        raise ValueError(f"'{text}' is less than one byte of memory; give at least 1")
     return size
 
 

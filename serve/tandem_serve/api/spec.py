@@ -43,11 +43,11 @@ MAX_REPLICAS: Final = 1000
 """Replicas of one service at most: each is a worker of one group of Ray's."""
 
 CLAIMS_FOLDER: Final = "/mnt/claims"
-"""Where a replica's pod mounts the volume claims of `pvc://` sources, each under its name."""
+"""Mount point of the volume claims of `pvc://` sources, each under its name."""
 
 
 class Metadata(Model):
-    """Who the service is."""
+    """Identity of the service."""
 
     name: str
     """Name of the service: up to 63 lower-case letters, digits and `-`, a letter first."""
@@ -140,7 +140,7 @@ class ModelSpec(Model):
 
 
 class EngineSpec(Model):
-    """How one replica computes."""
+    """Settings of one replica's engine."""
 
     device: Literal["cpu"] = "cpu"
     """Device that computes."""
@@ -160,11 +160,11 @@ class EngineSpec(Model):
     resources.memory. maxPreemptCount above 0 needs it."""
 
     schedule: ScheduleConfig = ScheduleConfig()
-    """How requests share the steps of a replica: MindIE's ScheduleConfig."""
+    """Sharing of a replica's steps between requests: MindIE's ScheduleConfig."""
 
 
 class ServerSpec(Model):
-    """What one replica's HTTP server takes in."""
+    """Limits of one replica's HTTP server."""
 
     max_link_num: Annotated[int, Field(ge=1, le=4096)] = 1000
     """Sequences (every choice and beam of every prompt) that are processed at once; twice as many
@@ -184,14 +184,14 @@ class ServerSpec(Model):
 
 
 class ScalingSpec(Model):
-    """How many replicas there are."""
+    """Number of replicas."""
 
     min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     """Replicas that run."""
 
 
 class ResourcesSpec(Model):
-    """What one replica may use of its machine."""
+    """Resources of one replica."""
 
     cpu: Annotated[int, Field(ge=1)] = 1
     """Compute threads of a replica."""
@@ -227,26 +227,26 @@ class ResourcesSpec(Model):
 
 
 class InferenceServiceSpec(Model):
-    """What is wanted of a service."""
+    """Desired state of a service."""
 
     model: ModelSpec
     """The model: where its files are and how long its requests may be."""
 
     engine: EngineSpec = EngineSpec()
-    """How one replica computes."""
+    """Settings of one replica's engine."""
 
     slo: Slo = Slo()
-    """The latencies that the service promises; with a TPOT, the token budget of every step is
+    """Latency targets of the service; with a TPOT, the token budget of every step is
     chosen by it. Needs templateType Mix, which is its default then."""
 
     server: ServerSpec = ServerSpec()
-    """What one replica's HTTP server takes in."""
+    """Limits of one replica's HTTP server."""
 
     scaling: ScalingSpec = ScalingSpec()
-    """How many replicas there are."""
+    """Number of replicas."""
 
     resources: ResourcesSpec = ResourcesSpec()
-    """What one replica may use of its machine."""
+    """Resources of one replica."""
 
     runtime: RuntimeSpec = RuntimeSpec()
     """The pods that replicas run in; without Kubernetes it has no meaning."""
@@ -255,21 +255,21 @@ class InferenceServiceSpec(Model):
     """Seconds in which a new service, or a change, has to be ready; then it counts as stuck."""
 
     @model_validator(mode="after")
-    def _promises_are_kept(self) -> Self:
-        """Refuse what would leave a promise without effect: only Mix has a budget and an order."""
+    def _slo_has_effect(self) -> Self:
+        """Refuse settings under which slo has no effect: only Mix has a budget and an order."""
         schedule = self.engine.schedule
         if not self.slo.is_given or schedule.is_split_fuse:
             return self
         if "template_type" in schedule.model_fields_set:
             raise ValueError(
-                "engine.schedule.templateType Standard keeps no promise of slo: its steps have no "
-                "budget, and its prompts no order; set templateType: Mix, or leave templateType or "
-                "slo out"
+                "engine.schedule.templateType Standard cannot meet the targets of slo: its "
+                "steps have no budget, and its prompts no order; set templateType: Mix, or leave "
+                "templateType or slo out"
             )
         for name, value in _needs_standard(schedule):
             raise ValueError(
-                f"engine.schedule.{name} {value} needs templateType Standard, which keeps no "
-                f"promise of slo; leave {name} or slo out"
+                f"engine.schedule.{name} {value} needs templateType Standard, which cannot "
+                f"meet the targets of slo; leave {name} or slo out"
             )
         return self
 
@@ -364,10 +364,10 @@ class InferenceService(Model):
     """Kind of the object."""
 
     metadata: Metadata
-    """Who the service is."""
+    """Identity of the service."""
 
     spec: InferenceServiceSpec
-    """What is wanted of it."""
+    """Desired state of the service."""
 
     @property
     def name(self) -> str:
@@ -386,7 +386,7 @@ class InferenceService(Model):
     def resolved(self) -> dict[str, Any]:
         """The service as a document in which every default that can be known is filled in.
 
-        What the replica chooses by its memory is left out.
+        Values that the replica chooses by its memory are left out.
         """
         document = self.document()
         document["spec"]["model"]["name"] = self.model_name
@@ -398,7 +398,7 @@ class InferenceService(Model):
 
 
 def _needs_standard(schedule: ScheduleConfig) -> Iterator[tuple[str, Any]]:
-    """What does not go with templateType Mix: name and value."""
+    """Yield name and value of each setting that contradicts templateType Mix."""
     if schedule.strategy is not None:
         yield "strategy", schedule.strategy
     if schedule.split_fuse.enabled is False:

@@ -1,4 +1,4 @@
-"""What Ray's answer says about a service: pure."""
+"""State of a service, read out of Ray's answer; pure."""
 
 import re
 from collections.abc import Mapping
@@ -30,9 +30,9 @@ class ServiceState:
     status: str
     """Ray's word for the application: DEPLOYING, RUNNING, DEPLOY_FAILED, UNHEALTHY, …"""
     failure: str | None
-    """Why it cannot run, in one sentence."""
+    """The reason for which it cannot run, in one sentence."""
     details: str
-    """Where `failure` was found: Ray's message, with its traceback."""
+    """Source of `failure`: Ray's message, with its traceback."""
     target_replicas: int
     replicas: tuple[ReplicaState, ...]
 
@@ -43,7 +43,7 @@ class ServiceState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all that was asked for runs; old replicas may still finish their requests."""
+        """True when all desired replicas run; old ones may still finish their requests."""
         wanted = [one for one in self.replicas if one.state != "STOPPING"]
         return self.status == "RUNNING" and len(self.running) == len(wanted) == self.target_replicas
 
@@ -110,7 +110,7 @@ def _replica(details: Mapping[str, Any]) -> ReplicaState:
 
 
 def _failure_message(application: Mapping[str, Any], deployment: Mapping[str, Any]) -> str:
-    """Ray's words for why the service cannot run; empty while it may."""
+    """Ray's message on a service that cannot run; empty while it may."""
     message = str(deployment.get("message") or "")
     # Ray tries three times; what fails in one constructor fails in the next.
     if "failed to start" in message:

@@ -6,20 +6,20 @@ from typing import Final
 from rich.table import Table
 
 from tandem_serve.api.changes import Change, ChangeKind, classify
-from tandem_serve.api.problems import shown
+from tandem_serve.api.problems import as_yaml
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import (
     Progress,
-    ended_by_signals,
-    errors_in_words,
+    exit_on_signals,
     out,
     read_manifest,
+    report_errors,
 )
-from tandem_serve.commands.here import check_here
+from tandem_serve.commands.local_checks import check_runs_locally
 from tandem_serve.errors import ServeError
-from tandem_serve.records import Record, find_record
-from tandem_serve.services import applied
-from tandem_serve.services import apply as apply_service
+from tandem_serve.local.records import Record, find_record
+from tandem_serve.local.services import applied
+from tandem_serve.local.services import apply as apply_service
 
 _COLOURS: Final = {
     ChangeKind.LIVE: "green",
@@ -30,14 +30,14 @@ _COLOURS: Final = {
 
 def apply(file: Path, *, verbose: bool) -> None:
     """Bring the running service of `file` to it."""
-    with ended_by_signals(), errors_in_words(verbose=verbose):
+    with exit_on_signals(), report_errors(verbose=verbose):
         service = read_manifest(file)
         running = find_record(service.name)
         if running is None:
             raise ServeError(
                 f"No service '{service.name}' runs here; start it with: tandem serve -f {file}"
             )
-        check_here(service, api_keys=running.api_keys)
+        check_runs_locally(service, api_keys=running.api_keys)
         apply_to(running, service, verbose=verbose)
 
 
@@ -49,7 +49,7 @@ def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> Non
     """
     changes = classify(applied(record), service)
     if not changes:
-        out.print(f"{record.name} runs like this already, at {record.url}")
+        out.print(f"{record.name} is up to date, at {record.url}")
         return
     out.print(_table(changes))
     with Progress(verbose=verbose) as progress, progress.phase(f"Changing {record.name}") as report:
@@ -61,5 +61,5 @@ def _table(changes: list[Change]) -> Table:
     table = Table("field", "from", "to", "change", box=None, pad_edge=False)
     for change in changes:
         kind = f"[{_COLOURS[change.kind]}]{change.kind}[/]"
-        table.add_row(change.path, shown(change.old), shown(change.new), kind)
+        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), kind)
     return table

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import typer
 from openai import APIConnectionError, APIError, AuthenticationError, DefaultHttpxClient, OpenAI
 
-from tandem_serve.commands.common import EXIT_INTERRUPTED, err, errors_in_words, out, say_error
+from tandem_serve.commands.common import EXIT_INTERRUPTED, err, out, print_error, report_errors
 from tandem_serve.errors import ServeError
-from tandem_serve.services import choose
+from tandem_serve.local.services import choose
 
 _HELP: Final = """\
 /help   this text
@@ -36,17 +36,17 @@ def chat(
 ) -> None:
     """Ask `message` and leave, or converse."""
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    with errors_in_words(), _client(url or choose(None).url, api_key) as client:
+    with report_errors(), _client(url or choose(None).url, api_key) as client:
         given = {key: value for key, value in options.items() if value is not None}
-        talk = Talk(client, _model(client), given)
-        talk.begin(system)
+        conversation = Conversation(client, _model(client), given)
+        conversation.begin(system)
         if message is None:
-            _converse(talk)
-        elif not _answer(talk, message):
+            _converse(conversation)
+        elif not _answer(conversation, message):
             raise typer.Exit(EXIT_INTERRUPTED)
 
 
-class Talk:
+class Conversation:
     """A conversation with one model: what was said, and how to ask on."""
 
     def __init__(self, client: OpenAI, model: str, options: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Talk:
         self._messages.clear()
 
     def ask(self, text: str) -> Generator[str]:
-        """Yield the answer as it comes; what came is remembered, also of one cut short.
+        """Yield the answer as it comes; a partial answer is remembered, too.
 
         Raises:
             ServeError: the service refused or failed.
@@ -81,9 +81,9 @@ class Talk:
                         answer += piece
                         yield piece
         except APIError as error:
-            raise ServeError(f"The service says: {_said(error)}") from error
+            raise ServeError(f"The service answered: {_error_message(error)}") from error
         except Exception as error:  # openai lets the errors of its transport through as they are
-            raise ServeError(f"The answer broke off: {error!r}") from error
+            raise ServeError(f"The answer was interrupted: {error!r}") from error
         finally:
             if answer:
                 self._messages += [question, {"role": "assistant", "content": answer}]
@@ -113,41 +113,41 @@ def _model(client: OpenAI) -> str:
     try:
         return client.models.list().data[0].id
     except APIConnectionError:
-        raise ServeError(f"Nothing answers at {url}; is the service running?") from None
+        raise ServeError(f"No server answers at {url}; is the service running?") from None
     except AuthenticationError as error:
         if client.api_key == _NO_KEY:
-            text = f"{url} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+            text = f"{url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
             raise ServeError(text) from None
-        raise ServeError(f"{url} says: {_said(error)}") from None
+        raise ServeError(f"{url} answered: {_error_message(error)}") from None
     except APIError as error:
-        raise ServeError(f"{url} does not list its models: {_said(error)}") from None
+        raise ServeError(f"{url} does not list its models: {_error_message(error)}") from None
 
 
-def _said(error: APIError) -> str:
+def _error_message(error: APIError) -> str:
     """The service's own sentence; openai's text for an error is the whole answer."""
     sentence = error.body.get("message") if isinstance(error.body, dict) else None
     return str(sentence or error.message)
 
 
-def _converse(talk: Talk) -> None:
+def _converse(conversation: Conversation) -> None:
     """Ask and answer until the user leaves."""
     with suppress(ImportError):
         import readline  # noqa: F401, PLC0415  # gives input() history and editing
-    err.print(f"[dim]{talk.model}; /help for help, Ctrl-D to leave[/dim]")
+    err.print(f"[dim]{conversation.model}; /help for help, Ctrl-D to leave[/dim]")
     while (text := _read()) is not None:
         if text == "/exit":
             return
         if text == "/clear":
-            talk.clear()
-            err.print("[dim]forgotten[/dim]")
+            conversation.clear()
+            err.print("[dim]conversation cleared[/dim]")
         elif text.startswith("/"):
             err.print(_HELP, markup=False)
         elif text:
-            _answer_or_complain(talk, text)
+            _answer_or_print_error(conversation, text)
 
 
 def _read() -> str | None:
-    """What the user typed; None: leave."""
+    """Read a line from the user; None: leave."""
     while True:
         try:
             return input("> ").strip()
@@ -158,16 +158,16 @@ def _read() -> str | None:
             out.print()
 
 
-def _answer_or_complain(talk: Talk, text: str) -> None:
+def _answer_or_print_error(conversation: Conversation, text: str) -> None:
     try:
-        _answer(talk, text)
+        _answer(conversation, text)
     except ServeError as error:
-        say_error(str(error))
+        print_error(str(error))
 
 
-def _answer(talk: Talk, text: str) -> bool:
+def _answer(conversation: Conversation, text: str) -> bool:
     """Print the answer as it comes; whether it came to its end."""
-    answer = talk.ask(text)
+    answer = conversation.ask(text)
     try:
         for piece in answer:
             out.print(piece, end="", markup=False)

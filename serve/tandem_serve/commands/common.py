@@ -1,4 +1,4 @@
-"""What the commands share: reading a manifest, saying what went wrong, showing progress."""
+"""Helpers of all commands: reading a manifest, reporting errors, showing progress."""
 
 import signal
 import sys
@@ -37,33 +37,33 @@ def read_manifest(file: Path) -> InferenceService:
 
 
 @contextmanager
-def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
+def report_errors(*, verbose: bool = False) -> Iterator[None]:
     """Turn the errors that a user can do something about into sentences and exit code 1."""
     try:
         yield
     except ManifestError as error:
         for problem in error.problems:
-            say_error(problem)
+            print_error(problem)
         raise typer.Exit(EXIT_FAILED) from None
     except ServeError as error:
         if verbose and error.details:
             err.print(error.details, markup=False)
-        say_error(str(error))
+        print_error(str(error))
         raise typer.Exit(EXIT_FAILED) from None
 
 
-def say_error(text: str) -> None:
+def print_error(text: str) -> None:
     """Print one error."""
     err.print(f"[red]error:[/red] {escape(text)}")
 
 
-def say_note(text: str) -> None:
+def print_note(text: str) -> None:
     """Print something that the user may want to know."""
     err.print(f"[yellow]note:[/yellow] {escape(text)}")
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP unwind the program, so that it ends what it started."""
     # A shell starts background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""`tandem quantize`: write a checkpoint anew, its linear layers in 8 bits."""
+"""`tandem quantize`: write a copy of a checkpoint with its linear layers in 8 bits."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -8,8 +8,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from tandem_engine.api.errors import EngineError
-from tandem_serve.commands.common import EXIT_FAILED, err, out, say_error
-from tandem_serve.commands.wide import print_wide
+from tandem_serve.commands.common import EXIT_FAILED, err, out, print_error
+from tandem_serve.commands.tables import print_table
 
 if TYPE_CHECKING:
     from tandem_engine.convert import Conversion, OutputFormat
@@ -25,10 +25,10 @@ def quantize(
     try:
         conversion = _convert(source, target, output_format, head=head)
     except EngineError as error:
-        say_error(str(error))
+        print_error(str(error))
         raise typer.Exit(EXIT_FAILED) from None
     except OSError as error:
-        say_error(f"{error.filename or target}: {error.strerror}; nothing was written")
+        print_error(f"{error.filename or target}: {error.strerror}; nothing was written")
         raise typer.Exit(EXIT_FAILED) from None
     _show(conversion, target, show_all=show_all)
 
@@ -40,7 +40,7 @@ def _convert(
         # torch is heavy, and the operator's image has none.
         from tandem_engine.convert import quantize_checkpoint  # noqa: PLC0415
     except ImportError as error:
-        say_error(f'{error}; quantize needs the engine: pip install "tandem[engine]"')
+        print_error(f'{error}; quantize needs the engine: pip install "tandem[engine]"')
         raise typer.Exit(EXIT_FAILED) from None
 
     size = DownloadColumn(binary_units=True)
@@ -62,7 +62,7 @@ def _show(conversion: "Conversion", target: Path, *, show_all: bool) -> None:
     table = Table("layer", "outputs × inputs", "error", box=None, pad_edge=False)
     for layer in shown:
         table.add_row(layer.name, " × ".join(map(str, layer.shape)), f"{layer.error:.3%}")
-    print_wide(table)
+    print_table(table)
     if left := len(layers) - len(shown):
         out.print(f"and {left} layers with smaller errors; --all shows them")
     before, after = conversion.bytes_before, conversion.bytes_after

@@ -9,17 +9,17 @@ from tandem_serve.commands.apply import apply_to
 from tandem_serve.commands.common import (
     EXIT_FAILED,
     Progress,
-    ended_by_signals,
-    errors_in_words,
+    exit_on_signals,
     out,
     read_manifest,
+    report_errors,
 )
-from tandem_serve.commands.here import check_here
+from tandem_serve.commands.local_checks import check_runs_locally
 from tandem_serve.errors import ServeError
-from tandem_serve.local import LocalRay, Place, local_ray
-from tandem_serve.records import Record, RecordExists, find_record
-from tandem_serve.services import connect, deploy
-from tandem_serve.supervisor import EXIT_TOLD
+from tandem_serve.local.ray_head import ListenAddress, LocalRay, local_ray
+from tandem_serve.local.records import Record, RecordExists, find_record
+from tandem_serve.local.services import connect, deploy
+from tandem_serve.local.supervisor import EXIT_STOPPED
 
 
 def serve(
@@ -29,16 +29,16 @@ def serve(
 
     `api_keys` is a folder of files with an API key each.
     """
-    with ended_by_signals(), errors_in_words(verbose=verbose):
+    with exit_on_signals(), report_errors(verbose=verbose):
         service = read_manifest(file)
-        place = Place(host=host, port=port, api_keys=_folder_of_keys(api_keys))
+        address = ListenAddress(host=host, port=port, api_keys=_folder_of_keys(api_keys))
         running = find_record(service.name)
         if running is not None and not detach:
             raise _runs_already(running)
-        check_here(service, api_keys=(running or place).api_keys)
+        check_runs_locally(service, api_keys=(running or address).api_keys)
         if running is None:
-            _run(service, place, detach=detach, verbose=verbose)
-        elif place.api_keys in {None, running.api_keys}:
+            _run(service, address, detach=detach, verbose=verbose)
+        elif address.api_keys in {None, running.api_keys}:
             apply_to(running, service, verbose=verbose)
         else:
             raise _has_other_keys(running)
@@ -54,16 +54,16 @@ def _folder_of_keys(folder: Path | None) -> str | None:
     return str(folder.resolve())
 
 
-def _run(service: InferenceService, place: Place, *, detach: bool, verbose: bool) -> None:
+def _run(service: InferenceService, address: ListenAddress, *, detach: bool, verbose: bool) -> None:
     try:
-        with local_ray(service, place, echo=verbose) as local:
+        with local_ray(service, address, echo=verbose) as local:
             _start(local, service, verbose=verbose)
             if detach:
                 local.detach()
             else:
                 _stay(local)
     except RecordExists:
-        raise ServeError(f"The service {service.name} is being started already.") from None
+        raise ServeError(f"The service {service.name} is already starting.") from None
 
 
 def _start(local: LocalRay, service: InferenceService, *, verbose: bool) -> None:
@@ -79,8 +79,8 @@ def _start(local: LocalRay, service: InferenceService, *, verbose: bool) -> None
 
 def _stay(local: LocalRay) -> None:
     """Wait until the service ends: by Ctrl-C, by `tandem stop`, or by itself."""
-    out.print("[dim]Ctrl-C ends it.[/dim]")
-    if local.wait() != EXIT_TOLD:
+    out.print("[dim]Press Ctrl-C to stop.[/dim]")
+    if local.wait() != EXIT_STOPPED:
         local.check_alive()
         raise typer.Exit(EXIT_FAILED)
     out.print("Stopped.")
@@ -100,16 +100,16 @@ def _show_ready(record: Record, service: InferenceService, seconds: float) -> No
 
 def _runs_already(record: Record) -> ServeError:
     return ServeError(
-        f"The service {record.name} runs already, at {record.url}; change it with tandem apply, "
-        f"or end it with tandem stop {record.name}."
+        f"The service {record.name} is already running at {record.url}; update it with tandem "
+        f"apply, or stop it with tandem stop {record.name}."
     )
 
 
 def _has_other_keys(record: Record) -> ServeError:
     return ServeError(
-        f"The service {record.name} runs already, with other API keys; put the keys into "
-        f"{record.api_keys}, or end it with tandem stop {record.name} and start it again."
+        f"The service {record.name} is already running with other API keys; put the keys into "
+        f"{record.api_keys}, or stop it with tandem stop {record.name} and start it again."
         if record.api_keys
-        else f"The service {record.name} runs already, without API keys; end it with tandem stop "
-        f"{record.name} and start it again."
+        else f"The service {record.name} is already running without API keys; stop it with tandem "
+        f"stop {record.name} and start it again."
     )

@@ -2,15 +2,15 @@
 
 from rich.table import Table
 
-from tandem_serve.commands.common import errors_in_words, out
-from tandem_serve.commands.wide import print_wide
-from tandem_serve.records import Record, read_records
-from tandem_serve.services import capacity_of, state_of
+from tandem_serve.commands.common import out, report_errors
+from tandem_serve.commands.tables import print_table
+from tandem_serve.local.records import Record, read_records
+from tandem_serve.local.services import capacity_of, state_of
 
 
 def status() -> None:
     """Print a table of the services, and of what the KV cache of their replicas holds."""
-    with errors_in_words():
+    with report_errors():
         records = read_records()
         if not records:
             out.print("No service runs here; start one with: tandem serve -f FILE")
@@ -18,7 +18,7 @@ def status() -> None:
         table = Table("name", "status", "replicas", "URL", "KV cache", box=None)
         for record in records:
             table.add_row(*_row(record))
-        print_wide(table)
+        print_table(table)
 
 
 def _row(record: Record) -> tuple[str, str, str, str, str]:

@@ -22,7 +22,7 @@ _LONGEST_ID: Final = 20
 
 
 def view(report: StepsReport, url: str) -> RenderableType:
-    """What a replica holds, and a table of its steps."""
+    """Render a replica's state and a table of its steps."""
     return Group(headline(report, url), legend(), table(report.steps))
 
 
@@ -35,13 +35,13 @@ def headline(report: StepsReport, url: str) -> Text:
         (report.model, "bold"),
         f" at {url}: {stats.num_running} running, {stats.num_waiting} waiting, "
         f"{stats.num_swapped} swapped out; {stats.num_kv_blocks} KV blocks: {num_held} held, "
-        f"{stats.num_cached_kv_blocks} cached, {num_empty} free; room for "
+        f"{stats.num_cached_kv_blocks} cached, {num_empty} free; capacity for "
         f"{limits.max_sequences} × {limits.max_seq_len} tokens",
     )
 
 
 def legend() -> Text:
-    """What the bars are made of."""
+    """Explain the bars."""
     return Text.assemble(
         (_DECODE, "cyan"), " decode  ", (_PREFILL, "green"), " prefill  ", (_REST, "dim"),
         " left of the token budget", style="dim"
@@ -55,7 +55,7 @@ def table(steps: Sequence[StepExplanation]) -> Table:
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("decode and prefill", no_wrap=True, min_width=_BAR_WIDTH)
     made.add_column("rows", min_width=12)
-    made.add_column("who is not in it, and why", min_width=20)
+    made.add_column("waiting, and why", min_width=20)
     # Where there is no budget, bars can still be compared with each other.
     most = max((step.num_tokens for step in steps), default=1)
     for step in map(_with_short_ids, reversed(steps)):
@@ -95,15 +95,15 @@ def line(step: StepExplanation) -> str:
 
 
 def left_out(step: StepExplanation) -> Iterator[str]:
-    """Who lost its blocks, who was passed over, and why the first in line waits."""
+    """Yield preempted sequences, sequences passed over, and the reason of the first in line."""
     if step.recomputed:
-        yield f"to be computed again: {_named(step.recomputed)}"
+        yield f"preempted, to be recomputed: {_named(step.recomputed)}"
     if step.swapped:
         yield f"swapped out: {_named(step.swapped)}"
     for wait in step.passed_over[:_MOST_NAMED]:
         yield wait.text.removesuffix(".")
     if len(step.passed_over) > _MOST_NAMED:
-        yield f"{len(step.passed_over) - _MOST_NAMED} more are passed over"
+        yield f"{len(step.passed_over) - _MOST_NAMED} more sequences are passed over"
     if step.held_up is not None:
         behind = f" ({step.num_behind} behind it)" if step.num_behind else ""
         yield f"{step.held_up.text.removesuffix('.')}{behind}"
@@ -118,11 +118,11 @@ def _rows(step: StepExplanation) -> str:
     parts += [_chunk(row) for row in chunks[:_MOST_NAMED]]
     if len(chunks) > _MOST_NAMED:
         parts.append(f"{len(chunks) - _MOST_NAMED} more chunks")
-    return ", ".join(parts) or "nobody"
+    return ", ".join(parts) or "no sequence"
 
 
 def _chunk(row: RowExplanation) -> str:
-    """Which tokens of its prompt a sequence got: from (exclusive) - to, of all."""
+    """Show the prompt tokens that a sequence got: from (exclusive) - to, of all."""
     whole = "" if row.num_known is None else f" of {row.num_known}"
     hit = f" ({row.num_hit} cached)" if row.num_hit else ""
     return f"{row.sequence_id} {row.start}-{row.start + row.num_tokens}{whole}{hit}"

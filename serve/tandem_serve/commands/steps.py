@@ -1,4 +1,4 @@
-"""`tandem steps`: what the engine's steps did, live."""
+"""`tandem steps`: the engine's steps, live."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from rich.live import Live
 
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_serve.api.steps import StepsReport
-from tandem_serve.commands.common import ended_by_signals, errors_in_words, out, say_note
+from tandem_serve.commands.common import exit_on_signals, out, print_note, report_errors
 from tandem_serve.commands.step_view import line, view
-from tandem_serve.commands.wide import print_wide
+from tandem_serve.commands.tables import print_table
 from tandem_serve.errors import ServeError
-from tandem_serve.services import choose
+from tandem_serve.local.services import choose
 
 _TIMEOUT_S: Final = 10.0
 _REPORT: Final = TypeAdapter(StepsReport)
@@ -37,17 +37,17 @@ def steps(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the last `limit` steps of a service, and go on as they come unless told otherwise."""
-    with ended_by_signals(), errors_in_words():
+    """Show the last `limit` steps of a service, and further ones as they come unless `once`."""
+    with exit_on_signals(), report_errors():
         if once and follow:
-            raise ServeError("--once leaves after one look, --follow goes on; give one of them.")
+            raise ServeError("--once reads once, --follow keeps reading; give only one.")
         with Source(_url(name, url), api_key) as source:
             if follow:
                 _follow(source, limit, lambda: time.sleep(every_s), as_json=as_json)
             elif as_json:
                 _print_each(source.report(limit=limit, with_decodes=True).steps, as_json=True)
             elif once or not out.is_terminal:
-                print_wide(view(source.report(limit=limit), source.url))
+                print_table(view(source.report(limit=limit), source.url))
             else:
                 watch(source, limit, lambda: time.sleep(every_s), out)
 
@@ -56,9 +56,9 @@ class Source:
     """One service, asked for its steps.
 
     Args:
-        url: Where it is.
-        api_key: What it is asked with; None: no key.
-        transport: What carries the requests; a test passes its own.
+        url: URL of the service.
+        api_key: Key of the requests; None: no key.
+        transport: Transport of the requests; a test passes its own.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Source:
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise ServeError(
-                f"Nothing answers at {self.url} ({error}); tandem status shows what runs here, "
-                "tandem serve -f FILE starts a service, --url names one elsewhere."
+                f"No server answers at {self.url} ({error}); tandem status lists the services "
+                "here, tandem serve -f FILE starts one, --url names one elsewhere."
             ) from None
         if answer.status_code != httpx.codes.OK:
             raise self._refused(answer)
@@ -107,20 +107,20 @@ class Source:
             return _REPORT.validate_json(answer.content)
         except ValidationError:
             raise ServeError(
-                f"{self.url} does not answer as this version of Tandem does; does the URL name a "
-                "service of it?"
+                f"{self.url} does not answer with steps of this version of Tandem; check the URL "
+                "and the service's version."
             ) from None
 
     def _refused(self, answer: httpx.Response) -> ServeError:
         if answer.status_code == httpx.codes.UNAUTHORIZED and not self._has_key:
             return ServeError(
-                f"{self.url} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+                f"{self.url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
             )
         if answer.status_code == httpx.codes.NOT_FOUND:
             return ServeError(
-                f"{self.url} has no steps to show: there is no service of Tandem, or an older one."
+                f"{self.url} has no /debug/steps: not a service of Tandem, or an older version."
             )
-        return ServeError(f"{self.url} says: {_sentence(answer)}")
+        return ServeError(f"{self.url} answered: {_sentence(answer)}")
 
 
 def watch(source: Source, limit: int, pause: Pause, console: Console) -> None:
@@ -138,19 +138,21 @@ def new_steps(
 ) -> Iterator[StepExplanation]:
     """The last `limit` steps that are over, then each one once, as they come, for ever.
 
-    Where numbers begin anew (the engine was started again, or another replica answers), so does
-    this; it says so, and says how many steps are missing where they came too fast.
+    Where step numbers restart (the engine was restarted, or another replica answers), so does this,
+    with a note; another note counts the steps that came too fast.
     """
     wanted, most = 0, limit
     while True:
         report = source.report(since=wanted, limit=most, with_decodes=with_decodes)
         if wanted and (report.newest is None or report.newest < wanted - 1):
-            say_note("The steps begin anew: the engine was started again, or another one answers.")
+            print_note(
+                "Step numbers restart: the engine was restarted, or another replica answers."
+            )
             wanted, most = 0, limit
             continue
         over = [step for step in report.steps if step.seconds is not None]
         if wanted and over and over[0].number > wanted:
-            say_note(f"{over[0].number - wanted} steps came too fast to be shown.")
+            print_note(f"{over[0].number - wanted} steps came too fast to be shown.")
         yield from over
         if over:
             wanted, most = over[-1].number + 1, MAX_KEPT_STEPS
@@ -173,12 +175,12 @@ def _url(name: str | None, url: str | None) -> str:
     if url is None:
         return choose(name).url
     if name is not None:
-        raise ServeError(f"{name} is a service here, --url names one elsewhere; give one of them.")
+        raise ServeError(f"{name} is a service here, --url names one elsewhere; give only one.")
     return url
 
 
 def _sentence(answer: httpx.Response) -> str:
-    """The service's own sentence, or what came in place of one."""
+    """The error message in the answer, or its status."""
     try:
         document: Any = answer.json()
         return str(document["error"]["message"])

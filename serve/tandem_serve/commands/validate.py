@@ -5,17 +5,17 @@ from pathlib import Path
 import yaml
 
 from tandem_serve.api.notes import notes
-from tandem_serve.commands.common import errors_in_words, out, read_manifest, say_note
+from tandem_serve.commands.common import out, print_note, read_manifest, report_errors
 
 
 def validate(file: Path) -> None:
     """Print a manifest with every default filled in, or every problem that it has.
 
-    What users may not expect of the defaults goes to standard error, as notes.
+    Notes on surprising defaults go to standard error.
     """
-    with errors_in_words():
+    with report_errors():
         service = read_manifest(file)
         text = yaml.safe_dump(service.resolved(), sort_keys=False, allow_unicode=True)
         out.print(text, end="", markup=False)
         for note in notes(service.spec):
-            say_note(note)
+            print_note(note)

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP interface: it parses, admits, hands to the engine and streams back.
+"""The OpenAI-compatible HTTP interface: parse, admit, submit to the engine, stream back.
 
 It knows FastAPI and the engine's api, nothing of Ray, Kubernetes or the inside of the engine.
 """

@@ -1,4 +1,4 @@
-"""Puts the application together."""
+"""Builds the HTTP application."""
 
 from typing import Final
 
@@ -7,19 +7,19 @@ from starlette.exceptions import HTTPException
 
 from tandem_engine.api.errors import EngineError
 from tandem_serve.http import errors
-from tandem_serve.http.bodies import Bodies
-from tandem_serve.http.chat import create_chat_completion
-from tandem_serve.http.completions import create_completion
+from tandem_serve.http.admission.api_keys import KeyFolder, KeyMiddleware
+from tandem_serve.http.admission.body_budget import BodyBudget
+from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.debug import steps
-from tandem_serve.http.gate import Gate
-from tandem_serve.http.keys import KeyFolder, KeyMiddleware
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.middleware import RequestMiddleware
-from tandem_serve.http.models import list_models, retrieve_model
+from tandem_serve.http.openai.chat import create_chat_completion
+from tandem_serve.http.openai.completions import create_completion
+from tandem_serve.http.openai.models import list_models, retrieve_model
+from tandem_serve.http.openai.tokenize import TEXT_LINKS, detokenize, tokenize
 from tandem_serve.http.operations import health, metrics
-from tandem_serve.http.settings import HttpSettings, Outside
+from tandem_serve.http.settings import Dependencies, HttpSettings
 from tandem_serve.http.state import GetEngine, HttpState
-from tandem_serve.http.tokenize import TEXT_LINKS, detokenize, tokenize
 
 _ROUTES: Final = (
     ("GET", "/health", health),
@@ -36,24 +36,26 @@ _ROUTES: Final = (
 
 
 def build_app(
-    settings: HttpSettings, get_engine: GetEngine, *, outside: Outside | None = None
+    settings: HttpSettings, get_engine: GetEngine, *, dependencies: Dependencies | None = None
 ) -> FastAPI:
     """The HTTP application of one replica.
 
     Args:
-        settings: what it is told once and for all.
+        settings: fixed settings of the application.
         get_engine: the engine of this process, None while it starts; asked at every request, on
             the event loop, so that the engine may be built after the application.
-        outside: clocks and chance; the real ones unless a test says otherwise.
+        dependencies: clocks and ids; a test passes its own.
     """
-    outside = outside or Outside()
+    dependencies = dependencies or Dependencies()
     state = HttpState(
         settings=settings,
-        outside=outside,
+        dependencies=dependencies,
         get_engine=get_engine,
-        gate=Gate(settings.max_link_num, outside.monotonic_s),
-        text_gate=Gate(TEXT_LINKS, outside.monotonic_s, "calls of /tokenize and /detokenize"),
-        bodies=Bodies(
+        admission=AdmissionControl(settings.max_link_num, dependencies.monotonic_s),
+        text_admission=AdmissionControl(
+            TEXT_LINKS, dependencies.monotonic_s, "calls of /tokenize and /detokenize"
+        ),
+        body_budget=BodyBudget(
             max_bytes=settings.bodies_budget,
             max_readers=settings.max_readers,
             timeout_s=settings.body_timeout_s,
@@ -65,7 +67,7 @@ def build_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.http = state
     if settings.api_keys_folder is not None:
-        keys = KeyFolder(settings.api_keys_folder, outside.monotonic_s)
+        keys = KeyFolder(settings.api_keys_folder, dependencies.monotonic_s)
         app.add_middleware(KeyMiddleware, keys=keys)
     # The last one added is the first to see a request.
     app.add_middleware(RequestMiddleware, state=state)
@@ -73,6 +75,6 @@ def build_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     app.add_exception_handler(errors.ApiError, errors.answer_error)
     app.add_exception_handler(EngineError, errors.answer_error)
-    app.add_exception_handler(errors.ClientGone, errors.answer_client_gone)
+    app.add_exception_handler(errors.ClientDisconnected, errors.answer_client_disconnected)
     app.add_exception_handler(HTTPException, errors.answer_http_error)
     return app

@@ -1,4 +1,4 @@
-"""GET /debug/steps: what the engine's last steps did, and why nobody else was in them."""
+"""GET /debug/steps: the content of the engine's last steps, and why other sequences waited."""
 
 import asyncio
 from collections import Counter
@@ -12,9 +12,9 @@ from tandem_engine.api.model import unknown_field_text
 from tandem_engine.api.steps import MAX_KEPT_STEPS
 from tandem_serve.api.steps import StepsReport
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.openai_types import RequestModel
+from tandem_serve.http.openai.protocol import RequestModel
+from tandem_serve.http.openai.validation import as_sentence, validate
 from tandem_serve.http.state import HttpState, state_of
-from tandem_serve.http.validation import as_sentence, validate
 
 _MAX_DIGITS: Final = 18
 _REPORT: Final = TypeAdapter(StepsReport)
@@ -22,14 +22,14 @@ _BOOLS: Final = {"true": True, "false": False}
 
 
 class StepsQuery(RequestModel):
-    """Which steps are wanted."""
+    """Selection of steps."""
 
     since: Annotated[int, Field(ge=0)] = 0
     """The first number that is of interest."""
     limit: Annotated[int, Field(ge=1, le=MAX_KEPT_STEPS)] = 20
     """Steps at most; the newest ones are given."""
     decodes: bool = True
-    """Whether rows that decode are listed, and not only counted."""
+    """True: decode rows are listed; False: they are only counted."""
 
 
 async def steps(request: Request) -> Response:
@@ -46,7 +46,7 @@ def _body(http: HttpState, engine: EngineFront, query: StepsQuery) -> bytes:
     newest = engine.steps(limit=1, with_decodes=False)
     report = StepsReport(
         model=http.settings.model_name,
-        time=http.outside.unix_time_s(),
+        time=http.dependencies.unix_time_s(),
         newest=newest[-1].number if newest else None,
         limits=engine.limits,
         stats=engine.stats(),
@@ -72,7 +72,7 @@ def _query(request: Request) -> StepsQuery:
             )
         if count > 1:
             raise ApiError(
-                f"{name} stands in the query {count} times; give it once.",
+                f"{name} is given {count} times in the query; give it once.",
                 param=name,
                 code="invalid_value",
             )

@@ -1,4 +1,4 @@
-"""Notices at once when the caller goes away, and ends the work that was done for it."""
+"""Detects at once that the caller disconnected, and cancels the work for it."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from tandem_serve.http.errors import ClientGone
+from tandem_serve.http.errors import ClientDisconnected
 
 T = TypeVar("T")
 
@@ -15,10 +15,10 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`; cancel it as soon as the caller goes away.
 
     Starlette looks for a disconnect only while it streams, and under ASGI 2.4 only at the next
-    send; a prompt in a long queue would be computed for nobody.
+    send; a prompt in a long queue would be computed for a caller that has left.
 
     Raises:
-        ClientGone: the caller went away first. `work` has ended by then.
+        ClientDisconnected: the caller went away first. `work` has ended by then.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
@@ -26,7 +26,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         working.cancel()
         watching.cancel()

@@ -17,14 +17,14 @@ from tandem_engine.api.errors import (
     RequestError,
     RequestFailed,
 )
-from tandem_serve.admit import Refused
+from tandem_serve.http.admission.policy import Refused
 
 logger = logging.getLogger(__name__)
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
-STATUS_CLIENT_GONE: Final = 499
-"""nginx's number for a caller that did not wait; nobody reads it but the metrics."""
+STATUS_CLIENT_CLOSED_REQUEST: Final = 499
+"""nginx's number for a caller that did not wait; only the metrics show it."""
 STARTING_RETRY_AFTER_S: Final = 1
 BODIES_RETRY_AFTER_S: Final = 1
 MAX_SHOWN: Final = 60
@@ -72,19 +72,19 @@ class ApiError(Exception):
         )
 
 
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     """`text`, as far as it fits into a sentence."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-class ClientGone(Exception):
-    """The caller went away before the answer was complete; nobody is left to tell."""
+class ClientDisconnected(Exception):
+    """The caller went away before the answer was complete; no answer can reach it."""
 
 
 def queue_full(refused: Refused, noun: str) -> ApiError:
-    """Too few places are free for so many of `noun`: 429, and when to come back."""
+    """Too few slots are free for so many of `noun`: 429, and when to come back."""
     return ApiError(
-        f"{refused.num_in_flight} {noun} are in process or waiting here, of "
+        f"{refused.num_in_flight} {noun} are running or waiting, of "
         f"{refused.max_in_flight} at most; try again in {refused.retry_after_s} s.",
         status=HTTPStatus.TOO_MANY_REQUESTS,
         kind="queue_full",
@@ -94,25 +94,25 @@ def queue_full(refused: Refused, noun: str) -> ApiError:
 
 
 def key_missing() -> ApiError:
-    """The request brings no API key."""
+    """The request has no API key."""
     return _unauthorized(
-        "There is no API key in the request; send one in the header 'Authorization: Bearer KEY'."
+        "The request has no API key; send one in the header 'Authorization: Bearer KEY'."
     )
 
 
 def key_invalid() -> ApiError:
-    """The request brings a key that is not among the service's."""
+    """The request has a key that is not one of the service's."""
     # Not even a part of it is repeated: answers end up in logs.
     return _unauthorized(
-        "The API key is not valid here; send one that stands in the service's Secret of API keys."
+        "The API key is not valid; send one from the service's Secret of API keys."
     )
 
 
 def no_keys_set() -> ApiError:
-    """Keys are asked for, and there are none."""
+    """Keys are required, and there are none."""
     return _unauthorized(
-        "This service takes no request yet: its Secret of API keys is empty or cannot be read; "
-        "put a key into it."
+        "This service accepts no requests yet: its Secret of API keys is empty or unreadable; "
+        "add a key to it."
     )
 
 
@@ -125,10 +125,10 @@ def _unauthorized(message: str) -> ApiError:
     )
 
 
-def model_not_found(asked: str, served: str) -> ApiError:
-    """Another model than the served one was asked for."""
+def model_not_found(requested: str, served: str) -> ApiError:
+    """The request names another model than the served one."""
     return ApiError(
-        f"The model '{cut(asked)}' does not exist here; this server serves '{served}'.",
+        f"The model '{truncate(requested)}' does not exist; this server serves '{served}'.",
         status=HTTPStatus.NOT_FOUND,
         param="model",
         code="model_not_found",
@@ -138,7 +138,7 @@ def model_not_found(asked: str, served: str) -> ApiError:
 def body_too_large(max_bytes: int) -> ApiError:
     """The body is larger than this server reads; the connection ends with it unread."""
     return ApiError(
-        f"The body has more than the {max_bytes} bytes that this server takes; send less.",
+        f"The body exceeds the limit of {max_bytes} bytes; send less.",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         code="request_too_large",
         headers={"Connection": "close"},
@@ -148,9 +148,8 @@ def body_too_large(max_bytes: int) -> ApiError:
 def body_too_complex(max_cost: int) -> ApiError:
     """The body would take too long to parse; the connection may stay."""
     return ApiError(
-        f"The body has more than the {max_cost} values that this server parses at once (a list or "
-        "an object counts as ten, a name in an object as seven); send less, or texts in place of "
-        "token ids.",
+        f"The body exceeds the limit of {max_cost} values to parse (a list or an object counts as "
+        "ten, a name in an object as seven); send less, or texts in place of token ids.",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         code="request_too_large",
     )
@@ -159,8 +158,8 @@ def body_too_complex(max_cost: int) -> ApiError:
 def body_too_slow(timeout_s: float) -> ApiError:
     """The body did not come in time, or its place was needed; the connection ends."""
     return ApiError(
-        f"The body did not come within {timeout_s:g} s and a second for each MiB of it, or within "
-        "a second where many send at once; send it again, faster.",
+        f"The body did not arrive within {timeout_s:g} s and a second for each MiB of it, or "
+        "within a second where many send at once; send it again, faster.",
         status=HTTPStatus.REQUEST_TIMEOUT,
         code="request_timeout",
         headers={"Connection": "close"},
@@ -170,18 +169,18 @@ def body_too_slow(timeout_s: float) -> ApiError:
 def body_encoded(encoding: str) -> ApiError:
     """The body is compressed, or encoded in another way."""
     return ApiError(
-        f"The body has Content-Encoding '{cut(encoding)}'; this server takes plain JSON "
-        "only. Send it without.",
+        f"The body has Content-Encoding '{truncate(encoding)}'; this server accepts plain JSON "
+        "only.",
         status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         code="unsupported_media_type",
     )
 
 
 def bodies_full(num_held: int, max_bytes: int) -> ApiError:
-    """There is no memory for one more body: 503, so that a client may try another replica."""
+    """The memory of all bodies is exhausted: 503, so that a client may try another replica."""
     return ApiError(
-        f"The bodies of other requests hold {num_held} bytes here, of {max_bytes} at most; try "
-        f"again in {BODIES_RETRY_AFTER_S} s.",
+        f"The bodies of other requests hold {num_held} bytes of at most {max_bytes}; try again in "
+        f"{BODIES_RETRY_AFTER_S} s.",
         status=HTTPStatus.SERVICE_UNAVAILABLE,
         kind=SERVER_ERROR,
         code="bodies_full",
@@ -198,7 +197,7 @@ def deadline_exceeded(message: str) -> ApiError:
     """The answer was not done in time: 504, whether it was begun or not.
 
     It is what gRPC's DEADLINE_EXCEEDED is over HTTP. 408 is for a request that comes too slowly,
-    and 503 asks to send it again: OpenAI's clients would do so at once, for nobody, were it not for
+    and 503 asks to send it again: OpenAI's clients would do so at once, in vain, were it not for
     the header.
     """
     return ApiError(
@@ -224,8 +223,7 @@ def engine_starting() -> ApiError:
 def unexpected() -> ApiError:
     """A bug: its traceback is in the log, not in the response."""
     return ApiError(
-        "The server failed in a way that it does not know; its log has the cause. "
-        "This is a bug, please report it.",
+        "The server failed unexpectedly; its log has the cause. This is a bug, please report it.",
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         kind=SERVER_ERROR,
         code="internal_error",
@@ -233,7 +231,7 @@ def unexpected() -> ApiError:
 
 
 def from_engine(error: EngineError) -> ApiError:
-    """What the engine raised, as the caller should see it; its sentence is kept."""
+    """Turn an engine's error into an API error; its sentence is kept."""
     match error:
         case PromptTooLong():
             return prompt_too_long(str(error), error.parameter)
@@ -243,7 +241,7 @@ def from_engine(error: EngineError) -> ApiError:
             return deadline_exceeded(str(error))
         case EngineStopped():
             return ApiError(
-                str(error) or "The engine is stopping and takes no more requests.",
+                str(error) or "The engine is stopping and accepts no more requests.",
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
                 kind=SERVER_ERROR,
                 code="engine_stopped",
@@ -258,7 +256,7 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_exception(error: Exception) -> ApiError:
-    """Any exception as an API error; one that nobody foresaw is logged with its traceback."""
+    """Turn any exception into an API error; an unexpected one is logged with its traceback."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError):
@@ -268,15 +266,15 @@ def from_exception(error: Exception) -> ApiError:
 
 
 def from_http(error: HTTPException, request: Request) -> ApiError:
-    """What the router refuses: an unknown path, or a known one with another method."""
+    """Turn a refusal of the router into an API error: unknown path, or wrong method."""
     path, method = request.url.path, request.method
     headers = error.headers or {}
     if error.status_code == HTTPStatus.NOT_FOUND:
         paths = ", ".join(getattr(route, "path", "") for route in request.app.routes)
-        message = f"There is nothing at {cut(path)}; there is {paths}."
+        message = f"No route {truncate(path)}; available: {paths}."
         code = "unknown_url"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{path} does not take {method}; it takes {headers.get('Allow', 'another')}."
+        message = f"{path} does not support {method}; allowed: {headers.get('Allow', 'another')}."
         code = "method_not_allowed"
     else:
         message, code = str(error.detail), "http_error"
@@ -295,6 +293,6 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     return from_http(error, request).response()
 
 
-async def answer_client_gone(_request: Request, _error: Exception) -> Response:
-    """The handler for a caller that went away; the response reaches nobody."""
-    return Response(status_code=STATUS_CLIENT_GONE)
+async def answer_client_disconnected(_request: Request, _error: Exception) -> Response:
+    """Handle a caller that went away; the response is not sent."""
+    return Response(status_code=STATUS_CLIENT_CLOSED_REQUEST)

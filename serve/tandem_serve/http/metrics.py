@@ -39,12 +39,12 @@ def exposition(counts: ResponseCounts, *, num_refused: int, num_in_flight: int) 
     """The numbers in Prometheus' text format."""
     refused = CounterMetricFamily(
         "tandem_http_requests_refused",
-        "Places that were asked for and not given (429).",
+        "Slots that were requested and not granted (429).",
         value=num_refused,
     )
     in_flight = GaugeMetricFamily(
         "tandem_http_requests_in_flight",
-        "Places that are taken: each choice and beam of each prompt in process or waiting.",
+        "Slots that are taken: each choice and beam of each prompt in process or waiting.",
         value=num_in_flight,
     )
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Around every request: its id, its count, and the last catch."""
+"""Middleware of every request: its id, its count, and the last exception handler."""
 
 import re
 from typing import Any, Final
@@ -6,16 +6,16 @@ from typing import Any, Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tandem_serve.http.errors import STATUS_CLIENT_GONE, from_exception
+from tandem_serve.http.errors import STATUS_CLIENT_CLOSED_REQUEST, from_exception
 from tandem_serve.http.metrics import UNKNOWN_PATH
 from tandem_serve.http.state import HttpState
 
 REQUEST_ID_HEADER: Final = "x-request-id"
-_FIT_FOR_AN_ID: Final = re.compile(r"[!-~]{1,128}")
+_VALID_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
 class RequestMiddleware:
-    """Gives each request an id, counts its response, and answers 500 to what nobody caught."""
+    """Gives each request an id, counts its response, and answers 500 to an uncaught exception."""
 
     def __init__(self, app: ASGIApp, *, state: HttpState) -> None:
         self._app = app
@@ -33,7 +33,7 @@ class RequestMiddleware:
             await self._app(scope, receive, watched)
         except Exception as error:
             if watched.status is not None:
-                raise  # The head is out: only cutting the connection can still tell the caller.
+                raise  # The head is sent: only closing the connection can still tell the caller.
             await from_exception(error).response()(scope, receive, watched)
         finally:
             self._count(scope, watched.status)
@@ -44,14 +44,14 @@ class RequestMiddleware:
 
     def _request_id(self, scope: Scope) -> str:
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        if _FIT_FOR_AN_ID.fullmatch(given):
+        if _VALID_REQUEST_ID.fullmatch(given):
             return given
-        return self._state.outside.new_id()
+        return self._state.dependencies.new_id()
 
     def _count(self, scope: Scope, status: int | None) -> None:
-        # The route's template, not the path: anyone can make up paths without end.
+        # The route's template, not the path: callers can make up paths without end.
         path: Any = getattr(scope.get("route"), "path", UNKNOWN_PATH)
-        self._state.counts.record(path, scope["method"], status or STATUS_CLIENT_GONE)
+        self._state.counts.record(path, scope["method"], status or STATUS_CLIENT_CLOSED_REQUEST)
 
 
 class _WatchedSend:

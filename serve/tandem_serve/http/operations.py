@@ -22,8 +22,8 @@ async def metrics(request: Request) -> Response:
     engine = http.get_engine()
     own = exposition(
         http.counts,
-        num_refused=http.gate.num_refused,
-        num_in_flight=http.gate.num_in_flight,
+        num_refused=http.admission.num_refused,
+        num_in_flight=http.admission.num_in_flight,
     )
     body = own if engine is None else engine.metrics() + own
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,4 +1,4 @@
-"""What the HTTP layer is told when it is built, and the outside things that it looks at."""
+"""Settings of the HTTP layer, and its clocks and ids."""
 
 import time
 import uuid
@@ -16,7 +16,7 @@ MAX_TIMEOUT_S: Final = 65535
 """MindIE's upper bound of e2eTimeout."""
 
 SPARE_READERS: Final = 32
-"""Half of what Ray Serve lets in beyond 4 maxLinkNum."""
+"""Half of the calls that Ray Serve admits beyond 4 maxLinkNum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class HttpSettings:
     """Bytes of all bodies in flight, from their first byte until the engine has their requests; at
     least four times max_request_bytes, so that two of the largest always fit."""
     body_timeout_s: float = 30.0
-    """How long a body may take to come, beside a second for each MiB of it."""
+    """Seconds in which a body must come, beside a second for each MiB of it."""
     least_body_timeout_s: float = 1.0
     """The same for the oldest ones, where more than max_readers come at once."""
     e2e_timeout_s: float = 600.0
@@ -77,22 +77,22 @@ class HttpSettings:
 
     @property
     def max_readers(self) -> int:
-        """Bodies that may take their time.
+        """Bodies that have the whole time limit.
 
-        Ray Serve lets in 4 maxLinkNum + 64 calls; those that send slowly may not take the room
-        that health checks and metrics need beside the 3 maxLinkNum in process.
+        Ray Serve admits 4 maxLinkNum + 64 calls; slow bodies may not take the part of it that
+        health checks and metrics need beside the 3 maxLinkNum in process.
         """
         return self.max_link_num + SPARE_READERS
 
 
 def random_id() -> str:
-    """32 hexadecimal digits that nobody has had before."""
+    """32 random hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
-    """Clocks and chance; tests pass their own."""
+class Dependencies:
+    """Clocks and ids; tests pass their own."""
 
     unix_time_s: Callable[[], float] = time.time
     monotonic_s: Callable[[], float] = time.monotonic

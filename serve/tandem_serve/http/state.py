@@ -1,4 +1,4 @@
-"""What all handlers of one application share."""
+"""State that all handlers of one application share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from fastapi import Request
 
 from tandem_engine.api.front import EngineFront
 from tandem_serve.http import errors
-from tandem_serve.http.bodies import Bodies
-from tandem_serve.http.gate import Gate
+from tandem_serve.http.admission.body_budget import BodyBudget
+from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.metrics import ResponseCounts
-from tandem_serve.http.settings import HttpSettings, Outside
+from tandem_serve.http.settings import Dependencies, HttpSettings
 
 GetEngine = Callable[[], EngineFront | None]
 """The engine of this process, or None while it starts."""
@@ -21,12 +21,12 @@ class HttpState:
     """Settings, the way to the engine, and the running counts."""
 
     settings: HttpSettings
-    outside: Outside
+    dependencies: Dependencies
     get_engine: GetEngine
-    gate: Gate
-    text_gate: Gate
-    """The places of /tokenize and /detokenize, which compute nothing on the engine."""
-    bodies: Bodies
+    admission: AdmissionControl
+    text_admission: AdmissionControl
+    """The slots of /tokenize and /detokenize, which compute nothing on the engine."""
+    body_budget: BodyBudget
     counts: ResponseCounts
 
     def engine(self) -> EngineFront:
@@ -40,14 +40,14 @@ class HttpState:
             raise errors.engine_starting()
         return engine
 
-    def check_model(self, asked: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
         """Refuse any model but the served one; None, where a request may leave it out, is fine.
 
         Raises:
             ApiError: it is another model (404).
         """
-        if asked is not None and asked != self.settings.model_name:
-            raise errors.model_not_found(asked, self.settings.model_name)
+        if name is not None and name != self.settings.model_name:
+            raise errors.model_not_found(name, self.settings.model_name)
 
 
 def state_of(request: Request) -> HttpState:

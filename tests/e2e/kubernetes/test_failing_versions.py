@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.e2e.client_load import ask, more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.harness import Checkpoint, DeployedService
 from tests.e2e.kubernetes.test_life import in_thread
-from tests.e2e.load import ask, more_answers, openai_client, steady_load
 from tests.figures import Times
 from tests.tiny import accuracy, held_out
 from tools.kubernetes import Kubernetes

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from openai import OpenAIError
 
+from tests.e2e.client_load import ask, openai_client
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.faults import is_whole, kill_pods, names, stop_processes
 from tests.e2e.kubernetes.harness import DeployedService, OperatorProcess
-from tests.e2e.load import ask, openai_client
 from tests.figures import Times
 from tests.tiny import held_out
 from tools.cluster import Cluster

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tandem_serve.api.draining import HEAD_TIMEOUT_S
+from tests.e2e.client_load import more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes import store
 from tests.e2e.kubernetes.harness import DeployedService
-from tests.e2e.load import more_answers, openai_client, steady_load
 from tests.figures import Times
 from tools.kubernetes import CommandFailed, Kubernetes
 

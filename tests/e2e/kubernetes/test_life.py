@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from tests.e2e.client_load import ask_all, more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.harness import GONE_S, Checkpoint, DeployedService
-from tests.e2e.load import ask_all, more_answers, openai_client, steady_load
 from tests.figures import Times
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
 from tools.kubernetes import Kubernetes

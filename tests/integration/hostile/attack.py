@@ -1,4 +1,4 @@
-"""What attackers do: bodies, and connections that are used otherwise than clients use them."""
+"""Attacks: bodies, and connections that are used otherwise than clients use them."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 MODEL: Final = "tandem-tiny"
 MAX_LINK_NUM: Final = 16
-PLACES: Final = 3 * MAX_LINK_NUM
+SLOTS: Final = 3 * MAX_LINK_NUM
 MAX_SEQ_LEN: Final = 1024
 MAX_BODY: Final = 4 * 2**20
 
@@ -19,7 +19,7 @@ CHAT: Final = "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: status 0 means nothing at all."""
+    """Answer of the server: status 0 means nothing at all."""
 
     status: int
     body: bytes = b""

@@ -53,7 +53,7 @@ class Reader:
         assert self._read() == "running\n"
 
     def end(self) -> list[dict[str, Any]]:
-        """What was seen of each stream, the one that runs included."""
+        """Return the observations of each stream, the one that runs included."""
         self._write("end")
         streams: list[dict[str, Any]] = json.loads(self._read())
         return streams

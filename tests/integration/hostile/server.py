@@ -29,7 +29,7 @@ CONFIG = EngineConfig(
     schedule=ScheduleConfig(
         template_type="Mix",
         cache_block_size=16,
-        max_batch_size=24,  # Half of the places: there is a queue.
+        max_batch_size=24,  # Half of the slots: there is a queue.
         max_iter_times=MAX_SEQ_LEN,
         split_fuse=SplitFuseConfig(split_chunk_tokens=256, split_start_batch_size=0),
     ),

@@ -15,8 +15,8 @@ from tests.integration.hostile.attack import (
     MAX_BODY,
     MAX_LINK_NUM,
     MODEL,
-    PLACES,
     PROMPT,
+    SLOTS,
     Target,
     filled,
     read_answer,
@@ -98,7 +98,7 @@ def test_a_body_without_end(server: Server) -> None:
                 connection.sendall(piece)
         answer = read_answer(connection)
 
-    # The connection may break before the answer is read: more was sent than anybody reads.
+    # The connection may break before the answer is read: more was sent than the server reads.
     assert answer.status in {413, 0}
     assert is_served(server)
 
@@ -116,13 +116,13 @@ def test_more_sequences_than_there_can_be(server: Server) -> None:
     assert answer.status == 400
     assert answer.message == (
         "prompt holds 3000 prompts and n is 128, which makes 384000 sequences; this server takes "
-        f"at most {PLACES} sequences at once, three times its maxLinkNum of {MAX_LINK_NUM}. "
+        f"at most {SLOTS} sequences at once, three times its maxLinkNum of {MAX_LINK_NUM}. "
         "Lower n."
     )
 
 
-async def test_as_many_sequences_as_there_can_be_from_everybody(server: Server) -> None:
-    wide = SMALL | {"prompt": ["a"] * 3, "n": PLACES // 4, "max_tokens": 64, "temperature": 1}
+async def test_as_many_sequences_as_there_can_be_from_every_client(server: Server) -> None:
+    wide = SMALL | {"prompt": ["a"] * 3, "n": SLOTS // 4, "max_tokens": 64, "temperature": 1}
 
     answers = await asyncio.gather(
         *(asyncio.to_thread(server.post, COMPLETIONS, wide) for _ in range(12))
@@ -142,7 +142,7 @@ def test_thousands_of_messages(server: Server) -> None:
         assert most.status == (400 if path == CHAT else 200)
 
 
-def test_texts_to_tokenize_from_everybody(server: Server) -> None:
+def test_texts_to_tokenize_from_every_client(server: Server) -> None:
     text = {"model": MODEL, "prompt": "中" * 1300, "return_token_strs": True}
     tokens = {"model": MODEL, "tokens": list(range(256)) * 4}
     kwargs = {

@@ -64,7 +64,10 @@ def test_a_trace_begins_at_zero_and_is_in_order() -> None:
         ([], "The trace has no column TIMESTAMP"),
         ([HEAD], "The trace has no rows"),
         (["TIMESTAMP,Tokens", "2023-11-16,1"], "no column ContextTokens"),
-        ([HEAD, "2023-11-16,1,1", "yesterday,1,1"], "Line 3 of the trace is no time and two"),
+        (
+            [HEAD, "2023-11-16,1,1", "yesterday,1,1"],
+            "Line 3 of the trace is not a time and two token counts",
+        ),
         ([HEAD, "2023-11-16,1"], "Line 2 of the trace"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.serving.case import Case, Shape, parse_case
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.plan import ClosedLoop, OpenLoop, loads_of
-from benchmarks.serving.settings import LoadSettings, Promises, parse_token_ids
+from benchmarks.serving.settings import LatencyTargets, LoadSettings, parse_token_ids
 
 CASE = Case(4, Shape(32, 16))
 
@@ -29,7 +29,9 @@ def test_a_case_reads_back_as_it_is_written(
     "text", ["", "16", "16x32", "16x32x", "1x2x3x4", "ax1x1", "-1x2x3", "1×2×3"]
 )
 def test_what_is_no_case_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(WrongUsage, match=r"is no case; write CONCURRENCYxINPUTxOUTPUT in tokens"):
+    with pytest.raises(
+        WrongUsage, match=r"is not a case; write CONCURRENCYxINPUTxOUTPUT in tokens"
+    ):
         parse_case(text)
 
 
@@ -56,17 +58,17 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sente
         LoadSettings(**settings)
 
 
-def test_a_promise_of_nothing_is_none() -> None:
-    assert not Promises()
-    assert Promises(ttft_ms=1.0)
+def test_a_target_of_nothing_is_none() -> None:
+    assert not LatencyTargets()
+    assert LatencyTargets(ttft_ms=1.0)
     with pytest.raises(WrongUsage, match="--tpot-ms is -1"):
-        Promises(tpot_ms=-1.0)
+        LatencyTargets(tpot_ms=-1.0)
 
 
 def test_token_ids_are_a_range() -> None:
     assert parse_token_ids("100-999") == (100, 999)
     for text in ("100", "9-1", "a-b", "-5"):
-        with pytest.raises(WrongUsage, match="is no range of token ids"):
+        with pytest.raises(WrongUsage, match="is not a range of token ids"):
             parse_token_ids(text)
 
 
@@ -108,7 +110,7 @@ def test_an_infinite_rate_sends_all_at_once() -> None:
     [
         ({"cases": (CASE,)}, "The case 4x32x16 needs 48 tokens a request; the model takes 40"),
         ({"cases": (Case(0, Shape(1, 1)),)}, "The case 0x1x1 has no callers"),
-        ({"cases": (Case(0, Shape(1, 1)),), "rate": math.inf}, "say how many with --requests"),
+        ({"cases": (Case(0, Shape(1, 1)),), "rate": math.inf}, "give their number with --requests"),
         ({"cases": (Case(0, Shape(1, 1)),), "rate": 1e-9}, "none arrives within 20 s"),
     ],
 )

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.overhead.cli import app
+from benchmarks.overhead.profiler import Profiler
 from benchmarks.overhead.report import Figures, write_json
-from benchmarks.overhead.watch import Watch
 
 PARTS = {"schedule": 0.001, "forward": 0.006, "sample": 0.002, "hand over": 0.001}
 
@@ -19,7 +19,7 @@ def figures(**given: float) -> Figures:
         model="S",
         num_rows=1,
         sampling="greedy",
-        ahead=None,
+        async_scheduling=None,
         parts_s=PARTS,
         **{"forward_wall_s": 0.006, "period_s": 0.008, **given},
     )
@@ -45,12 +45,12 @@ def test_a_watch_counts_each_moment_of_a_turn_once() -> None:
             while time.thread_time() < until:
                 pass
 
-    loop, watch = Loop(), Watch(1)
-    watch.stand_at(loop, "part", "schedule")
-    watch.stand_around(loop, "turn")
+    loop, profiler = Loop(), Profiler(1)
+    profiler.time_calls(loop, "part", "schedule")
+    profiler.time_loop(loop, "turn")
     loop.turn()
 
-    [part], [rest] = watch.taken["schedule"], watch.taken["hand over"]
+    [part], [rest] = profiler.taken["schedule"], profiler.taken["hand over"]
     assert part >= 0.02
     assert rest < part
 
@@ -63,9 +63,9 @@ def test_the_figures_are_written_with_the_machine(tmp_path: Path) -> None:
     assert told["machine"]["num_cores"] >= 1
 
 
-@pytest.mark.parametrize("option", ["--model", "--sampling", "--ahead"])
+@pytest.mark.parametrize("option", ["--model", "--sampling", "--async-scheduling"])
 def test_an_unknown_name_is_refused_with_those_that_there_are(option: str) -> None:
     done = CliRunner().invoke(app, [option, "nonsense"])
 
     assert done.exit_code == 2
-    assert "'nonsense' is none of" in done.output
+    assert "'nonsense' is not one of" in done.output

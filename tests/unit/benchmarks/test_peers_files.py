@@ -1,4 +1,4 @@
-"""What benchmarks.peers prints and writes, the models that it makes, and what it refuses."""
+"""Output, files, models and refusals of benchmarks.peers."""
 
 import hashlib
 import json
@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from benchmarks.peers import session
 from benchmarks.peers.cli import app
-from benchmarks.peers.contest import Sample, TurnResult
 from benchmarks.peers.convert import model_for
-from benchmarks.peers.engines import KINDS, Contestant
+from benchmarks.peers.engines import KINDS, InstalledEngine
 from benchmarks.peers.environments import make_environments, torch_pins, without_torch
 from benchmarks.peers.figures import process_figures, row_figures
 from benchmarks.peers.models import ensure_model
@@ -30,22 +29,23 @@ from benchmarks.peers.report import (
     document,
     latency_table,
     process_table,
-    roof_sentence,
+    roofline_sentence,
     row_table,
     sentences,
 )
-from benchmarks.peers.roofline import RoofLine
+from benchmarks.peers.roofline import Roofline
 from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.through_http import Pair, manifest_for, table_of
+from benchmarks.peers.turns import Sample, TurnResult
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import Measurement, summarize
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.load import load_decoder
 from tandem_serve.api.manifest import parse_manifest
 
-ROOF = RoofLine(bandwidth=37e9, bf16={16: 300e9, 512: 436e9}, w8a8={})
+ROOF = Roofline(bandwidth=37e9, bf16={16: 300e9, 512: 436e9}, w8a8={})
 ENGINES = ("tandem", "openvino", "vllm")
 RESULTS = [
     TurnResult(
@@ -117,7 +117,7 @@ def test_tables_name_engines_ratios_goals_and_shares() -> None:
         row_table(figures, ENGINES),
         latency_table(figures),
         process_table(processes),
-        roof_sentence("M", ROOF, "C, huge pages"),
+        roofline_sentence("M", ROOF, "C, huge pages"),
         *sentences(processes, {"llamacpp": "its interpreter was not given with --llamacpp."}),
     )
 
@@ -231,14 +231,14 @@ def test_a_run_that_is_ended_ends_the_engine_that_it_started(small_model: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "--only", "L"], "There is no model 'L'; it must be one of S, M, Q."),
-        (["run", "--types", "fp8"], "There is no type 'fp8'; it must be one of bf16, w8a8."),
-        (["run", "--rows", "many"], "'many' is no case; write CONCURRENCYxINPUTxOUTPUT"),
+        (["run", "--only", "L"], "Unknown model 'L'; it must be one of S, M, Q."),
+        (["run", "--types", "fp8"], "Unknown type 'fp8'; it must be one of bf16, w8a8."),
+        (["run", "--rows", "many"], "'many' is not a case; write CONCURRENCYxINPUTxOUTPUT"),
         (["run", "--rows", "0x8x8"], "The row 0x8x8 has no sequences"),
         (["run", "--rows", "1x4096x1"], "takes 4097 tokens; the models take 4095"),
         (["run", "--openvino", "/nowhere/python"], "--openvino is /nowhere/python, which is no"),
         (["run", "--threads", "4096"], "--threads is 4096; this process may use"),
-        (["environments", "--only", "sglang"], "There is no peer 'sglang'; it must be one of"),
+        (["environments", "--only", "sglang"], "Unknown peer 'sglang'; it must be one of"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(arguments: list[str], sentence: str) -> None:
@@ -265,7 +265,7 @@ def test_help_has_examples() -> None:
 def test_an_interpreter_without_the_tools_is_told_which_one_is_missing(
     tmp_path: Path, small_model: Path
 ) -> None:
-    openvino = Contestant(kind=KINDS["openvino"], python=tmp_path / "python")
+    openvino = InstalledEngine(kind=KINDS["openvino"], python=tmp_path / "python")
 
     with pytest.raises(BenchmarkError, match=r"There is no .*optimum-cli; install optimum-intel"):
         model_for(openvino, small_model, "bf16", log=tmp_path / "log")
@@ -278,9 +278,9 @@ def test_a_conversion_that_is_newer_than_the_checkpoint_is_used_again(tmp_path: 
     made = tmp_path / "S.q8_0.gguf"
     made.touch()
 
-    llamacpp = Contestant(kind=KINDS["llamacpp"], python=tmp_path / "python")
+    llamacpp = InstalledEngine(kind=KINDS["llamacpp"], python=tmp_path / "python")
     assert model_for(llamacpp, checkpoint, "w8a8", log=tmp_path / "log") == made
-    tandem = Contestant(kind=KINDS["tandem"], python=tmp_path / "python")
+    tandem = InstalledEngine(kind=KINDS["tandem"], python=tmp_path / "python")
     assert model_for(tandem, checkpoint, "w8a8", log=tmp_path / "log") == checkpoint
 
 
@@ -327,7 +327,7 @@ def test_a_peer_that_cannot_be_had_leaves_the_others(
 
     told = capfd.readouterr()
     assert told.out == f"--openvino {folder}/openvino/bin/python\n"
-    assert "vllm cannot be had: uv failed;" in told.err
+    assert "vllm cannot be installed: uv failed;" in told.err
     log = (folder / "openvino.log").read_text(encoding="utf-8")
     assert "openvino-genai optimum-intel torch" in log
     with pytest.raises(BenchmarkError, match="No environment could be made"):
@@ -347,7 +347,7 @@ def test_the_manifest_of_a_model_is_one_that_tandem_takes(tmp_path: Path) -> Non
 
 def test_the_share_of_http_is_that_of_the_same_repeat() -> None:
     nothing = summarize(
-        Measurement(name="x", outcomes=[], wall_s=1.0, client_cpu_s=0.0), Promises()
+        Measurement(name="x", outcomes=[], wall_s=1.0, client_cpu_s=0.0), LatencyTargets()
     )
     pairs = [
         Pair(engine=engine, http=http, client_cpu_share=0.02, summary=nothing)

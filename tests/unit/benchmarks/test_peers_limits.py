@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers.contest import Sample, TurnResult
 from benchmarks.peers.figures import (
     EngineFigures,
     RowFigures,
-    best_roof,
+    best_roofline,
     process_figures,
     row_figures,
     tokens_per_s,
@@ -19,7 +18,7 @@ from benchmarks.peers.figures import (
 )
 from benchmarks.peers.goals import goal
 from benchmarks.peers.roofline import (
-    RoofLine,
+    Roofline,
     rate_at,
     row_limit,
     row_limit_s,
@@ -28,7 +27,8 @@ from benchmarks.peers.roofline import (
     weight_bytes,
 )
 from benchmarks.peers.rows import parse_row
-from benchmarks.peers.shapes import SHAPES, ModelShape, shape_called
+from benchmarks.peers.shapes import SHAPES, ModelShape, find_shape
+from benchmarks.peers.turns import Sample, TurnResult
 from benchmarks.serving.case import Case, Shape
 from benchmarks.serving.errors import WrongUsage
 
@@ -43,11 +43,11 @@ TINY = ModelShape(
     intermediate_size=3,
     vocab_size=10,
 )
-ROOF = RoofLine(bandwidth=1000.0, bf16={16: 1e5, 512: 2e5}, w8a8={16: 2e5, 512: 4e5})
+ROOF = Roofline(bandwidth=1000.0, bf16={16: 1e5, 512: 2e5}, w8a8={16: 2e5, 512: 4e5})
 # Products that cost nothing: only memory is left.
-SLOW_MEMORY = RoofLine(bandwidth=1000.0, bf16={512: 1e12}, w8a8={512: 1e12})
+SLOW_MEMORY = Roofline(bandwidth=1000.0, bf16={512: 1e12}, w8a8={512: 1e12})
 # Memory that costs nothing: only products are left.
-SLOW_PRODUCTS = RoofLine(bandwidth=1e15, bf16={512: 100.0}, w8a8={512: 200.0})
+SLOW_PRODUCTS = Roofline(bandwidth=1e15, bf16={512: 100.0}, w8a8={512: 200.0})
 
 
 def sample(row: str, *times_s: Sequence[float]) -> Sample:
@@ -74,7 +74,7 @@ def test_s_and_m_have_the_sizes_of_the_goals(name: str, millions: float) -> None
 
 def test_an_unknown_model_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(WrongUsage, match="no model 'L'; it must be one of S, M"):
-        shape_called("L")
+        find_shape("L")
 
 
 def test_a_step_reads_all_weights_and_in_8_bit_the_head_alone_keeps_16() -> None:
@@ -112,13 +112,13 @@ def test_the_limit_counts_output_tokens_but_prompt_tokens_of_a_row_that_is_all_p
 
 
 def test_a_type_whose_products_were_not_measured_has_no_limit() -> None:
-    roof = RoofLine(bandwidth=1000.0, bf16={512: 1.0}, w8a8={})
+    roof = Roofline(bandwidth=1000.0, bf16={512: 1.0}, w8a8={})
 
     assert row_limit(TINY, parse_row("1x4x1"), roof, "w8a8") is None
 
 
 def test_one_sequence_on_m_is_bound_by_memory() -> None:
-    roof = RoofLine(bandwidth=37e9, bf16={512: 436e9}, w8a8={512: 820e9})
+    roof = Roofline(bandwidth=37e9, bf16={512: 436e9}, w8a8={512: 820e9})
     row = parse_row("1x32x64")
 
     # 947 MB of weights and 4 to 11 MB of cache a step; 505 MB in 8 bit.
@@ -127,7 +127,7 @@ def test_one_sequence_on_m_is_bound_by_memory() -> None:
 
 
 def test_a_long_prompt_on_m_is_bound_by_products_and_attention() -> None:
-    roof = RoofLine(bandwidth=37e9, bf16={512: 436e9}, w8a8={512: 820e9})
+    roof = Roofline(bandwidth=37e9, bf16={512: 436e9}, w8a8={512: 820e9})
     row = parse_row("1x2048x1")
 
     assert row_limit(SHAPES["M"], row, roof, "bf16") == pytest.approx(391, abs=5)
@@ -154,7 +154,7 @@ def test_a_better_machine_never_has_a_lower_limit(
     concurrency: int, num_input: int, num_output: int, factor: float
 ) -> None:
     row = Case(concurrency, Shape(num_input, num_output))
-    better = RoofLine(
+    better = Roofline(
         bandwidth=ROOF.bandwidth * factor,
         bf16={size: rate * factor for size, rate in ROOF.bf16.items()},
         w8a8={},
@@ -269,7 +269,7 @@ def test_load_time_and_memory_are_medians_over_the_repeats() -> None:
 
 
 def test_the_roof_of_a_run_is_the_best_of_its_repeats() -> None:
-    roofs = [RoofLine(bandwidth=value, bf16={16: value}, w8a8={}) for value in (3.0, 1.0, 2.0)]
+    roofs = [Roofline(bandwidth=value, bf16={16: value}, w8a8={}) for value in (3.0, 1.0, 2.0)]
 
-    assert best_roof(roofs) == RoofLine(bandwidth=3.0, bf16={16: 3.0}, w8a8={})
-    assert best_roof([]) is None
+    assert best_roofline(roofs) == Roofline(bandwidth=3.0, bf16={16: 3.0}, w8a8={})
+    assert best_roofline([]) is None

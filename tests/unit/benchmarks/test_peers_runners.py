@@ -1,4 +1,4 @@
-"""How benchmarks.peers speaks to engines: the protocol, processes, turns, a real Tandem."""
+"""The protocol of benchmarks.peers, processes, turns, a real Tandem."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.contest import (
-    Settings,
-    Turn,
-    carry_out,
-    measure,
-    measure_roof,
-    rates_of,
-    turns,
-)
 from benchmarks.peers.engines import (
     KINDS,
     TANDEM,
-    Contestant,
     EngineKind,
+    InstalledEngine,
     physical_cores,
     runner_environment,
 )
@@ -32,16 +23,25 @@ from benchmarks.peers.runners.protocol import (
     Failed,
     Load,
     Loaded,
-    MeasureRoof,
+    MeasureRoofline,
     Message,
     ProtocolError,
-    Roof,
+    RooflineRates,
     Row,
     Times,
     decode,
     encode,
 )
 from benchmarks.peers.shapes import ModelShape
+from benchmarks.peers.turns import (
+    Settings,
+    Turn,
+    measure,
+    measure_roofline,
+    rates_of,
+    run_turn,
+    turns,
+)
 from benchmarks.serving.errors import WrongUsage
 
 TINY = ModelShape(
@@ -71,8 +71,8 @@ SETTINGS = Settings(
     timeout_s=120.0,
     cores=(physical_cores()[0],),
 )
-OWN = Contestant(kind=KINDS[TANDEM], python=Path(sys.executable))
-TURN = Turn(repeat=0, model="T", weights="bf16", contestant=OWN)
+OWN = InstalledEngine(kind=KINDS[TANDEM], python=Path(sys.executable))
+TURN = Turn(repeat=0, model="T", weights="bf16", engine=OWN)
 
 
 class FakeRunner:
@@ -105,10 +105,10 @@ def runner_that(tmp_path: Path) -> Callable[[str], RunnerProcess]:
     def start(code: str) -> RunnerProcess:
         (tmp_path / "made_up.py").write_text(code, encoding="utf-8")
         kind = EngineKind(name="made_up", title="Made up", runner="made_up", types={})
-        contestant = Contestant(
+        engine = InstalledEngine(
             kind=kind, python=Path(sys.executable), environment={"PYTHONPATH": str(tmp_path)}
         )
-        return RunnerProcess(contestant, [0], pin=False, log=tmp_path / "log")
+        return RunnerProcess(engine, [0], pin=False, log=tmp_path / "log")
 
     return start
 
@@ -118,10 +118,10 @@ def runner_that(tmp_path: Path) -> Callable[[str], RunnerProcess]:
     [
         LOAD,
         Row(prompts=[[1, 2], [3]], num_output=4),
-        MeasureRoof(gemms=[[2, 3]], num_layers=1, sizes=[16], types=["bf16"], num_threads=1),
+        MeasureRoofline(gemms=[[2, 3]], num_layers=1, sizes=[16], types=["bf16"], num_threads=1),
         Loaded(version="1", settings={"threads": 2}),
         Times(times_s=[[0.5, 1.0]]),
-        Roof(bandwidth=1.0, bandwidth_by="C", bf16={"16": 2.0}, w8a8={}),
+        RooflineRates(bandwidth=1.0, bandwidth_by="C", bf16={"16": 2.0}, w8a8={}),
         Failed(error="no\nmemory"),
     ],
 )
@@ -135,9 +135,9 @@ def test_a_message_is_one_line_and_comes_back_as_it_was(message: Message) -> Non
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("hello", "'hello' is no message"),
-        ("[1]", "is no message"),
-        ('{"kind": "dance"}', "is no message"),
+        ("hello", "'hello' is not a message"),
+        ("[1]", "is not a message"),
+        ('{"kind": "dance"}', "is not a message"),
         ('{"kind": "failed"}', "A failed message lacks, or does not know: error"),
         ('{"kind": "failed", "error": "", "x": 1}', "lacks, or does not know: x"),
     ],
@@ -151,7 +151,7 @@ def test_engines_alternate_and_every_other_repeat_goes_backwards() -> None:
     vllm = replace(OWN, kind=KINDS["vllm"])
 
     order = [
-        (turn.repeat, turn.weights, turn.contestant.kind.name)
+        (turn.repeat, turn.weights, turn.engine.kind.name)
         for turn in turns([OWN, vllm], ["S"], ["bf16", "w8a8"], repeats=2)
     ]
 
@@ -214,7 +214,7 @@ def test_a_turn_that_breaks_keeps_the_rows_before_it() -> None:
 def test_tandem_runs_rows_in_a_process_of_its_own(tmp_path: Path) -> None:
     checkpoint = ensure_model(TINY, tmp_path)
 
-    seen = carry_out(TURN, TINY, checkpoint, SETTINGS, log=tmp_path / "log", note=lambda _: None)
+    seen = run_turn(TURN, TINY, checkpoint, SETTINGS, log=tmp_path / "log", note=lambda _: None)
 
     assert seen.error is None, (tmp_path / "log").read_text(encoding="utf-8")
     assert seen.load_s is not None
@@ -233,7 +233,7 @@ def test_what_an_engine_cannot_do_is_a_sentence(tmp_path: Path) -> None:
     # No engine has this type: what matters is that the reason arrives.
     turn = replace(TURN, weights="w2a2")
 
-    seen = carry_out(turn, TINY, tmp_path, SETTINGS, log=tmp_path / "log", note=lambda _: None)
+    seen = run_turn(turn, TINY, tmp_path, SETTINGS, log=tmp_path / "log", note=lambda _: None)
 
     assert seen.error is not None
     assert seen.error.startswith("Tandem: ")
@@ -241,7 +241,7 @@ def test_what_an_engine_cannot_do_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_roof_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
-    roof, reader = measure_roof(
+    roof, reader = measure_roofline(
         Path(sys.executable), TINY, SETTINGS, with_w8a8=False, log=tmp_path / "log"
     )
 
@@ -255,8 +255,8 @@ def test_the_roof_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        ("import sys; sys.exit('no such library')", "ended by itself.*no such library"),
-        ("print('hello'); input()", "answered what is no answer: 'hello'"),
+        ("import sys; sys.exit('no such library')", "exited with status.*no such library"),
+        ("print('hello'); input()", "sent an invalid answer: 'hello'"),
         ("import time; input(); time.sleep(600)", "no answer within 0.5 s; raise --timeout"),
         (
             'print(\'{"kind": "failed", "error": "too small"}\'); input()',
@@ -274,10 +274,10 @@ def test_a_runner_that_fails_is_told_in_words(
 
 
 def test_an_interpreter_that_is_not_there_is_told_in_words(tmp_path: Path) -> None:
-    contestant = replace(OWN, python=tmp_path / "python")
+    engine = replace(OWN, python=tmp_path / "python")
 
     with pytest.raises(RunnerFailed, match=r"cannot be started.*interpreter that has Tandem"):
-        RunnerProcess(contestant, [0], pin=False, log=tmp_path / "log")
+        RunnerProcess(engine, [0], pin=False, log=tmp_path / "log")
 
 
 def test_what_a_runner_prints_does_not_disturb_its_answers(
@@ -328,27 +328,27 @@ def _size(row: Message) -> Sequence[int]:
     return len(row.prompts), len(row.prompts[0]), row.num_output
 
 
-@pytest.mark.parametrize(("text", "is_drawn"), [("16x32x64", False), ("16x32x64:drawn", True)])
-def test_a_row_is_written_as_it_is_read(text: str, is_drawn: bool) -> None:
+@pytest.mark.parametrize(("text", "is_sampled"), [("16x32x64", False), ("16x32x64:sampled", True)])
+def test_a_row_is_written_as_it_is_read(text: str, is_sampled: bool) -> None:
     row = parse_row(text)
 
     assert str(row) == text
-    assert (row.concurrency, row.shape.num_output, row.is_drawn) == (16, 64, is_drawn)
+    assert (row.concurrency, row.shape.num_output, row.is_sampled) == (16, 64, is_sampled)
 
 
 def test_a_row_that_is_chosen_in_an_unknown_way_is_refused() -> None:
-    with pytest.raises(WrongUsage, match="ends with ':beams'; write :drawn, or nothing"):
+    with pytest.raises(WrongUsage, match="ends with ':beams'; write :sampled, or nothing"):
         parse_row("16x32x64:beams")
 
 
 def test_a_drawn_row_is_drawn_from_its_warm_up_on_and_no_other() -> None:
     runner = FakeRunner()
-    settings = replace(SETTINGS, rows=(parse_row("1x8x4"), parse_row("1x8x4:drawn")))
+    settings = replace(SETTINGS, rows=(parse_row("1x8x4"), parse_row("1x8x4:sampled")))
 
     measure(runner, TURN, TINY, Path("/m"), settings, note=lambda _: None)
 
     rows = [message for message in runner.asked if isinstance(message, Row)]
-    assert [row.is_drawn for row in rows] == [False, False, False, True, True]
+    assert [row.is_sampled for row in rows] == [False, False, False, True, True]
 
 
 def test_one_sequence_runs_for_the_first_seconds_after_loading() -> None:

@@ -1,4 +1,4 @@
-"""The contest of policies: loads, machines, capacity, the simulator."""
+"""The comparison of policies: loads, machines, capacity, the simulator."""
 
 from itertools import pairwise
 
@@ -7,19 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduling.capacity import Run, figures, highest_sustained
-from benchmarks.scheduling.contest import Contest, Entry, carry_out, contests_of, tasks_for
-from benchmarks.scheduling.machines import MACHINES, Machine, Noise, NoisyMachine, machine_called
-from benchmarks.scheduling.policies import Policy, contestants, parse_promises, static, with_slo
-from benchmarks.scheduling.simulator import Limit, Simulator
-from benchmarks.scheduling.workload import at_rate, by_chance, span_s, window
+from benchmarks.scheduling.comparison import (
+    PolicyComparison,
+    PolicyResult,
+    find_capacity,
+    group_by_load,
+    tasks_for,
+)
+from benchmarks.scheduling.machines import MACHINES, Machine, Noise, NoisyMachine, find_machine
+from benchmarks.scheduling.policies import Policy, parse_targets, policies_for, static, with_slo
+from benchmarks.scheduling.simulator import MissLimit, Simulator
+from benchmarks.scheduling.workload import at_rate, span_s, window, with_poisson_arrivals
 from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import WrongUsage
 from benchmarks.serving.outcome import Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.trace import Arrival
 from tandem_engine.api.step import Step
 
-PROMISES = Promises(ttft_ms=1000.0, tpot_ms=100.0)
+TARGETS = LatencyTargets(ttft_ms=1000.0, tpot_ms=100.0)
 QUIET = Noise(spread=0.0, outliers=0.0)
 
 # 10 ms a step, 1 ms a token, 2 µs a pair, 3 µs a cached token, 4 ms a row.
@@ -89,11 +95,11 @@ def test_a_window_beyond_the_trace_is_refused() -> None:
 
 def test_chance_draws_whole_rows_and_is_the_same_for_the_same_seed() -> None:
     trace = load((0.0, 10, 1), (1.0, 20, 2), (2.0, 30, 3))
-    drawn = by_chance(trace, count=50, seed=3)
+    drawn = with_poisson_arrivals(trace, count=50, seed=3)
 
     assert {one.shape for one in drawn} == {one.shape for one in trace}
-    assert drawn == by_chance(trace, count=50, seed=3)
-    assert drawn != by_chance(trace, count=50, seed=4)
+    assert drawn == with_poisson_arrivals(trace, count=50, seed=3)
+    assert drawn != with_poisson_arrivals(trace, count=50, seed=4)
 
 
 # ── machines ─────────────────────────────────────────────────────────────────────────────────
@@ -146,58 +152,58 @@ def test_an_outlier_takes_as_much_longer_as_the_noise_says() -> None:
     assert slow.seconds(MIXED) == pytest.approx(4 * PLAIN.seconds(MIXED))
 
 
-def test_a_machine_nobody_knows_is_refused_with_the_names() -> None:
+def test_an_unknown_machine_is_refused_with_the_names() -> None:
     with pytest.raises(WrongUsage, match="'tpu'; it must be one of npu, gpu, cpu"):
-        machine_called("tpu")
+        find_machine("tpu")
 
 
 # ── policies ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_six_static_chunks_compete_with_one_budget() -> None:
-    names = [policy.name for policy in contestants(PROMISES)]
+    names = [policy.name for policy in policies_for(TARGETS)]
 
     assert names == [f"static {2**power}" for power in range(6, 12)] + ["SLO budget"]
 
 
-def test_a_static_chunk_knows_no_promise_and_the_budget_both() -> None:
+def test_a_static_chunk_knows_no_target_and_the_budget_both() -> None:
     assert static(256).is_static
     assert static(256).schedule.split_fuse.split_chunk_tokens == 256
-    assert not with_slo(PROMISES).is_static
-    assert (with_slo(PROMISES).slo.ttft_s, with_slo(PROMISES).slo.tpot_s) == (1.0, 0.1)
-    assert with_slo(PROMISES).schedule.split_fuse.split_chunk_tokens == 2048
+    assert not with_slo(TARGETS).is_static
+    assert (with_slo(TARGETS).slo.ttft_s, with_slo(TARGETS).slo.tpot_s) == (1.0, 0.1)
+    assert with_slo(TARGETS).schedule.split_fuse.split_chunk_tokens == 2048
 
 
-def test_promises_are_written_with_a_slash() -> None:
-    assert parse_promises("1500/62.5") == Promises(ttft_ms=1500.0, tpot_ms=62.5)
+def test_targets_are_written_with_a_slash() -> None:
+    assert parse_targets("1500/62.5") == LatencyTargets(ttft_ms=1500.0, tpot_ms=62.5)
 
 
 @pytest.mark.parametrize("text", ["1500", "a/b", "1500/", "/50"])
 def test_what_is_no_pair_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(WrongUsage, match=f"'{text}' is no pair of promises; .* such as 1500/50"):
-        parse_promises(text)
+    with pytest.raises(WrongUsage, match=f"'{text}' is not a pair of targets; .* such as 1500/50"):
+        parse_targets(text)
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_goodput_counts_those_that_kept_both_promises() -> None:
+def test_goodput_counts_those_that_kept_both_targets() -> None:
     good, late, slow = outcome(0.5, 0.05), outcome(1.5, 0.05), outcome(0.5, 0.15)
-    seen = figures([good, good, late, slow], PROMISES, rate=8.0, wall_s=1.0)
+    seen = figures([good, good, late, slow], TARGETS, rate=8.0, wall_s=1.0)
 
     assert seen.goodput == 4.0
     assert not seen.sustained
 
 
-def test_a_tenth_may_miss_a_promise() -> None:
+def test_a_tenth_may_miss_a_target() -> None:
     good, late, slow = outcome(0.5, 0.05), outcome(1.5, 0.05), outcome(0.5, 0.15)
 
-    assert figures([good] * 18 + [late, slow], PROMISES, rate=1.0, wall_s=1.0).sustained
-    assert not figures([good] * 17 + [late, late, slow], PROMISES, rate=1.0, wall_s=1.0).sustained
+    assert figures([good] * 18 + [late, slow], TARGETS, rate=1.0, wall_s=1.0).sustained
+    assert not figures([good] * 17 + [late, late, slow], TARGETS, rate=1.0, wall_s=1.0).sustained
 
 
-def test_requests_that_never_ended_missed_their_promises() -> None:
-    seen = figures([outcome(0.5, 0.05)] * 8, PROMISES, rate=10.0, wall_s=1.0, num_requests=10)
+def test_requests_that_never_ended_missed_their_targets() -> None:
+    seen = figures([outcome(0.5, 0.05)] * 8, TARGETS, rate=10.0, wall_s=1.0, num_requests=10)
 
     assert not seen.sustained
     assert seen.goodput == 8.0
@@ -253,7 +259,7 @@ def test_nothing_is_found_where_nothing_is_sustained() -> None:
 # ── the simulator ────────────────────────────────────────────────────────────────────────────
 
 
-def simulator(limit: Limit | None = None) -> Simulator:
+def simulator(limit: MissLimit | None = None) -> Simulator:
     machine = NoisyMachine(PLAIN, QUIET, 0)
     return Simulator(static(64), machine, num_blocks=PLAIN.num_blocks, limit=limit)
 
@@ -267,14 +273,14 @@ def test_one_request_alone_takes_what_its_steps_cost() -> None:
     (one,) = seen.outcomes
     assert one.ttft_s == pytest.approx(138e-3)
     assert one.e2e_s == pytest.approx(138e-3 + 15.3e-3 + 15.303e-3)
-    assert (seen.num_steps, seen.gave_up) == (4, False)
+    assert (seen.num_steps, seen.ended_early) == (4, False)
 
 
 shapes = st.tuples(st.floats(0.0, 3.0), st.integers(1, 700), st.integers(1, 40))
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(contestants(PROMISES)))
+@given(st.lists(shapes, min_size=1, max_size=12), st.sampled_from(policies_for(TARGETS)))
 def test_every_request_ends_with_its_own_length_whatever_the_policy(
     given_shapes: list[tuple[float, int, int]], policy: Policy
 ) -> None:
@@ -289,46 +295,46 @@ def test_every_request_ends_with_its_own_length_whatever_the_policy(
 
 def test_a_hopeless_load_is_broken_off() -> None:
     requests = load(*((0.001 * number, 640, 30) for number in range(100)))
-    seen = simulator(Limit(PROMISES, 10.0)).run(requests)
+    seen = simulator(MissLimit(TARGETS, 10.0)).run(requests)
 
-    assert seen.gave_up
+    assert seen.ended_early
     assert len(seen.outcomes) < 100
 
 
 def test_those_that_still_wait_count_as_late() -> None:
-    limit = Limit(PROMISES, 1.0)
+    limit = MissLimit(TARGETS, 1.0)
     limit.note_first(1.2)
 
-    assert not limit.is_passed([9.5], now=10.0)
-    assert limit.is_passed([8.5], now=10.0)
+    assert not limit.is_exceeded([9.5], now=10.0)
+    assert limit.is_exceeded([8.5], now=10.0)
 
 
 def test_answers_that_were_too_slow_count_too() -> None:
-    limit = Limit(PROMISES, 1.0)
+    limit = MissLimit(TARGETS, 1.0)
     for tpot_s in (0.05, None, 0.2):
         limit.note_end(0.5, tpot_s)
-    assert not limit.is_passed([], now=0.0)
+    assert not limit.is_exceeded([], now=0.0)
     limit.note_end(0.5, 0.2)
 
-    assert limit.is_passed([], now=0.0)
+    assert limit.is_exceeded([], now=0.0)
 
 
-def test_a_request_that_missed_both_promises_counts_once() -> None:
-    limit = Limit(PROMISES, 1.0)
+def test_a_request_that_missed_both_targets_counts_once() -> None:
+    limit = MissLimit(TARGETS, 1.0)
     limit.note_first(1.2)
     limit.note_end(1.2, 0.2)
 
-    assert not limit.is_passed([], now=0.0)
+    assert not limit.is_exceeded([], now=0.0)
 
 
-# ── contests ─────────────────────────────────────────────────────────────────────────────────
+# ── comparisons ─────────────────────────────────────────────────────────────────────────────────
 
 
-def entry(policy: str, goodput: float, *, is_static: bool = True) -> Entry:
-    return Entry(
+def entry(policy: str, goodput: float, *, is_static: bool = True) -> PolicyResult:
+    return PolicyResult(
         load_name="trace",
         machine="npu",
-        promises=PROMISES,
+        targets=TARGETS,
         policy=policy,
         is_static=is_static,
         run=run_of(9.0, sustained=True, goodput=goodput) if goodput else None,
@@ -337,41 +343,41 @@ def entry(policy: str, goodput: float, *, is_static: bool = True) -> Entry:
 
 def test_the_ratio_is_that_to_the_best_static_chunk() -> None:
     own = entry("SLO budget", 2.6, is_static=False)
-    contest = Contest([entry("static 64", 1.0), entry("static 128", 2.0), own])
+    comparison = PolicyComparison([entry("static 64", 1.0), entry("static 128", 2.0), own])
 
-    assert contest.best_static is contest.entries[1]
-    assert contest.ratio(own) == pytest.approx(1.3)
+    assert comparison.best_static is comparison.entries[1]
+    assert comparison.ratio(own) == pytest.approx(1.3)
 
 
 def test_where_no_static_chunk_sustains_a_load_there_is_no_ratio() -> None:
     own = entry("SLO budget", 2.6, is_static=False)
 
-    assert Contest([entry("static 64", 0.0), own]).ratio(own) is None
+    assert PolicyComparison([entry("static 64", 0.0), own]).ratio(own) is None
 
 
-def test_entries_of_one_load_and_promise_make_a_contest() -> None:
+def test_entries_of_one_load_and_target_make_a_comparison() -> None:
     requests = load(*((float(number), 20, 4) for number in range(30)))
-    other = Promises(ttft_ms=2000.0, tpot_ms=50.0)
+    other = LatencyTargets(ttft_ms=2000.0, tpot_ms=50.0)
     tasks = tasks_for(
         [("trace", requests)],
-        [PROMISES, other],
+        [TARGETS, other],
         machine="npu",
         chunks=(64,),
         noise=QUIET,
         seed=1,
     )
 
-    contests = contests_of(map(carry_out, tasks))
+    comparisons = group_by_load(map(find_capacity, tasks))
 
-    assert [len(contest.entries) for contest in contests] == [2, 2]
-    assert contests[0].name == "npu, trace, TTFT 1000 ms, TPOT 100 ms"
-    assert all(each.goodput > 0 for contest in contests for each in contest.entries)
+    assert [len(comparison.entries) for comparison in comparisons] == [2, 2]
+    assert comparisons[0].name == "npu, trace, TTFT 1000 ms, TPOT 100 ms"
+    assert all(each.goodput > 0 for comparison in comparisons for each in comparison.entries)
 
 
 def test_requests_are_cut_to_what_the_machine_holds() -> None:
     requests = load((0.0, 5000, 4), (1.0, 20, 4))
     (task, _) = tasks_for(
-        [("trace", requests)], [PROMISES], machine="cpu", chunks=(64,), noise=QUIET, seed=1
+        [("trace", requests)], [TARGETS], machine="cpu", chunks=(64,), noise=QUIET, seed=1
     )
 
     assert task.load[0].shape.num_tokens == MACHINES["cpu"].max_seq_len

@@ -1,4 +1,4 @@
-"""What benchmarks.scheduling prints and writes, and what it refuses."""
+"""Output, files and refusals of benchmarks.scheduling."""
 
 import json
 from pathlib import Path
@@ -39,13 +39,13 @@ def simulate(trace: Path, *options: str) -> tuple[int, str]:
 
 def test_simulate_writes_a_table_a_document_and_a_plot(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "result"
-    code, text = simulate(trace, "--promise", "2000/80", "--out", str(out))
+    code, text = simulate(trace, "--target", "2000/80", "--out", str(out))
 
     assert code == 0, text
     assert "npu, poisson, TTFT 2000 ms, TPOT 80 ms" in text
     assert "times the goodput of the best one" in text
     document = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    assert [len(contest["entries"]) for contest in document["contests"]] == [3, 3]
+    assert [len(comparison["entries"]) for comparison in document["comparisons"]] == [3, 3]
     assert document["prices"]["base_s"] == 25.8e-3
     assert (out / "result.png").read_bytes().startswith(b"\x89PNG")
 
@@ -55,8 +55,8 @@ def test_simulate_writes_a_table_a_document_and_a_plot(trace: Path, tmp_path: Pa
     [
         (["--machine", "tpu"], "--machine is 'tpu'; it must be one of npu, gpu, cpu"),
         (["--arrivals", "never"], "--arrivals is 'never'; it must be one of trace, poisson, both"),
-        (["--promise", "fast"], "'fast' is no pair of promises"),
-        (["--promise", "-1/50"], "--ttft-ms is -1; it must be more than 0"),
+        (["--target", "fast"], "'fast' is not a pair of targets"),
+        (["--target", "-1/50"], "--ttft-ms is -1; it must be more than 0"),
         (["--requests", "100"], "The trace has 60 requests, not the 100 from number 0 on"),
     ],
 )
@@ -78,10 +78,10 @@ def test_a_model_that_is_not_there_says_so(trace: Path) -> None:
     result = CliRunner().invoke(app, ["engine", "--model", "nowhere", "--trace", str(trace)])
 
     assert result.exit_code == 1
-    assert "nowhere is no checkpoint: it has no config.json" in result.output
+    assert "nowhere is not a checkpoint: it has no config.json" in result.output
 
 
-def test_a_setting_nobody_knows_is_refused_with_the_names() -> None:
+def test_an_unknown_setting_is_refused_with_the_names() -> None:
     result = CliRunner().invoke(app, ["cost", "--setting", "magic"])
 
     assert result.exit_code == 2

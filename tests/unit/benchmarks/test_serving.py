@@ -140,9 +140,9 @@ def test_requests_that_fail_are_shown_with_their_reason(
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "sentence"),
     [
-        (["--url", "http://127.0.0.1:9", "--case", "1x8x4"], 1, "Nothing answers at"),
-        (["--url", "localhost", "--case", "1x8x4"], 2, "'localhost' is no URL"),
-        (["--case", "16x32"], 2, "'16x32' is no case"),
+        (["--url", "http://127.0.0.1:9", "--case", "1x8x4"], 1, "No server answers at"),
+        (["--url", "localhost", "--case", "1x8x4"], 2, "'localhost' is not a URL"),
+        (["--case", "16x32"], 2, "'16x32' is not a case"),
         ([], 2, "Give --case or --trace"),
         (["--case", "1x8x4", "--file", "none.yaml"], 1, "none.yaml cannot be served"),
     ],
@@ -176,7 +176,7 @@ def test_another_model_than_is_served_is_refused(run: Callable[..., Result], url
     done = run("--url", url, "--case", "1x8x4", "--model", "huge")
 
     assert done.exit_code == 1
-    assert "serves tiny, and no 'huge'." in done.output
+    assert "serves tiny, not 'huge'." in done.output
 
 
 def test_help_shows_how_to_use_it(run: Callable[..., Result]) -> None:

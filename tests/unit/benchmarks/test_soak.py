@@ -1,13 +1,13 @@
-"""What a soak calls growth; the load itself runs against a real service by hand."""
+"""Growth as a soak defines it; the load itself runs against a real service by hand."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from benchmarks.soak.load import failures
 from benchmarks.soak.plot import save_plot
 from benchmarks.soak.series import QUANTITIES, Sample, growth_of
+from benchmarks.soak.traffic import failures
 
 COUNT = 40
 
@@ -51,8 +51,8 @@ def test_few_samples_say_nothing() -> None:
 
 
 def test_only_unexpected_ends_are_failures() -> None:
-    ends = Counter({"streamed: as it should": 5, "whole: otherwise": 1, "whole: ReadError": 2})
-    assert failures(ends) == ["whole: ReadError (2)", "whole: otherwise (1)"]
+    ends = Counter({"streamed: expected": 5, "whole: unexpected": 1, "whole: ReadError": 2})
+    assert failures(ends) == ["whole: ReadError (2)", "whole: unexpected (1)"]
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

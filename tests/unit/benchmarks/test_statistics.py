@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.serving.case import Shape
 from benchmarks.serving.outcome import Failure, Outcome
-from benchmarks.serving.settings import Promises
+from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import (
     FailureCount,
     Goodput,
@@ -58,7 +58,7 @@ def measurement(*outcomes: Outcome) -> Measurement:
 def test_figures_of_one_request_can_be_worked_out_on_paper() -> None:
     seen = measurement(answered(1.0, 1.5, 1.6, 1.8, num_output=3))
 
-    summary = summarize(seen, Promises())
+    summary = summarize(seen, LatencyTargets())
 
     assert summary.ttft_ms == Spread(mean=500, p50=500, p90=500, p99=500)
     assert summary.tpot_ms is not None
@@ -80,13 +80,13 @@ def test_tokens_that_share_an_event_still_count_in_tpot() -> None:
 
 
 def test_one_token_has_no_time_per_further_token() -> None:
-    summary = summarize(measurement(answered(0.0, 1.0, num_output=1)), Promises(tpot_ms=1.0))
+    summary = summarize(measurement(answered(0.0, 1.0, num_output=1)), LatencyTargets(tpot_ms=1.0))
 
     assert summary.tpot_ms is None
     assert summary.goodput == Goodput(share=1.0, requests_per_s=0.25)
 
 
-def test_goodput_wants_both_promises_kept_and_counts_failures_as_broken() -> None:
+def test_goodput_wants_both_targets_kept_and_counts_failures_as_broken() -> None:
     seen = measurement(
         answered(0.0, 0.1, 0.2, num_output=2),
         answered(0.0, 0.4, 0.5, num_output=2),  # late
@@ -94,7 +94,7 @@ def test_goodput_wants_both_promises_kept_and_counts_failures_as_broken() -> Non
         failed("HTTP 429"),
     )
 
-    summary = summarize(seen, Promises(ttft_ms=200, tpot_ms=200))
+    summary = summarize(seen, LatencyTargets(ttft_ms=200, tpot_ms=200))
 
     assert summary.goodput == Goodput(share=0.25, requests_per_s=0.25)
 
@@ -102,7 +102,7 @@ def test_goodput_wants_both_promises_kept_and_counts_failures_as_broken() -> Non
 def test_failures_are_counted_by_reason_and_have_no_latency() -> None:
     seen = measurement(failed("timeout"), failed("HTTP 429", "Full."), failed("HTTP 429", "Busy."))
 
-    summary = summarize(seen, Promises())
+    summary = summarize(seen, LatencyTargets())
 
     assert summary.failures == (
         FailureCount(reason="HTTP 429", count=2, example="Full."),

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.front.histogram import Histogram
 from tandem_engine.front.metrics import EngineMetrics
-from tandem_engine.front.series import Histogram
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.reason import Reason

@@ -9,7 +9,7 @@ from typing import Final
 
 import uvicorn
 
-from tandem_serve.records import Record
+from tandem_serve.local.records import Record
 from tandem_serve.testing import FakeFront, fake_app
 
 RECORD: Final = Record(
@@ -46,7 +46,7 @@ def serving(front: FakeFront, keys: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def silent_url() -> Iterator[str]:
-    """A URL at which nothing answers, and at which nobody else begins to."""
+    """A URL at which nothing answers, and no other program begins to."""
     with closing(socket.socket()) as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -114,8 +114,8 @@ def test_validate_notes_what_defaults_do_to_requests(manifest: Path) -> None:
     )
     assert memory == (
         "note: a replica takes what spec.resources.memory 4Gi holds of maxSeqLen, up to the "
-        "model's limit, and of maxBatchSize, up to 200; its log, tandem status and GET /v1/models "
-        "say how much"
+        "model's limit, and of maxBatchSize, up to 200; see its log, tandem status and GET "
+        "/v1/models"
     )
     assert "maxBatchSize" not in done.stdout
 
@@ -147,8 +147,8 @@ def test_serve_refuses_a_folder_without_a_checkpoint_at_once(manifest: Path) -> 
     empty = runner.invoke(app, ["serve", "-f", str(manifest)])
 
     assert missing.exit_code == empty.exit_code == 1
-    assert f"spec.model.source: {folder}: there is no such folder" in missing.stderr
-    assert f"spec.model.source: {folder}: it holds no config.json" in empty.stderr
+    assert f"spec.model.source: {folder}: no such folder" in missing.stderr
+    assert f"spec.model.source: {folder}: it has no config.json" in empty.stderr
 
 
 def test_serve_refuses_a_port_that_is_taken(manifest: Path, taken_port: int) -> None:
@@ -158,8 +158,8 @@ def test_serve_refuses_a_port_that_is_taken(manifest: Path, taken_port: int) -> 
 
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [
-        f"error: Port {taken_port} of 127.0.0.1 is taken, or not this machine's; choose another "
-        "one with --port, or stop what listens there."
+        f"error: Cannot listen on port {taken_port} of 127.0.0.1: it is in use, or the address is "
+        "not this machine's; choose another with --port, or stop the process that listens there."
     ]
 
 
@@ -216,8 +216,8 @@ def test_what_has_no_meaning_here_is_only_noted(manifest: Path, taken_port: int)
     )
 
     note, error = done.stderr.splitlines()
-    assert note == "note: spec.runtime describes pods, and has no meaning on this machine"
-    assert error.startswith(f"error: Port {taken_port} ")
+    assert note == "note: spec.runtime describes pods and is ignored on this machine"
+    assert error.startswith(f"error: Cannot listen on port {taken_port} ")
 
 
 def test_keys_are_in_a_folder(manifest: Path) -> None:
@@ -231,7 +231,7 @@ def test_keys_are_in_a_folder(manifest: Path) -> None:
 
 @pytest.mark.parametrize(
     ("has", "words"),
-    [(None, "without API keys; end it with"), ("/keys", "with other API keys; put the keys into")],
+    [(None, "without API keys; stop it with"), ("/keys", "with other API keys; put the keys into")],
 )
 def test_keys_of_a_service_that_runs_do_not_change_in_passing(
     manifest: Path, monkeypatch: pytest.MonkeyPatch, has: str | None, words: str
@@ -245,7 +245,7 @@ def test_keys_of_a_service_that_runs_do_not_change_in_passing(
     )
 
     assert done.exit_code == 1
-    assert f"error: The service tiny runs already, {words}" in done.stderr
+    assert f"error: The service tiny is already running {words}" in done.stderr
 
 
 def test_apply_needs_a_service_that_runs(manifest: Path) -> None:
@@ -277,7 +277,9 @@ def test_chat_says_when_nothing_answers() -> None:
         done = runner.invoke(app, ["chat", "--url", url, "-m", "hello"])
 
     assert done.exit_code == 1
-    assert done.stderr.splitlines() == [f"error: Nothing answers at {url}; is the service running?"]
+    assert done.stderr.splitlines() == [
+        f"error: No server answers at {url}; is the service running?"
+    ]
 
 
 @pytest.mark.parametrize("from_environment", [False, True])
@@ -298,7 +300,7 @@ def test_chat_says_when_a_key_is_wanted(
     keyed_service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TANDEM_API_KEY", raising=False)
-    # A key that is meant for somebody else stays here.
+    # A key that is meant for another service stays here.
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
 
     done = runner.invoke(app, ["chat", "--url", keyed_service, "-m", "hello"])
@@ -307,10 +309,10 @@ def test_chat_says_when_a_key_is_wanted(
 
     assert done.exit_code == wrong.exit_code == 1
     assert done.stderr.splitlines() == [
-        f"error: {keyed_service} wants an API key; give one with --api-key or in TANDEM_API_KEY"
+        f"error: {keyed_service} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
     ]
     assert wrong.stderr.splitlines() == [
-        f"error: {keyed_service} says: The API key is not valid here; send one that stands in the "
+        f"error: {keyed_service} answered: The API key is not valid; send one from the "
         "service's Secret of API keys."
     ]
 

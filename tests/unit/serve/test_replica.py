@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tandem_serve.api.document import AppArgs, Exposure, LiveSettings
+from tandem_serve.api.document import AppArgs, LiveSettings, ServeOptions
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.replica import Replica
@@ -32,7 +32,7 @@ async def test_live_settings_reach_the_engine_with_the_block_size_that_it_has(
 ) -> None:
     # Serve awaits it; Python, when it collects the object, would not.
     monkeypatch.delattr(Replica, "__del__")
-    replica = Replica(AppArgs.of(service(), Exposure()).document())
+    replica = Replica(AppArgs.of(service(), ServeOptions()).document())
     replica._engine = front = FakeFront()
     changed = service(
         engine={"schedule": {"maxBatchSize": 7, "noEvict": True}},

@@ -28,7 +28,7 @@ def _containers() -> tuple[Bad, ...]:
             {f"{RUNTIME}.imagePullSecrets": ["one", "one"]},
             f"{RUNTIME}.imagePullSecrets[1]",
             "Duplicate value",
-            "'one' stands here 2 times",
+            "'one' is given 2 times",
         ),
         Bad(
             "a variable of Ray's",
@@ -54,7 +54,7 @@ def _containers() -> tuple[Bad, ...]:
             {f"{RUNTIME}.env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},
             f"{RUNTIME}.env[1]",
             "Duplicate value",
-            "'A' stands here 2 times; keep one",
+            "'A' is given 2 times; keep one",
         ),
         Bad(
             "a variable without a name",
@@ -85,7 +85,7 @@ def _storage() -> tuple[Bad, ...]:
             {f"{RUNTIME}.volumes": _volumes("a", "a")},
             f"{RUNTIME}.volumes[1]",
             "Duplicate value",
-            "'a' stands here 2 times",
+            "'a' is given 2 times",
         ),
         Bad(
             "a volume without a name",
@@ -118,7 +118,7 @@ def _storage() -> tuple[Bad, ...]:
             },
             f"{RUNTIME}.volumeMounts[1]",
             "Duplicate value",
-            "'/x' stands here 2 times",
+            "'/x' is given 2 times",
         ),
         Bad(
             "a volume whose name no pod may have",
@@ -134,7 +134,7 @@ def _storage() -> tuple[Bad, ...]:
                     f"{RUNTIME}.volumeMounts": [{"name": "a", "mountPath": path}],
                 },
                 f"{RUNTIME}.volumeMounts[0].mountPath",
-                f"mountPath '{path}' is no place for a volume; write an absolute path below /",
+                f"mountPath '{path}' is not a mount path; write an absolute path below /",
             )
             for path in ("/", "//", "data", "./data", "/a:b", "/a/../b", "/.", "/a//b", "/a/")
         ),
@@ -251,7 +251,7 @@ def _nodes() -> tuple[Bad, ...]:
             {f"{RUNTIME}.nodeSelector": {"a": 1}},
             f"{RUNTIME}.nodeSelector.a",
             "must be of type string",
-            "where text is wanted",
+            "expected text",
         ),
     )
 

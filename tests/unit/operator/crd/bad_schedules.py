@@ -162,8 +162,8 @@ def unkept_promises() -> list[Bad]:
                 f"a {name} under Standard",
                 {f"spec.slo.{name}.target": "1s", f"{SCHEDULE}.templateType": "Standard"},
                 f"{SCHEDULE}.templateType",
-                "engine.schedule.templateType Standard keeps no promise of slo: its steps have no "
-                "budget, and its prompts no order; set templateType: Mix, or leave",
+                "engine.schedule.templateType Standard cannot meet the targets of slo: its "
+                "steps have no budget, and its prompts no order; set templateType: Mix, or leave",
             )
             for name in ("ttft", "tpot")
         ),
@@ -172,8 +172,8 @@ def unkept_promises() -> list[Bad]:
                 f"a promise beside {path.removeprefix('spec.engine.schedule.')}",
                 {"spec.slo.tpot.target": "50ms", path: value},
                 path,
-                f"{path.removeprefix('spec.')} {shown} needs templateType Standard, which keeps no "
-                "promise of slo; leave",
+                f"{path.removeprefix('spec.')} {shown} needs templateType Standard, which cannot "
+                "meet the targets of slo; leave",
             )
             for path, (value, shown) in standard.items()
         ),

@@ -268,9 +268,7 @@ BAD: Final = (
     ),
     *out_of_range(),
     *misfits(),
-    wrong_value(
-        f"{SPLIT}.enabled", "yes", "must be of type boolean", "where true or false is wanted"
-    ),
+    wrong_value(f"{SPLIT}.enabled", "yes", "must be of type boolean", "expected true or false"),
     wrong_value(f"{SPLIT}.splitChunkTokens", 8200, "less than or equal to 8192", "too large"),
     wrong_value(f"{SPLIT}.splitChunkTokens", 100, "use 96 or 112", "100 is not a multiple of 16"),
     Bad(
@@ -337,11 +335,13 @@ BAD: Final = (
     wrong_value("spec.server.apiKeysSecret", "a.-b", "'a.-b' is not the name of an object"),
     wrong_value("spec.scaling.minReplicas", 0, "greater than or equal to 1", "allowed: 1 to 1000"),
     wrong_value("spec.scaling.minReplicas", 1001, "less than or equal to 1000", "too large"),
-    wrong_value("spec.resources.cpu", 0.5, "must be of type integer", "a whole number is wanted"),
+    wrong_value("spec.resources.cpu", 0.5, "must be of type integer", "expected a whole number"),
     wrong_value(
         "spec.resources.memory", "4GB", "'4GB' is not an amount of memory; write a number and"
     ),
-    wrong_value("spec.resources.memory", "0Gi", "'0Gi' is no memory at all; give at least 1"),
+    wrong_value(
+        "spec.resources.memory", "0Gi", "'0Gi' is less than one byte of memory; give at least 1"
+    ),
     wrong_value("spec.resources.memory", 4, "must be of type string", "put it in quotes"),
     wrong_value("spec.resources.npu", 65, "less than or equal to 64", "allowed: 0 to 64"),
     wrong_value(

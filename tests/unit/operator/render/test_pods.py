@@ -96,7 +96,7 @@ def test_a_pod_is_killed_for_what_ray_says_and_not_for_a_model_that_loads_long()
 def test_a_pod_ends_its_requests_before_ray_ends(pod: Any) -> None:
     command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
 
-    assert command[:3] == ["python", "-m", "tandem_serve.drain"]
+    assert command[:3] == ["python", "-m", "tandem_serve.pod.drain"]
     assert pod["terminationGracePeriodSeconds"] > 600
 
 

@@ -12,7 +12,7 @@ from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.ray_service import spec_annotation
 from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
 from tandem_operator.status.pending_change import pending_change
-from tandem_serve.api.document import Exposure, serve_document
+from tandem_serve.api.document import ServeOptions, serve_document
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
@@ -38,7 +38,7 @@ def revision_of(wanted: Desired) -> str:
 def test_kuberay_gets_the_serve_document_as_text() -> None:
     text = one(rendered(), "RayService")["spec"]["serveConfigV2"]
 
-    assert yaml.safe_load(text) == serve_document(inference_service(), Exposure())
+    assert yaml.safe_load(text) == serve_document(inference_service(), ServeOptions())
 
 
 def test_the_number_of_replicas_is_in_the_document_alone() -> None:

