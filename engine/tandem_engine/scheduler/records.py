@@ -14,7 +14,7 @@ from tandem_engine.api.step import Step
 from tandem_engine.api.steps import MAX_KEPT_STEPS
 from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
 
 # Four bytes: a sequence has at most some millions of tokens.
@@ -48,7 +48,7 @@ class StepRecord:
     first_needs: int
     """Blocks that it needs: those that others share with it, and those that stay free, included."""
     num_free_blocks: int
-    """Blocks that nobody held when the step was made."""
+    """Blocks that nobody held when the step was builder."""
     passed_over: tuple[tuple[str, Reason], ...]
     """Sequences that lost their turn, and why."""
     known: tuple[int, ...]
@@ -112,33 +112,33 @@ class Records:
         places = ((at, self._ring[at % MAX_KEPT_STEPS]) for at in numbers)
         return [record for at, record in places if record is not None and record.number == at]
 
-    def open(self, made: Round, load: StepLoad, *, predicted_s: float | None) -> Step:
+    def open(self, builder: StepBuilder, load: StepLoad, *, predicted_s: float | None) -> Step:
         """Note a step that is about to be computed, and return it as data."""
-        self._note_waiting(made)
-        step = made.build()
-        self.num_recomputed += len(made.recomputed)
-        self.num_swapped += len(made.swapped)
+        self._note_waiting(builder)
+        step = builder.build()
+        self.num_recomputed += len(builder.recomputed)
+        self.num_swapped += len(builder.swapped)
         record = self._ring[self._number % MAX_KEPT_STEPS] = StepRecord(
             number=self._number,
-            started=made.now,
+            started=builder.now,
             step=step,
             load=load,
-            token_budget=made.token_budget,
-            ceiling=made.ceiling,
+            token_budget=builder.token_budget,
+            ceiling=builder.ceiling,
             predicted_s=predicted_s,
-            num_waiting=len(made.queues.waiting),
-            num_swapped=len(made.queues.swapped),
-            held_up=made.held_up,
-            first=None if made.first is None else made.first.sequence_id,
-            first_needs=made.first_needs,
-            num_free_blocks=made.blocks.pool.num_free,
-            known=tuple(row.num_tokens for row in made.prefills),
-            hits=made.hits,
-            passed_over=tuple(made.passed_over),
-            swapped=tuple(made.swapped),
-            wake_at=made.wake_at,
+            num_waiting=len(builder.queues.waiting),
+            num_swapped=len(builder.queues.swapped),
+            held_up=builder.held_up,
+            first=None if builder.first is None else builder.first.sequence_id,
+            first_needs=builder.first_needs,
+            num_free_blocks=builder.blocks.pool.num_free,
+            known=tuple(row.num_tokens for row in builder.prefills),
+            hits=builder.hits,
+            passed_over=tuple(builder.passed_over),
+            swapped=tuple(builder.swapped),
+            wake_at=builder.wake_at,
         )
-        self._open.append(OpenStep(record, [*made.decodes, *made.prefills]))
+        self._open.append(OpenStep(record, [*builder.decodes, *builder.prefills]))
         self._number += 1
         return step
 
@@ -164,9 +164,9 @@ class Records:
         )
         return closed
 
-    def _note_waiting(self, made: Round) -> None:
+    def _note_waiting(self, builder: StepBuilder) -> None:
         """Book the time since the last step on what held the waiting ones up in it."""
-        last, now = self.last, made.now
+        last, now = self.last, builder.now
         if last is not None and last.held_up is not None and self._noted_at is not None:
             self.waited_s[last.held_up] += last.num_waiting * max(0.0, now - self._noted_at)
         # A step that was made ahead was made for later.

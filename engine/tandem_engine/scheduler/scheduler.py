@@ -20,7 +20,7 @@ from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.policies import Policies
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records import Records
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence, first_sequence
 
 
@@ -122,7 +122,7 @@ class Scheduler:
         Args:
             now: Seconds, on the clock of `Request.arrived`.
         """
-        step = self._round(now)
+        step = self._builder(now)
         claimant = self._claimant(now)
         if claimant is not None:
             step.claim(claimant)
@@ -175,7 +175,7 @@ class Scheduler:
         under_way.is_foreseen = True
         if not self._blocks.suffice() or not self._queues.has_next:
             return None
-        step = self._round(begins, is_ahead=True)
+        step = self._builder(begins, is_ahead=True)
         self._policies.strategy.fill(step)
         return None if step.is_empty else self._open(step)
 
@@ -271,9 +271,9 @@ class Scheduler:
         self._booking.pace = self._policies.pace if self._policies.slo.is_given else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
-    def _round(self, now: float, *, is_ahead: bool = False) -> Round:
+    def _builder(self, now: float, *, is_ahead: bool = False) -> StepBuilder:
         policies, queues = self._policies, self._queues
-        return Round(
+        return StepBuilder(
             schedule=policies.schedule,
             queues=queues,
             blocks=self._blocks,
@@ -284,9 +284,9 @@ class Scheduler:
             is_ahead=is_ahead,
         )
 
-    def _open(self, made: Round) -> Step:
-        load = made.load()
-        return self.records.open(made, load, predicted_s=self._policies.predict(load))
+    def _open(self, builder: StepBuilder) -> Step:
+        load = builder.load()
+        return self.records.open(builder, load, predicted_s=self._policies.predict(load))
 
     def _claimant(self, now: float) -> Sequence | None:
         """maxFirstTokenWaitTime: a request that found no blocks for so long takes another's."""

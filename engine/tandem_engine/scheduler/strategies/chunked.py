@@ -4,7 +4,7 @@ A long prompt holds decodes up for one chunk of maxPrefillTokens, not for all of
 """
 
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.strategies.strategy import Helpers, decode
 
@@ -16,7 +16,7 @@ class Chunked:
         self._helpers = helpers
         self._decodes_next = False
 
-    def fill(self, step: Round) -> None:
+    def fill(self, step: StepBuilder) -> None:
         """Take what is next in turn; the other one when there is nothing of it."""
         stages = [self._prefill, decode]
         for stage in reversed(stages) if self._decodes_next else stages:
@@ -28,7 +28,7 @@ class Chunked:
         if not step.prefills:
             step.hold_up(step.held_up or Reason.OTHER_STAGE)
 
-    def _prefill(self, step: Round) -> None:
+    def _prefill(self, step: StepBuilder) -> None:
         most = step.schedule.max_prefill_tokens
 
         def chunk(sequence: Sequence) -> int:

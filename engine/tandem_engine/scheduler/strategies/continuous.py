@@ -5,7 +5,7 @@ stageSelectPolicy says which.
 """
 
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.stages import StageView
 from tandem_engine.scheduler.strategies.strategy import (
     Helpers,
@@ -24,7 +24,7 @@ class Continuous:
         # Steps of prompts in a row.
         self._num_prefills = 0
 
-    def fill(self, step: Round) -> None:
+    def fill(self, step: StepBuilder) -> None:
         """Take prompts or decodes; the other when there is none of the one.
 
         Prompts that end with their first token, or lose their blocks again, never fill the batch.
@@ -42,11 +42,11 @@ class Continuous:
             self._choose(step)
         self._last_was_empty = step.is_empty
 
-    def _decode(self, step: Round) -> None:
+    def _decode(self, step: StepBuilder) -> None:
         self._num_prefills = 0
         decode(step)
 
-    def _choose(self, step: Round) -> None:
+    def _choose(self, step: StepBuilder) -> None:
         if self._helpers.stages.choose(self._view(step), step.schedule) == "prefill":
             start_whole_prompts(step)
         if step.is_empty:
@@ -59,7 +59,7 @@ class Continuous:
             if step.now >= ripe_at:
                 start_whole_prompts(step)
 
-    def _view(self, step: Round) -> StageView:
+    def _view(self, step: StepBuilder) -> StageView:
         queues, pool = step.queues, step.blocks.pool
         oldest = queues.waiting.oldest
         return StageView(

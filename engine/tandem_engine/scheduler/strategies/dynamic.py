@@ -3,7 +3,7 @@
 Whichever comes first. All of it ends before the next batch forms.
 """
 
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.static import Batch
 from tandem_engine.scheduler.strategies.strategy import Helpers
 
@@ -14,6 +14,6 @@ class Dynamic:
     def __init__(self, helpers: Helpers) -> None:
         self._batch = Batch(helpers)
 
-    def fill(self, step: Round) -> None:
+    def fill(self, step: StepBuilder) -> None:
         """Form a batch when nobody runs; else go on with the one that does."""
         self._batch.fill(step, step.schedule.max_queue_delay_microseconds / 1e6)

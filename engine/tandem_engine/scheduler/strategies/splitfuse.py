@@ -11,7 +11,7 @@ from tandem_engine.scheduler.budget import BudgetView
 from tandem_engine.scheduler.gate import SplitGate
 from tandem_engine.scheduler.order.order import Key
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.strategies.strategy import Helpers
 
@@ -25,7 +25,7 @@ class SplitFuse:
         # Seconds; when a prompt was last in a step.
         self._prompts_at = -inf
 
-    def fill(self, step: Round) -> None:
+    def fill(self, step: StepBuilder) -> None:
         """Take all decodes, then chunks of prompts begun, then of prompts that wait."""
         ceiling = step.ceiling = step.schedule.split_fuse.split_chunk_tokens
         most_rows = min(step.limits.max_batch_size, ceiling)
@@ -38,7 +38,7 @@ class SplitFuse:
         if step.prefills:
             self._prompts_at = step.now
 
-    def _budget(self, step: Round, ceiling: int) -> int:
+    def _budget(self, step: StepBuilder, ceiling: int) -> int:
         """Tokens of the step: splitChunkTokens, or what the promised latencies leave of it."""
         prompts = step.in_progress(self._helpers.order)
         oldest = step.queues.waiting.oldest
@@ -60,7 +60,7 @@ class SplitFuse:
             )
         )
 
-    def _overtake(self, step: Round) -> None:
+    def _overtake(self, step: StepBuilder) -> None:
         """Start waiting prompts that come before all that are begun, where a latency is promised.
 
         A prompt of many steps would otherwise make every short one behind it late.
@@ -70,7 +70,7 @@ class SplitFuse:
         if begun and not step.queues.waiting.is_overdue(begun[0], step.now):
             self._start(step, before=self._helpers.order.key(begun[0]))
 
-    def _continue(self, step: Round) -> None:
+    def _continue(self, step: StepBuilder) -> None:
         begun = step.in_progress(self._helpers.order)
         prompts = [one for one in begun if one not in step.prefills]
         for number, sequence in enumerate(prompts):
@@ -79,7 +79,7 @@ class SplitFuse:
                 room = self._share(step, room, sharers=len(prompts) - number)
             step.prefill(sequence, min(sequence.num_uncomputed, room))
 
-    def _start(self, step: Round, before: Key | None = None) -> None:
+    def _start(self, step: StepBuilder, before: Key | None = None) -> None:
         split = step.schedule.split_fuse
         kept_for: list[Sequence] = []
 
@@ -105,14 +105,14 @@ class SplitFuse:
 
         step.offer(take)
 
-    def _first_chunk(self, step: Round, sequence: Sequence) -> int:
+    def _first_chunk(self, step: StepBuilder, sequence: Sequence) -> int:
         room = self._room(step, sequence)
         limit = step.schedule.split_fuse.largest_chunk
         if limit is not None and self._is_cut(step, sequence):
             room = min(room, limit)
         return min(sequence.num_uncomputed, room)
 
-    def _is_cut(self, step: Round, sequence: Sequence) -> bool:
+    def _is_cut(self, step: StepBuilder, sequence: Sequence) -> bool:
         """Whether the prompt takes what the step has left, instead of all that it needs."""
         if sequence.num_uncomputed > step.schedule.max_prefill_tokens:
             return True  # no step has room for all of it
@@ -122,7 +122,7 @@ class SplitFuse:
         is_short = sequence.num_prompt <= 2 * split.split_chunk_tokens
         return not (split.split_type and is_short) or self._helpers.always_splits
 
-    def _is_splitting(self, step: Round) -> bool:
+    def _is_splitting(self, step: StepBuilder) -> bool:
         """splitStartBatchSize and splitStartType; a promised latency always splits.
 
         MindIE up to 2.3 documents the gate, but neither what exactly it counts nor how a prompt
@@ -132,7 +132,7 @@ class SplitFuse:
         """
         return self._helpers.always_splits or self._gate.is_open(step.schedule, step.num_rows)
 
-    def _room(self, step: Round, sequence: Sequence) -> int:
+    def _room(self, step: StepBuilder, sequence: Sequence) -> int:
         """Tokens that the step has left for the prompt; 0: it has to wait."""
         whole = step.schedule.max_prefill_tokens - step.prefill_tokens
         if not self._is_splitting(step):
@@ -143,7 +143,7 @@ class SplitFuse:
             return left
         return sequence.num_uncomputed if sequence.num_uncomputed <= whole else 0
 
-    def _share(self, step: Round, room: int, *, sharers: int) -> int:
+    def _share(self, step: StepBuilder, room: int, *, sharers: int) -> int:
         """prefillChunkSize; absent: an even share of what is left, in whole tiles."""
         limit = step.schedule.split_fuse.largest_chunk
         if limit is not None:
@@ -155,16 +155,16 @@ class SplitFuse:
         return min(room, -(-share // TILE) * TILE)
 
 
-def _num_long(step: Round) -> int:
+def _num_long(step: StepBuilder) -> int:
     return sum(one.is_long for one in _begun(step))
 
 
-def _begun(step: Round) -> list[Sequence]:
+def _begun(step: StepBuilder) -> list[Sequence]:
     """The prompts in progress; a beam that was computed again and waits for the others is none."""
     return [one for one in step.queues.prefilling.values() if one.num_uncomputed]
 
 
-def _prompt_tokens(step: Round, most: int) -> int:
+def _prompt_tokens(step: StepBuilder, most: int) -> int:
     """Tokens that prompts, begun or waiting, could use; it may stop counting at `most`."""
     begun = sum(one.num_uncomputed for one in step.queues.prefilling.values())
     if begun >= most:

@@ -7,7 +7,7 @@ wait; nothing else does.
 from math import inf
 
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.strategies.strategy import (
     Helpers,
@@ -23,7 +23,7 @@ class Static:
     def __init__(self, helpers: Helpers) -> None:
         self._batch = Batch(helpers)
 
-    def fill(self, step: Round) -> None:
+    def fill(self, step: StepBuilder) -> None:
         """Form a batch when nobody runs; else go on with the one that does."""
         self._batch.fill(step, step.schedule.max_first_token_wait_time / 1e3)
 
@@ -43,7 +43,7 @@ class Batch:
         self._formed_at = -inf
         self._num_rows = 0
 
-    def fill(self, step: Round, longest_wait_s: float) -> None:
+    def fill(self, step: StepBuilder, longest_wait_s: float) -> None:
         """Let a batch form, `longest_wait_s` after its first request at the latest, or go on."""
         if step.is_ahead and self._is_open:
             # Who joins may need the blocks that those under way are about to need: one at a time.
@@ -63,14 +63,14 @@ class Batch:
             self._is_open = False
             decode(step)
 
-    def _has_place(self, step: Round, sequence: Sequence) -> bool:
+    def _has_place(self, step: StepBuilder, sequence: Sequence) -> bool:
         rows = self._num_rows + step.num_started_rows + sequence.rows
         is_first = rows == sequence.rows
         fits = is_first or rows <= step.limits.max_batch_size
         return fits and sequence.arrived <= self._formed_at
 
 
-def _is_formed(step: Round, longest_wait_s: float) -> bool:
+def _is_formed(step: StepBuilder, longest_wait_s: float) -> bool:
     waiting = step.queues.waiting
     oldest = waiting.oldest
     if oldest is None or len(waiting) >= step.limits.max_batch_size:

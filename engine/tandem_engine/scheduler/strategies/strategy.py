@@ -7,7 +7,7 @@ from typing import Protocol
 from tandem_engine.scheduler.budget import Budget, Pace
 from tandem_engine.scheduler.order import Order
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.round import Round
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.stages import StagePolicy
 
@@ -31,18 +31,18 @@ class Helpers:
 class Strategy(Protocol):
     """Fills a step: the one call that the scheduling loop makes."""
 
-    def fill(self, step: Round) -> None:
+    def fill(self, step: StepBuilder) -> None:
         """Take sequences into the step until nothing more fits."""
 
 
-def finish_prompts(step: Round, order: Order) -> None:
+def finish_prompts(step: StepBuilder, order: Order) -> None:
     """Take all that is left of prompts that are begun."""
     for sequence in step.in_progress(order):
         step.prefill(sequence, sequence.num_uncomputed)
 
 
 def start_whole_prompts(
-    step: Round, has_place: Callable[[Sequence], bool] = lambda _: True
+    step: StepBuilder, has_place: Callable[[Sequence], bool] = lambda _: True
 ) -> None:
     """Start waiting sequences with all of their prompt in one step.
 
@@ -64,7 +64,7 @@ def start_whole_prompts(
     step.offer(take)
 
 
-def decode(step: Round) -> None:
+def decode(step: StepBuilder) -> None:
     """Take the next token of all that decode, and bring back who was swapped out."""
     step.decode(step.limits.max_batch_size)
     step.resume(step.limits.max_batch_size)

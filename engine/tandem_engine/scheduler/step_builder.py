@@ -1,4 +1,4 @@
-"""The step in the making: who is in it, what it costs, and why others are not in it."""
+"""Builds one step: its rows, what they cost, and the reasons that others wait."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ PASSING: Final = frozenset({Reason.PREFIX_IN_THE_MAKING, Reason.LONG_PREFILLS})
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Round:
+class StepBuilder:
     """Collects the rows of one step; a strategy asks it, in its own order, to take sequences.
 
     It knows what every strategy must keep: rows, blocks, and who may take them from whom. Limits
