@@ -75,7 +75,7 @@ class Blocks:
             return Reason.NO_BLOCKS
         pool.share(found)
         self._take(sequence, (*found, *pool.allocate(own)), len(found))
-        self._book_hit(sequence, len(found))
+        self._count_hit(sequence, len(found))
         return None
 
     def num_found(self, sequence: Sequence) -> int:
@@ -221,11 +221,11 @@ class Blocks:
 
     def _note_sealed(self, sequence: Sequence, num_sealed: int) -> None:
         sequence.num_sealed = num_sealed
-        sequence.num_quiet = 0
+        sequence.tokens_until_check = 0
         if sequence.keeps_keys:
             sequence.next_seal = (num_sealed + 1) * self.pool.block_size
 
-    def _book_hit(self, sequence: Sequence, num_found: int) -> None:
+    def _count_hit(self, sequence: Sequence, num_found: int) -> None:
         # At least the newest token is computed anew: its logits are what is wanted.
         hit = min(num_found * self.pool.block_size, sequence.num_tokens - 1)
         sequence.hold(hit)

@@ -14,8 +14,8 @@ from tandem_engine.api.step import Step
 from tandem_engine.api.steps import MAX_KEPT_STEPS
 from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
 
 # Four bytes: a sequence has at most some millions of tokens.
 _COUNT: Final = "i"
@@ -71,7 +71,7 @@ class OpenStep:
 
     record: StepRecord
     rows: list[Sequence]
-    is_foreseen: bool = False
+    is_reserved: bool = False
     """Whether its rows are booked, but for their tokens."""
 
 

@@ -14,14 +14,14 @@ from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.blocks import Blocks
-from tandem_engine.scheduler.booking import Booking
 from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.policies import Policies
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records import Records
-from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence, first_sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
+from tandem_engine.scheduler.update import StepUpdater
 
 
 class Scheduler:
@@ -48,7 +48,7 @@ class Scheduler:
         self._policies = Policies(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
-        self._booking = Booking(self._queues, self._blocks, has_drafts=most_drafts > 0)
+        self._updater = StepUpdater(self._queues, self._blocks, has_drafts=most_drafts > 0)
         self._most_drafts = most_drafts
         self._number = 0
         self.records = Records()
@@ -93,13 +93,13 @@ class Scheduler:
             return False
         group = sequence.group
         if group.search is not None:
-            self._booking.lockstep.end(group)
+            self._updater.beams.end(group)
         elif sequence.sequence_id != sequence_id:
             self._drop_unborn(sequence, sequence_id)
         elif group.unborn:
             group.is_orphaned = True
         else:
-            self._booking.end(sequence)
+            self._updater.end(sequence)
         return True
 
     def expire(self, now: float) -> list[str]:
@@ -171,8 +171,8 @@ class Scheduler:
         begins = max(now, record.started + (record.predicted_s or 0.0))
         if self._claimant(begins) is not None:
             return None
-        self._booking.foresee(record.step, under_way.rows)
-        under_way.is_foreseen = True
+        self._updater.reserve(record.step, under_way.rows)
+        under_way.is_reserved = True
         if not self._blocks.suffice() or not self._queues.has_next:
             return None
         step = self._builder(begins, is_ahead=True)
@@ -193,10 +193,10 @@ class Scheduler:
         closed = self.records.close(now)
         for sequence_id in self.all_of(result.failed):
             self.abort(sequence_id)
-        if closed.is_foreseen:
-            advances = self._booking.settle(closed.rows, result, now)
+        if closed.is_reserved:
+            advances = self._updater.commit(closed.rows, result, now)
         else:
-            advances = self._booking.book(step, closed.rows, result, now)
+            advances = self._updater.update(step, closed.rows, result, now)
         self._policies.learn(closed.record)
         return advances
 
@@ -268,7 +268,7 @@ class Scheduler:
     def _apply(self, schedule: ScheduleConfig) -> None:
         self._blocks.switch_prefix_cache(on=schedule.enable_prefix_cache)
         self._blocks.no_evict = schedule.no_evict
-        self._booking.pace = self._policies.pace if self._policies.slo.is_given else None
+        self._updater.pace = self._policies.pace if self._policies.slo.is_given else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
     def _builder(self, now: float, *, is_ahead: bool = False) -> StepBuilder:
@@ -300,6 +300,6 @@ class Scheduler:
         first.group.unborn = tuple(one for one in first.group.unborn if one != sequence_id)
         self._queues.forget(sequence_id)
         self._queues.stand_for(first, first.rows - 1)
-        self._booking.leave(first.group)
+        self._updater.leave(first.group)
         if first.group.is_orphaned and not first.group.unborn:
-            self._booking.end(first)
+            self._updater.end(first)

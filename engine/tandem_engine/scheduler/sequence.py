@@ -36,7 +36,7 @@ class State(IntEnum):
 RUNNING: Final = State.RUNNING
 
 # The largest number that Python does not make anew each time.
-_MOST_QUIET: Final = 256
+_MAX_UNTIL_CHECK: Final = 256
 
 # Four bytes: no vocabulary has more tokens than that holds.
 _ID: Final = "i"
@@ -54,7 +54,7 @@ class _EveryStep:
     num_prompt: int
     num_tokens: int
     num_computed: int = 0
-    num_quiet: int = 0
+    tokens_until_check: int = 0
     """Tokens that can be appended one by one and change nothing but counts: none of them fills a
     block, needs one, or is the last. It may be too low. Small, since Python keeps small numbers
     ready and makes others anew."""
@@ -168,7 +168,7 @@ class Sequence(_EveryStep):
     def append(self, token_id: int) -> FinishReason | None:
         """Note one sampled token; return why the sequence ends with it, if it does."""
         self.num_tokens += 1
-        self.num_quiet = 0
+        self.tokens_until_check = 0
         if self.tail is not None:
             self.tail.append(token_id)
             self.close_block()
@@ -194,11 +194,11 @@ class Sequence(_EveryStep):
             return "stop"
         return "length" if self.num_tokens >= self.max_total else None
 
-    def foresee(self) -> None:
-        """Work out `num_quiet`."""
+    def count_until_check(self) -> None:
+        """Work out `tokens_until_check`."""
         known = self.num_tokens
         left = min(self.max_total, self.next_seal, self.capacity + 1) - known
-        self.num_quiet = max(0, min(int(left) - 1, _MOST_QUIET))
+        self.tokens_until_check = max(0, min(int(left) - 1, _MAX_UNTIL_CHECK))
 
     def append_all(
         self, tokens: List[SampledToken]

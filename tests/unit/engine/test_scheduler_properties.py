@@ -20,8 +20,8 @@ from tandem_engine.api.request import Request
 from tandem_engine.api.slo import LatencyPromise, Slo
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.engine import Progress
-from tandem_engine.scheduler.step_builder import PASSING
 from tandem_engine.scheduler.sequence import State
+from tandem_engine.scheduler.step_builder import PASSING
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, request, standard, tokens
 

@@ -4,8 +4,8 @@ A long prompt holds decodes up for one chunk of maxPrefillTokens, not for all of
 """
 
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.strategy import Helpers, decode
 
 

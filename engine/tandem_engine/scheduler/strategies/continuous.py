@@ -5,8 +5,8 @@ stageSelectPolicy says which.
 """
 
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.stages import StageView
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.strategy import (
     Helpers,
     decode,

@@ -11,8 +11,8 @@ from tandem_engine.scheduler.budget import BudgetView
 from tandem_engine.scheduler.gate import SplitGate
 from tandem_engine.scheduler.order.order import Key
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.strategy import Helpers
 
 

@@ -7,8 +7,8 @@ wait; nothing else does.
 from math import inf
 
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.strategy import (
     Helpers,
     decode,

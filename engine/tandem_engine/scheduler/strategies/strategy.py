@@ -7,9 +7,9 @@ from typing import Protocol
 from tandem_engine.scheduler.budget import Budget, Pace
 from tandem_engine.scheduler.order import Order
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.stages import StagePolicy
+from tandem_engine.scheduler.step_builder import StepBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import Sequence
 
 
-class Lockstep:
+class BeamUpdater:
     """Carries out beam searches."""
 
     def __init__(self, queues: Queues, blocks: Blocks) -> None:

@@ -8,10 +8,10 @@ from typing import Final
 
 from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
+from tandem_engine.scheduler.beam_update import BeamUpdater
 from tandem_engine.scheduler.blocks import Blocks
 from tandem_engine.scheduler.budget import Pace
 from tandem_engine.scheduler.group import Group
-from tandem_engine.scheduler.lockstep import Lockstep
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import RUNNING, Sequence
 
@@ -21,7 +21,7 @@ Yielding = Iterable[tuple[Sequence, List[SampledToken] | None]]
 _NEW: Final = tuple.__new__
 
 
-class Booking:
+class StepUpdater:
     """Books what a step computed.
 
     Args:
@@ -34,12 +34,12 @@ class Booking:
         self._queues = queues
         self._blocks = blocks
         self._has_drafts = has_drafts
-        self.lockstep = Lockstep(queues, blocks)
+        self.beams = BeamUpdater(queues, blocks)
         """What moves the beams."""
         self.pace: Pace | None = None
         """What learns how the promises were kept; None: no TPOT is promised."""
 
-    def book(
+    def update(
         self, step: Step, rows: List[Sequence], result: StepResult, now: float
     ) -> list[Advance]:
         """Note what is computed, and the tokens that came of it; return who got some.
@@ -51,13 +51,13 @@ class Booking:
             now: Seconds.
         """
         num_decodes = 0 if self._has_drafts else step.num_decodes
-        decoded = _with_tokens(rows, step.sequence_ids, num_decodes, result)
-        advances = self._decoded(decoded, result, now)
+        yielding = _with_tokens(rows, step.sequence_ids, num_decodes, result)
+        advances = self._update_decodes(yielding, result, now)
         for row, num_tokens in zip(rows[num_decodes:], step.num_tokens[num_decodes:], strict=True):
-            advances += self._computed(row, num_tokens, result, now)
+            advances += self._update_row(row, num_tokens, result, now)
         return advances
 
-    def foresee(self, step: Step, rows: List[Sequence]) -> None:
+    def reserve(self, step: Step, rows: List[Sequence]) -> None:
         """Book all of a step but its tokens, while it is computed: each row that yields gets one.
 
         Blocks are not shown to others before they are computed. Who ends by length is known; who
@@ -68,15 +68,15 @@ class Booking:
                 continue
             row.num_computed = known = row.num_tokens
             row.num_tokens = known + 1
-            if not row.num_quiet:
-                self._await(row)
+            if not row.tokens_until_check:
+                self._prepare_token(row)
         for row, num_tokens in zip(
             rows[step.num_decodes :], step.num_tokens[step.num_decodes :], strict=True
         ):
             if row.state is RUNNING:
-                self._foresee_chunk(row, num_tokens)
+                self._reserve_chunk(row, num_tokens)
 
-    def settle(self, rows: List[Sequence], result: StepResult, now: float) -> list[Advance]:
+    def commit(self, rows: List[Sequence], result: StepResult, now: float) -> list[Advance]:
         """Book the tokens of a step that was foreseen; return who got some."""
         advances: list[Advance] = []
         for row in rows:
@@ -91,29 +91,29 @@ class Booking:
             if row.tail is not None:
                 row.tail.append(token_id)
             reason: FinishReason | None = None
-            if not row.num_quiet or token_id in row.stop_token_ids:
-                reason = self._look_closer(row, token_id)
+            if not row.tokens_until_check or token_id in row.stop_token_ids:
+                reason = self._check(row, token_id)
             else:
-                row.num_quiet -= 1
+                row.tokens_until_check -= 1
             advances.append(_NEW(Advance, (row.sequence_id, tokens, reason)))
             if self.pace is not None:
-                _note(self.pace, row, now, has_ended=reason is not None)
+                _note_latency(self.pace, row, now, has_ended=reason is not None)
         return advances
 
-    def _foresee_chunk(self, row: Sequence, num_tokens: int) -> None:
+    def _reserve_chunk(self, row: Sequence, num_tokens: int) -> None:
         attained = row.num_attained + num_tokens
         row.num_computed = min(row.num_computed + num_tokens, row.num_tokens)
         row.num_attained = attained
         yields = row.num_computed == row.num_tokens
         if yields:
             row.num_tokens += 1
-            row.num_quiet = 0
+            row.tokens_until_check = 0
         if row.is_prefilling and row.is_decoding:
             self._queues.decode(row)
         if yields:
-            self._await(row)
+            self._prepare_token(row)
 
-    def _await(self, row: Sequence) -> None:
+    def _prepare_token(self, row: Sequence) -> None:
         """Note what a row needs for the token that it will get, or that it is its last."""
         self._blocks.note_short(row)
         if row.num_tokens >= row.max_total:
@@ -131,17 +131,17 @@ class Booking:
         if not group.num_left and group.is_admitted:
             self._blocks.leave(group)
 
-    def _decoded(self, rows: Yielding, result: StepResult, now: float) -> list[Advance]:
+    def _update_decodes(self, rows: Yielding, result: StepResult, now: float) -> list[Advance]:
         """Book rows that went on with their output, each by one token.
 
         Nearly all that the scheduler does in most steps, so it is one loop that calls nobody for
-        most rows. `_computed` says the same for any row.
+        most rows. `_update_row` says the same for any row.
         """
         advances: list[Advance] = []
         note, pace = advances.append, self.pace
         for row, tokens in rows:
             if not row.is_plain or tokens is None or len(tokens) != 1 or row.state is not RUNNING:
-                advances += self._computed(row, 1, result, now)
+                advances += self._update_row(row, 1, result, now)
                 continue
             row.num_computed = computed = row.num_tokens
             row.num_tokens = computed + 1
@@ -149,40 +149,40 @@ class Booking:
             if row.tail is not None:
                 row.tail.append(token_id)
             reason: FinishReason | None = None
-            if not row.num_quiet or token_id in row.stop_token_ids:
-                reason = self._look_closer(row, token_id)
+            if not row.tokens_until_check or token_id in row.stop_token_ids:
+                reason = self._check(row, token_id)
             else:
-                row.num_quiet -= 1
+                row.tokens_until_check -= 1
             note(_NEW(Advance, (row.sequence_id, tokens, reason)))
             if pace is not None and (reason is not None or row.first_token_at == inf):
-                _note(pace, row, now, has_ended=reason is not None)
+                _note_latency(pace, row, now, has_ended=reason is not None)
         return advances
 
-    def _look_closer(self, row: Sequence, token_id: int) -> FinishReason | None:
+    def _check(self, row: Sequence, token_id: int) -> FinishReason | None:
         """Seal a block that is computed, name one that is filled, end the sequence; say why."""
         if row.num_computed >= row.next_seal:
             self._blocks.seal(row)
         row.close_block()
-        row.foresee()
+        row.count_until_check()
         self._blocks.note_short(row)
         reason = row.reason_to_end(token_id)
         if reason is not None:
             self.end(row)
         return reason
 
-    def _computed(
+    def _update_row(
         self, sequence: Sequence, num_tokens: int, result: StepResult, now: float
     ) -> list[Advance]:
         """Book any row."""
         if sequence.state is not RUNNING:
             return []
-        self._count(sequence, num_tokens)
+        self._count_computed(sequence, num_tokens)
         if not sequence.is_plain:
-            return self._advance_group(sequence, result, now)
+            return self._update_group(sequence, result, now)
         tokens = result.tokens.get(sequence.sequence_id)
-        return [] if tokens is None else [self._append(sequence, tokens, now)]
+        return [] if tokens is None else [self._append_tokens(sequence, tokens, now)]
 
-    def _count(self, sequence: Sequence, num_tokens: int) -> None:
+    def _count_computed(self, sequence: Sequence, num_tokens: int) -> None:
         """Note that tokens are computed. Drafts count once it is known which were right."""
         attained = sequence.num_attained + num_tokens
         computed = min(sequence.num_computed + num_tokens, sequence.num_tokens)
@@ -192,21 +192,23 @@ class Booking:
         if sequence.is_prefilling and sequence.num_tokens - computed == 1:
             self._queues.decode(sequence)
 
-    def _advance_group(self, sequence: Sequence, result: StepResult, now: float) -> list[Advance]:
+    def _update_group(self, sequence: Sequence, result: StepResult, now: float) -> list[Advance]:
         """Hand a sequence, and those that move with it or wait for its prompt, their tokens."""
         if sequence.group.search is not None:
-            return self.lockstep.advance(sequence, result)
+            return self.beams.advance(sequence, result)
         tokens = result.tokens.get(sequence.sequence_id)
         if tokens is None:
             return []
-        born = self._born(sequence)
-        advances = [self._append(child, result.tokens[child.sequence_id], now) for child in born]
+        forks = self._fork_choices(sequence)
+        advances = [
+            self._append_tokens(child, result.tokens[child.sequence_id], now) for child in forks
+        ]
         if not sequence.group.is_orphaned:
-            return [self._append(sequence, tokens, now), *advances]
+            return [self._append_tokens(sequence, tokens, now), *advances]
         self.end(sequence)
         return advances
 
-    def _born(self, first: Sequence) -> list[Sequence]:
+    def _fork_choices(self, first: Sequence) -> list[Sequence]:
         """The other choices of a request: they share the prompt that the first has computed."""
         group = first.group
         children = [self._blocks.fork(first, sequence_id) for sequence_id in group.unborn]
@@ -217,14 +219,14 @@ class Booking:
             self._queues.join(child)
         return children
 
-    def _append(self, sequence: Sequence, tokens: List[SampledToken], now: float) -> Advance:
+    def _append_tokens(self, sequence: Sequence, tokens: List[SampledToken], now: float) -> Advance:
         """Note the tokens that a sequence yielded."""
         if len(tokens) == 1:
             reason = sequence.append(tokens[0].token_id)
         else:
             reason, tokens = sequence.append_all(tokens)
         if self.pace is not None:
-            _note(self.pace, sequence, now, has_ended=reason is not None)
+            _note_latency(self.pace, sequence, now, has_ended=reason is not None)
         if reason is not None:
             self.end(sequence)
             return Advance(sequence.sequence_id, tokens, reason)
@@ -238,7 +240,7 @@ class Booking:
         return Advance(sequence.sequence_id, tokens)
 
 
-def _note(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool) -> None:
+def _note_latency(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool) -> None:
     """Note when the first token came, and what the promises came to."""
     if sequence.first_token_at == inf:
         sequence.first_token_at = now

@@ -49,7 +49,7 @@ class Thorough(Bench):
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
-        self.scheduler._booking._has_drafts = True
+        self.scheduler._updater._has_drafts = True
 
 
 class Shuffled(CountingRunner):
@@ -90,7 +90,9 @@ def come(bench: Bench, wanted: list[Wish], at_step: int) -> None:
 def known(bench: Bench) -> list[dict[str, object]]:
     """All that is known of all sequences."""
     # How soon the next thorough look is due is a guess, and the group is the same for both ways.
-    names = [each.name for each in fields(Sequence) if each.name not in {"group", "num_quiet"}]
+    names = [
+        each.name for each in fields(Sequence) if each.name not in {"group", "tokens_until_check"}
+    ]
     return [{name: getattr(one, name) for name in names} for one in bench.scheduler._queues]
 
 
@@ -124,15 +126,15 @@ def test_the_quick_way_books_what_the_thorough_one_does(
 def test_a_row_is_looked_at_closely_only_where_something_happens() -> None:
     bench = Bench(mix(64), request("a", 10, 40))
     bench.run(1)
-    quiet = []
+    counts = []
     for _ in range(24):
         bench.step()
-        quiet.append(next(iter(bench.scheduler._queues)).num_quiet)
+        counts.append(next(iter(bench.scheduler._queues)).tokens_until_check)
 
     # 12 known tokens after the first decode. The 16th fills the block, the 17th finds it computed
     # and needs another one, the 18th finds it there. So do the 32nd, the 33rd and the 34th.
-    assert quiet[:6] == [3, 2, 1, 0, 0, 0]
-    assert quiet[6:] == [*range(13, -1, -1), 0, 0, 13, 12]
+    assert counts[:6] == [3, 2, 1, 0, 0, 0]
+    assert counts[6:] == [*range(13, -1, -1), 0, 0, 13, 12]
 
 
 def test_a_sequence_that_lacks_a_block_and_nobody_knows_is_found_out() -> None:
