@@ -143,7 +143,7 @@ class _Bench:
         scheduler, runner = engine._scheduler, engine._runner
         watch.stand_around(loop, "_step")
         watch.stand_at(scheduler, "schedule", "schedule")
-        watch.stand_at(scheduler, "schedule_ahead", "schedule")
+        watch.stand_at(scheduler, "schedule_async", "schedule")
         watch.stand_at(scheduler, "complete", "complete")
         watch.stand_at(runner, "prepare", "batch")
         watch.stand_at(runner, "sample", "sample")

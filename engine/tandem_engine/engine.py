@@ -1,6 +1,6 @@
 """The step loop's body: schedule → run → complete. Pure but for the runner it is given.
 
-Where nothing speaks against it (`Scheduler.may_go_ahead`) it is one step ahead: the next step is
+Where nothing speaks against it (`Scheduler.can_schedule_async`) it is one step ahead: the next step is
 made and handed in while one is computed, so that the device has no gap between the two.
 """
 
@@ -73,12 +73,12 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._ahead: _Launched | None = None
+        self._next: _Launched | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether anybody runs or waits, or a step is computed that nobody needs any more."""
-        return self._ahead is not None or self._scheduler.has_work
+        return self._next is not None or self._scheduler.has_work
 
     @property
     def wake_at(self) -> float:
@@ -125,9 +125,9 @@ class Engine:
         """
         now = clock()
         expired = self._expire(now)
-        current = self._ahead or self._launch(self._scheduler.schedule(now))
+        current = self._next or self._launch(self._scheduler.schedule(now))
         # Nobody can count on the tokens of a step that has come to nothing.
-        self._ahead = None if current.flight.has_failed else self._go_ahead(now)
+        self._next = None if current.flight.has_failed else self._launch_next(now)
         try:
             result = current.flight.result()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
@@ -145,7 +145,7 @@ class Engine:
 
     def close(self) -> None:
         """Compute nothing any more; what was handed in ahead of time is dropped."""
-        self._ahead = None
+        self._next = None
         self._runner.close()
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
@@ -169,13 +169,13 @@ class Engine:
     def _launch(self, step: Step) -> _Launched:
         """Begin to compute a step, if it need not be waited for; else it begins when it is."""
         record = self._scheduler.records.last
-        if not self._scheduler.may_go_ahead:
+        if not self._scheduler.can_schedule_async:
             return _Launched(step, record, _OnDemand(self._runner, step))
         return _Launched(step, record, self._submit(step))
 
-    def _go_ahead(self, now: float) -> _Launched | None:
+    def _launch_next(self, now: float) -> _Launched | None:
         """Hand in the next step while the newest one is computed; None: it has to wait."""
-        step = self._scheduler.schedule_ahead(now)
+        step = self._scheduler.schedule_async(now)
         if step is None:
             return None
         return _Launched(step, self._scheduler.records.last, self._submit(step))

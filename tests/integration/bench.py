@@ -85,7 +85,7 @@ SCHEDULES: Final = {
 PLAIN: Final = ("static", "continuous", "chunked, 48 tokens", "splitfuse, 48 tokens")
 
 
-def one_ahead(schedule: ScheduleConfig) -> ScheduleConfig:
+def with_async(schedule: ScheduleConfig) -> ScheduleConfig:
     return schedule.model_copy(update={"async_scheduling_enable": True})
 
 

@@ -29,10 +29,10 @@ from tests.integration.bench import (
     crowd,
     lost_blocks,
     mixed,
-    one_ahead,
     request,
     run,
     truth,
+    with_async,
     without_cache,
 )
 from tests.tiny import TINY, held_out
@@ -222,30 +222,30 @@ def test_tenants_with_different_salts_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_one_step_ahead_every_strategy_gives_the_same_tokens(name: str) -> None:
-    outcome = run(one_ahead(SCHEDULES[name]), crowd())
+def test_with_async_scheduling_every_strategy_gives_the_same_tokens(name: str) -> None:
+    outcome = run(with_async(SCHEDULES[name]), crowd())
 
     assert_same(outcome, truth())
     assert all_free(outcome.stats)
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_one_step_ahead_with_few_blocks_and_arrivals_one_by_one(name: str) -> None:
-    bench = Bench(one_ahead(SCHEDULES[name]), num_blocks=SCARCE)
+def test_with_async_scheduling_with_few_blocks_and_arrivals_one_by_one(name: str) -> None:
+    bench = Bench(with_async(SCHEDULES[name]), num_blocks=SCARCE)
     outcome = bench.run(crowd(), apart=2)
 
     assert_same(outcome, truth())
     assert all_free(outcome.stats)
 
 
-def test_one_step_ahead_answers_end_where_they_would() -> None:
+def test_with_async_scheduling_answers_end_where_they_would() -> None:
     """They end by a token that the next step does not know of yet."""
     asked = [
         replace(one, sampling=replace(one.sampling, logit_bias={}), stop_token_ids=frozenset({END}))
         for one in crowd()
     ]
     expected = run(SCHEDULES["continuous"], asked)
-    outcome = run(one_ahead(SCHEDULES["continuous"]), asked)
+    outcome = run(with_async(SCHEDULES["continuous"]), asked)
 
     assert_same(outcome, expected)
     assert any(len(tokens) < NUM_OUTPUT for tokens in outcome.tokens.values())
@@ -253,7 +253,7 @@ def test_one_step_ahead_answers_end_where_they_would() -> None:
     assert all_free(outcome.stats)
 
 
-def test_one_step_ahead_choices_are_the_same() -> None:
-    outcome = run(one_ahead(SCHEDULES["splitfuse, 48 tokens"]), choices_of(41))
+def test_with_async_scheduling_choices_are_the_same() -> None:
+    outcome = run(with_async(SCHEDULES["splitfuse, 48 tokens"]), choices_of(41))
 
     assert_same(outcome, choices_said())

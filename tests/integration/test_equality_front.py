@@ -30,8 +30,8 @@ from tests.integration.bench import (
     crowd,
     lost_blocks,
     mixed,
-    one_ahead,
     truth,
+    with_async,
 )
 from tests.integration.test_beams import END_OF_TEXT, reference, up_to_end
 from tests.tiny import TINY
@@ -231,12 +231,12 @@ async def test_outputs_that_are_held_back_have_the_same_tokens(expected_ms: int)
         assert num_outputs == 1 or expected_ms == 1
 
 
-async def test_one_step_ahead_through_the_front_the_tokens_are_the_same_and_all_is_given_back() -> (
+async def test_with_async_scheduling_through_the_front_the_tokens_are_the_same_and_all_is_given_back() -> (
     None
 ):
     schedule = SCHEDULES["splitfuse, 48 tokens"]
     asked = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
-    async with front_of(one_ahead(schedule)) as front:
+    async with front_of(with_async(schedule)) as front:
         whole = [one async for one in front.submit("whole", conversation(14), asked)]
         text = "".join(one.text for one in whole)
         stops = replace(asked, stop=(text[3:5],))

@@ -54,7 +54,7 @@ def schedule(**values: Any) -> ScheduleConfig:
 
 SCHEDULES = {
     "in turn": schedule(),
-    "one ahead": schedule(async_scheduling_enable=True),
+    "async": schedule(async_scheduling_enable=True),
 }
 
 
@@ -279,7 +279,7 @@ def test_the_crowd_loses_blocks_shares_them_and_forks(decoder: Decoder, name: st
     assert stats.num_preemptions > stats.num_swaps
     assert stats.num_hit_tokens > 0
     assert any(place.copies for place in faults.places)
-    assert any(not place.is_engine_thread for place in faults.places) == (name == "one ahead")
+    assert any(not place.is_engine_thread for place in faults.places) == (name == "async")
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,9 @@ class _Sizes:
         measured = self.cost.of(
             num_tokens=self.step_tokens(length, rows), num_rows=rows, context=length
         )
-        # One step ahead, the logits of two steps are there at once.
-        ahead = rows * self.wish.vocab_size * _LOGIT_BYTES
-        measured += ahead * self.wish.schedule.async_scheduling_enable
+        # With async scheduling the logits of two steps are there at once.
+        next_step = rows * self.wish.vocab_size * _LOGIT_BYTES
+        measured += next_step * self.wish.schedule.async_scheduling_enable
         return int(measured * (1 + _MARGIN))
 
     def sequence(self, length: int) -> int:

@@ -131,7 +131,7 @@ class Scheduler:
         return self._open(step)
 
     @property
-    def may_go_ahead(self) -> bool:
+    def can_schedule_async(self) -> bool:
         """Whether the next step may be made while the newest one is computed.
 
         It may with asyncSchedulingEnable, if all is known of the newest step but its tokens: each
@@ -150,7 +150,7 @@ class Scheduler:
             return False
         return all(row.is_plain for row in under_way.rows)
 
-    def schedule_ahead(self, now: float) -> Step | None:
+    def schedule_async(self, now: float) -> Step | None:
         """Decide on the next step while the newest one is computed.
 
         Rows of both count on the tokens of the first. Those that end with it otherwise than by
@@ -161,11 +161,11 @@ class Scheduler:
             now: Seconds.
 
         Returns:
-            None: it has to wait for the newest one (`may_go_ahead`), because somebody would lose
+            None: it has to wait for the newest one (`can_schedule_async`), because somebody would lose
             blocks, or nobody would be in it.
         """
         under_way = self.records.under_way
-        if under_way is None or not self.may_go_ahead:
+        if under_way is None or not self.can_schedule_async:
             return None
         record = under_way.record
         begins = max(now, record.started + (record.predicted_s or 0.0))
@@ -175,7 +175,7 @@ class Scheduler:
         under_way.is_reserved = True
         if not self._blocks.suffice() or not self._queues.has_next:
             return None
-        step = self._builder(begins, is_ahead=True)
+        step = self._builder(begins, is_async=True)
         self._policies.strategy.fill(step)
         return None if step.is_empty else self._open(step)
 
@@ -271,7 +271,7 @@ class Scheduler:
         self._updater.pace = self._policies.pace if self._policies.slo.is_given else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
-    def _builder(self, now: float, *, is_ahead: bool = False) -> StepBuilder:
+    def _builder(self, now: float, *, is_async: bool = False) -> StepBuilder:
         policies, queues = self._policies, self._queues
         return StepBuilder(
             schedule=policies.schedule,
@@ -281,7 +281,7 @@ class Scheduler:
             limits=policies.limits(queues, self._blocks, now),
             victims=policies.victims,
             most_drafts=self._most_drafts,
-            is_ahead=is_ahead,
+            is_async=is_async,
         )
 
     def _open(self, builder: StepBuilder) -> Step:

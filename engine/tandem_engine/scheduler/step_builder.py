@@ -40,7 +40,7 @@ class StepBuilder:
     """Who loses its blocks: the last one in this order."""
     most_drafts: int = 0
     """Draft tokens of one row."""
-    is_ahead: bool = False
+    is_async: bool = False
     """Whether the step before it is still computed: nobody may lose blocks then."""
     decodes: dict[Sequence, int] = field(default_factory=dict)
     """Rows that go on with their output → their tokens."""
@@ -395,8 +395,8 @@ class StepBuilder:
 
     def _preempt(self, victim: Sequence) -> None:
         """Take a sequence's blocks, and those of all beams of its request with them."""
-        if self.is_ahead:
-            raise RuntimeError("A step that is made ahead of time takes blocks; this is a bug.")
+        if self.is_async:
+            raise RuntimeError("An async step preempts a sequence; this is a bug.")
         together = self._together(victim)
         attained = max(one.num_attained for one in together)
         times = max(one.num_preempted for one in together)

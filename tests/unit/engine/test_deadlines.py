@@ -18,7 +18,7 @@ def until(deadline: float, one: Request) -> Request:
     return replace(one, deadline=deadline)
 
 
-def ahead(schedule: ScheduleConfig) -> ScheduleConfig:
+def with_async(schedule: ScheduleConfig) -> ScheduleConfig:
     return schedule.model_copy(update={"async_scheduling_enable": True})
 
 
@@ -27,8 +27,8 @@ ONE_PLACE: dict[str, Any] = {"max_batch_size": 1, "max_prefill_batch_size": 1}
 
 @pytest.mark.parametrize(
     "schedule",
-    [mix(32), ahead(mix(32)), standard(), ahead(standard())],
-    ids=["splitfuse", "splitfuse, ahead", "continuous", "continuous, ahead"],
+    [mix(32), with_async(mix(32)), standard(), with_async(standard())],
+    ids=["splitfuse", "splitfuse, async", "continuous", "continuous, async"],
 )
 def test_one_that_runs_ends_and_its_blocks_are_free(schedule: ScheduleConfig) -> None:
     late = until(1.0, request("late", 20, 40))

@@ -167,13 +167,13 @@ def test_a_memory_that_the_weights_fill_is_refused() -> None:
         fit(wish(), room(1.5), COST)
 
 
-def test_one_step_ahead_the_logits_of_two_steps_count() -> None:
-    alone, ahead = (
+def test_with_async_scheduling_the_logits_of_two_steps_count() -> None:
+    alone, with_async = (
         fit(wish(schedule={**MIX, "async_scheduling_enable": on}), room(16), COST).step
         for on in (False, True)
     )
 
-    assert ahead - alone == pytest.approx(1.1 * 200 * 151_936 * 4, abs=2)
+    assert with_async - alone == pytest.approx(1.1 * 200 * 151_936 * 4, abs=2)
 
 
 @given(

@@ -57,11 +57,11 @@ def crowd() -> list[Request]:
 FEW: dict[str, Any] = {"max_preempt_count": 4, "max_batch_size": 8}
 SCHEDULES = {
     "splitfuse": mix(48, schedule=FEW),
-    "splitfuse, ahead": mix(48, schedule={**FEW, "async_scheduling_enable": True}),
+    "splitfuse, async": mix(48, schedule={**FEW, "async_scheduling_enable": True}),
     "splitfuse, 16 tokens": mix(16, schedule=FEW),
     "continuous": standard(**FEW),
-    "continuous, ahead": standard(**FEW, async_scheduling_enable=True),
-    "chunked, ahead": standard(
+    "continuous, async": standard(**FEW, async_scheduling_enable=True),
+    "chunked, async": standard(
         strategy="chunked", max_prefill_tokens=32, **FEW, async_scheduling_enable=True
     ),
     "recompute": mix(48, schedule={**FEW, "max_preempt_count": 0}),

@@ -280,7 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         num_rows = scheduler._queues.num_rows
         started, overdue = self.bench.now, self.overdue()
-        was_ahead = self.bench.engine._ahead is not None
+        was_async = self.bench.engine._next is not None
         progress = self.bench.step(seconds)
         step = progress.step
         self.gone.update(progress.failed)
@@ -290,9 +290,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_rows(step, num_rows)
         self.check_decodes(step)
         # What is known of before the call says nothing of steps that were made in another one.
-        if not was_ahead:
+        if not was_async:
             self.check_budget(step, before)
-        if not was_ahead and self.bench.engine._ahead is None:
+        if not was_async and self.bench.engine._next is None:
             self.check_order(step, started)
             self.check_age(step, before, overdue)
         self.served.update(self.request_of[each].request_id for each in step.sequence_ids)
@@ -311,8 +311,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not {advance.sequence_id for advance in progress.advances} & set(expired)
         late = {each for each, one in self.request_of.items() if one.deadline <= now}
         assert not any(self.bench.scheduler._queues.find(each) for each in late)
-        ahead = self.bench.engine._ahead
-        assert ahead is None or not late & set(ahead.step.sequence_ids)
+        next_step = self.bench.engine._next
+        assert next_step is None or not late & set(next_step.step.sequence_ids)
 
     def check_rows(self, step: Step, num_rows: int) -> None:
         most = self.schedule.max_batch_size

@@ -45,7 +45,7 @@ class Batch:
 
     def fill(self, step: StepBuilder, longest_wait_s: float) -> None:
         """Let a batch form, `longest_wait_s` after its first request at the latest, or go on."""
-        if step.is_ahead and self._is_open:
+        if step.is_async and self._is_open:
             # Who joins may need the blocks that those under way are about to need: one at a time.
             return
         queues = step.queues

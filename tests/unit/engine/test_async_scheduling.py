@@ -1,4 +1,4 @@
-"""One step ahead: the same tokens, and nothing held or lost, whatever ends meanwhile."""
+"""Async scheduling: the same tokens, and nothing held or lost, whatever ends meanwhile."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.unit.engine.scheduling import (
     tokens,
 )
 
-AHEAD = {"async_scheduling_enable": True}
+ASYNC = {"async_scheduling_enable": True}
 
 
 class Listing(CountingRunner):
@@ -36,24 +36,24 @@ class Listing(CountingRunner):
         return super().run(step)
 
 
-def ahead(strategy: Any = "chunked", **settings: Any) -> ScheduleConfig:
+def with_async(strategy: Any = "chunked", **settings: Any) -> ScheduleConfig:
     """Of those that begin at once, the simplest."""
-    return standard(strategy=strategy, **AHEAD, **settings)
+    return standard(strategy=strategy, **ASYNC, **settings)
 
 
-def is_ahead(bench: Bench) -> bool:
-    return bench.engine._ahead is not None
+def is_async(bench: Bench) -> bool:
+    return bench.engine._next is not None
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "continuous", "chunked", "splitfuse"])
-def test_every_strategy_gives_the_same_tokens_one_step_ahead(strategy: Any) -> None:
-    schedule = mix(32, schedule=AHEAD) if strategy == "splitfuse" else ahead(strategy=strategy)
+def test_every_strategy_gives_the_same_tokens_with_async_scheduling(strategy: Any) -> None:
+    schedule = mix(32, schedule=ASYNC) if strategy == "splitfuse" else with_async(strategy=strategy)
     requests = [request(f"r{at}", 20 * at + 1, 3 + at) for at in range(5)]
     bench = Bench(schedule, *requests)
     went = []
     for _ in range(200):
         bench.step()
-        went.append(is_ahead(bench))
+        went.append(is_async(bench))
         if not bench.engine.has_work:
             break
         if not bench.record.step.sequence_ids:
@@ -65,11 +65,11 @@ def test_every_strategy_gives_the_same_tokens_one_step_ahead(strategy: Any) -> N
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "continuous", "chunked"])
-def test_who_joins_a_batch_ahead_takes_no_block_that_those_under_way_are_about_to_need(
+def test_a_request_that_joins_a_batch_takes_no_block_that_running_rows_are_about_to_need(
     strategy: Any,
 ) -> None:
     settings = {"max_batch_size": 8, "max_prefill_batch_size": 5, "max_prefill_tokens": 4096}
-    schedule = ahead(strategy, **settings, enable_prefix_cache=True)
+    schedule = with_async(strategy, **settings, enable_prefix_cache=True)
     shared = tokens("c", 2 * BLOCK_SIZE)
     bench = Bench(schedule, request("first", 0, 1, prompt=shared, arrived=-9.0), num_blocks=11)
     finish(bench)
@@ -100,7 +100,7 @@ def finish(bench: Bench) -> None:
 
 def test_the_next_step_is_handed_in_before_the_last_one_is_told() -> None:
     runner = Listing()
-    bench = Bench(ahead(), request("a", 20, 4), runner=runner)
+    bench = Bench(with_async(), request("a", 20, 4), runner=runner)
 
     bench.step()
     assert (len(runner.steps), bench.said) == (2, {"a": [0]})
@@ -109,7 +109,7 @@ def test_the_next_step_is_handed_in_before_the_last_one_is_told() -> None:
 
 def test_who_ends_by_length_is_not_computed_in_vain() -> None:
     runner = Listing()
-    bench = Bench(ahead(), request("a", 20, 3), request("b", 20, 5), runner=runner)
+    bench = Bench(with_async(), request("a", 20, 3), request("b", 20, 5), runner=runner)
     bench.finish()
 
     assert [len(step.sequence_ids) for step in runner.steps] == [2, 2, 2, 1, 1]
@@ -119,7 +119,7 @@ def test_who_ends_by_length_is_not_computed_in_vain() -> None:
 def test_who_ends_by_a_stop_token_is_computed_once_in_vain_and_gets_nothing_for_it() -> None:
     runner = Listing()
     bench = Bench(
-        ahead(),
+        with_async(),
         request("a", 20, 9, stop_token_ids=(1,)),
         request("b", 20, 4),
         runner=runner,
@@ -133,7 +133,7 @@ def test_who_ends_by_a_stop_token_is_computed_once_in_vain_and_gets_nothing_for_
 
 
 def test_when_all_have_ended_the_step_that_is_under_way_is_still_taken() -> None:
-    bench = Bench(ahead(), request("a", 20, 9, stop_token_ids=(0,)))
+    bench = Bench(with_async(), request("a", 20, 9, stop_token_ids=(0,)))
     bench.step()
 
     assert bench.reasons == {"a": "stop"}
@@ -146,7 +146,7 @@ def test_when_all_have_ended_the_step_that_is_under_way_is_still_taken() -> None
 @pytest.mark.parametrize("who", ["a", "b", "c"])
 def test_an_abort_at_any_moment_frees_its_blocks_and_disturbs_nobody(who: str, moment: int) -> None:
     requests = [request(name, 30, 5) for name in "abc"]
-    bench = Bench(ahead(max_prefill_tokens=64), *requests)
+    bench = Bench(with_async(max_prefill_tokens=64), *requests)
     for _ in range(moment):
         bench.step()
     bench.engine.abort(who)
@@ -160,7 +160,7 @@ def test_an_abort_at_any_moment_frees_its_blocks_and_disturbs_nobody(who: str, m
 
 def test_a_step_that_raises_takes_down_its_own_rows_alone() -> None:
     runner = Listing()
-    bench = Bench(mix(32, schedule=AHEAD), request("a", 10, 8), runner=runner)
+    bench = Bench(mix(32, schedule=ASYNC), request("a", 10, 8), runner=runner)
     bench.step()
     bench.add(request("b", 10, 8))
     # The third step is handed in, with both, while the second is computed with a alone.
@@ -176,7 +176,7 @@ def test_a_step_that_raises_takes_down_its_own_rows_alone() -> None:
 
 def test_rows_that_join_a_step_after_a_broken_one_live_on() -> None:
     runner = Listing()
-    bench = Bench(mix(32, schedule=AHEAD), request("a", 10, 8), runner=runner)
+    bench = Bench(mix(32, schedule=ASYNC), request("a", 10, 8), runner=runner)
     runner.raises_at = 2
     bench.step()
     bench.add(request("b", 10, 4))
@@ -188,7 +188,7 @@ def test_rows_that_join_a_step_after_a_broken_one_live_on() -> None:
 
 
 def test_a_step_is_timed_from_the_end_of_the_one_before() -> None:
-    bench = Bench(ahead(), request("a", 20, 6))
+    bench = Bench(with_async(), request("a", 20, 6))
     records = [bench.step(seconds).record for seconds in (1.0, 0.25, 0.5)]
 
     assert [record.seconds for record in records if record is not None] == [1.0, 0.25, 0.5]
@@ -204,33 +204,33 @@ def test_a_step_is_timed_from_the_end_of_the_one_before() -> None:
 def test_with_drafts_and_beams_every_step_is_waited_for(
     settings: dict[str, Any], sampling: dict[str, Any]
 ) -> None:
-    bench = Bench(ahead(), request("a", 20, 5, **sampling), **settings)
+    bench = Bench(with_async(), request("a", 20, 5, **sampling), **settings)
     went = []
     while bench.engine.has_work:
         bench.step()
-        went.append(is_ahead(bench))
+        went.append(is_async(bench))
 
     assert not any(went)
     assert bench.is_empty
 
 
 def test_choices_are_waited_for_until_they_are_there() -> None:
-    bench = Bench(ahead(), request("a", 20, 5, n=3))
+    bench = Bench(with_async(), request("a", 20, 5, n=3))
     bench.step()
-    assert not is_ahead(bench)
+    assert not is_async(bench)
     bench.step()
-    assert is_ahead(bench)
+    assert is_async(bench)
     bench.finish()
     assert bench.said == counting(("a0", "a1", "a2"), 5)
 
 
 def test_where_somebody_has_to_lose_blocks_the_step_is_waited_for() -> None:
-    bench = Bench(ahead(), request("a", 30, 40), request("b", 30, 40), num_blocks=6)
+    bench = Bench(with_async(), request("a", 30, 40), request("b", 30, 40), num_blocks=6)
     while not bench.engine.stats().num_preemptions:
-        was_ahead = is_ahead(bench)
+        was_async = is_async(bench)
         bench.step()
 
-    assert not was_ahead
+    assert not was_async
     bench.finish()
     assert bench.said == counting("ab", 40)
     assert bench.is_empty
@@ -239,20 +239,20 @@ def test_where_somebody_has_to_lose_blocks_the_step_is_waited_for() -> None:
 def test_it_is_switched_live() -> None:
     bench = Bench(standard(), request("a", 20, 12))
     bench.step()
-    assert not is_ahead(bench)
-    bench.engine.reconfigure(ahead())
+    assert not is_async(bench)
+    bench.engine.reconfigure(with_async())
     bench.step()
-    assert is_ahead(bench)
+    assert is_async(bench)
     bench.engine.reconfigure(standard())
     bench.step()
-    assert not is_ahead(bench)
+    assert not is_async(bench)
     bench.finish()
     assert bench.said == counting("a", 12)
 
 
 def test_a_prefix_is_shown_to_others_when_it_is_computed_and_not_before() -> None:
     shared = request("a", 64, 20)
-    bench = Bench(ahead(), shared)
+    bench = Bench(with_async(), shared)
     bench.step(STEP_S)
     bench.add(request("b", 0, 4, prompt=(*shared.prompt_token_ids, 1, 2)))
     bench.finish()
