@@ -1,7 +1,7 @@
 """The step loop's body: schedule → run → complete. Pure but for the runner it is given.
 
-Where nothing speaks against it (`Scheduler.can_schedule_async`) it is one step ahead: the next step is
-made and handed in while one is computed, so that the device has no gap between the two.
+With async scheduling, the next step is made and handed in while one is computed, so that the device
+has no gap between the two; `Scheduler.can_schedule_async` says when it may be.
 """
 
 from collections.abc import Callable, Mapping, Sequence

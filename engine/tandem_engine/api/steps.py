@@ -68,7 +68,7 @@ class StepExplanation:
     """Sequences that lost their KV blocks, and what was computed with them."""
     swapped: tuple[str, ...]
     """Sequences whose KV blocks went to the host."""
-    held_up: WaitExplanation | None
+    blocked_by: WaitExplanation | None
     """Why the first of those that wait was not taken; None: nobody else waits."""
     passed_over: tuple[WaitExplanation, ...]
     """Those that lost their turn while others did not."""

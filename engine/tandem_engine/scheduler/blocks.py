@@ -5,8 +5,8 @@ from typing import NamedTuple
 from tandem_engine.api.step import BlockCopy
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.keys import split_keys
+from tandem_engine.kvcache.pending_blocks import PendingBlocks
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.kvcache.promises import Promises
 from tandem_engine.scheduler.group import Group
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, State, fork_of
@@ -28,7 +28,7 @@ class Blocks:
         self.host = host
         self.no_evict = False
         """Admit nobody whose blocks are not there for sure, to its last token."""
-        self._promises = Promises()
+        self._pending = PendingBlocks()
         # Blocks that all admitted requests need at most.
         self._footprint = 0
         self._copies = Copies([], [], [])
@@ -131,7 +131,7 @@ class Blocks:
         blocks = sequence.forget_cache()
         self._cancel_copies(blocks)
         self.pool.release(blocks)
-        self._promises.retract(sequence.sequence_id)
+        self._pending.cancel(sequence.sequence_id)
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Move what it has computed to the host; False: there is no room, nothing happened."""
@@ -185,16 +185,16 @@ class Blocks:
         for block in range(sequence.num_sealed, full):
             key = sequence.key(block)
             self.pool.seal(sequence.table[block], key)
-            self._promises.keep(key)
+            self._pending.complete(key)
         self._note_sealed(sequence, full)
         if sequence.num_uncomputed <= 1:
-            self._promises.retract(sequence.sequence_id)
+            self._pending.cancel(sequence.sequence_id)
 
     def switch_prefix_cache(self, *, on: bool) -> None:
         """Keep blocks for their content from now on, or forget those that are kept."""
         if self.pool.caches_prefixes != on:
             self.pool.caches_prefixes = on
-            self._promises.clear()
+            self._pending.clear()
 
     def admit(self, group: Group) -> None:
         """Count what the sequences of a request will need at most."""
@@ -235,13 +235,13 @@ class Blocks:
         self.num_asked_tokens += sequence.num_tokens
         self.num_hit_tokens += hit
         for block in range(num_found, sequence.num_keys):
-            self._promises.promise(sequence.key(block), sequence.sequence_id)
+            self._pending.add(sequence.key(block), sequence.sequence_id)
 
     def _is_in_the_making(self, sequence: Sequence, num_found: int) -> bool:
         """Whether a running sequence computes the next block that this one would compute too."""
         if num_found >= sequence.num_keys:
             return False
-        return self._promises.promised_to(sequence.key(num_found)) is not None
+        return self._pending.owner_of(sequence.key(num_found)) is not None
 
     def _prompt_of_beam(self, sequence: Sequence) -> tuple[int, ...] | None:
         """Full blocks of the prompt that another beam has computed; None: no other one runs.

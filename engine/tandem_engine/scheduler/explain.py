@@ -71,7 +71,9 @@ def _explain(record: StepRecord, epoch_s: float, *, with_decodes: bool) -> StepE
         rows=tuple(_rows(record, first=0 if with_decodes else step.num_decodes)),
         recomputed=step.preempted,
         swapped=record.swapped,
-        held_up=None if record.held_up is None else _wait(record, record.first, record.held_up),
+        blocked_by=None
+        if record.blocked_by is None
+        else _wait(record, record.first, record.blocked_by),
         passed_over=tuple(
             _wait(record, sequence_id, reason) for sequence_id, reason in record.passed_over
         ),

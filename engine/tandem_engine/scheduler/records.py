@@ -41,7 +41,7 @@ class StepRecord:
     """How long it was expected to take; None: nobody predicts."""
     num_waiting: int
     num_swapped: int
-    held_up: Reason | None
+    blocked_by: Reason | None
     """Why the first of those that wait is not in it; None: nobody waits."""
     first: str | None
     """Which one that is; None: nobody waits, or it is not known."""
@@ -103,7 +103,7 @@ class Records:
     @property
     def lacked_blocks(self) -> bool:
         """Whether somebody could not start in the last step for want of blocks."""
-        return self.last is not None and self.last.held_up == Reason.NO_BLOCKS
+        return self.last is not None and self.last.blocked_by == Reason.NO_BLOCKS
 
     def since(self, number: int = 0, limit: int = MAX_KEPT_STEPS) -> list[StepRecord]:
         """The newest `limit` records that are kept, from step `number` on; on any thread."""
@@ -128,7 +128,7 @@ class Records:
             predicted_s=predicted_s,
             num_waiting=len(builder.queues.waiting),
             num_swapped=len(builder.queues.swapped),
-            held_up=builder.held_up,
+            blocked_by=builder.blocked_by,
             first=None if builder.first is None else builder.first.sequence_id,
             first_needs=builder.first_needs,
             num_free_blocks=builder.blocks.pool.num_free,
@@ -167,7 +167,7 @@ class Records:
     def _note_waiting(self, builder: StepBuilder) -> None:
         """Book the time since the last step on what held the waiting ones up in it."""
         last, now = self.last, builder.now
-        if last is not None and last.held_up is not None and self._noted_at is not None:
-            self.waited_s[last.held_up] += last.num_waiting * max(0.0, now - self._noted_at)
+        if last is not None and last.blocked_by is not None and self._noted_at is not None:
+            self.waited_s[last.blocked_by] += last.num_waiting * max(0.0, now - self._noted_at)
         # A step that was made ahead was made for later.
         self._noted_at = now if self._noted_at is None else max(now, self._noted_at)

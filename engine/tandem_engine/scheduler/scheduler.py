@@ -123,9 +123,9 @@ class Scheduler:
             now: Seconds, on the clock of `Request.arrived`.
         """
         step = self._builder(now)
-        claimant = self._claimant(now)
-        if claimant is not None:
-            step.claim(claimant)
+        starved = self._starved(now)
+        if starved is not None:
+            step.preempt_for_starved(starved)
         self._policies.strategy.fill(step)
         step.unlock(self._policies.prompt_order)
         return self._open(step)
@@ -169,7 +169,7 @@ class Scheduler:
             return None
         record = under_way.record
         begins = max(now, record.started + (record.predicted_s or 0.0))
-        if self._claimant(begins) is not None:
+        if self._starved(begins) is not None:
             return None
         self._updater.reserve(record.step, under_way.rows)
         under_way.is_reserved = True
@@ -288,7 +288,7 @@ class Scheduler:
         load = builder.load()
         return self.records.open(builder, load, predicted_s=self._policies.predict(load))
 
-    def _claimant(self, now: float) -> Sequence | None:
+    def _starved(self, now: float) -> Sequence | None:
         """maxFirstTokenWaitTime: a request that found no blocks for so long takes another's."""
         oldest, schedule = self._queues.waiting.oldest, self._policies.schedule
         if oldest is None or not oldest.is_fresh or not self.records.lacked_blocks:

@@ -113,7 +113,7 @@ class Sequence(_EveryStep):
     """Steps in a row that had no place for its next token."""
     num_preempted: int = 0
     """How often it lost its blocks."""
-    was_claimed: bool = False
+    was_preempted_for_starved: bool = False
     """Whether it lost its blocks to a request that had waited too long for its first token."""
     is_long: bool = False
     """Whether its prompt counts as a long one (longPrefillTokenThreshold)."""

@@ -70,7 +70,7 @@ class StepBuilder:
     """Those that came back from the host."""
     may_swap: bool = True
     """Whether who loses its blocks may go to the host."""
-    held_up: Reason | None = None
+    blocked_by: Reason | None = None
     """Why nobody else of those that wait is in the step; None: nobody else waits."""
     first: Sequence | None = None
     """The first of them."""
@@ -196,7 +196,7 @@ class StepBuilder:
             if reason in PASSING:
                 self.pass_over(sequence, reason)
                 return True
-            self.hold_up(reason, sequence)
+            self.block_queue(reason, sequence)
             return False
 
         waiting = self.queues.waiting
@@ -210,10 +210,10 @@ class StepBuilder:
         """Note that others go before `sequence` although it was its turn."""
         self.passed_over.append((sequence.sequence_id, reason))
 
-    def hold_up(self, reason: Reason, first: Sequence | None = None) -> None:
+    def block_queue(self, reason: Reason, first: Sequence | None = None) -> None:
         """Note why the waiting sequences are not in the step, and which of them is the first."""
         if len(self.queues.waiting):
-            self.held_up = reason
+            self.blocked_by = reason
             self.first = first or self.first or self.queues.waiting.oldest
 
     @property
@@ -240,18 +240,18 @@ class StepBuilder:
             running = [one for one in running if one.group is not first.group] or running
         self._preempt(max(running, key=order.key))
 
-    def claim(self, sequence: Sequence) -> None:
+    def preempt_for_starved(self, sequence: Sequence) -> None:
         """Let one running sequence lose its blocks to one that has waited too long for its first.
 
         MindIE's maxFirstTokenWaitTime. Who has lost them this way once does not again.
         """
-        running = [one for one in self.queues.running() if not one.was_claimed]
+        running = [one for one in self.queues.running() if not one.was_preempted_for_starved]
         if running:
             victim = max(running, key=self.victims.key)
             # Swapped out it would be the first to come back, before the one that it makes room for.
             self.may_swap = False
             for one in self._together(victim):
-                one.was_claimed = True
+                one.was_preempted_for_starved = True
                 # It comes after the one that it makes room for, or it would take its place again.
                 one.arrived = max(one.arrived, nextafter(sequence.arrived, inf))
             self._preempt(victim)
@@ -427,7 +427,7 @@ class StepBuilder:
             self.recomputed.append(sequence.sequence_id)
             self.blocks.drop(sequence)
             self.queues.wait(sequence)
-            self.hold_up(self.held_up or Reason.PREEMPTION)
+            self.block_queue(self.blocked_by or Reason.PREEMPTION)
 
     def _swaps(self, sequence: Sequence) -> bool:
         # The runner copies out before it copies in, so nobody goes once somebody has come back.

@@ -122,7 +122,12 @@ def test_a_step_that_is_being_computed_has_no_time_yet() -> None:
 def test_an_empty_step_has_no_prediction_and_nobody_waits() -> None:
     (empty,) = Clocked(mix(32)).run(1)
 
-    assert (empty.rows, empty.predicted_s, empty.held_up, empty.num_waiting) == ((), None, None, 0)
+    assert (empty.rows, empty.predicted_s, empty.blocked_by, empty.num_waiting) == (
+        (),
+        None,
+        None,
+        0,
+    )
 
 
 def test_drafts_are_counted_in_the_row() -> None:
@@ -149,9 +154,9 @@ def test_whoever_waits_for_tokens_is_told_how_many_there_were() -> None:
 
     (first,) = clocked.run(1)
 
-    assert first.held_up is not None
-    assert first.held_up.reason == "token budget"
-    assert first.held_up.text == "b waits for tokens: all 32 of the step are given away."
+    assert first.blocked_by is not None
+    assert first.blocked_by.reason == "token budget"
+    assert first.blocked_by.text == "b waits for tokens: all 32 of the step are given away."
     assert (first.num_waiting, first.num_behind) == (2, 1)
 
 
@@ -161,10 +166,10 @@ def test_whoever_waits_for_blocks_is_told_so() -> None:
 
     (first,) = clocked.run(1)
 
-    assert first.held_up is not None
-    assert first.held_up.reason == "KV blocks"
+    assert first.blocked_by is not None
+    assert first.blocked_by.reason == "KV blocks"
     # 40 tokens take 3 blocks, and one block stays free for whom runs.
-    assert first.held_up.text == "b waits for KV blocks: 1 free, 4 needed."
+    assert first.blocked_by.text == "b waits for KV blocks: 1 free, 4 needed."
 
 
 def test_blocks_that_are_promised_to_others_are_not_called_scarce() -> None:
@@ -172,8 +177,8 @@ def test_blocks_that_are_promised_to_others_are_not_called_scarce() -> None:
     both = (request("a", 40, 40), request("b", 40, 24))
     (first,) = Clocked(mix(64, no_evict=True), *both, num_blocks=8).run(1)
 
-    assert first.held_up is not None
-    assert first.held_up.text == (
+    assert first.blocked_by is not None
+    assert first.blocked_by.text == (
         "b waits for KV blocks: 5 free, but promised to those that run (noEvict)."
     )
 
@@ -188,8 +193,8 @@ def test_whoever_waits_for_another_stage_is_told_which_one_it_is() -> None:
 
     assert shape(first) == [("a", "chunk", 0, 20), ("b", "chunk", 0, 12)]
     assert shape(second) == [("a", "decode", 20, 1)]
-    assert second.held_up is not None
-    assert second.held_up.text == "c waits for another kind of step: this one is for decodes."
+    assert second.blocked_by is not None
+    assert second.blocked_by.text == "c waits for another kind of step: this one is for decodes."
 
 
 def test_a_forming_batch_says_how_long_it_will_wait_at_most() -> None:
@@ -204,10 +209,11 @@ def test_a_forming_batch_says_how_long_it_will_wait_at_most() -> None:
     (first,) = clocked.run(1)
 
     assert first.rows == ()
-    assert first.held_up is not None
+    assert first.blocked_by is not None
     # It began to wait at 0, the step is at 0.25 s.
     assert (
-        first.held_up.text == "a waits for company: its batch is forming, for 2.250 s more at most."
+        first.blocked_by.text
+        == "a waits for company: its batch is forming, for 2.250 s more at most."
     )
 
 
@@ -324,7 +330,7 @@ def test_explanations_add_up_whatever_runs(
         )
         kinds = [row.kind for row in step.rows]
         assert kinds == sorted(kinds, key=["decode", "chunk"].index), "decodes come first"
-        waits = [*step.passed_over, *([step.held_up] if step.held_up else [])]
+        waits = [*step.passed_over, *([step.blocked_by] if step.blocked_by else [])]
         assert all("{" not in wait.text and wait.text.endswith(".") for wait in waits)
         has_reason = bool(waits or step.recomputed)
         assert has_reason or not step.num_waiting, "somebody waits, and nobody knows why"

@@ -81,7 +81,7 @@ class TestChoices:
         schedule = {"max_batch_size": 3, "max_prefill_batch_size": 3}
         bench = Bench(mix(16, schedule=schedule), request("a", 40, 3, n=3), request("b", 4))
         bench.run(2)
-        assert bench.record.held_up in {Reason.BATCH_SIZE, Reason.TOKENS}
+        assert bench.record.blocked_by in {Reason.BATCH_SIZE, Reason.TOKENS}
         bench.engine.abort("a1")
 
         assert bench.run(1) == [{"a0": 8, "b": 4}]

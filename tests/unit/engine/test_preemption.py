@@ -24,7 +24,7 @@ def test_the_newest_gives_way_when_blocks_run_out() -> None:
 
     assert (list(first.sequence_ids), first.preempted) == (["a", "b"], ())
     assert (list(second.sequence_ids), second.preempted) == (["a"], ("b",))
-    assert bench.record.held_up is Reason.PREEMPTION
+    assert bench.record.blocked_by is Reason.PREEMPTION
 
 
 def test_a_preempted_sequence_is_computed_again_with_what_it_had_said() -> None:
@@ -183,7 +183,7 @@ class TestNoEvict:
         bench = Bench(mix(64, schedule={"no_evict": True}), *many, num_blocks=8)
 
         assert bench.run(1) == [{"a": 16, "b": 16}]  # c would make it 9 of 8
-        assert bench.record.held_up is Reason.NO_BLOCKS
+        assert bench.record.blocked_by is Reason.NO_BLOCKS
         bench.finish()
         assert bench.engine.stats().num_preemptions == 0
 

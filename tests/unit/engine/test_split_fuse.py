@@ -221,7 +221,7 @@ class TestPartialPrefills:
         # 31 > 30 is long, 30 is not: b is passed over, and c is not held up by it.
         assert first == [{"a": 16, "c": 16}]
         assert bench.record.passed_over == (("b", Reason.LONG_PREFILLS),)
-        assert bench.record.held_up is None
+        assert bench.record.blocked_by is None
         assert bench.run(2) == [{"a": 15, "c": 14}, {"a": 1, "c": 1, "b": 16}]
 
     def test_what_the_prefix_cache_has_does_not_count(self) -> None:
@@ -250,7 +250,7 @@ def test_max_prefill_batch_size_counts_every_choice() -> None:
 
     # 2 of 3 rows are a's; b needs two, and c stands behind it.
     assert bench.run(1) == [{"a0": 4}]
-    assert bench.record.held_up is Reason.PREFILL_ROWS
+    assert bench.record.blocked_by is Reason.PREFILL_ROWS
 
 
 def test_max_batch_size_counts_every_choice() -> None:
@@ -264,7 +264,7 @@ def test_a_request_waits_until_its_whole_prompt_has_blocks() -> None:
     bench = Bench(mix(16), request("a", 40), request("b", 40), num_blocks=5)
 
     assert all("b" not in step for step in bench.run(5))
-    assert bench.record.held_up is Reason.NO_BLOCKS
+    assert bench.record.blocked_by is Reason.NO_BLOCKS
 
 
 def test_a_cached_prompt_computes_one_token() -> None:

@@ -16,7 +16,7 @@ class TestStatic:
 
         # a ends with its first token; c waits until b has its third.
         assert bench.run(3) == [{"a": 5, "b": 6}, {"b": 1}, {"b": 1}]
-        assert bench.record.held_up is Reason.BATCH_NOT_OVER
+        assert bench.record.blocked_by is Reason.BATCH_NOT_OVER
         assert bench.run(1) == [{"c": 7, "d": 8}]
 
     def test_a_batch_that_is_not_full_waits_for_max_first_token_wait_time(self) -> None:
@@ -25,7 +25,7 @@ class TestStatic:
         bench.now = 0.5
 
         assert bench.run(1) == [{}]
-        assert bench.record.held_up is Reason.BATCH_FORMING
+        assert bench.record.blocked_by is Reason.BATCH_FORMING
         assert bench.engine.wake_at == 1.75  # 0.25 + 1.5
         bench.now = 1.75
         assert bench.run(1) == [{"a": 5}]
@@ -278,7 +278,7 @@ class TestChunked:
         bench = Bench(schedule, request("a", 20), request("b", 10))
 
         assert bench.run(2) == [{"a": 20}, {"a": 1}]
-        assert bench.record.held_up is Reason.OTHER_STAGE
+        assert bench.record.blocked_by is Reason.OTHER_STAGE
         assert bench.run(1) == [{"b": 10}]
 
 

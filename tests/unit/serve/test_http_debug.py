@@ -36,7 +36,7 @@ def step(number: int) -> StepExplanation:
         ),
         recomputed=("c",),
         swapped=(),
-        held_up=WaitExplanation(
+        blocked_by=WaitExplanation(
             sequence_id="d", reason="KV blocks", text="d waits for KV blocks: 3 free, 8 needed."
         ),
         passed_over=(),

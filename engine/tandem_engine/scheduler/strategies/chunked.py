@@ -26,7 +26,7 @@ class Chunked:
         # A prompt of one token starts as a row that decodes.
         self._decodes_next = bool(step.prefills or step.num_started_rows)
         if not step.prefills:
-            step.hold_up(step.held_up or Reason.OTHER_STAGE)
+            step.block_queue(step.blocked_by or Reason.OTHER_STAGE)
 
     def _prefill(self, step: StepBuilder) -> None:
         most = step.schedule.max_prefill_tokens

@@ -37,7 +37,7 @@ class Continuous:
         if step.is_empty:
             finish_prompts(step, self._helpers.order)
         else:
-            step.hold_up(Reason.OTHER_STAGE)
+            step.block_queue(Reason.OTHER_STAGE)
         if step.is_empty:
             self._choose(step)
         self._last_was_empty = step.is_empty
@@ -50,7 +50,7 @@ class Continuous:
         if self._helpers.stages.choose(self._view(step), step.schedule) == "prefill":
             start_whole_prompts(step)
         if step.is_empty:
-            step.hold_up(step.held_up or Reason.OTHER_STAGE)
+            step.block_queue(step.blocked_by or Reason.OTHER_STAGE)
             self._decode(step)
         if step.is_empty and step.queues.waiting.oldest is not None:
             delay_s = step.schedule.max_queue_delay_microseconds / 1e6

@@ -58,7 +58,7 @@ class Batch:
             start_whole_prompts(step, lambda sequence: self._has_place(step, sequence))
             self._num_rows += step.num_started_rows
         else:
-            step.hold_up(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
+            step.block_queue(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
         if not step.prefills:
             self._is_open = False
             decode(step)
