@@ -55,7 +55,7 @@ class BeamUpdater:
             else:
                 self._queues.forget(sequence_id)
         self._queues.num_beams -= bool(group.beams)
-        group.beams, group.unborn = {}, ()
+        group.beams, group.pending_forks = {}, ()
         if group.is_admitted:
             self._blocks.leave(group)
 
@@ -80,7 +80,7 @@ class BeamUpdater:
                 # A search may have fewer beams left than it began with.
                 self._queues.forget(sequence_id)
         self._queues.num_beams += not group.beams
-        group.beams, group.unborn, group.moves = children, (), moves
+        group.beams, group.pending_forks, group.moves = children, (), moves
 
 
 def _advance(sequence_id: str, hypothesis: Hypothesis) -> Advance:

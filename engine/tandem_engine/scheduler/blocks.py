@@ -60,14 +60,14 @@ class Blocks:
         pool = self.pool
         needed = pool.blocks_for(sequence.num_tokens)
         found = pool.find(split_keys(sequence.keys)) if sequence.keys else []
-        if self._is_in_the_making(sequence, len(found)):
-            return Reason.PREFIX_IN_THE_MAKING
+        if self._is_prefix_pending(sequence, len(found)):
+            return Reason.PREFIX_PENDING
         if sequence.group.beams:
             common = sequence.num_prompt // pool.block_size
             of_beam = self._prompt_of_beam(sequence)
             if of_beam is not None and len(found) < common:
                 if len(of_beam) < common:
-                    return Reason.PREFIX_IN_THE_MAKING
+                    return Reason.PREFIX_PENDING
                 found = list(of_beam)
         own = needed - len(found)
         # A prompt that is there to its last token writes that one into a copy of its block.
@@ -237,7 +237,7 @@ class Blocks:
         for block in range(num_found, sequence.num_keys):
             self._pending.add(sequence.key(block), sequence.sequence_id)
 
-    def _is_in_the_making(self, sequence: Sequence, num_found: int) -> bool:
+    def _is_prefix_pending(self, sequence: Sequence, num_found: int) -> bool:
         """Whether a running sequence computes the next block that this one would compute too."""
         if num_found >= sequence.num_keys:
             return False

@@ -23,13 +23,13 @@ _CLAUSES: Final[Mapping[Reason, str]] = {
         "for a long prompt to be done: as many are in progress as maxLongPartialPrefills allows"
     ),
     Reason.NO_BLOCKS: "for KV blocks: {blocks}",
-    Reason.PREFIX_IN_THE_MAKING: "for a prefix that another sequence is computing, to share it",
+    Reason.PREFIX_PENDING: "for a prefix that another sequence is computing, to share it",
     Reason.PREEMPTION: "because running sequences lost their KV blocks in this step",
     Reason.SWAPPED_OUT: "for sequences that are swapped out to come back first",
     Reason.OTHER_STAGE: "for another kind of step: this one is for {stage}",
     Reason.BATCH_FORMING: "for company: its batch is forming{wake}",
     Reason.BATCH_NOT_OVER: "for the batch that runs to end",
-    Reason.CRUMB: "because the promised TPOT leaves too few tokens to be worth a chunk",
+    Reason.CHUNK_TOO_SMALL: "because the promised TPOT leaves too few tokens to be worth a chunk",
     Reason.BEAMS_TOGETHER: "for the other beams of its request",
 }
 _SOMEBODY: Final = "The first in line"

@@ -30,7 +30,7 @@ class Group:
     """Sequences that came before its own."""
     search: BeamSearch | None = None
     """None: the sequences are choices."""
-    unborn: tuple[str, ...] = ()
+    pending_forks: tuple[str, ...] = ()
     """Ids of sequences that wait for the prompt; the first one's own is not among them."""
     beams: Mapping[str, Sequence] = field(default_factory=lambda: _NO_BEAMS)
     """The live beams by id; empty until the prompt is computed."""
@@ -50,7 +50,7 @@ def group_of(request: Request, *, number: int) -> Group:
     """The sequences of `request`, none of which is there yet, `number` others before them."""
     others = request.sequences[1:]
     if not request.sampling.use_beam_search:
-        return Group(request, number, unborn=others, num_left=len(others) + 1)
+        return Group(request, number, pending_forks=others, num_left=len(others) + 1)
     sampling = request.sampling
     search = BeamSearch(
         sequence_ids=request.sequences,

@@ -95,8 +95,8 @@ class Scheduler:
         if group.search is not None:
             self._updater.beams.end(group)
         elif sequence.sequence_id != sequence_id:
-            self._drop_unborn(sequence, sequence_id)
-        elif group.unborn:
+            self._drop_pending_fork(sequence, sequence_id)
+        elif group.pending_forks:
             group.is_orphaned = True
         else:
             self._updater.end(sequence)
@@ -211,7 +211,7 @@ class Scheduler:
             if sequence is not None:
                 every[sequence_id] = cause
                 group = sequence.group
-                together = group.request.sequences if group.search else group.unborn
+                together = group.request.sequences if group.search else group.pending_forks
                 every |= dict.fromkeys(together, cause)
         return every
 
@@ -296,10 +296,12 @@ class Scheduler:
         late = now - oldest.arrived > schedule.max_first_token_wait_time / 1e3
         return oldest if late and not schedule.no_evict else None
 
-    def _drop_unborn(self, first: Sequence, sequence_id: str) -> None:
-        first.group.unborn = tuple(one for one in first.group.unborn if one != sequence_id)
+    def _drop_pending_fork(self, first: Sequence, sequence_id: str) -> None:
+        first.group.pending_forks = tuple(
+            one for one in first.group.pending_forks if one != sequence_id
+        )
         self._queues.forget(sequence_id)
         self._queues.stand_for(first, first.rows - 1)
         self._updater.leave(first.group)
-        if first.group.is_orphaned and not first.group.unborn:
+        if first.group.is_orphaned and not first.group.pending_forks:
             self._updater.end(first)

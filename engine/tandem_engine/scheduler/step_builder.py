@@ -17,7 +17,7 @@ from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, State
 
-PASSING: Final = frozenset({Reason.PREFIX_IN_THE_MAKING, Reason.LONG_PREFILLS})
+PASSING: Final = frozenset({Reason.PREFIX_PENDING, Reason.LONG_PREFILLS})
 """Reasons that keep one sequence from starting, and not those behind it."""
 
 

@@ -211,9 +211,9 @@ class StepUpdater:
     def _fork_choices(self, first: Sequence) -> list[Sequence]:
         """The other choices of a request: they share the prompt that the first has computed."""
         group = first.group
-        children = [self._blocks.fork(first, sequence_id) for sequence_id in group.unborn]
+        children = [self._blocks.fork(first, sequence_id) for sequence_id in group.pending_forks]
         self._queues.stand_for(first, 1)
-        group.unborn = ()
+        group.pending_forks = ()
         first.is_plain = True
         for child in children:
             self._queues.join(child)

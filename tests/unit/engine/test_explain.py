@@ -155,7 +155,7 @@ def test_whoever_waits_for_tokens_is_told_how_many_there_were() -> None:
     (first,) = clocked.run(1)
 
     assert first.blocked_by is not None
-    assert first.blocked_by.reason == "token budget"
+    assert first.blocked_by.reason == "token_budget"
     assert first.blocked_by.text == "b waits for tokens: all 32 of the step are given away."
     assert (first.num_waiting, first.num_behind) == (2, 1)
 
@@ -167,7 +167,7 @@ def test_whoever_waits_for_blocks_is_told_so() -> None:
     (first,) = clocked.run(1)
 
     assert first.blocked_by is not None
-    assert first.blocked_by.reason == "KV blocks"
+    assert first.blocked_by.reason == "kv_blocks"
     # 40 tokens take 3 blocks, and one block stays free for whom runs.
     assert first.blocked_by.text == "b waits for KV blocks: 1 free, 4 needed."
 
@@ -229,7 +229,7 @@ def test_a_preempted_sequence_is_named_with_what_became_of_it() -> None:
     assert max(step.num_swapped for step in swapped) == 1
 
 
-def test_a_prefix_in_the_making_passes_over_the_second_of_two() -> None:
+def test_a_pending_prefix_passes_over_the_second_of_two() -> None:
     twins = [
         Request(
             request_id=name,

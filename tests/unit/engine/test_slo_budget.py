@@ -70,7 +70,7 @@ def test_with_a_tpot_promise_the_budget_follows_it() -> None:
         pytest.param({"slack_s": 0.0494}, 10 + 176, id="191 tokens fit, cut to 11 tiles"),
         pytest.param({"prompt_tokens": 195}, 10 + 195, id="the whole rest of a prompt is not cut"),
         pytest.param({"prompt_tokens": 210}, 10 + 192, id="a rest that does not fit is"),
-        pytest.param({"prompt_tokens": 5}, 10 + 5, id="a small rest is no crumb"),
+        pytest.param({"prompt_tokens": 5}, 10 + 5, id="a small rest is taken whole"),
         pytest.param({"prompt_tokens": 0}, 10, id="no prompt: the decode rows alone"),
         pytest.param({"slack_s": 0.2}, 512, id="enough time: the ceiling, filled to the token"),
         pytest.param({"slack_s": inf}, 512, id="no promise: the ceiling"),
@@ -78,7 +78,7 @@ def test_with_a_tpot_promise_the_budget_follows_it() -> None:
         pytest.param({"ceiling": 10}, 10, id="no room under the ceiling"),
         pytest.param({"ceiling": 4}, 4, id="decode rows above the ceiling"),
         pytest.param({"slack_s": 0.0299}, 10 + 32, id="32 tokens are worth a row"),
-        pytest.param({"slack_s": 0.0298}, 10, id="31 tokens are a crumb"),
+        pytest.param({"slack_s": 0.0298}, 10, id="31 tokens are too few"),
         pytest.param({"slack_s": 0.01}, 10, id="the decode rows alone are late already"),
         pytest.param({"slack_s": -1.0}, 10, id="and even overdue"),
         pytest.param({"slack_s": -1.0, "prompt_tokens": 5}, 10, id="a small rest would be late"),
@@ -103,8 +103,8 @@ def test_the_budget_by_hand(given: dict[str, Any], tokens: int) -> None:
     [
         pytest.param(0, 112, id="x² + 200·x = 39267 at 121.9"),
         pytest.param(100, 80, id="100 deep: x² + 400·x = 39267 at 81.8"),
-        pytest.param(500, 0, id="500 deep: x² + 1200·x = 39267 at 31.9, a crumb"),
-        pytest.param(1000, 0, id="1000 deep: x² + 2200·x = 39267 at 17.7, a crumb"),
+        pytest.param(500, 0, id="500 deep: x² + 1200·x = 39267 at 31.9, too few"),
+        pytest.param(1000, 0, id="1000 deep: x² + 2200·x = 39267 at 17.7, too few"),
     ],
 )
 def test_attention_makes_a_deeper_chunk_smaller(context: int, chunk: int) -> None:
@@ -162,7 +162,7 @@ def test_a_short_ttft_keeps_prompts_back_for_twenty_tpot_no_less() -> None:
         pytest.param({"slack_s": 0.0405}, 10 + 112, id="no time to spare: 118 that are free"),
         pytest.param({"slack_s": -1.0}, 10 + 112, id="rows that are late: free all the same"),
         pytest.param({"slack_s": -1.0, "decode_tokens": 90}, 90 + 32, id="38 are free"),
-        pytest.param({"slack_s": -1.0, "decode_tokens": 100}, 100, id="28 are a crumb"),
+        pytest.param({"slack_s": -1.0, "decode_tokens": 100}, 100, id="28 are too few"),
         pytest.param({"slack_s": -1.0, "decode_tokens": 200}, 200, id="above the knee none is"),
     ],
 )
@@ -175,7 +175,7 @@ def test_tokens_whose_attention_is_dear_are_not_free() -> None:
     # at 320 tokens: more than the 118 that are free.
     cheap, dear = (budget(FLAT._replace(chunk_context=each), knee=128) for each in (1e-9, 1e-6))
 
-    # With 1e-6 s a pair it is 0.33 tokens: a crumb.
+    # With 1e-6 s a pair it is 0.33 tokens: too few.
     late = {"slack_s": -1.0, "prompt_context": 5000}
     assert cheap.choose(view(**late)) == 10 + 112
     assert dear.choose(view(**late)) == 10

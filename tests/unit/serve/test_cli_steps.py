@@ -27,7 +27,7 @@ from tandem_serve.testing import LIMITS, FakeFront
 from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 WAIT = WaitExplanation(
-    sequence_id="d", reason="KV blocks", text="d waits for KV blocks: 3 free, 8 needed."
+    sequence_id="d", reason="kv_blocks", text="d waits for KV blocks: 3 free, 8 needed."
 )
 STEP = StepExplanation(
     number=7,

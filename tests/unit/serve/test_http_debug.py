@@ -37,7 +37,7 @@ def step(number: int) -> StepExplanation:
         recomputed=("c",),
         swapped=(),
         blocked_by=WaitExplanation(
-            sequence_id="d", reason="KV blocks", text="d waits for KV blocks: 3 free, 8 needed."
+            sequence_id="d", reason="kv_blocks", text="d waits for KV blocks: 3 free, 8 needed."
         ),
         passed_over=(),
         num_waiting=3,

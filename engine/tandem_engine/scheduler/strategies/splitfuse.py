@@ -88,8 +88,8 @@ class SplitFuse:
             if before and not is_overdue and self._helpers.order.key(sequence) >= before:
                 return Reason.TOKENS
             if self._room(step, sequence) <= 0:
-                is_crumb = step.token_budget < split.split_chunk_tokens and not step.prefills
-                return Reason.CRUMB if is_crumb else Reason.TOKENS
+                is_too_small = step.token_budget < split.split_chunk_tokens and not step.prefills
+                return Reason.CHUNK_TOO_SMALL if is_too_small else Reason.TOKENS
             if len(_begun(step)) >= split.max_num_partial_prefills:
                 return Reason.PREFILL_ROWS
             uncomputed = step.uncomputed(sequence)
@@ -98,7 +98,7 @@ class SplitFuse:
                 return Reason.LONG_PREFILLS
             reason = step.start(sequence, lambda one: self._first_chunk(step, one))
             is_first = not step.passed_over and not step.hits
-            if reason is Reason.PREFIX_IN_THE_MAKING and sequence.is_long and is_first:
+            if reason is Reason.PREFIX_PENDING and sequence.is_long and is_first:
                 # Or a long one behind it would take the place that it will need.
                 kept_for.append(sequence)
             return reason
