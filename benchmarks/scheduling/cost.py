@@ -18,7 +18,7 @@ from typing import Final
 from benchmarks.serving.statistics import percentile
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.front.garbage import collect_seldom
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.records import Records
@@ -82,7 +82,7 @@ class Setting:
         """A promise that the load keeps."""
         if not self.promises:
             return Slo()
-        return Slo(ttft=LatencyPromise(target="5s"), tpot=LatencyPromise(target="100ms"))
+        return Slo(ttft=LatencyTarget(target="5s"), tpot=LatencyTarget(target="100ms"))
 
 
 SETTINGS: Final = (

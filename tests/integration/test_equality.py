@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem_engine.api.request import Request
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.text.codec import load_codec
 from tests.integration.bench import (
     BLOCK_SIZE,
@@ -75,7 +75,7 @@ def test_no_strategy_needs_the_prefix_cache(name: str) -> None:
 
 
 def test_a_budget_chosen_by_promised_latencies_gives_the_same_tokens() -> None:
-    slo = Slo(ttft=LatencyPromise(target="100ms"), tpot=LatencyPromise(target="6ms"))
+    slo = Slo(ttft=LatencyTarget(target="100ms"), tpot=LatencyTarget(target="6ms"))
 
     outcome = Bench(mixed(512), slo=slo).run(crowd(), apart=2)
 

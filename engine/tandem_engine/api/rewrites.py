@@ -55,7 +55,7 @@ def schedule_document(schedule: ScheduleConfig) -> dict[str, Any]:
     return document
 
 
-def keep_promises(
+def with_slo_defaults(
     schedule: ScheduleConfig, slo: Slo, *, max_seq_len: int | None = None
 ) -> ScheduleConfig:
     """`schedule` with defaults that let promised latencies be kept, where nobody wrote others.

@@ -12,7 +12,7 @@ _DURATION: Final = re.compile(r"(?P<number>[0-9]{1,7}(\.[0-9]{1,3})?)(?P<unit>ms
 _SECONDS: Final = {"ms": 0.001, "s": 1.0}
 
 
-class LatencyPromise(Model):
+class LatencyTarget(Model):
     """A latency that a share of all requests stays below."""
 
     percentile: Annotated[int, Field(ge=1, le=99)] = 90
@@ -41,10 +41,10 @@ class LatencyPromise(Model):
 class Slo(Model):
     """The latencies that are promised to every request."""
 
-    ttft: LatencyPromise | None = None
+    ttft: LatencyTarget | None = None
     """From the arrival of a request to its first token."""
 
-    tpot: LatencyPromise | None = None
+    tpot: LatencyTarget | None = None
     """From token to token, as a mean over each request."""
 
     @property

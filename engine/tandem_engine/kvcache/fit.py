@@ -112,7 +112,7 @@ def _largest_fit(sizes: "_Sizes") -> tuple[int, int]:
         rows = max(1, min(rows, affordable))
     length = wish.max_seq_len or sizes.longest(rows) or wish.shortest
     if wish.may_lower_rows:
-        rows = sizes.most_rows(length) or rows
+        rows = sizes.max_rows(length) or rows
     if not sizes.fits(length, rows):
         raise ConfigError(sizes.refusal(length, rows))
     return length, rows
@@ -166,7 +166,7 @@ class _Sizes:
         blocks = _largest(lambda count: self.fits(count * wish.block_size, rows), least, most)
         return None if blocks is None else blocks * wish.block_size
 
-    def most_rows(self, length: int) -> int | None:
+    def max_rows(self, length: int) -> int | None:
         """The most rows that fit; None: not even one."""
         return _largest(lambda rows: self.fits(length, rows), 1, self.wish.schedule.max_batch_size)
 
@@ -207,7 +207,7 @@ class _Sizes:
         shorter = self.longest(rows)
         if shorter is not None and shorter < length:
             yield f"lower maxSeqLen to {shorter}"
-        fewer = self.most_rows(length)
+        fewer = self.max_rows(length)
         if fewer is not None and fewer < rows:
             yield f"lower maxBatchSize to {fewer}"
         if self.room.host:

@@ -120,8 +120,8 @@ class Policies:
         victims = bounded(PHASE_ORDERS[schedule.decode_policy_type])
         if schedule.is_split_fuse and self.slo.ttft and not schedule.prefill_policy_type:
             ttft_s = self.slo.ttft_s or inf
-            allowance = self.pace.allowance
-            return LeastLaxity(lambda: self.model.coefficients.token, ttft_s, allowance), victims
+            error_budget = self.pace.error_budget
+            return LeastLaxity(lambda: self.model.coefficients.token, ttft_s, error_budget), victims
         return PHASE_ORDERS[schedule.prefill_policy_type], victims
 
 

@@ -32,7 +32,7 @@ class Scheduler:
         pool: The KV blocks.
         host: Host blocks for sequences that are swapped out; None: there are none.
         slo: The promised latencies.
-        most_drafts: Draft tokens of a decode row; 0: no speculation.
+        max_drafts: Draft tokens of a decode row; 0: no speculation.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Scheduler:
         *,
         host: HostPool | None = None,
         slo: Slo | None = None,
-        most_drafts: int = 0,
+        max_drafts: int = 0,
     ) -> None:
         self._blocks = Blocks(pool, host or HostPool(0))
         self._policies = Policies(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
-        self._updater = StepUpdater(self._queues, self._blocks, has_drafts=most_drafts > 0)
-        self._most_drafts = most_drafts
+        self._updater = StepUpdater(self._queues, self._blocks, has_drafts=max_drafts > 0)
+        self._max_drafts = max_drafts
         self._number = 0
         self.records = Records()
         self._apply(schedule)
@@ -146,7 +146,7 @@ class Scheduler:
             or not self._policies.schedule.async_scheduling_enable
         ):
             return False
-        if self._most_drafts or self._queues.num_beams or self._queues.swapped:
+        if self._max_drafts or self._queues.num_beams or self._queues.swapped:
             return False
         return all(row.is_plain for row in under_way.rows)
 
@@ -280,7 +280,7 @@ class Scheduler:
             now=now,
             limits=policies.limits(queues, self._blocks, now),
             victims=policies.victims,
-            most_drafts=self._most_drafts,
+            max_drafts=self._max_drafts,
             is_async=is_async,
         )
 

@@ -38,7 +38,7 @@ class StepBuilder:
     """Rows of the step, and rows of it that may work on their prompt."""
     victims: Order
     """Who loses its blocks: the last one in this order."""
-    most_drafts: int = 0
+    max_drafts: int = 0
     """Draft tokens of one row."""
     is_async: bool = False
     """Whether the step before it is still computed: nobody may lose blocks then."""
@@ -94,27 +94,27 @@ class StepBuilder:
         """Sequences in the step."""
         return len(self.decodes) + len(self.prefills)
 
-    def decode(self, most_rows: int, most_tokens: int | None = None) -> None:
+    def decode(self, max_rows: int, max_tokens: int | None = None) -> None:
         """Take the next token of the decoding sequences.
 
         There are more of them than rows only after the limit was lowered while they ran. Then
         those that had to wait longest go first, so that all of them move on, in turns.
 
         Args:
-            most_rows: Rows of the step.
-            most_tokens: Tokens of the step, drafts included; None: no limit on drafts.
+            max_rows: Rows of the step.
+            max_tokens: Tokens of the step, drafts included; None: no limit on drafts.
         """
-        if self._decode_all_at_once(most_rows):
+        if self._decode_all_at_once(max_rows):
             return
-        tokens_left = inf if most_tokens is None else most_tokens
-        turns = self._in_turns(most_rows, tokens_left)
+        tokens_left = inf if max_tokens is None else max_tokens
+        turns = self._in_turns(max_rows, tokens_left)
         for num_behind, sequence in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
             if sequence.state != State.RUNNING or sequence in self.decodes:
                 continue
             rows = self._together(sequence)
             # Beams that outnumber the limits have nobody beside them.
             is_first = not self.num_rows
-            fits = self.num_rows + len(rows) <= most_rows and len(rows) <= tokens_left
+            fits = self.num_rows + len(rows) <= max_rows and len(rows) <= tokens_left
             if not fits and not is_first:
                 self._skip(rows)
             else:
@@ -122,10 +122,10 @@ class StepBuilder:
                 drafts_left = max(0, tokens_left - len(rows) - num_behind)
                 tokens_left -= self._decode_rows(rows, drafts_left)
 
-    def resume(self, most_rows: int) -> None:
+    def resume(self, max_rows: int) -> None:
         """Bring swapped sequences back, unless this step has just sent others away."""
         for sequence in sorted(self.queues.swapped.values(), key=self.victims.key):
-            if self.has_preempted or self.num_rows >= most_rows or self._is_full(sequence):
+            if self.has_preempted or self.num_rows >= max_rows or self._is_full(sequence):
                 return
             if not self.blocks.swap_in(sequence, spare=self._reserve()):
                 return
@@ -301,16 +301,16 @@ class StepBuilder:
         return (*self.swapped, *(one.sequence_id for one in came))
 
     def _drafts(self) -> dict[str, int]:
-        if not self.most_drafts:
+        if not self.max_drafts:
             return {}
         return {row.sequence_id: tokens - 1 for row, tokens in self.decodes.items() if tokens > 1}
 
-    def _decode_all_at_once(self, most_rows: int) -> bool:
+    def _decode_all_at_once(self, max_rows: int) -> bool:
         """Take all decoding sequences where none has to be looked at twice; tell whether it did."""
         decoding = self.queues.decoding
-        if self.most_drafts or self.queues.num_beams or self.decodes:
+        if self.max_drafts or self.queues.num_beams or self.decodes:
             return False
-        if len(decoding) + self.num_rows > most_rows:
+        if len(decoding) + self.num_rows > max_rows:
             return False
         blocks = self.blocks
         needy = [one for one in blocks.short() if not one.is_prefilling]
@@ -323,9 +323,9 @@ class StepBuilder:
         self.decode_context += sum([one.num_tokens for one in decoding.values()])
         return True
 
-    def _in_turns(self, most_rows: int, most_tokens: float) -> list[Sequence]:
+    def _in_turns(self, max_rows: int, max_tokens: float) -> list[Sequence]:
         decoding = list(self.queues.decoding.values())
-        if len(decoding) > min(most_rows, most_tokens):
+        if len(decoding) > min(max_rows, max_tokens):
             decoding.sort(key=lambda one: (-one.num_skipped, self.victims.key(one)))
         return decoding
 
@@ -358,10 +358,10 @@ class StepBuilder:
         return taken
 
     def _num_drafts(self, row: Sequence, drafts_left: float) -> int:
-        if not self.most_drafts or row.rows > 1 or not row.num_output or row.group.search:
+        if not self.max_drafts or row.rows > 1 or not row.num_output or row.group.search:
             return 0
         room = row.max_total - row.num_tokens - 1
-        return int(max(0, min(self.most_drafts, room, drafts_left)))
+        return int(max(0, min(self.max_drafts, room, drafts_left)))
 
     def _take_decode(self, sequence: Sequence, num_tokens: int) -> None:
         self.decodes[sequence] = num_tokens

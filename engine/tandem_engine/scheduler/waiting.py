@@ -7,7 +7,7 @@ from math import inf
 from typing import Final
 
 from tandem_engine.scheduler.order import Order
-from tandem_engine.scheduler.order.order import Key, Promising, arrival
+from tandem_engine.scheduler.order.order import DeadlineOrder, Key, arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 
 # Entries of those that left, beside as many as wait, that are not worth a walk.
@@ -19,7 +19,7 @@ _OVERDUE_EVERY: Final = 7
 
 # Entries that one offer moves to those whose promise is lost. When thousands that came at the same
 # moment lose theirs at the same moment, no single step pays for all of them.
-_MOST_LOST: Final = 256
+_MAX_DEMOTED: Final = 256
 
 # The count breaks ties: a beam has the id and the number of the one whose place it took.
 _Entry = tuple[Key, int, Sequence]
@@ -34,7 +34,7 @@ class Waiting:
 
     def __init__(self, order: Order) -> None:
         self._follow(order)
-        self._num_lost = 0
+        self._num_demoted = 0
         self._heap: list[_Entry] = []
         # Those that can no longer keep their promise, in the same order: they go last.
         self._late: list[_Entry] = []
@@ -103,7 +103,7 @@ class Waiting:
             now: Seconds.
             most: How many may be passed over.
         """
-        self._num_lost = 0
+        self._num_demoted = 0
         overdue = self.overdue = self._overdue(now)
         if overdue is not None:
             goes_on = take(overdue)
@@ -159,9 +159,13 @@ class Waiting:
         entry = heap[0]
         if entry[-1].state != State.WAITING:
             return False
-        if heap is self._late or self._num_lost >= _MOST_LOST or self._lost_at(entry[-1]) >= now:
+        if (
+            heap is self._late
+            or self._num_demoted >= _MAX_DEMOTED
+            or self._latest_start(entry[-1]) >= now
+        ):
             return True
-        self._num_lost += 1
+        self._num_demoted += 1
         heapq.heappush(self._late, entry)
         return False
 
@@ -188,7 +192,7 @@ class Waiting:
 
         Under a promise it is the order itself that bounds how long one may be passed.
         """
-        if not self._order.ages or self._keeps_promises:
+        if not self._order.ages or self._has_deadlines:
             return False
         return now - sequence.arrived > self.age_bound_s
 
@@ -196,7 +200,7 @@ class Waiting:
         """The oldest one, if its order could pass it over for ever and it has waited too long."""
         if not self._order.ages:
             return None
-        if self._keeps_promises and self._num_passing < _OVERDUE_EVERY - 1:
+        if self._has_deadlines and self._num_passing < _OVERDUE_EVERY - 1:
             return None
         oldest = self.oldest
         late = oldest is not None and now - oldest.arrived > self.age_bound_s
@@ -209,9 +213,9 @@ class Waiting:
 
     def _follow(self, order: Order) -> None:
         self._order = order
-        self._lost_at = _lost_at(order)
+        self._latest_start = _latest_start(order)
         # Asked for at every offer, where looking at an object's methods is dear.
-        self._keeps_promises = isinstance(order, Promising)
+        self._has_deadlines = isinstance(order, DeadlineOrder)
 
 
 def _live(entries: list[_Entry]) -> dict[Sequence, int]:
@@ -219,6 +223,6 @@ def _live(entries: list[_Entry]) -> dict[Sequence, int]:
     return {one: at for _, at, one in entries if one.state == State.WAITING}
 
 
-def _lost_at(order: Order) -> Callable[[Sequence], float]:
+def _latest_start(order: Order) -> Callable[[Sequence], float]:
     """When a sequence goes behind the others; never, in an order without promises."""
-    return order.lost_at if isinstance(order, Promising) else lambda _: inf
+    return order.latest_start if isinstance(order, DeadlineOrder) else lambda _: inf

@@ -100,14 +100,14 @@ class Bench:
         *requests: Request,
         num_blocks: int = 64,
         num_host_blocks: int = 0,
-        most_drafts: int = 0,
+        max_drafts: int = 0,
         slo: Slo | None = None,
         runner: CountingRunner | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.host = HostPool(num_host_blocks)
         self.scheduler = Scheduler(
-            schedule, self.pool, host=self.host, slo=slo, most_drafts=most_drafts
+            schedule, self.pool, host=self.host, slo=slo, max_drafts=max_drafts
         )
         self.engine = Engine(self.scheduler, runner or CountingRunner(block_size=BLOCK_SIZE))
         self.now = 0.0

@@ -197,7 +197,7 @@ def test_a_step_is_timed_from_the_end_of_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("settings", "sampling"),
     [
-        ({"most_drafts": 2}, {}),
+        ({"max_drafts": 2}, {}),
         ({}, {"n": 2, "use_beam_search": True}),
     ],
 )

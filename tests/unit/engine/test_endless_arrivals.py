@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.request import Request
-from tandem_engine.api.slo import LatencyPromise, Slo
-from tandem_engine.scheduler.order.bounded import MOST_PREEMPTIONS
+from tandem_engine.api.slo import LatencyTarget, Slo
+from tandem_engine.scheduler.order.bounded import MAX_PREEMPTIONS
 from tests.unit.engine.scheduling import STEP_S, Bench, mix, request, standard, tokens
 from tests.unit.engine.test_scheduler_properties import schedules, slos
 
@@ -38,7 +38,7 @@ def bound(num_before: int, *, rows: int = ROWS) -> int:
     keeps its blocks, and gets a token or more of it.
     """
     drain = (rows + 1) * rows * LONGEST
-    return int(AGE_S / STEP_S) + drain * (MOST_PREEMPTIONS + 3) * (num_before + 1)
+    return int(AGE_S / STEP_S) + drain * (MAX_PREEMPTIONS + 3) * (num_before + 1)
 
 
 @dataclass
@@ -116,11 +116,11 @@ COMMON: dict[str, Any] = {
 }
 PHASES = list(product((0, 1, 2, 3), (0, 1, 2, 3)))
 SWAPS = [pytest.param(0, id="recompute"), pytest.param(2, id="swap")]
-BOTH = Slo(ttft=LatencyPromise(target="250ms"), tpot=LatencyPromise(target="100ms"))
+BOTH = Slo(ttft=LatencyTarget(target="250ms"), tpot=LatencyTarget(target="100ms"))
 SLOS = [
     pytest.param(Slo(), id="no SLO"),
-    pytest.param(Slo(ttft=LatencyPromise(target="250ms")), id="TTFT"),
-    pytest.param(Slo(tpot=LatencyPromise(target="100ms")), id="TPOT"),
+    pytest.param(Slo(ttft=LatencyTarget(target="250ms")), id="TTFT"),
+    pytest.param(Slo(tpot=LatencyTarget(target="100ms")), id="TPOT"),
     pytest.param(BOTH, id="both"),
 ]
 

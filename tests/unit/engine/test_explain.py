@@ -51,12 +51,10 @@ class Clocked:
         *requests: Request,
         num_blocks: int = 64,
         num_host_blocks: int = 0,
-        most_drafts: int = 0,
+        max_drafts: int = 0,
     ) -> None:
         pool = BlockPool(num_blocks, BLOCK_SIZE)
-        scheduler = Scheduler(
-            schedule, pool, host=HostPool(num_host_blocks), most_drafts=most_drafts
-        )
+        scheduler = Scheduler(schedule, pool, host=HostPool(num_host_blocks), max_drafts=max_drafts)
         self.engine = Engine(scheduler, CountingRunner(block_size=BLOCK_SIZE))
         self._now = 0.0
         for each in requests:
@@ -131,7 +129,7 @@ def test_an_empty_step_has_no_prediction_and_nobody_waits() -> None:
 
 
 def test_drafts_are_counted_in_the_row() -> None:
-    clocked = Clocked(mix(32), request("a", 20), most_drafts=3)
+    clocked = Clocked(mix(32), request("a", 20), max_drafts=3)
 
     _, second = clocked.run(2)
 

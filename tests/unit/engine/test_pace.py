@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.budget.pace import (
     FASTEST,
     LARGEST_GAP,
@@ -23,7 +23,7 @@ from tests.unit.engine.scheduling import Bench, mix, request
 
 untimed = settings(deadline=None)
 TPOT_S = 0.05
-SLO = Slo(ttft=LatencyPromise(target="2s"), tpot=LatencyPromise(target="50ms"))
+SLO = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="50ms"))
 
 
 @dataclass
@@ -117,8 +117,8 @@ def test_an_answer_that_was_too_slow_makes_the_pace_faster() -> None:
 
 def test_the_promise_that_may_be_lost_less_often_counts_more() -> None:
     strict = Slo(
-        ttft=LatencyPromise(target="2s", percentile=90),
-        tpot=LatencyPromise(target="50ms", percentile=99),
+        ttft=LatencyTarget(target="2s", percentile=90),
+        tpot=LatencyTarget(target="50ms", percentile=99),
     )
     seen = Pace(strict)
     seen.note_end(1.0)
@@ -227,7 +227,7 @@ def test_where_nothing_is_promised_there_is_no_pace() -> None:
 
 def test_a_promise_that_comes_later_begins_with_a_pace_of_its_own() -> None:
     bench = served(0.06)
-    bench.engine.reconfigure(mix(), Slo(tpot=LatencyPromise(target="20ms")))
+    bench.engine.reconfigure(mix(), Slo(tpot=LatencyTarget(target="20ms")))
 
     assert bench.scheduler.stats().tpot_pace == pytest.approx(0.963)
 
@@ -236,7 +236,7 @@ def test_a_promise_that_comes_later_begins_with_a_pace_of_its_own() -> None:
 
 
 def alone(percentile: int, leniency: float) -> Pace:
-    found = Pace(Slo(tpot=LatencyPromise(target="50ms", percentile=percentile)))
+    found = Pace(Slo(tpot=LatencyTarget(target="50ms", percentile=percentile)))
     found.leniency = leniency
     return found
 

@@ -145,10 +145,10 @@ class TestClaims:
     def test_a_running_sequence_loses_its_blocks(self, template: str) -> None:
         bench = self.starved(template, 2000)
         first_preempted(bench)
-        lost_at = bench.record.started
+        latest_start = bench.record.started
 
         # It arrived at 1.0; more than 2 s later is 3.25, in steps of 0.25.
-        assert lost_at == 3.25
+        assert latest_start == 3.25
         assert bench.run(1) == [{"b": 60}]
 
     @pytest.mark.parametrize("template", ["Mix", "Standard"])

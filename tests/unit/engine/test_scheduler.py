@@ -31,7 +31,7 @@ def test_the_length_limit_ends_a_request() -> None:
 
 
 def test_a_stop_id_among_right_drafts_ends_it_there() -> None:
-    bench = Bench(mix(32), request("a", 4, 20, stop_token_ids=(2,)), most_drafts=5)
+    bench = Bench(mix(32), request("a", 4, 20, stop_token_ids=(2,)), max_drafts=5)
     bench.finish()
 
     assert bench.said == {"a": [0, 1, 2]}

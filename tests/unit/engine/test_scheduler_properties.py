@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.engine import Progress
 from tandem_engine.scheduler.sequence import State
@@ -74,8 +74,8 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
     return standard(**given)
 
 
-def promise(target: str) -> LatencyPromise:
-    return LatencyPromise(target=target)
+def promise(target: str) -> LatencyTarget:
+    return LatencyTarget(target=target)
 
 
 slos = st.sampled_from(
@@ -143,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slo=slos,
         num_blocks=st.integers(8, 24),
         num_host_blocks=st.sampled_from([0, 3, 16]),
-        most_drafts=st.sampled_from([0, 0, 3]),
+        max_drafts=st.sampled_from([0, 0, 3]),
         right_drafts=st.lists(st.booleans(), min_size=1, max_size=4),
     )
     def begin(
@@ -152,18 +152,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         slo: Slo,
         num_blocks: int,
         num_host_blocks: int,
-        most_drafts: int,
+        max_drafts: int,
         right_drafts: list[bool],
     ) -> None:
         self.schedule = schedule
         self.slo = slo
-        self.most_drafts = most_drafts
+        self.max_drafts = max_drafts
         self.runner = MoodyRunner(block_size=BLOCK_SIZE, right_drafts=right_drafts)
         self.bench = self.runner.bench = Bench(
             schedule,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            most_drafts=most_drafts,
+            max_drafts=max_drafts,
             slo=slo,
             runner=self.runner,
         )
@@ -360,7 +360,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_decodes(self, step: Step) -> None:
         """Drafts are at most what is asked for, and never reach beyond the last token."""
         for each, drafts in step.num_drafts.items():
-            assert 1 <= drafts <= self.most_drafts
+            assert 1 <= drafts <= self.max_drafts
             wanted = self.request_of[each]
             start = step.starts[step.sequence_ids.index(each)]
             assert start + 1 + drafts < len(wanted.prompt_token_ids) + wanted.max_new_tokens

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.budget import Budget, BudgetView, budget_for
 from tandem_engine.scheduler.budget.fixed import FixedBudget
 from tandem_engine.scheduler.budget.slo import SAFETY, SloBudget
@@ -21,7 +21,7 @@ untimed = settings(deadline=None)
 # of chunks next to nothing. Before anything was measured the margin is 1.2.
 FLAT = Coefficients(base=8e-3, token=1e-4, chunk_context=1e-15, decode_context=1e-6, row=2e-4)
 
-SLO = Slo(ttft=LatencyPromise(target="2s"), tpot=LatencyPromise(target="50ms"))
+SLO = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="50ms"))
 
 
 def view(**given: Any) -> BudgetView:
@@ -54,7 +54,7 @@ def test_a_fixed_budget_is_the_ceiling() -> None:
 
 def test_with_a_tpot_promise_the_budget_follows_it() -> None:
     model = StepTimeModel()
-    ttft_only = Slo(ttft=LatencyPromise(target="1s"))
+    ttft_only = Slo(ttft=LatencyTarget(target="1s"))
 
     assert isinstance(budget_for(SLO, model), SloBudget)
     assert isinstance(budget_for(ttft_only, model), FixedBudget)
@@ -145,7 +145,7 @@ def test_without_a_ttft_promise_a_prompt_is_kept_back_for_a_second() -> None:
 
 
 def test_a_short_ttft_keeps_prompts_back_for_twenty_tpot_no_less() -> None:
-    loose, short = (Slo(ttft=LatencyPromise(target=ttft), tpot=SLO.tpot) for ttft in ("8s", "1s"))
+    loose, short = (Slo(ttft=LatencyTarget(target=ttft), tpot=SLO.tpot) for ttft in ("8s", "1s"))
 
     assert budget(slo=short).choose(view(slack_s=0.0, prompt_wait_s=0.99)) == 10
     assert budget(slo=short).choose(view(slack_s=0.0, prompt_wait_s=1.0)) == 10 + 192

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import Bench, mix, request, standard
@@ -117,7 +117,7 @@ class TestGate:
         assert bench.run(1) == [{"a": 20, "b": 20}]
 
     def test_a_promised_tpot_splits_whatever_the_gate_says(self) -> None:
-        slo = Slo(tpot=LatencyPromise(target="10s"))
+        slo = Slo(tpot=LatencyTarget(target="10s"))
         schedule = mix(16, start=8, schedule={"max_prefill_tokens": 200})
         bench = Bench(schedule, request("a", 40), slo=slo)
 
@@ -309,7 +309,7 @@ def test_a_live_change_of_template_goes_on_with_what_was_begun() -> None:
 
 def drafted(right: tuple[bool, ...] = (True,), **given: Any) -> Bench:
     runner = CountingRunner(block_size=16, right_drafts=right)
-    return Bench(mix(16), most_drafts=3, runner=runner, **given)
+    return Bench(mix(16), max_drafts=3, runner=runner, **given)
 
 
 class TestDrafts:

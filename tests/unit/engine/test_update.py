@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, mix, request, standard, tokens
 
-PROMISED = Slo(tpot=LatencyPromise(target="300ms"))
+PROMISED = Slo(tpot=LatencyTarget(target="300ms"))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final, Protocol
 
 from tandem_engine.api.slo import Slo
-from tandem_engine.scheduler.order.allowance import Allowance
+from tandem_engine.scheduler.order.error_budget import ErrorBudget
 from tandem_engine.scheduler.sample import sample
 
 LARGEST_GAP: Final = 3.0
@@ -74,7 +74,7 @@ class Pace:
         self._tpot_s = inf if slo.tpot_s is None else slo.tpot_s
         self._ttft_step, self._tpot_step = _steps(slo)
         self._kept_step = _kept_step(slo)
-        self.allowance = _allowance(slo)
+        self.error_budget = _error_budget(slo)
         """Of TTFTs that may be lost, where no TPOT is promised; None: where one is, or nothing."""
         self.leniency = START
         """0: rows at the fastest pace, none late; 1: at the slowest, with as many late as may be.
@@ -87,8 +87,8 @@ class Pace:
 
     def note_first_token(self, ttft_s: float) -> None:
         """Learn from a prompt that was answered after `ttft_s`."""
-        if self.allowance is not None:
-            self.allowance.note(is_kept=ttft_s <= self._ttft_s)
+        if self.error_budget is not None:
+            self.error_budget.note(is_kept=ttft_s <= self._ttft_s)
         elif ttft_s > self._ttft_s:
             self.leniency = min(1.0, self.leniency + self._ttft_step)
 
@@ -154,7 +154,7 @@ def _kept_step(slo: Slo) -> float | None:
     return STEP * (100 - percentile) / percentile
 
 
-def _allowance(slo: Slo) -> Allowance | None:
+def _error_budget(slo: Slo) -> ErrorBudget | None:
     if slo.ttft is None or slo.tpot is not None:
         return None
-    return Allowance(slo.ttft.percentile)
+    return ErrorBudget(slo.ttft.percentile)

@@ -5,7 +5,7 @@ from typing import Final
 from tandem_engine.scheduler.order.order import Key, Order, arrival
 from tandem_engine.scheduler.sequence import Sequence
 
-MOST_PREEMPTIONS: Final = 3
+MAX_PREEMPTIONS: Final = 3
 """Times that a sequence may lose its blocks to others that came later and go before it."""
 
 
@@ -14,7 +14,7 @@ class Bounded:
 
     By state or by levels, whoever comes goes before those that are here already; with arrivals
     that do not end, each of those would be computed again and again and never get on. So who has
-    lost its blocks MOST_PREEMPTIONS times goes before all that have not, by arrival.
+    lost its blocks MAX_PREEMPTIONS times goes before all that have not, by arrival.
 
     Args:
         order: What the others go by.
@@ -27,7 +27,7 @@ class Bounded:
 
     def key(self, sequence: Sequence) -> Key:
         """Its arrival among those that have lost enough; behind them, its key in the order."""
-        if sequence.num_preempted >= MOST_PREEMPTIONS:
+        if sequence.num_preempted >= MAX_PREEMPTIONS:
             return (0.0, *arrival(sequence))
         return (1.0, *self._key(sequence))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from tandem_engine.scheduler.order.allowance import Allowance
+from tandem_engine.scheduler.order.error_budget import ErrorBudget
 from tandem_engine.scheduler.order.order import Key, arrival
 from tandem_engine.scheduler.sequence import Sequence
 
@@ -19,12 +19,12 @@ class LeastLaxity:
     before shorter ones that came earlier, and in overload every prompt is begun just too late.
     What loses the fewest deadlines is to put the longest off when not all can be kept (Moore, An n
     job, one machine sequencing algorithm for minimizing the number of late jobs, 1968). So laxity
-    says who can still make it (`lost_at`), and among those a prompt goes by its arrival, put off
+    says who can still make it (`latest_start`), and among those a prompt goes by its arrival, put off
     by PATIENCE times its own predicted time. That bounds how long it can be passed.
 
     A sequence that has had its first token goes first: what it lacks was taken from it.
 
-    With an allowance, prompts that have lost theirs go last only while more are lost than may be;
+    With an error budget, prompts that have lost theirs go last only while more are lost than may be;
     before, they keep their place, and are late by less.
     """
 
@@ -34,18 +34,18 @@ class LeastLaxity:
         self,
         seconds_per_token: Callable[[], float],
         ttft_s: float = inf,
-        allowance: Allowance | None = None,
+        error_budget: ErrorBudget | None = None,
     ) -> None:
         """Take prices as they are learnt.
 
         Args:
             seconds_per_token: Tells the price of a prompt token.
             ttft_s: The promised time to the first token, in seconds.
-            allowance: Counts the promises that are kept and lost; None: none may be lost.
+            error_budget: Counts the promises that are kept and lost; None: none may be lost.
         """
         self._seconds_per_token = seconds_per_token
         self._ttft_s = ttft_s
-        self._allowance = allowance
+        self._error_budget = error_budget
 
     def key(self, sequence: Sequence) -> Key:
         """Its arrival and its patience, then its arrival."""
@@ -53,9 +53,9 @@ class LeastLaxity:
             return (-inf, *arrival(sequence))
         return (sequence.arrived + PATIENCE * self._length_s(sequence), *arrival(sequence))
 
-    def lost_at(self, sequence: Sequence) -> float:
+    def latest_start(self, sequence: Sequence) -> float:
         """When it is too late to begin: its laxity is 0. In seconds on the clock of arrivals."""
-        if sequence.num_output or (self._allowance and not self._allowance.is_exceeded):
+        if sequence.num_output or (self._error_budget and not self._error_budget.is_exhausted):
             return inf
         return sequence.arrived + self._ttft_s - self._length_s(sequence)
 

@@ -23,10 +23,10 @@ class Order(Protocol):
 
 
 @runtime_checkable
-class Promising(Protocol):
+class DeadlineOrder(Protocol):
     """An order under a promise that can be lost."""
 
-    def lost_at(self, sequence: Sequence) -> float:
+    def latest_start(self, sequence: Sequence) -> float:
         """When a sequence goes behind all that can still keep theirs, in seconds; inf: never."""
 
 

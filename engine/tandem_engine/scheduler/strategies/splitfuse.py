@@ -28,9 +28,9 @@ class SplitFuse:
     def fill(self, step: StepBuilder) -> None:
         """Take all decodes, then chunks of prompts begun, then of prompts that wait."""
         ceiling = step.ceiling = step.schedule.split_fuse.split_chunk_tokens
-        most_rows = min(step.limits.max_batch_size, ceiling)
-        step.decode(most_rows, ceiling)
-        step.resume(most_rows)
+        max_rows = min(step.limits.max_batch_size, ceiling)
+        step.decode(max_rows, ceiling)
+        step.resume(max_rows)
         step.token_budget = self._budget(step, ceiling)
         self._overtake(step)
         self._continue(step)

@@ -7,7 +7,7 @@ STEP: Final = 0.1
 _ROUNDING: Final = 1e-9
 
 
-class Allowance:
+class ErrorBudget:
     """A balance of kept and lost promises: below 0 when more are lost than the percentile allows.
 
     A kept one adds (100 - percentile) hundredths of STEP, a lost one takes percentile hundredths:
@@ -25,7 +25,7 @@ class Allowance:
         """From -1 to 1."""
 
     @property
-    def is_exceeded(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether more promises are lost than may be."""
         return self.balance < -_ROUNDING
 
