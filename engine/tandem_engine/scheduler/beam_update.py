@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tandem_engine.api.step import Advance, BeamMove, StepResult
 from tandem_engine.scheduler.beams import Hypothesis
-from tandem_engine.scheduler.blocks import Blocks
+from tandem_engine.scheduler.blocks import KVBlocks
 from tandem_engine.scheduler.group import Group
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import Sequence
@@ -13,7 +13,7 @@ from tandem_engine.scheduler.sequence import Sequence
 class BeamUpdater:
     """Carries out beam searches."""
 
-    def __init__(self, queues: Queues, blocks: Blocks) -> None:
+    def __init__(self, queues: Queues, blocks: KVBlocks) -> None:
         self._queues = queues
         self._blocks = blocks
 

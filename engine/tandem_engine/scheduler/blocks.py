@@ -20,7 +20,7 @@ class Copies(NamedTuple):
     copied: list[BlockCopy]
 
 
-class Blocks:
+class KVBlocks:
     """Gives sequences their blocks and takes them back; notes the copies that a step must make."""
 
     def __init__(self, pool: BlockPool, host: HostPool) -> None:
@@ -45,7 +45,7 @@ class Blocks:
         self.pool.release(copy.source for copy in taken.copied)
         return taken
 
-    def start(self, sequence: Sequence, *, spare: int) -> Reason | None:
+    def start(self, sequence: Sequence, *, watermark: int) -> Reason | None:
         """Reserve blocks for all known tokens of a sequence; return why not.
 
         The whole prompt is reserved at once: sequences that hold half of what they need and wait
@@ -53,7 +53,7 @@ class Blocks:
 
         Args:
             sequence: One that holds no blocks.
-            spare: Blocks that must stay free beside its own.
+            watermark: Blocks that must stay free beside its own.
         """
         if not self._fits_for_life(sequence.group):
             return Reason.NO_BLOCKS
@@ -71,7 +71,7 @@ class Blocks:
                 found = list(of_beam)
         own = needed - len(found)
         # A prompt that is there to its last token writes that one into a copy of its block.
-        if pool.num_free - pool.num_unheld(found) < max(1, own) + spare:
+        if pool.num_free - pool.num_unheld(found) < max(1, own) + watermark:
             return Reason.NO_BLOCKS
         pool.share(found)
         self._take(sequence, (*found, *pool.allocate(own)), len(found))
@@ -148,10 +148,10 @@ class Blocks:
         sequence.hold(num_computed)
         return True
 
-    def swap_in(self, sequence: Sequence, *, spare: int) -> bool:
+    def swap_in(self, sequence: Sequence, *, watermark: int) -> bool:
         """Bring it back from the host; False: there are no blocks for it."""
         needed = self.pool.blocks_for(sequence.num_tokens)
-        if self.pool.num_free < needed + spare:
+        if self.pool.num_free < needed + watermark:
             return False
         table, host_table = tuple(self.pool.allocate(needed)), sequence.host_table
         self._copies.swapped_in.extend(map(BlockCopy, host_table, table))

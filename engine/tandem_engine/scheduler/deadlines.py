@@ -45,7 +45,7 @@ class Deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else inf
 
-    def take_over(self, now: float) -> list[str]:
+    def pop_expired(self, now: float) -> list[str]:
         """The sequences whose request is over at `now`, in seconds, once."""
         over: list[str] = []
         while self._heap and self._heap[0][0] <= now:

@@ -3,7 +3,7 @@
 from tandem_engine.api.config import ScheduleConfig
 
 
-class SplitGate:
+class SplitStart:
     """Tells whether prompts are cut, by the number of sequences already in the batch.
 
     MindIE up to 2.3 documents the two parameters but not what exactly it counts; here it is
@@ -13,7 +13,7 @@ class SplitGate:
     def __init__(self) -> None:
         self._latched = False
 
-    def is_open(self, schedule: ScheduleConfig, num_rows: int) -> bool:
+    def is_reached(self, schedule: ScheduleConfig, num_rows: int) -> bool:
         """Whether a prompt that joins `num_rows` other rows is cut."""
         reached = num_rows >= schedule.split_start_rows
         if schedule.split_fuse.split_start_type:

@@ -6,7 +6,7 @@ from typing import Final
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.batch_size import BatchLimits, BatchSizeView, batch_size_for
-from tandem_engine.scheduler.blocks import Blocks
+from tandem_engine.scheduler.blocks import KVBlocks
 from tandem_engine.scheduler.budget import Pace, budget_for
 from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
@@ -17,7 +17,7 @@ from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records import StepRecord
 from tandem_engine.scheduler.sample import sample
 from tandem_engine.scheduler.stages import STAGE_POLICIES
-from tandem_engine.scheduler.strategies import STRATEGIES, Helpers, Strategy
+from tandem_engine.scheduler.strategies import STRATEGIES, Strategy, StrategyContext
 
 # Multiples of the promised (or expected) TTFT after which a waiting request goes first whatever
 # the order says.
@@ -49,7 +49,7 @@ class Policies:
         """Seconds after which the oldest waiting request goes first, where the order ages."""
         return _AGE_BOUND * (self.slo.ttft_s or self.schedule.prefill_expected_time / 1e3)
 
-    def limits(self, queues: Queues, blocks: Blocks, now: float) -> BatchLimits:
+    def limits(self, queues: Queues, blocks: KVBlocks, now: float) -> BatchLimits:
         """Rows of the next step."""
         needs_means = self.slo.tpot is not None
         view = (
@@ -98,7 +98,7 @@ class Policies:
         """Learns from the promises that were lost."""
         self.prompt_order, self.victims = self._orders()
         self.strategy: Strategy = STRATEGIES[schedule.batching](
-            Helpers(
+            StrategyContext(
                 order=self.prompt_order,
                 stages=self._stages,
                 budget=budget_for(slo, self.model),
@@ -125,7 +125,7 @@ class Policies:
         return PHASE_ORDERS[schedule.prefill_policy_type], victims
 
 
-def _batch_view(queues: Queues, blocks: Blocks, now: float) -> BatchSizeView:
+def _batch_view(queues: Queues, blocks: KVBlocks, now: float) -> BatchSizeView:
     """What the running sequences are like on average."""
     num_running = queues.num_running
     num_rows = max(1, num_running)

@@ -20,7 +20,7 @@ class Queues:
         self.prefilling: dict[str, Sequence] = {}
         self.swapped: dict[str, Sequence] = {}
         self.waiting = Waiting(order)
-        self._places: dict[str, Sequence] = {}
+        self._by_id: dict[str, Sequence] = {}
         self._ended: list[str] = []
         self._retiring: set[str] = set()
         self.num_beams = 0
@@ -32,12 +32,12 @@ class Queues:
 
     def find(self, sequence_id: str) -> Sequence | None:
         """A sequence by its id, wherever it is."""
-        return self._places.get(sequence_id)
+        return self._by_id.get(sequence_id)
 
     @property
     def num_known(self) -> int:
         """Sequences that have not ended, those included that wait for the prompt of another."""
-        return len(self._places)
+        return len(self._by_id)
 
     @property
     def num_running(self) -> int:
@@ -47,7 +47,7 @@ class Queues:
     @property
     def has_any(self) -> bool:
         """Whether anybody is here."""
-        return bool(self._places)
+        return bool(self._by_id)
 
     @property
     def has_next(self) -> bool:
@@ -63,7 +63,7 @@ class Queues:
         """Let the first sequence of a request wait; the others stand behind it until they are."""
         self.waiting.push(first)
         for sequence_id in first.group.request.sequences:
-            self._places[sequence_id] = first
+            self._by_id[sequence_id] = first
 
     def wait(self, sequence: Sequence) -> None:
         """Let a sequence wait that has just lost its blocks."""
@@ -71,7 +71,7 @@ class Queues:
 
     def forget(self, sequence_id: str) -> None:
         """Forget the id of a sequence that never came to be."""
-        del self._places[sequence_id]
+        del self._by_id[sequence_id]
         self._ended.append(sequence_id)
 
     def take_ended(self) -> list[str]:
@@ -89,7 +89,7 @@ class Queues:
 
     def join(self, sequence: Sequence) -> None:
         """Let a sequence run that has just come into being."""
-        self._places[sequence.sequence_id] = sequence
+        self._by_id[sequence.sequence_id] = sequence
         self._enter(sequence)
 
     def decode(self, sequence: Sequence) -> None:
@@ -173,7 +173,7 @@ class Queues:
                 f"{len(set(self.waiting))} stand in the queue; this is a bug."
             )
         running = {one for one in known if one.state == State.RUNNING}
-        retiring = {self._places[each] for each in self._retiring}
+        retiring = {self._by_id[each] for each in self._retiring}
         if running != {*self.running(), *retiring} or known != {
             *running,
             *self.swapped.values(),
@@ -182,4 +182,4 @@ class Queues:
             raise AssertionError("A sequence is in no queue, or in two; this is a bug.")
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter({id(one): one for one in self._places.values()}.values())
+        return iter({id(one): one for one in self._by_id.values()}.values())

@@ -48,7 +48,7 @@ class StepRecord:
     first_needs: int
     """Blocks that it needs: those that others share with it, and those that stay free, included."""
     num_free_blocks: int
-    """Blocks that nobody held when the step was builder."""
+    """Blocks that nobody held when the step was built."""
     passed_over: tuple[tuple[str, Reason], ...]
     """Sequences that lost their turn, and why."""
     known: tuple[int, ...]

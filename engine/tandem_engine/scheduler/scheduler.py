@@ -13,7 +13,7 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.blocks import Blocks
+from tandem_engine.scheduler.blocks import KVBlocks
 from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.policies import Policies
@@ -44,7 +44,7 @@ class Scheduler:
         slo: Slo | None = None,
         max_drafts: int = 0,
     ) -> None:
-        self._blocks = Blocks(pool, host or HostPool(0))
+        self._blocks = KVBlocks(pool, host or HostPool(0))
         self._policies = Policies(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
@@ -107,7 +107,7 @@ class Scheduler:
 
         Nobody waits for them any more, whether they run, wait or are swapped out.
         """
-        over = self._deadlines.take_over(now)
+        over = self._deadlines.pop_expired(now)
         for sequence_id in over:
             self.abort(sequence_id)
         return over
@@ -127,7 +127,7 @@ class Scheduler:
         if starved is not None:
             step.preempt_for_starved(starved)
         self._policies.strategy.fill(step)
-        step.unlock(self._policies.prompt_order)
+        step.break_deadlock(self._policies.prompt_order)
         return self._open(step)
 
     @property
@@ -161,8 +161,8 @@ class Scheduler:
             now: Seconds.
 
         Returns:
-            None: it has to wait for the newest one (`can_schedule_async`), because somebody would lose
-            blocks, or nobody would be in it.
+            None: it has to wait for the newest one (`can_schedule_async`), would preempt a sequence,
+            or would be empty.
         """
         under_way = self.records.under_way
         if under_way is None or not self.can_schedule_async:
@@ -222,9 +222,9 @@ class Scheduler:
         """
         before = self._policies.schedule, self._policies.slo
         try:
-            self._take_over(schedule, slo)
+            self._apply_settings(schedule, slo)
         except Exception:
-            self._take_over(*before)
+            self._apply_settings(*before)
             raise
 
     def stats(self) -> EngineStats:
@@ -260,7 +260,7 @@ class Scheduler:
         self._blocks.pool.check_integrity(tables)
         self._blocks.host.check_integrity()
 
-    def _take_over(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
+    def _apply_settings(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
         self._policies.reconfigure(schedule, slo)
         self._queues.waiting.reorder(self._policies.prompt_order)
         self._apply(schedule)

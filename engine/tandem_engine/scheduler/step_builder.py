@@ -9,7 +9,7 @@ from typing import Final
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.step import BeamMove, Step
 from tandem_engine.scheduler.batch_size import BatchLimits
-from tandem_engine.scheduler.blocks import Blocks
+from tandem_engine.scheduler.blocks import KVBlocks
 from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.order import Order
 from tandem_engine.scheduler.order.order import Key, arrival
@@ -17,7 +17,7 @@ from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, State
 
-PASSING: Final = frozenset({Reason.PREFIX_PENDING, Reason.LONG_PREFILLS})
+SKIPPING_REASONS: Final = frozenset({Reason.PREFIX_PENDING, Reason.LONG_PREFILLS})
 """Reasons that keep one sequence from starting, and not those behind it."""
 
 
@@ -31,7 +31,7 @@ class StepBuilder:
 
     schedule: ScheduleConfig
     queues: Queues
-    blocks: Blocks
+    blocks: KVBlocks
     now: float
     """Seconds."""
     limits: BatchLimits
@@ -107,11 +107,11 @@ class StepBuilder:
         if self._decode_all_at_once(max_rows):
             return
         tokens_left = inf if max_tokens is None else max_tokens
-        turns = self._in_turns(max_rows, tokens_left)
+        turns = self._decode_order(max_rows, tokens_left)
         for num_behind, sequence in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
             if sequence.state != State.RUNNING or sequence in self.decodes:
                 continue
-            rows = self._together(sequence)
+            rows = self._beams_of(sequence)
             # Beams that outnumber the limits have nobody beside them.
             is_first = not self.num_rows
             fits = self.num_rows + len(rows) <= max_rows and len(rows) <= tokens_left
@@ -127,14 +127,14 @@ class StepBuilder:
         for sequence in sorted(self.queues.swapped.values(), key=self.victims.key):
             if self.has_preempted or self.num_rows >= max_rows or self._is_full(sequence):
                 return
-            if not self.blocks.swap_in(sequence, spare=self._reserve()):
+            if not self.blocks.swap_in(sequence, watermark=self._watermark()):
                 return
             self.resumed.append(sequence)
             self.queues.run(sequence)
             if sequence.is_decoding and not sequence.group.beams:
                 self._take_decode(sequence, 1)
 
-    def in_progress(self, order: Order) -> list[Sequence]:
+    def unfinished_prompts(self, order: Order) -> list[Sequence]:
         """The sequences whose prompt is begun and not done."""
         begun = [one for one in self.queues.prefilling.values() if one.num_uncomputed]
         if len(begun) > 1:
@@ -168,8 +168,8 @@ class StepBuilder:
         Returns:
             Why not; None: it is in.
         """
-        spare = 0 if self._is_alone(sequence) else self._reserve()
-        reason = self._refusal(sequence) or self.blocks.start(sequence, spare=spare)
+        watermark = 0 if self._is_alone(sequence) else self._watermark()
+        reason = self._refusal(sequence) or self.blocks.start(sequence, watermark=watermark)
         if reason is not None:
             return reason
         self._admit(sequence)
@@ -186,14 +186,14 @@ class StepBuilder:
 
         Args:
             take: Starts a sequence, or says why not. Those that only pass a sequence over are
-                PASSING; any other reason holds up all that wait behind it.
+                SKIPPING_REASONS; any other reason holds up all that wait behind it.
         """
 
         def goes_on(sequence: Sequence) -> bool:
             reason = take(sequence)
             if reason is None:
                 return True
-            if reason in PASSING:
+            if reason in SKIPPING_REASONS:
                 self.pass_over(sequence, reason)
                 return True
             self.block_queue(reason, sequence)
@@ -202,7 +202,7 @@ class StepBuilder:
         waiting = self.queues.waiting
         waiting.offer(goes_on, now=self.now, most=2 * self.limits.max_batch_size)
 
-    def look_again(self, at: float) -> None:
+    def wake_by(self, at: float) -> None:
         """Note a moment, in seconds, at which an empty step may be worth another look."""
         self.wake_at = min(self.wake_at, at)
 
@@ -221,9 +221,9 @@ class StepBuilder:
         """Blocks that the first in line needs, with those that stay free for others."""
         if self.first is None:
             return 0
-        return self.blocks.pool.blocks_for(self.first.num_tokens) + self._reserve()
+        return self.blocks.pool.blocks_for(self.first.num_tokens) + self._watermark()
 
-    def unlock(self, order: Order) -> None:
+    def break_deadlock(self, order: Order) -> None:
         """Let the last running request lose its blocks where nobody can go on with theirs.
 
         Beams that are computed again hold blocks while they wait for those of the others: two
@@ -250,7 +250,7 @@ class StepBuilder:
             victim = max(running, key=self.victims.key)
             # Swapped out it would be the first to come back, before the one that it makes room for.
             self.may_swap = False
-            for one in self._together(victim):
+            for one in self._beams_of(victim):
                 one.was_preempted_for_starved = True
                 # It comes after the one that it makes room for, or it would take its place again.
                 one.arrived = max(one.arrived, nextafter(sequence.arrived, inf))
@@ -323,13 +323,13 @@ class StepBuilder:
         self.decode_context += sum([one.num_tokens for one in decoding.values()])
         return True
 
-    def _in_turns(self, max_rows: int, max_tokens: float) -> list[Sequence]:
+    def _decode_order(self, max_rows: int, max_tokens: float) -> list[Sequence]:
         decoding = list(self.queues.decoding.values())
         if len(decoding) > min(max_rows, max_tokens):
             decoding.sort(key=lambda one: (-one.num_skipped, self.victims.key(one)))
         return decoding
 
-    def _together(self, sequence: Sequence) -> list[Sequence]:
+    def _beams_of(self, sequence: Sequence) -> list[Sequence]:
         """The sequences that must be in the same step: all beams of its request."""
         beams = sequence.group.beams
         return list(beams.values()) if beams else [sequence]
@@ -397,10 +397,10 @@ class StepBuilder:
         """Take a sequence's blocks, and those of all beams of its request with them."""
         if self.is_async:
             raise RuntimeError("An async step preempts a sequence; this is a bug.")
-        together = self._together(victim)
-        attained = max(one.num_attained for one in together)
-        times = max(one.num_preempted for one in together)
-        for sequence in together:
+        beams = self._beams_of(victim)
+        attained = max(one.num_attained for one in beams)
+        times = max(one.num_preempted for one in beams)
+        for sequence in beams:
             # No order may part the beams of a request.
             sequence.num_attained = attained
             sequence.num_preempted = times + 1
@@ -416,7 +416,7 @@ class StepBuilder:
             self.prefill_tokens -= chunk
             self.prefill_rows -= sequence.rows
         # What it gives back is there for the next step, even if nobody is in this one.
-        self.look_again(self.now)
+        self.wake_by(self.now)
         # Beams are computed again, all of them, and then say anew what they may go on with.
         sequence.group.candidates = {}
         self.queues.leave(sequence)
@@ -481,7 +481,7 @@ class StepBuilder:
         self.pass_over(sequence, reason)
         return False
 
-    def _reserve(self) -> int:
+    def _watermark(self) -> int:
         """Blocks that an admission leaves free, so that running sequences can grow a while.
 
         Without it a newcomer would take the last block and lose it again in the next step.

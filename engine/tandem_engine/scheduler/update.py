@@ -9,7 +9,7 @@ from typing import Final
 from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
 from tandem_engine.scheduler.beam_update import BeamUpdater
-from tandem_engine.scheduler.blocks import Blocks
+from tandem_engine.scheduler.blocks import KVBlocks
 from tandem_engine.scheduler.budget import Pace
 from tandem_engine.scheduler.group import Group
 from tandem_engine.scheduler.queues import Queues
@@ -30,7 +30,7 @@ class StepUpdater:
         has_drafts: Whether a decode row may have more than one token.
     """
 
-    def __init__(self, queues: Queues, blocks: Blocks, *, has_drafts: bool) -> None:
+    def __init__(self, queues: Queues, blocks: KVBlocks, *, has_drafts: bool) -> None:
         self._queues = queues
         self._blocks = blocks
         self._has_drafts = has_drafts

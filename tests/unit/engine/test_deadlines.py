@@ -148,7 +148,7 @@ def test_each_is_told_once_at_the_first_look_that_is_not_before_its_deadline(
         known.pop(f"r{at}", None)
     for now in sorted(moments):
         assert kept.next_at == min(known.values(), default=inf)
-        over = kept.take_over(now)
+        over = kept.pop_expired(now)
         assert sorted(over) == sorted(name for name, at in known.items() if at <= now)
         for name in over:
             del known[name]

@@ -473,5 +473,5 @@ def test_the_check_finds_an_owner_without_a_pending_block() -> None:
     pending = PendingBlocks()
     pending._keys["first"] = set()
 
-    with pytest.raises(AssertionError, match="pending nothing"):
+    with pytest.raises(AssertionError, match="without a pending block"):
         pending.check_integrity()

@@ -21,7 +21,7 @@ from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.engine import Progress
 from tandem_engine.scheduler.sequence import State
-from tandem_engine.scheduler.step_builder import PASSING
+from tandem_engine.scheduler.step_builder import SKIPPING_REASONS
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, request, standard, tokens
 
@@ -368,7 +368,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, step: Step, now: float) -> None:
         """Who starts for the first time goes before all fresh ones that still wait."""
         record = self.bench.record
-        passed = {each for each, reason in record.passed_over if reason in PASSING}
+        passed = {each for each, reason in record.passed_over if reason in SKIPPING_REASONS}
         started = [
             wanted
             for each in step.sequence_ids

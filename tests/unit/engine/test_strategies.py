@@ -135,7 +135,7 @@ class TestContinuous:
             {"b": 4},
         ]
 
-    def test_after_a_limit_is_lowered_all_running_go_on_in_turns(self) -> None:
+    def test_after_a_limit_is_lowered_all_running_go_on_decode_order(self) -> None:
         bench = self.ripe(*((each, 4) for each in "abcde"))
         bench.run(1)
         bench.engine.reconfigure(standard(max_batch_size=2, max_prefill_batch_size=2))

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from tandem_engine.scheduler.latency.load import StepLoad
-from tandem_engine.scheduler.latency.outliers import tamed
+from tandem_engine.scheduler.latency.outliers import clip_outliers
 from tandem_engine.scheduler.latency.regression import FadingSamples
 
 HALF_LIFE: Final = 128
@@ -51,7 +51,7 @@ _PULL: Final = 0.01
 _TINY: Final = 1e-12
 
 # How much worse the knee in force may be than another and stay: noise must not move it.
-_LOYALTY: Final = 1.1
+_HYSTERESIS: Final = 1.1
 
 
 class Coefficients(NamedTuple):
@@ -90,7 +90,7 @@ class StepTimeModel:
     part that was never seen is taken to be as much slower or faster as the machine is.
 
     - Forgetting: weights halve every HALF_LIFE steps.
-    - Outliers: `tamed`, among steps of the same kind (with or without prompt chunks).
+    - Outliers: `clip_outliers`, among steps of the same kind (with or without prompt chunks).
     - Each knee has a fit of its own; the one in force is the best on the last steps.
     - A fit is refused when it is worse than the coefficients in force on the last steps of both
       kinds (mean of |predicted − measured| over the larger of the two, which is at most 1, so
@@ -189,7 +189,7 @@ class StepTimeModel:
             sample[_RATIO] * near / ratio
             for kind, measured in zip(kinds, ratios, strict=True)
             for sample, ratio, near in zip(
-                kind, measured, tamed(measured, anchor=anchor), strict=True
+                kind, measured, clip_outliers(measured, anchor=anchor), strict=True
             )
         ]
         base, tokens, *others, _, counts = zip(*chain(*kinds), strict=True)
@@ -235,7 +235,7 @@ class StepTimeModel:
             fit = memory.fit(memory.mean_target)
             misfit = _error(_levelled([_ratios(fit, knee, kind) for kind in recent]))
             if knee != self.knee:
-                misfit *= _LOYALTY
+                misfit *= _HYSTERESIS
             if misfit < least:
                 least, best = misfit, (knee, fit)
         return best

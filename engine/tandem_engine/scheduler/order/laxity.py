@@ -19,13 +19,13 @@ class LeastLaxity:
     before shorter ones that came earlier, and in overload every prompt is begun just too late.
     What loses the fewest deadlines is to put the longest off when not all can be kept (Moore, An n
     job, one machine sequencing algorithm for minimizing the number of late jobs, 1968). So laxity
-    says who can still make it (`latest_start`), and among those a prompt goes by its arrival, put off
-    by PATIENCE times its own predicted time. That bounds how long it can be passed.
+    decides which prompts can still be in time (`latest_start`); among those a prompt goes by its
+    arrival, put off by PATIENCE times its own predicted time, which bounds how long it is passed.
 
     A sequence that has had its first token goes first: what it lacks was taken from it.
 
-    With an error budget, prompts that have lost theirs go last only while more are lost than may be;
-    before, they keep their place, and are late by less.
+    With an error budget, late prompts go last only while the budget is exhausted; before, they keep
+    their place and are late by less.
     """
 
     ages = True

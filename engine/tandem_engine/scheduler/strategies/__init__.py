@@ -9,9 +9,9 @@ from tandem_engine.scheduler.strategies.continuous import Continuous
 from tandem_engine.scheduler.strategies.dynamic import Dynamic
 from tandem_engine.scheduler.strategies.splitfuse import SplitFuse
 from tandem_engine.scheduler.strategies.static import Static
-from tandem_engine.scheduler.strategies.strategy import Helpers, Strategy
+from tandem_engine.scheduler.strategies.strategy import Strategy, StrategyContext
 
-STRATEGIES: Final[Mapping[StrategyName, Callable[[Helpers], Strategy]]] = {
+STRATEGIES: Final[Mapping[StrategyName, Callable[[StrategyContext], Strategy]]] = {
     "static": Static,
     "dynamic": Dynamic,
     "continuous": Continuous,
@@ -19,4 +19,4 @@ STRATEGIES: Final[Mapping[StrategyName, Callable[[Helpers], Strategy]]] = {
     "splitfuse": SplitFuse,
 }
 
-__all__ = ["STRATEGIES", "Helpers", "Strategy"]
+__all__ = ["STRATEGIES", "Strategy", "StrategyContext"]

@@ -6,14 +6,14 @@ A long prompt holds decodes up for one chunk of maxPrefillTokens, not for all of
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
-from tandem_engine.scheduler.strategies.strategy import Helpers, decode
+from tandem_engine.scheduler.strategies.strategy import StrategyContext, decode
 
 
 class Chunked:
     """One step of chunks, one of decodes, as long as there are both."""
 
-    def __init__(self, helpers: Helpers) -> None:
-        self._helpers = helpers
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
         self._decodes_next = False
 
     def fill(self, step: StepBuilder) -> None:
@@ -39,6 +39,6 @@ class Chunked:
                 return Reason.TOKENS
             return step.start(sequence, chunk)
 
-        for sequence in step.in_progress(self._helpers.order):
+        for sequence in step.unfinished_prompts(self._context.order):
             step.prefill(sequence, chunk(sequence))
         step.offer(take)

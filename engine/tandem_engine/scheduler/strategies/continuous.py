@@ -8,7 +8,7 @@ from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.stages import StageView
 from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.strategy import (
-    Helpers,
+    StrategyContext,
     decode,
     finish_prompts,
     start_whole_prompts,
@@ -18,8 +18,8 @@ from tandem_engine.scheduler.strategies.strategy import (
 class Continuous:
     """Requests join and leave at every step."""
 
-    def __init__(self, helpers: Helpers) -> None:
-        self._helpers = helpers
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
         self._last_was_empty = False
         # Steps of prompts in a row.
         self._num_prefills = 0
@@ -35,7 +35,7 @@ class Continuous:
         if self._num_prefills > step.limits.max_batch_size:
             self._decode(step)
         if step.is_empty:
-            finish_prompts(step, self._helpers.order)
+            finish_prompts(step, self._context.order)
         else:
             step.block_queue(Reason.OTHER_STAGE)
         if step.is_empty:
@@ -47,7 +47,7 @@ class Continuous:
         decode(step)
 
     def _choose(self, step: StepBuilder) -> None:
-        if self._helpers.stages.choose(self._view(step), step.schedule) == "prefill":
+        if self._context.stages.choose(self._view(step), step.schedule) == "prefill":
             start_whole_prompts(step)
         if step.is_empty:
             step.block_queue(step.blocked_by or Reason.OTHER_STAGE)
@@ -55,7 +55,7 @@ class Continuous:
         if step.is_empty and step.queues.waiting.oldest is not None:
             delay_s = step.schedule.max_queue_delay_microseconds / 1e6
             ripe_at = step.queues.waiting.oldest.arrived + delay_s
-            step.look_again(ripe_at)
+            step.wake_by(ripe_at)
             if step.now >= ripe_at:
                 start_whole_prompts(step)
 

@@ -5,14 +5,14 @@ Whichever comes first. All of it ends before the next batch forms.
 
 from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.static import Batch
-from tandem_engine.scheduler.strategies.strategy import Helpers
+from tandem_engine.scheduler.strategies.strategy import StrategyContext
 
 
 class Dynamic:
     """As static, with a bound on the wait."""
 
-    def __init__(self, helpers: Helpers) -> None:
-        self._batch = Batch(helpers)
+    def __init__(self, context: StrategyContext) -> None:
+        self._batch = Batch(context)
 
     def fill(self, step: StepBuilder) -> None:
         """Form a batch when nobody runs; else go on with the one that does."""

@@ -8,20 +8,20 @@ from math import inf
 
 from tandem_engine.api.config import TILE
 from tandem_engine.scheduler.budget import BudgetView
-from tandem_engine.scheduler.gate import SplitGate
+from tandem_engine.scheduler.gate import SplitStart
 from tandem_engine.scheduler.order.order import Key
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
-from tandem_engine.scheduler.strategies.strategy import Helpers
+from tandem_engine.scheduler.strategies.strategy import StrategyContext
 
 
 class SplitFuse:
     """Every step does about the same work: decodes and chunks together, up to the budget."""
 
-    def __init__(self, helpers: Helpers) -> None:
-        self._helpers = helpers
-        self._gate = SplitGate()
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
+        self._split_start = SplitStart()
         # Seconds; when a prompt was last in a step.
         self._prompts_at = -inf
 
@@ -40,20 +40,20 @@ class SplitFuse:
 
     def _budget(self, step: StepBuilder, ceiling: int) -> int:
         """Tokens of the step: splitChunkTokens, or what the promised latencies leave of it."""
-        prompts = step.in_progress(self._helpers.order)
+        prompts = step.unfinished_prompts(self._context.order)
         oldest = step.queues.waiting.oldest
         first = prompts[0] if prompts else None
         served = first or oldest
         if served is None:
             return ceiling
-        return self._helpers.budget.choose(
+        return self._context.budget.choose(
             BudgetView(
                 now=step.now,
                 ceiling=ceiling,
                 num_decodes=len(step.decodes),
                 decode_tokens=step.num_tokens,
                 decode_context=step.decode_context,
-                slack_s=self._helpers.pace.slack(step.decodes, step.now),
+                slack_s=self._context.pace.slack(step.decodes, step.now),
                 prompt_tokens=_prompt_tokens(step, ceiling),
                 prompt_context=0 if first is None else first.num_computed,
                 prompt_wait_s=step.now - max(served.served_at, self._prompts_at),
@@ -65,13 +65,13 @@ class SplitFuse:
 
         A prompt of many steps would otherwise make every short one behind it late.
         """
-        begun = step.in_progress(self._helpers.order) if self._helpers.always_splits else []
+        begun = step.unfinished_prompts(self._context.order) if self._context.always_splits else []
         # Nor does anybody overtake one that has waited too long.
         if begun and not step.queues.waiting.is_overdue(begun[0], step.now):
-            self._start(step, before=self._helpers.order.key(begun[0]))
+            self._start(step, before=self._context.order.key(begun[0]))
 
     def _continue(self, step: StepBuilder) -> None:
-        begun = step.in_progress(self._helpers.order)
+        begun = step.unfinished_prompts(self._context.order)
         prompts = [one for one in begun if one not in step.prefills]
         for number, sequence in enumerate(prompts):
             room = self._room(step, sequence)
@@ -85,7 +85,7 @@ class SplitFuse:
 
         def take(sequence: Sequence) -> Reason | None:
             is_overdue = sequence is step.queues.waiting.overdue
-            if before and not is_overdue and self._helpers.order.key(sequence) >= before:
+            if before and not is_overdue and self._context.order.key(sequence) >= before:
                 return Reason.TOKENS
             if self._room(step, sequence) <= 0:
                 is_too_small = step.token_budget < split.split_chunk_tokens and not step.prefills
@@ -120,7 +120,7 @@ class SplitFuse:
             return False
         split = step.schedule.split_fuse
         is_short = sequence.num_prompt <= 2 * split.split_chunk_tokens
-        return not (split.split_type and is_short) or self._helpers.always_splits
+        return not (split.split_type and is_short) or self._context.always_splits
 
     def _is_splitting(self, step: StepBuilder) -> bool:
         """splitStartBatchSize and splitStartType; a promised latency always splits.
@@ -130,7 +130,9 @@ class SplitFuse:
         the rows of the step; before the gate opens, whole prompts share maxPrefillTokens; after
         it, one that splitType spares begins only while the step has tokens left.
         """
-        return self._helpers.always_splits or self._gate.is_open(step.schedule, step.num_rows)
+        return self._context.always_splits or self._split_start.is_reached(
+            step.schedule, step.num_rows
+        )
 
     def _room(self, step: StepBuilder, sequence: Sequence) -> int:
         """Tokens that the step has left for the prompt; 0: it has to wait."""
@@ -148,7 +150,7 @@ class SplitFuse:
         limit = step.schedule.split_fuse.largest_chunk
         if limit is not None:
             return min(room, limit)
-        if self._helpers.always_splits:
+        if self._context.always_splits:
             # Shared out, all of them would be late together.
             return room
         share = -(-room // sharers)

@@ -10,7 +10,7 @@ from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.strategies.strategy import (
-    Helpers,
+    StrategyContext,
     decode,
     finish_prompts,
     start_whole_prompts,
@@ -20,8 +20,8 @@ from tandem_engine.scheduler.strategies.strategy import (
 class Static:
     """Prompts of the batch first, all of them, then decodes until the last one ends."""
 
-    def __init__(self, helpers: Helpers) -> None:
-        self._batch = Batch(helpers)
+    def __init__(self, context: StrategyContext) -> None:
+        self._batch = Batch(context)
 
     def fill(self, step: StepBuilder) -> None:
         """Form a batch when nobody runs; else go on with the one that does."""
@@ -36,8 +36,8 @@ class Batch:
     than maxBatchSize, even if others have ended by then.
     """
 
-    def __init__(self, helpers: Helpers) -> None:
-        self._helpers = helpers
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
         self._is_open = False
         # Seconds; when it formed.
         self._formed_at = -inf
@@ -49,7 +49,7 @@ class Batch:
             # Who joins may need the blocks that those under way are about to need: one at a time.
             return
         queues = step.queues
-        finish_prompts(step, self._helpers.order)
+        finish_prompts(step, self._context.order)
         is_over = not queues.num_running and not queues.swapped
         if is_over:
             self._is_open = _is_formed(step, longest_wait_s)
@@ -76,5 +76,5 @@ def _is_formed(step: StepBuilder, longest_wait_s: float) -> bool:
     if oldest is None or len(waiting) >= step.limits.max_batch_size:
         return True
     formed_at = oldest.arrived + longest_wait_s
-    step.look_again(formed_at)
+    step.wake_by(formed_at)
     return step.now >= formed_at

@@ -13,7 +13,7 @@ from tandem_engine.scheduler.step_builder import StepBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Helpers:
+class StrategyContext:
     """What a strategy may ask for advice."""
 
     order: Order
@@ -37,7 +37,7 @@ class Strategy(Protocol):
 
 def finish_prompts(step: StepBuilder, order: Order) -> None:
     """Take all that is left of prompts that are begun."""
-    for sequence in step.in_progress(order):
+    for sequence in step.unfinished_prompts(order):
         step.prefill(sequence, sequence.num_uncomputed)
 
 
