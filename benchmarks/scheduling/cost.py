@@ -21,7 +21,7 @@ from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.front.garbage import collect_seldom
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.records import Records
+from tandem_engine.scheduler.records.records import Records
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 

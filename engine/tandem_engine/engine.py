@@ -12,7 +12,7 @@ from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Flight, Runner, Step, StepResult
-from tandem_engine.scheduler.records import Records, StepRecord
+from tandem_engine.scheduler.records.records import Records, StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]

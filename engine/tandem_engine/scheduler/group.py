@@ -7,7 +7,7 @@ from typing import Final
 
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import BeamMove, Candidate
-from tandem_engine.scheduler.beams import BeamSearch
+from tandem_engine.scheduler.beam.search import BeamSearch
 from tandem_engine.scheduler.sequence import Sequence
 
 # What most groups have: a dict of its own for each would be the largest part of them.

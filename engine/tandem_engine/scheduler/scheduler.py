@@ -13,12 +13,12 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.blocks import KVBlocks
 from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.policies import Policies
+from tandem_engine.scheduler.kv_blocks import KVBlocks
+from tandem_engine.scheduler.policies.policy_set import PolicySet
 from tandem_engine.scheduler.queues import Queues
-from tandem_engine.scheduler.records import Records
+from tandem_engine.scheduler.records.records import Records
 from tandem_engine.scheduler.sequence import Sequence, first_sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
 from tandem_engine.scheduler.update import StepUpdater
@@ -45,7 +45,7 @@ class Scheduler:
         max_drafts: int = 0,
     ) -> None:
         self._blocks = KVBlocks(pool, host or HostPool(0))
-        self._policies = Policies(schedule, slo or Slo())
+        self._policies = PolicySet(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
         self._updater = StepUpdater(self._queues, self._blocks, has_drafts=max_drafts > 0)
@@ -154,15 +154,15 @@ class Scheduler:
         """Decide on the next step while the newest one is computed.
 
         Rows of both count on the tokens of the first. Those that end with it otherwise than by
-        length are in the second in vain: nothing is booked for them. Steps are computed one after
-        another, so what ended sequences held can be given on at once.
+        length are in the second in vain: nothing is booked for them. Steps run one after
+        another, so blocks of ended sequences can be given on at once.
 
         Args:
             now: Seconds.
 
         Returns:
-            None: it has to wait for the newest one (`can_schedule_async`), would preempt a sequence,
-            or would be empty.
+            None: it has to wait for the newest one (`can_schedule_async`), would preempt, or would
+            be empty.
         """
         under_way = self.records.under_way
         if under_way is None or not self.can_schedule_async:

@@ -8,11 +8,11 @@ from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.step import BeamMove, Step
-from tandem_engine.scheduler.batch_size import BatchLimits
-from tandem_engine.scheduler.blocks import KVBlocks
-from tandem_engine.scheduler.latency.load import StepLoad
-from tandem_engine.scheduler.order import Order
-from tandem_engine.scheduler.order.order import Key, arrival
+from tandem_engine.scheduler.kv_blocks import KVBlocks
+from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.policies.batch_size import BatchLimits
+from tandem_engine.scheduler.policies.orders import Order
+from tandem_engine.scheduler.policies.orders.order import Key, arrival
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, State

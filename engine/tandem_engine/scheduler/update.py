@@ -8,10 +8,10 @@ from typing import Final
 
 from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
-from tandem_engine.scheduler.beam_update import BeamUpdater
-from tandem_engine.scheduler.blocks import KVBlocks
-from tandem_engine.scheduler.budget import Pace
+from tandem_engine.scheduler.beam.beam_updater import BeamUpdater
 from tandem_engine.scheduler.group import Group
+from tandem_engine.scheduler.kv_blocks import KVBlocks
+from tandem_engine.scheduler.policies.budget import Pace
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.sequence import RUNNING, Sequence
 

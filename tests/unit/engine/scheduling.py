@@ -10,7 +10,7 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.records import StepRecord
+from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 

@@ -15,8 +15,8 @@ from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.explain import clause_of, explain
 from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.records.explain import clause_of, explain
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 

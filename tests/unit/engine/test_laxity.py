@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.order.error_budget import ErrorBudget
-from tandem_engine.scheduler.order.laxity import PATIENCE, LeastLaxity
+from tandem_engine.scheduler.policies.orders.error_budget import ErrorBudget
+from tandem_engine.scheduler.policies.orders.laxity_order import PATIENCE, LaxityOrder
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tandem_engine.scheduler.waiting import Waiting
 from tests.unit.engine.scheduling import Bench, mix, request
@@ -22,8 +22,8 @@ TTFT_S = 2.0
 _numbers = count()
 
 
-def order() -> LeastLaxity:
-    return LeastLaxity(lambda: TOKEN_S, TTFT_S)
+def order() -> LaxityOrder:
+    return LaxityOrder(lambda: TOKEN_S, TTFT_S)
 
 
 def prompt(num_tokens: int, *, arrived: float = 10.0) -> Sequence:
@@ -81,7 +81,7 @@ def test_a_promise_is_lost_when_the_prompt_no_longer_fits_before_the_deadline() 
 
 
 def test_without_a_promise_none_is_lost() -> None:
-    assert LeastLaxity(lambda: TOKEN_S).latest_start(prompt(2000)) == inf
+    assert LaxityOrder(lambda: TOKEN_S).latest_start(prompt(2000)) == inf
 
 
 def test_a_first_token_that_was_given_can_not_be_lost() -> None:
@@ -196,7 +196,7 @@ def test_an_allowance_is_exceeded_when_more_are_lost_than_the_percentile_leaves(
 
 def test_prompts_that_are_late_keep_their_place_while_so_many_may_be() -> None:
     error_budget = ErrorBudget(90)
-    allowed = LeastLaxity(lambda: TOKEN_S, TTFT_S, error_budget)
+    allowed = LaxityOrder(lambda: TOKEN_S, TTFT_S, error_budget)
     late = prompt(2000, arrived=10.0)
     assert allowed.latest_start(late) == inf
 

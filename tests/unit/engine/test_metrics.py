@@ -18,7 +18,7 @@ from tandem_engine.front.series import Histogram
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.records import StepRecord
+from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 

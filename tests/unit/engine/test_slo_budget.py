@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.slo import LatencyTarget, Slo
-from tandem_engine.scheduler.budget import Budget, BudgetView, budget_for
-from tandem_engine.scheduler.budget.fixed import FixedBudget
-from tandem_engine.scheduler.budget.slo import SAFETY, SloBudget
-from tandem_engine.scheduler.latency.load import StepLoad
+from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import KNEES, Coefficients, StepTimeModel
+from tandem_engine.scheduler.policies.budget import Budget, BudgetView, budget_for
+from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
+from tandem_engine.scheduler.policies.budget.slo_budget import SAFETY, SloBudget
 
 untimed = settings(deadline=None)
 

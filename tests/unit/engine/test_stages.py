@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.latency.phase_models import DecodeModel, PrefillModel
-from tandem_engine.scheduler.stages import STAGE_POLICIES, Stage, StageView
-from tandem_engine.scheduler.stages.least_laxity import LeastLaxity, laxity
-from tandem_engine.scheduler.stages.prefill_first import PrefillFirst
-from tandem_engine.scheduler.stages.throughput_first import ThroughputFirst
+from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.policies.stages import STAGE_POLICIES, Stage, StageView
+from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity, laxity
+from tandem_engine.scheduler.policies.stages.prefill_first import PrefillFirst
+from tandem_engine.scheduler.policies.stages.throughput_first import ThroughputFirst
 
 untimed = settings(deadline=None)
 

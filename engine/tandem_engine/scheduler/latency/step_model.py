@@ -18,9 +18,9 @@ from operator import mul
 from statistics import median
 from typing import Final, NamedTuple
 
-from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.latency.outliers import clip_outliers
 from tandem_engine.scheduler.latency.regression import FadingSamples
+from tandem_engine.scheduler.latency.step_load import StepLoad
 
 HALF_LIFE: Final = 128
 """Steps after which a sample has half of its weight; the model remembers about 185 steps."""

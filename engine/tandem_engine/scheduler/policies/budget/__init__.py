@@ -1,0 +1,36 @@
+"""How many tokens a SplitFuse step may have: one file for each rule."""
+
+from typing import Protocol
+
+from tandem_engine.api.slo import Slo
+from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.latency.step_model import StepTimeModel
+from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
+from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
+from tandem_engine.scheduler.policies.budget.pace import Pace
+from tandem_engine.scheduler.policies.budget.slo_budget import SloBudget
+
+
+class Budget(Protocol):
+    """Chooses the size of every step."""
+
+    def choose(self, view: BudgetView) -> int:
+        """Tokens of the step, decode rows included; from 0 to the ceiling."""
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Learn from a step that ran."""
+
+
+def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
+    """The budget that keeps the promised TPOT; the ceiling at every step when there is none.
+
+    Args:
+        slo: The promise.
+        model: Learns from the steps that the budget observes; others may read it.
+    """
+    if slo.tpot_s is None:
+        return FixedBudget()
+    return SloBudget(slo, model)
+
+
+__all__ = ["Budget", "BudgetView", "Pace", "budget_for"]

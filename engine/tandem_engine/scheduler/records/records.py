@@ -1,0 +1,173 @@
+"""What the last steps did, and why: a ring buffer, and sums since the start.
+
+A record keeps what the step was made of; words for people are made of it when somebody asks.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+from tandem_engine.api.step import Step
+from tandem_engine.api.steps import MAX_KEPT_STEPS
+from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
+
+# Four bytes: a sequence has at most some millions of tokens.
+_COUNT: Final = "i"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepRecord:
+    """One step."""
+
+    number: int
+    """Steps before it, empty ones included."""
+    started: float
+    """Seconds."""
+    ended: float = inf
+    """Seconds; inf while it is computed."""
+    step: Step
+    load: StepLoad
+    token_budget: int
+    """Tokens that the strategy allowed; 0: it has no such limit."""
+    ceiling: int
+    """The most that this may be; 0: there is no such bound."""
+    predicted_s: float | None
+    """How long it was expected to take; None: nobody predicts."""
+    num_waiting: int
+    num_swapped: int
+    blocked_by: Reason | None
+    """Why the first of those that wait is not in it; None: nobody waits."""
+    first: str | None
+    """Which one that is; None: nobody waits, or it is not known."""
+    first_needs: int
+    """Blocks that it needs: those that others share with it, and those that stay free, included."""
+    num_free_blocks: int
+    """Blocks that nobody held when the step was built."""
+    passed_over: tuple[tuple[str, Reason], ...]
+    """Sequences that lost their turn, and why."""
+    known: tuple[int, ...]
+    """Of the rows that work on their prompt: tokens that each had to have computed in all."""
+    hits: Mapping[str, int]
+    """Sequences that were admitted in this step → tokens that the prefix cache had."""
+    swapped: tuple[str, ...]
+    """Sequences that lost their blocks to the host."""
+    wake_at: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended - self.started
+
+
+@dataclass(slots=True, eq=False)
+class OpenStep:
+    """A step whose results are not there yet."""
+
+    record: StepRecord
+    rows: list[Sequence]
+    is_reserved: bool = False
+    """Whether its rows are booked, but for their tokens."""
+
+
+class Records:
+    """The last steps, and what they add up to.
+
+    One thread writes. Any may read meanwhile: a step has its place in a list of fixed length, and
+    a place that a later step has taken is told by its number.
+    """
+
+    def __init__(self) -> None:
+        self._ring: list[StepRecord | None] = [None] * MAX_KEPT_STEPS
+        # Steps that are computed, or wait for it: with their rows, and whether those are booked.
+        self._open: deque[OpenStep] = deque()
+        self._number = 0
+        self._noted_at: float | None = None
+        self.num_recomputed = 0
+        """Times that a sequence lost its blocks and what was computed, since the start."""
+        self.num_swapped = 0
+        """Times that a sequence was swapped out, since the start."""
+        self.waited_s: dict[Reason, float] = dict.fromkeys(Reason, 0.0)
+        """Request-seconds spent waiting by what they were spent on, since the start."""
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The newest one."""
+        return self._ring[(self._number - 1) % MAX_KEPT_STEPS]
+
+    @property
+    def lacked_blocks(self) -> bool:
+        """Whether somebody could not start in the last step for want of blocks."""
+        return self.last is not None and self.last.blocked_by == Reason.NO_BLOCKS
+
+    def since(self, number: int = 0, limit: int = MAX_KEPT_STEPS) -> list[StepRecord]:
+        """The newest `limit` records that are kept, from step `number` on; on any thread."""
+        end = self._number
+        numbers = range(max(number, end - min(limit, MAX_KEPT_STEPS), 0), end)
+        places = ((at, self._ring[at % MAX_KEPT_STEPS]) for at in numbers)
+        return [record for at, record in places if record is not None and record.number == at]
+
+    def open(self, builder: StepBuilder, load: StepLoad, *, predicted_s: float | None) -> Step:
+        """Note a step that is about to be computed, and return it as data."""
+        self._note_waiting(builder)
+        step = builder.build()
+        self.num_recomputed += len(builder.recomputed)
+        self.num_swapped += len(builder.swapped)
+        record = self._ring[self._number % MAX_KEPT_STEPS] = StepRecord(
+            number=self._number,
+            started=builder.now,
+            step=step,
+            load=load,
+            token_budget=builder.token_budget,
+            ceiling=builder.ceiling,
+            predicted_s=predicted_s,
+            num_waiting=len(builder.queues.waiting),
+            num_swapped=len(builder.queues.swapped),
+            blocked_by=builder.blocked_by,
+            first=None if builder.first is None else builder.first.sequence_id,
+            first_needs=builder.first_needs,
+            num_free_blocks=builder.blocks.pool.num_free,
+            known=tuple(row.num_tokens for row in builder.prefills),
+            hits=builder.hits,
+            passed_over=tuple(builder.passed_over),
+            swapped=tuple(builder.swapped),
+            wake_at=builder.wake_at,
+        )
+        self._open.append(OpenStep(record, [*builder.decodes, *builder.prefills]))
+        self._number += 1
+        return step
+
+    @property
+    def under_way(self) -> "OpenStep | None":
+        """The newest step that is not closed."""
+        return self._open[-1] if self._open else None
+
+    def close(self, now: float) -> "OpenStep":
+        """Note that the oldest open step is computed; return it."""
+        if not self._open:
+            raise RuntimeError("No step was opened before this one was closed; this is a bug.")
+        closed = self._open.popleft()
+        record = closed.record
+        record.ended = now
+        if self._open:
+            # What was handed in ahead of time has waited for this one.
+            self._open[0].record.started = now
+        # Nobody asks for the tables any more, and they would keep what ended sequences held. The
+        # counts of hundreds of steps are kept: as numbers, not as an object for each.
+        record.step = replace(
+            record.step, block_tables=(), starts=array(_COUNT, record.step.starts)
+        )
+        return closed
+
+    def _note_waiting(self, builder: StepBuilder) -> None:
+        """Book the time since the last step on what held the waiting ones up in it."""
+        last, now = self.last, builder.now
+        if last is not None and last.blocked_by is not None and self._noted_at is not None:
+            self.waited_s[last.blocked_by] += last.num_waiting * max(0.0, now - self._noted_at)
+        # A step that was made ahead was made for later.
+        self._noted_at = now if self._noted_at is None else max(now, self._noted_at)
