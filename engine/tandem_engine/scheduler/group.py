@@ -3,21 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import BeamMove, Candidate
 from tandem_engine.scheduler.beam.search import BeamSearch
-from tandem_engine.scheduler.sequence import Sequence
 
 # What most groups have: a dict of its own for each would be the largest part of them.
-_NO_BEAMS: Final[Mapping[str, Sequence]] = MappingProxyType({})
+_NO_BEAMS: Final[Mapping[str, Any]] = MappingProxyType({})
 _NO_CANDIDATES: Final[Mapping[str, tuple[Candidate, ...]]] = MappingProxyType({})
 _NO_MOVES: Final[Mapping[str, BeamMove]] = MappingProxyType({})
 
 
+BeamT = TypeVar("BeamT")
+"""A sequence; a parameter, because a sequence knows its group."""
+
+
 @dataclass(slots=True, eq=False)
-class Group:
+class Group(Generic[BeamT]):
     """What the sequences of one request have in common.
 
     The first of them computes the prompt. The others come into being with their first token, and
@@ -32,7 +35,7 @@ class Group:
     """None: the sequences are choices."""
     pending_forks: tuple[str, ...] = ()
     """Ids of sequences that wait for the prompt; the first one's own is not among them."""
-    beams: Mapping[str, Sequence] = field(default_factory=lambda: _NO_BEAMS)
+    beams: Mapping[str, BeamT] = field(default_factory=lambda: _NO_BEAMS)
     """The live beams by id; empty until the prompt is computed."""
     candidates: Mapping[str, tuple[Candidate, ...]] = field(default_factory=lambda: _NO_CANDIDATES)
     """What the beams that have yielded already may go on with."""
@@ -46,7 +49,7 @@ class Group:
     """Sequences of it that have not ended."""
 
 
-def group_of(request: Request, *, number: int) -> Group:
+def group_of(request: Request, *, number: int) -> Group[BeamT]:
     """The sequences of `request`, none of which is there yet, `number` others before them."""
     others = request.sequences[1:]
     if not request.sampling.use_beam_search:

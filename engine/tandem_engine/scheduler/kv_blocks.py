@@ -7,9 +7,8 @@ from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.keys import split_keys
 from tandem_engine.kvcache.pending_blocks import PendingBlocks
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.group import Group
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.sequence import Sequence, State, fork_of
+from tandem_engine.scheduler.sequence import Sequence, SequenceGroup, State, fork_of
 
 
 class Copies(NamedTuple):
@@ -196,15 +195,15 @@ class KVBlocks:
             self.pool.caches_prefixes = on
             self._pending.clear()
 
-    def admit(self, group: Group) -> None:
+    def admit(self, group: SequenceGroup) -> None:
         """Count what the sequences of a request will need at most."""
         self._footprint += self._footprint_of(group)
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: SequenceGroup) -> None:
         """Stop counting it."""
         self._footprint -= self._footprint_of(group)
 
-    def can_ever_hold(self, group: Group) -> bool:
+    def can_ever_hold(self, group: SequenceGroup) -> bool:
         """Whether the whole pool has room for its sequences, alone and to their last token.
 
         Choices may run one after another, unless nobody may be evicted; beams may not.
@@ -281,13 +280,13 @@ class KVBlocks:
         for of_kind in (copies.copied, copies.swapped_in):
             of_kind[:] = [copy for copy in of_kind if copy.target not in given_back]
 
-    def _fits_for_life(self, group: Group) -> bool:
+    def _fits_for_life(self, group: SequenceGroup) -> bool:
         # Those that are counted, or alone, have only this to wait for: no_evict came after them.
         if not self.no_evict or group.is_admitted or not self.pool.num_held:
             return True
         return self._footprint + self._footprint_of(group) <= self.pool.num_blocks
 
-    def _footprint_of(self, group: Group, rows: int | None = None) -> int:
+    def _footprint_of(self, group: SequenceGroup, rows: int | None = None) -> int:
         """Blocks of its sequences at their longest; they share the full blocks of the prompt.
 
         What is copied is held beside its copies for a moment: the end of the prompt of choices,

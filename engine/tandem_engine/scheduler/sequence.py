@@ -9,14 +9,12 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeAlias
 
 from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import SampledToken
 from tandem_engine.kvcache.keys import KEY_BYTES, block_keys, last_key, next_key
-
-if TYPE_CHECKING:
-    from tandem_engine.scheduler.group import Group
+from tandem_engine.scheduler.group import Group
 
 
 class State(IntEnum):
@@ -78,7 +76,7 @@ class Sequence(_EveryStep):
       in the cache                known, to compute      not yet sampled
     """
 
-    group: "Group"
+    group: "SequenceGroup"
     block_size: int
     """Tokens in a KV block."""
     max_total: int
@@ -149,6 +147,11 @@ class Sequence(_EveryStep):
         """Note how many of its tokens stand in the cache, where none was computed for it."""
         self.num_beyond += self.num_computed - num_computed
         self.num_computed = num_computed
+
+    def beams_or_self(self) -> "list[Sequence]":
+        """Return the sequences that must be in the same step: all beams of its request."""
+        beams = self.group.beams
+        return list(beams.values()) if beams else [self]
 
     @property
     def is_short(self) -> bool:
@@ -228,7 +231,10 @@ class Sequence(_EveryStep):
         return blocks
 
 
-def first_sequence(group: "Group", *, block_size: int, keeps_keys: bool) -> Sequence:
+SequenceGroup: TypeAlias = Group[Sequence]
+
+
+def first_sequence(group: SequenceGroup, *, block_size: int, keeps_keys: bool) -> Sequence:
     """The sequence that computes the prompt of a request.
 
     Args:

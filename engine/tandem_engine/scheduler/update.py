@@ -9,11 +9,10 @@ from typing import Final
 from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import Advance, SampledToken, Step, StepResult
 from tandem_engine.scheduler.beam.beam_updater import BeamUpdater
-from tandem_engine.scheduler.group import Group
 from tandem_engine.scheduler.kv_blocks import KVBlocks
 from tandem_engine.scheduler.policies.budget import Pace
 from tandem_engine.scheduler.queues import Queues
-from tandem_engine.scheduler.sequence import RUNNING, Sequence
+from tandem_engine.scheduler.sequence import RUNNING, Sequence, SequenceGroup
 
 Yielding = Iterable[tuple[Sequence, List[SampledToken] | None]]
 
@@ -125,7 +124,7 @@ class StepUpdater:
         self._blocks.drop(sequence)
         self.leave(sequence.group)
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: SequenceGroup) -> None:
         """Count one sequence of a request less."""
         group.num_left -= 1
         if not group.num_left and group.is_admitted:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from tandem_engine.api.step import Advance, BeamMove, StepResult
 from tandem_engine.scheduler.beam.search import Hypothesis
-from tandem_engine.scheduler.group import Group
 from tandem_engine.scheduler.kv_blocks import KVBlocks
 from tandem_engine.scheduler.queues import Queues
-from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.sequence import Sequence, SequenceGroup
 
 
 class BeamUpdater:
@@ -43,7 +42,7 @@ class BeamUpdater:
         self._move(group, beams, moved.moves)
         return []
 
-    def end(self, group: Group) -> None:
+    def end(self, group: SequenceGroup) -> None:
         """Forget a request with all of its beams."""
         for sequence_id in group.request.sequences:
             sequence = self._queues.find(sequence_id)
@@ -60,7 +59,7 @@ class BeamUpdater:
             self._blocks.leave(group)
 
     def _move(
-        self, group: Group, beams: Mapping[str, Sequence], moves: Mapping[str, BeamMove]
+        self, group: SequenceGroup, beams: Mapping[str, Sequence], moves: Mapping[str, BeamMove]
     ) -> None:
         """Give each beam the tokens and blocks of what it has become."""
         children = {}
