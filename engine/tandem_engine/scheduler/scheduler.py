@@ -17,11 +17,14 @@ from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.kv_blocks import KVBlocks
 from tandem_engine.scheduler.policies.policy_set import PolicySet
+from tandem_engine.scheduler.preemption import Preemptor
 from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records.records import Records
-from tandem_engine.scheduler.sequence import Sequence, first_sequence
+from tandem_engine.scheduler.sequence import Sequence, SequenceGroup, first_sequence
 from tandem_engine.scheduler.step_builder import StepBuilder
+from tandem_engine.scheduler.step_rows import StepRows
 from tandem_engine.scheduler.update import StepUpdater
+from tandem_engine.scheduler.wait_reasons import WaitReasons
 
 
 class Scheduler:
@@ -70,7 +73,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Let a request wait for its first step."""
-        group = group_of(request, number=self._number)
+        group: SequenceGroup = group_of(request, number=self._number)
         self._number += len(request.sequences)
         pool = self._blocks.pool
         sequence = first_sequence(
@@ -125,9 +128,9 @@ class Scheduler:
         step = self._builder(now)
         starved = self._starved(now)
         if starved is not None:
-            step.preempt_for_starved(starved)
+            step.preemptor.preempt_for_starved(starved)
         self._policies.strategy.fill(step)
-        step.break_deadlock(self._policies.prompt_order)
+        step.preemptor.break_deadlock(self._policies.prompt_order)
         return self._open(step)
 
     @property
@@ -177,7 +180,7 @@ class Scheduler:
             return None
         step = self._builder(begins, is_async=True)
         self._policies.strategy.fill(step)
-        return None if step.is_empty else self._open(step)
+        return None if step.rows.is_empty else self._open(step)
 
     def complete(self, step: Step, result: StepResult, now: float) -> list[Advance]:
         """Book what a step computed; return the sequences that got tokens.
@@ -272,20 +275,33 @@ class Scheduler:
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
     def _builder(self, now: float, *, is_async: bool = False) -> StepBuilder:
-        policies, queues = self._policies, self._queues
+        policies, queues, blocks = self._policies, self._queues, self._blocks
+        rows, waits = StepRows(), WaitReasons(queues.waiting)
+        preemptor = Preemptor(
+            queues=queues,
+            blocks=blocks,
+            rows=rows,
+            waits=waits,
+            now=now,
+            victims=policies.victims,
+            max_swaps=policies.schedule.max_preempt_count,
+            is_async=is_async,
+        )
         return StepBuilder(
             schedule=policies.schedule,
             queues=queues,
-            blocks=self._blocks,
+            blocks=blocks,
             now=now,
-            limits=policies.limits(queues, self._blocks, now),
-            victims=policies.victims,
+            limits=policies.limits(queues, blocks, now),
             max_drafts=self._max_drafts,
             is_async=is_async,
+            rows=rows,
+            waits=waits,
+            preemptor=preemptor,
         )
 
     def _open(self, builder: StepBuilder) -> Step:
-        load = builder.load()
+        load = builder.rows.load(self._blocks.pool.block_size)
         return self.records.open(builder, load, predicted_s=self._policies.predict(load))
 
     def _starved(self, now: float) -> Sequence | None:

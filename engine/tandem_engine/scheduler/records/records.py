@@ -116,8 +116,8 @@ class Records:
         """Note a step that is about to be computed, and return it as data."""
         self._note_waiting(builder)
         step = builder.build()
-        self.num_recomputed += len(builder.recomputed)
-        self.num_swapped += len(builder.swapped)
+        self.num_recomputed += len(builder.preemptor.recomputed)
+        self.num_swapped += len(builder.preemptor.swapped)
         record = self._ring[self._number % MAX_KEPT_STEPS] = StepRecord(
             number=self._number,
             started=builder.now,
@@ -128,17 +128,17 @@ class Records:
             predicted_s=predicted_s,
             num_waiting=len(builder.queues.waiting),
             num_swapped=len(builder.queues.swapped),
-            blocked_by=builder.blocked_by,
-            first=None if builder.first is None else builder.first.sequence_id,
+            blocked_by=builder.waits.blocked_by,
+            first=None if builder.waits.first is None else builder.waits.first.sequence_id,
             first_needs=builder.first_needs,
             num_free_blocks=builder.blocks.pool.num_free,
-            known=tuple(row.num_tokens for row in builder.prefills),
+            known=tuple(row.num_tokens for row in builder.rows.prefills),
             hits=builder.hits,
-            passed_over=tuple(builder.passed_over),
-            swapped=tuple(builder.swapped),
-            wake_at=builder.wake_at,
+            passed_over=tuple(builder.waits.passed_over),
+            swapped=tuple(builder.preemptor.swapped),
+            wake_at=builder.waits.wake_at,
         )
-        self._open.append(OpenStep(record, [*builder.decodes, *builder.prefills]))
+        self._open.append(OpenStep(record, [*builder.rows.decodes, *builder.rows.prefills]))
         self._number += 1
         return step
 

@@ -21,24 +21,24 @@ class Chunked:
         stages = [self._prefill, decode]
         for stage in reversed(stages) if self._decodes_next else stages:
             stage(step)
-            if not step.is_empty:
+            if not step.rows.is_empty:
                 break
         # A prompt of one token starts as a row that decodes.
-        self._decodes_next = bool(step.prefills or step.num_started_rows)
-        if not step.prefills:
-            step.block_queue(step.blocked_by or Reason.OTHER_STAGE)
+        self._decodes_next = bool(step.rows.prefills or step.num_started_rows)
+        if not step.rows.prefills:
+            step.waits.block_queue(step.waits.blocked_by or Reason.OTHER_STAGE)
 
     def _prefill(self, step: StepBuilder) -> None:
         most = step.schedule.max_prefill_tokens
 
         def chunk(sequence: Sequence) -> int:
-            return min(sequence.num_uncomputed, most - step.prefill_tokens)
+            return min(sequence.num_uncomputed, most - step.rows.prefill_tokens)
 
         def take(sequence: Sequence) -> Reason | None:
-            if step.prefill_tokens >= most:
+            if step.rows.prefill_tokens >= most:
                 return Reason.TOKENS
             return step.start(sequence, chunk)
 
         for sequence in step.unfinished_prompts(self._context.order):
             step.prefill(sequence, chunk(sequence))
-        step.offer(take)
+        step.admit_waiting(take)

@@ -34,13 +34,13 @@ class Continuous:
         self._num_prefills += 1
         if self._num_prefills > step.limits.max_batch_size:
             self._decode(step)
-        if step.is_empty:
+        if step.rows.is_empty:
             finish_prompts(step, self._context.order)
         else:
-            step.block_queue(Reason.OTHER_STAGE)
-        if step.is_empty:
+            step.waits.block_queue(Reason.OTHER_STAGE)
+        if step.rows.is_empty:
             self._choose(step)
-        self._last_was_empty = step.is_empty
+        self._last_was_empty = step.rows.is_empty
 
     def _decode(self, step: StepBuilder) -> None:
         self._num_prefills = 0
@@ -49,13 +49,13 @@ class Continuous:
     def _choose(self, step: StepBuilder) -> None:
         if self._context.stages.choose(self._view(step), step.schedule) == "prefill":
             start_whole_prompts(step)
-        if step.is_empty:
-            step.block_queue(step.blocked_by or Reason.OTHER_STAGE)
+        if step.rows.is_empty:
+            step.waits.block_queue(step.waits.blocked_by or Reason.OTHER_STAGE)
             self._decode(step)
-        if step.is_empty and step.queues.waiting.oldest is not None:
+        if step.rows.is_empty and step.queues.waiting.oldest is not None:
             delay_s = step.schedule.max_queue_delay_microseconds / 1e6
             ripe_at = step.queues.waiting.oldest.arrived + delay_s
-            step.wake_by(ripe_at)
+            step.waits.wake_by(ripe_at)
             if step.now >= ripe_at:
                 start_whole_prompts(step)
 

@@ -35,7 +35,7 @@ class SplitFuse:
         self._overtake(step)
         self._continue(step)
         self._start(step)
-        if step.prefills:
+        if step.rows.prefills:
             self._prompts_at = step.now
 
     def _budget(self, step: StepBuilder, ceiling: int) -> int:
@@ -50,10 +50,10 @@ class SplitFuse:
             BudgetView(
                 now=step.now,
                 ceiling=ceiling,
-                num_decodes=len(step.decodes),
-                decode_tokens=step.num_tokens,
-                decode_context=step.decode_context,
-                slack_s=self._context.pace.slack(step.decodes, step.now),
+                num_decodes=len(step.rows.decodes),
+                decode_tokens=step.rows.num_tokens,
+                decode_context=step.rows.decode_context,
+                slack_s=self._context.pace.slack(step.rows.decodes, step.now),
                 prompt_tokens=_prompt_tokens(step, ceiling),
                 prompt_context=0 if first is None else first.num_computed,
                 prompt_wait_s=step.now - max(served.served_at, self._prompts_at),
@@ -72,7 +72,7 @@ class SplitFuse:
 
     def _continue(self, step: StepBuilder) -> None:
         begun = step.unfinished_prompts(self._context.order)
-        prompts = [one for one in begun if one not in step.prefills]
+        prompts = [one for one in begun if one not in step.rows.prefills]
         for number, sequence in enumerate(prompts):
             room = self._room(step, sequence)
             if self._is_cut(step, sequence):
@@ -88,7 +88,9 @@ class SplitFuse:
             if before and not is_overdue and self._context.order.key(sequence) >= before:
                 return Reason.TOKENS
             if self._room(step, sequence) <= 0:
-                is_too_small = step.token_budget < split.split_chunk_tokens and not step.prefills
+                is_too_small = (
+                    step.token_budget < split.split_chunk_tokens and not step.rows.prefills
+                )
                 return Reason.CHUNK_TOO_SMALL if is_too_small else Reason.TOKENS
             if len(_begun(step)) >= split.max_num_partial_prefills:
                 return Reason.PREFILL_ROWS
@@ -97,13 +99,13 @@ class SplitFuse:
             if sequence.is_long and _num_long(step) + len(kept_for) >= split.long_prefills:
                 return Reason.LONG_PREFILLS
             reason = step.start(sequence, lambda one: self._first_chunk(step, one))
-            is_first = not step.passed_over and not step.hits
+            is_first = not step.waits.passed_over and not step.hits
             if reason is Reason.PREFIX_PENDING and sequence.is_long and is_first:
                 # Or a long one behind it would take the place that it will need.
                 kept_for.append(sequence)
             return reason
 
-        step.offer(take)
+        step.admit_waiting(take)
 
     def _first_chunk(self, step: StepBuilder, sequence: Sequence) -> int:
         room = self._room(step, sequence)
@@ -131,16 +133,16 @@ class SplitFuse:
         it, one that splitType spares begins only while the step has tokens left.
         """
         return self._context.always_splits or self._split_start.is_reached(
-            step.schedule, step.num_rows
+            step.schedule, len(step.rows)
         )
 
     def _room(self, step: StepBuilder, sequence: Sequence) -> int:
         """Tokens that the step has left for the prompt; 0: it has to wait."""
-        whole = step.schedule.max_prefill_tokens - step.prefill_tokens
+        whole = step.schedule.max_prefill_tokens - step.rows.prefill_tokens
         if not self._is_splitting(step):
             fits = sequence.num_uncomputed <= whole
             return whole if fits or self._is_cut(step, sequence) else 0
-        left = max(0, step.token_budget - step.num_tokens)
+        left = max(0, step.token_budget - step.rows.num_tokens)
         if left == 0 or self._is_cut(step, sequence):
             return left
         return sequence.num_uncomputed if sequence.num_uncomputed <= whole else 0

@@ -58,8 +58,8 @@ class Batch:
             start_whole_prompts(step, lambda sequence: self._has_place(step, sequence))
             self._num_rows += step.num_started_rows
         else:
-            step.block_queue(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
-        if not step.prefills:
+            step.waits.block_queue(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
+        if not step.rows.prefills:
             self._is_open = False
             decode(step)
 
@@ -76,5 +76,5 @@ def _is_formed(step: StepBuilder, longest_wait_s: float) -> bool:
     if oldest is None or len(waiting) >= step.limits.max_batch_size:
         return True
     formed_at = oldest.arrived + longest_wait_s
-    step.wake_by(formed_at)
+    step.waits.wake_by(formed_at)
     return step.now >= formed_at

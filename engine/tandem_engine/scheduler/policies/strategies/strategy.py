@@ -56,12 +56,12 @@ def start_whole_prompts(
     def take(sequence: Sequence) -> Reason | None:
         if not has_place(sequence):
             return Reason.BATCH_NOT_OVER
-        tokens = step.prefill_tokens + step.uncomputed(sequence)
-        if step.prefill_tokens and tokens > step.schedule.max_prefill_tokens:
+        tokens = step.rows.prefill_tokens + step.uncomputed(sequence)
+        if step.rows.prefill_tokens and tokens > step.schedule.max_prefill_tokens:
             return Reason.TOKENS
         return step.start(sequence, lambda started: started.num_uncomputed)
 
-    step.offer(take)
+    step.admit_waiting(take)
 
 
 def decode(step: StepBuilder) -> None:
