@@ -5,14 +5,12 @@ own that is mostly empty.
 """
 
 from array import array
-from collections.abc import Sequence as List
 from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 from typing import Final, TypeAlias
 
 from tandem_engine.api.output import FinishReason
-from tandem_engine.api.step import SampledToken
 from tandem_engine.kvcache.keys import KEY_BYTES, block_keys, last_key, next_key
 from tandem_engine.scheduler.group import Group
 
@@ -168,14 +166,13 @@ class Sequence(_EveryStep):
         """Whether it never had a token computed."""
         return self.num_attained == 0
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Note one sampled token; return why the sequence ends with it, if it does."""
+    def append(self, token_id: int) -> None:
+        """Add one sampled token."""
         self.num_tokens += 1
         self.tokens_until_check = 0
         if self.tail is not None:
             self.tail.append(token_id)
             self.close_block()
-        return self.reason_to_end(token_id)
 
     def begin_tail(self) -> None:
         """Take note of tokens behind the full blocks, if it keeps keys and has not done so yet."""
@@ -202,16 +199,6 @@ class Sequence(_EveryStep):
         known = self.num_tokens
         left = min(self.max_total, self.next_seal, self.capacity + 1) - known
         self.tokens_until_check = max(0, min(int(left) - 1, _MAX_UNTIL_CHECK))
-
-    def append_all(
-        self, tokens: List[SampledToken]
-    ) -> tuple[FinishReason | None, List[SampledToken]]:
-        """Note several tokens; return why and with which of them the sequence ends."""
-        for number, token in enumerate(tokens, 1):
-            reason = self.append(token.token_id)
-            if reason is not None:
-                return reason, tokens[:number]
-        return None, tokens
 
     def key(self, block: int) -> bytes:
         """The key of its full block number `block`."""

@@ -76,8 +76,9 @@ class StepUpdater:
                 self._reserve_chunk(row, num_tokens)
 
     def commit(self, rows: List[Sequence], result: StepResult, now: float) -> list[Advance]:
-        """Book the tokens of a step that was foreseen; return who got some."""
+        """Take over the tokens of a step that was reserved; return the rows that got some."""
         advances: list[Advance] = []
+        note, pace, commit_token = advances.append, self.pace, self.commit_token
         for row in rows:
             if row.state is not RUNNING:
                 continue
@@ -86,18 +87,24 @@ class StepUpdater:
                 if row.num_computed >= row.next_seal:
                     self._blocks.seal(row)
                 continue
-            token_id = tokens[0].token_id
-            if row.tail is not None:
-                row.tail.append(token_id)
-            reason: FinishReason | None = None
-            if not row.tokens_until_check or token_id in row.stop_token_ids:
-                reason = self._check(row, token_id)
-            else:
-                row.tokens_until_check -= 1
-            advances.append(_NEW(Advance, (row.sequence_id, tokens, reason)))
-            if self.pace is not None:
-                _note_latency(self.pace, row, now, has_ended=reason is not None)
+            reason = commit_token(row, tokens[0].token_id)
+            note(_NEW(Advance, (row.sequence_id, tokens, reason)))
+            if pace is not None and (reason is not None or row.first_token_at == inf):
+                _note_latency(pace, row, now, has_ended=reason is not None)
         return advances
+
+    def commit_token(self, row: Sequence, token_id: int) -> FinishReason | None:
+        """Take over the newest token of a row, which is counted already.
+
+        Returns:
+            Why the row ends with it; None: it goes on.
+        """
+        if row.tail is not None:
+            row.tail.append(token_id)
+        if row.tokens_until_check and token_id not in row.stop_token_ids:
+            row.tokens_until_check -= 1
+            return None
+        return self._check(row, token_id)
 
     def _reserve_chunk(self, row: Sequence, num_tokens: int) -> None:
         attained = row.num_attained + num_tokens
@@ -131,10 +138,10 @@ class StepUpdater:
             self._blocks.leave(group)
 
     def _update_decodes(self, rows: Yielding, result: StepResult, now: float) -> list[Advance]:
-        """Book rows that went on with their output, each by one token.
+        """Update rows that went on with their output, each by one token.
 
-        Nearly all that the scheduler does in most steps, so it is one loop that calls nobody for
-        most rows. `_update_row` says the same for any row.
+        Nearly all of the scheduler's work in most steps, so `commit_token` is inlined: most rows
+        need no call. `_update_row` does the same for any row (tests/unit/engine/test_update.py).
         """
         advances: list[Advance] = []
         note, pace = advances.append, self.pace
@@ -218,25 +225,26 @@ class StepUpdater:
             self._queues.join(child)
         return children
 
-    def _append_tokens(self, sequence: Sequence, tokens: List[SampledToken], now: float) -> Advance:
-        """Note the tokens that a sequence yielded."""
-        if len(tokens) == 1:
-            reason = sequence.append(tokens[0].token_id)
-        else:
-            reason, tokens = sequence.append_all(tokens)
+    def _append_tokens(self, row: Sequence, tokens: List[SampledToken], now: float) -> Advance:
+        """Append the tokens that a row yielded, up to one that ends it."""
+        reason: FinishReason | None = None
+        for number, token in enumerate(tokens, 1):
+            row.num_tokens += 1
+            row.tokens_until_check = 0
+            reason = self.commit_token(row, token.token_id)
+            if reason is not None:
+                tokens = tokens[:number]
+                break
         if self.pace is not None:
-            _note_latency(self.pace, sequence, now, has_ended=reason is not None)
-        if reason is not None:
-            self.end(sequence)
-            return Advance(sequence.sequence_id, tokens, reason)
-        # All but the newest are in the cache: they are the drafts that were right.
-        sequence.hold(sequence.num_tokens - 1)
-        self._blocks.note_short(sequence)
-        if self._has_drafts:
-            self._blocks.trim(sequence)
-        if sequence.is_prefilling:
-            self._queues.decode(sequence)
-        return Advance(sequence.sequence_id, tokens)
+            _note_latency(self.pace, row, now, has_ended=reason is not None)
+        if reason is None:
+            # All but the newest are in the cache: they are the drafts that were right.
+            row.hold(row.num_tokens - 1)
+            if self._has_drafts:
+                self._blocks.trim(row)
+            if row.is_prefilling:
+                self._queues.decode(row)
+        return Advance(row.sequence_id, tokens, reason)
 
 
 def _note_latency(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool) -> None:
