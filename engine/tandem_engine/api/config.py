@@ -330,11 +330,6 @@ class ScheduleConfig(Model):
         return min(self.split_fuse.split_start_batch_size, self.max_batch_size)
 
     @property
-    def long_prefills(self) -> int:
-        """Long prompts in progress at once: never more than prompts in progress at all."""
-        return self.split_fuse.long_prefills
-
-    @property
     def largest_step(self) -> int:
         """Tokens of the largest step that these settings allow."""
         cut = self.split_fuse.split_chunk_tokens if self.is_split_fuse else 0

@@ -292,7 +292,7 @@ class Scheduler:
             queues=queues,
             blocks=blocks,
             now=now,
-            limits=policies.limits(queues, blocks, now),
+            limits=policies.limits(queues, blocks),
             max_drafts=self._max_drafts,
             is_async=is_async,
             rows=rows,

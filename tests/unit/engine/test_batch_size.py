@@ -18,7 +18,7 @@ untimed = settings(deadline=None)
 
 
 def view(num_running: int = 0, num_waiting: int = 0, **given: Any) -> BatchSizeView:
-    return BatchSizeView(now=0.0, num_running=num_running, num_waiting=num_waiting, **given)
+    return BatchSizeView(num_running=num_running, num_waiting=num_waiting, **given)
 
 
 def schedule(**given: Any) -> ScheduleConfig:

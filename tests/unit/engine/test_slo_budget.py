@@ -27,7 +27,6 @@ SLO = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="50ms"))
 def view(**given: Any) -> BudgetView:
     """Ten decode rows with 1,000 tokens each; a long prompt that has just begun."""
     usual: dict[str, Any] = {
-        "now": 100.0,
         "ceiling": 512,
         "num_decodes": 10,
         "decode_tokens": 10,
@@ -200,7 +199,7 @@ def test_the_budget_learns_from_the_steps_it_observes() -> None:
             chunk_context=chunk * chunk / 2,
             decode_context=chance.randint(5_000, 20_000),
         )
-        slow.observe(load, 4.0 * slow_time(load))
+        slow.model.observe(load, 4.0 * slow_time(load))
     after = slow.choose(view(slack_s=0.2))
 
     # 0.98 · 200 ms − 4 · 21.2 ms = 111.2 ms at 0.4 ms a token are 278 tokens.

@@ -26,7 +26,6 @@ def counts(value: int) -> Callable[[], int]:
 def view(**given: Any) -> StageView:
     """Somebody waits long enough, somebody runs, there is room."""
     usual: dict[str, Any] = {
-        "now": 100.0,
         "num_waiting": 1,
         "num_running": 1,
         "num_swapped": 0,

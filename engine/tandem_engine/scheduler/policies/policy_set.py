@@ -49,15 +49,13 @@ class PolicySet:
         """Seconds after which the oldest waiting request goes first, where the order ages."""
         return _AGE_BOUND * (self.slo.ttft_s or self.schedule.prefill_expected_time / 1e3)
 
-    def limits(self, queues: Queues, blocks: KVBlocks, now: float) -> BatchLimits:
+    def limits(self, queues: Queues, blocks: KVBlocks) -> BatchLimits:
         """Rows of the next step."""
         needs_means = self.slo.tpot is not None
         view = (
-            _batch_view(queues, blocks, now)
+            _batch_view(queues, blocks)
             if needs_means
-            else BatchSizeView(
-                now=now, num_running=queues.num_rows, num_waiting=len(queues.waiting)
-            )
+            else BatchSizeView(num_running=queues.num_rows, num_waiting=len(queues.waiting))
         )
         return self._batch_size.limits(view, self.schedule)
 
@@ -125,7 +123,7 @@ class PolicySet:
         return PHASE_ORDERS[schedule.prefill_policy_type], victims
 
 
-def _batch_view(queues: Queues, blocks: KVBlocks, now: float) -> BatchSizeView:
+def _batch_view(queues: Queues, blocks: KVBlocks) -> BatchSizeView:
     """What the running sequences are like on average."""
     num_running = queues.num_running
     num_rows = max(1, num_running)
@@ -134,7 +132,6 @@ def _batch_view(queues: Queues, blocks: KVBlocks, now: float) -> BatchSizeView:
     running = [row.num_tokens for row in subsample(queues.decoding.values())]
     running += [row.num_tokens for row in subsample(queues.prefilling.values())]
     return BatchSizeView(
-        now=now,
         num_running=queues.num_rows,
         num_waiting=len(queues.waiting),
         mean_context=sum(running) / max(1, len(running)),

@@ -8,8 +8,6 @@ from typing import NamedTuple
 class BatchSizeView:
     """The scheduler before a step."""
 
-    now: float
-    """Seconds."""
     num_running: int
     """Sequences that hold KV blocks."""
     num_waiting: int

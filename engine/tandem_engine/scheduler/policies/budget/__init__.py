@@ -3,7 +3,6 @@
 from typing import Protocol
 
 from tandem_engine.api.slo import Slo
-from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
 from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
@@ -17,16 +16,13 @@ class Budget(Protocol):
     def choose(self, view: BudgetView) -> int:
         """Tokens of the step, decode rows included; from 0 to the ceiling."""
 
-    def observe(self, load: StepLoad, seconds: float) -> None:
-        """Learn from a step that ran."""
-
 
 def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
     """The budget that keeps the promised TPOT; the ceiling at every step when there is none.
 
     Args:
         slo: The promise.
-        model: Learns from the steps that the budget observes; others may read it.
+        model: Predicts the time of a step; its owner lets it learn.
     """
     if slo.tpot_s is None:
         return FixedBudget()

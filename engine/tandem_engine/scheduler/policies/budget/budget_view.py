@@ -8,8 +8,6 @@ from math import inf
 class BudgetView:
     """A step before its prompt chunks are chosen: the decode rows are in it already."""
 
-    now: float
-    """Seconds."""
     ceiling: int
     """Most tokens of the step, decode rows included: splitChunkTokens."""
     num_decodes: int = 0

@@ -78,10 +78,6 @@ class SloBudget:
             chunk = max(late, min(self._floor, most))
         return view.decode_tokens + chunk
 
-    def observe(self, load: StepLoad, seconds: float) -> None:
-        """Learn from a step that ran."""
-        self.model.observe(load, seconds)
-
     def _chunk(self, view: BudgetView, time_s: float, most: int) -> int:
         """Prompt tokens that fit beside the decode rows into `time_s`; 0 rather than a crumb."""
         before_chunk = StepLoad(

@@ -13,8 +13,6 @@ Stage = Literal["prefill", "decode"]
 class StageView:
     """The scheduler before a step of the strategy continuous."""
 
-    now: float
-    """Seconds."""
     num_waiting: int
     """Requests that wait for a prefill, fresh or to be recomputed."""
     num_running: int

@@ -63,7 +63,6 @@ class Continuous:
         queues, pool = step.queues, step.blocks.pool
         oldest = queues.waiting.oldest
         return StageView(
-            now=step.now,
             num_waiting=len(queues.waiting),
             num_running=len(queues.decoding),
             num_swapped=len(queues.swapped),

@@ -48,7 +48,6 @@ class SplitFuse:
             return ceiling
         return self._context.budget.choose(
             BudgetView(
-                now=step.now,
                 ceiling=ceiling,
                 num_decodes=len(step.rows.decodes),
                 decode_tokens=step.rows.num_tokens,
