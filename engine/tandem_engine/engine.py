@@ -20,17 +20,17 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What one step came to."""
+    """The outcome of one step."""
 
     step: Step
     advances: list[Advance] = field(default_factory=list)
     """Sequences that got tokens."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Sequences that died in this step → why; their blocks are free again."""
+    """Sequences that failed in this step → the cause; their blocks are free again."""
     expired: Sequence[str] = ()
     """Sequences that were not in this step because their deadline was over; they are forgotten."""
     record: StepRecord | None = None
-    """What it was made of, and how long it took."""
+    """Its inputs and its duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _OnDemand:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A step that could not even be handed in; a `Flight`."""
+    """A step that could not be submitted; a `Flight`."""
 
     error: Exception
     has_failed = True
@@ -77,21 +77,21 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether anybody runs or waits, or a step is computed that nobody needs any more."""
+        """True while a request runs or waits, or a step is still computed."""
         return self._next is not None or self._scheduler.has_work
 
     @property
     def wake_at(self) -> float:
-        """Seconds; after an empty step, when the next one may have somebody in it."""
+        """Seconds; after an empty step, the time at which the next one may have rows."""
         return self._scheduler.wake_at
 
     @property
     def records(self) -> Records:
-        """What the last steps did, and why."""
+        """Records of the last steps."""
         return self._scheduler.records
 
     def can_ever_hold(self, request: Request) -> bool:
-        """Whether the KV blocks suffice for a request, were it alone."""
+        """Return True if the KV blocks suffice for a request that runs alone."""
         return self._scheduler.can_ever_hold(request)
 
     def add(self, request: Request) -> None:
@@ -117,16 +117,16 @@ class Engine:
     def step(self, clock: Clock) -> Progress:
         """Compute one step, which may be empty while requests wait for company.
 
-        A step that raises takes down the sequences that were in it, and those whose blocks it was
-        to move, with the cause; no other.
+        A step that raises fails the sequences in it and those whose blocks it was to move, with the
+        cause, and no other.
 
         Args:
-            clock: Tells the time, in seconds; that of `Request.arrived`.
+            clock: Returns the time in seconds; the clock of `Request.arrived`.
         """
         now = clock()
         expired = self._expire(now)
         current = self._next or self._launch(self._scheduler.schedule(now))
-        # Nobody can count on the tokens of a step that has come to nothing.
+        # No step can count on the tokens of one that has failed.
         self._next = None if current.flight.has_failed else self._launch_next(now)
         try:
             result = current.flight.result()
@@ -144,7 +144,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Compute nothing any more; what was handed in ahead of time is dropped."""
+        """Stop computing; a step that was submitted ahead of time is dropped."""
         self._next = None
         self._runner.close()
 
@@ -167,14 +167,14 @@ class Engine:
         return expired
 
     def _launch(self, step: Step) -> _Launched:
-        """Begin to compute a step, if it need not be waited for; else it begins when it is."""
+        """Submit a step if the next may be scheduled meanwhile; else compute it on demand."""
         record = self._scheduler.records.last
         if not self._scheduler.can_schedule_async:
             return _Launched(step, record, _OnDemand(self._runner, step))
         return _Launched(step, record, self._submit(step))
 
     def _launch_next(self, now: float) -> _Launched | None:
-        """Hand in the next step while the newest one is computed; None: it has to wait."""
+        """Submit the next step while the newest one is computed; None: it has to wait."""
         step = self._scheduler.schedule_async(now)
         if step is None:
             return None
@@ -183,7 +183,7 @@ class Engine:
     def _submit(self, step: Step) -> Flight:
         try:
             return self._runner.submit(step)
-        except Exception as error:  # noqa: BLE001 - it is the step's, and told when its turn comes
+        except Exception as error:  # noqa: BLE001 - it is the step's, and raised in its turn
             return _Failed(error)
 
     def _forget(self) -> None:
@@ -192,7 +192,7 @@ class Engine:
 
 
 def _lost_with(step: Step, error: Exception) -> dict[str, str]:
-    """Who is lost with a step of which nobody knows whether its copies were made, and why."""
+    """Return the sequences lost with a step whose copies may not be made, each with the cause."""
     cause = f"{type(error).__name__}: {error}"
     moved = f"its KV blocks were lost with a step that failed: {cause}"
     return {**dict.fromkeys(step.moved, moved), **dict.fromkeys(step.sequence_ids, cause)}

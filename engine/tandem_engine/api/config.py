@@ -295,7 +295,7 @@ class ScheduleConfig(Model):
 
     @property
     def is_split_fuse(self) -> bool:
-        """Whether decodes and prompt chunks share steps."""
+        """True if decodes and prompt chunks share steps."""
         return self.template_type == "Mix"
 
     @property
@@ -305,7 +305,7 @@ class ScheduleConfig(Model):
 
     @property
     def cuts_prompts(self) -> bool:
-        """Whether a prompt may be larger than a step."""
+        """True if a prompt may be larger than a step."""
         return self.batching in {"chunked", "splitfuse"}
 
     @property

@@ -1,4 +1,4 @@
-"""The latencies that a service promises."""
+"""Service level objectives: the latency targets of a service."""
 
 import re
 from decimal import Decimal
@@ -34,12 +34,12 @@ class LatencyTarget(Model):
         return seconds(self.target)
 
     def resolved(self) -> Self:
-        """The same promise in milliseconds: 0.5s and 500ms are written alike."""
+        """Return the same target in milliseconds: 0.5s and 500ms are written alike."""
         return self.model_copy(update={"target": _in_milliseconds(self.target)})
 
 
 class Slo(Model):
-    """The latencies that are promised to every request."""
+    """The latency targets of every request."""
 
     ttft: LatencyTarget | None = None
     """From the arrival of a request to its first token."""
@@ -49,21 +49,21 @@ class Slo(Model):
 
     @property
     def is_given(self) -> bool:
-        """Whether any latency is promised."""
+        """True if there is any latency target."""
         return self.ttft is not None or self.tpot is not None
 
     @property
     def ttft_s(self) -> float | None:
-        """The promised TTFT in seconds; None: there is none."""
+        """The TTFT target in seconds; None: there is none."""
         return None if self.ttft is None else self.ttft.target_s
 
     @property
     def tpot_s(self) -> float | None:
-        """The promised TPOT in seconds; None: there is none."""
+        """The TPOT target in seconds; None: there is none."""
         return None if self.tpot is None else self.tpot.target_s
 
     def resolved(self) -> Self:
-        """The same promises, each in milliseconds."""
+        """Return the same targets, each in milliseconds."""
         return self.model_copy(
             update={
                 "ttft": self.ttft and self.ttft.resolved(),
@@ -73,7 +73,7 @@ class Slo(Model):
 
 
 def seconds(duration: str) -> float:
-    """A duration as seconds.
+    """Return a duration in seconds.
 
     Raises:
         ValueError: it is none.

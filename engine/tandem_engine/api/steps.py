@@ -1,4 +1,4 @@
-"""What the last steps did and why, for people: plain data behind `GET /debug/steps`."""
+"""Explanations of the last steps for people: plain data behind `GET /debug/steps`."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -12,7 +12,7 @@ MAX_KEPT_STEPS: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowExplanation:
-    """What one sequence got from a step."""
+    """The row of one sequence in a step."""
 
     sequence_id: str
     kind: RowKind
@@ -30,7 +30,7 @@ class RowExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitExplanation:
-    """Why one sequence is not in a step."""
+    """The reason that one sequence is not in a step."""
 
     sequence_id: str | None
     """None: the first in line, whose id was not recorded."""
@@ -42,18 +42,18 @@ class WaitExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExplanation:
-    """One step: what it was given, who got it, and who did not."""
+    """One step: its budget, its rows, and the sequences that had to wait."""
 
     number: int
     """Steps before it, since the start of the engine; empty ones count."""
     started: float
-    """When: seconds since 1970, if whoever asked for it gave the clock's epoch."""
+    """Start in seconds since 1970, if the caller gave the clock's epoch."""
     seconds: float | None
-    """How long it took; None: it is still being computed."""
+    """Its duration; None: it is still being computed."""
     predicted_s: float | None
-    """How long it was expected to take; None: nothing was predicted."""
+    """Its predicted duration; None: nothing was predicted."""
     token_budget: int
-    """Tokens that it might have; 0: its strategy has no such limit."""
+    """Tokens that it may have; 0: its strategy has no such limit."""
     ceiling: int | None
     """The most that the budget may be (splitChunkTokens); None: there is no such bound."""
     num_decode_tokens: int
@@ -69,7 +69,7 @@ class StepExplanation:
     swapped: tuple[str, ...]
     """Sequences whose KV blocks went to the host."""
     blocked_by: WaitExplanation | None
-    """Why the first of those that wait was not taken; None: nobody else waits."""
+    """The reason that the first waiting sequence was not taken; None: none waits."""
     passed_over: tuple[WaitExplanation, ...]
     """Those that lost their turn while others did not."""
     num_waiting: int

@@ -1,4 +1,4 @@
-"""Which lengths and batch sizes a replica's memory holds: pure arithmetic.
+"""The lengths and batch sizes that a replica's memory holds: pure arithmetic.
 
     memory ≥ process + weights + largest step + KV cache + host blocks
 
@@ -8,7 +8,7 @@ kept, or refused with the sum. What it leaves open is the model's limit, and Min
 the memory holds them, and else:
 
 - maxBatchSize: as many rows as a quarter of what the weights leave holds, since a row costs a few
-  copies of its logits whether somebody is in it or not;
+  copies of its logits even while it is empty;
 - maxSeqLen: the longest of which one sequence fits into the rest.
 """
 
@@ -42,16 +42,16 @@ class ReplicaMemory:
 
     @property
     def left(self) -> int:
-        """What steps and KV cache may have."""
+        """Bytes left for steps and KV cache."""
         return self.total - self.process - self.weights - self.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """What is to fit."""
+    """The settings to fit; None leaves the choice to the replica."""
 
     schedule: ScheduleConfig
-    """Its maxBatchSize is the replica's to lower unless somebody wrote it."""
+    """The replica may lower its maxBatchSize unless the manifest gives it."""
     model_limit: int
     """Tokens that the model is made for."""
     max_seq_len: int | None
@@ -64,7 +64,7 @@ class Requirements:
 
     @property
     def may_lower_rows(self) -> bool:
-        """Whether maxBatchSize is MindIE's default."""
+        """True if maxBatchSize is MindIE's default."""
         return "max_batch_size" not in self.schedule.model_fields_set
 
     @property
@@ -75,7 +75,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What fits."""
+    """The settings that fit."""
 
     max_seq_len: int
     max_batch_size: int
@@ -119,7 +119,7 @@ def _largest_fit(sizes: "_Sizes") -> tuple[int, int]:
 
 
 class _Sizes:
-    """How large steps and sequences are."""
+    """Sizes of steps and sequences."""
 
     def __init__(self, required: Requirements, memory: ReplicaMemory, cost: StepCost) -> None:
         self.required = required
@@ -151,7 +151,7 @@ class _Sizes:
         return blocks * self.required.block_size * self.required.kv_bytes_per_token
 
     def fits(self, length: int, rows: int) -> bool:
-        """Whether the largest step and one sequence fit."""
+        """Return True if the largest step and one sequence fit."""
         kv_cache = self.memory.kv_cache
         sequence = self.sequence(length)
         if kv_cache is not None and sequence > kv_cache:

@@ -21,11 +21,11 @@ BeamT = TypeVar("BeamT")
 
 @dataclass(slots=True, eq=False)
 class Group(Generic[BeamT]):
-    """What the sequences of one request have in common.
+    """The sequences of one request, and the state that they share.
 
-    The first of them computes the prompt. The others come into being with their first token, and
-    share the blocks of the prompt; from then on choices go their own ways. Beams stay together:
-    all of them are in a step, or none, since the next ones are chosen from all of them.
+    The first of them computes the prompt. The others are forked with their first token, and share
+    the blocks of the prompt; from then on choices are independent. Beams stay together: all of
+    them are in a step, or none, since the next ones are chosen from all of them.
     """
 
     request: Request
@@ -38,19 +38,19 @@ class Group(Generic[BeamT]):
     beams: Mapping[str, BeamT] = field(default_factory=lambda: _NO_BEAMS)
     """The live beams by id; empty until the prompt is computed."""
     candidates: Mapping[str, tuple[Candidate, ...]] = field(default_factory=lambda: _NO_CANDIDATES)
-    """What the beams that have yielded already may go on with."""
+    """Continuations of the beams that have yielded already."""
     moves: Mapping[str, BeamMove] = field(default_factory=lambda: _NO_MOVES)
-    """What the beams have become since the last step."""
+    """Moves of the beams since the last step."""
     is_admitted: bool = False
-    """Whether its sequences have had blocks yet."""
+    """True once its sequences had blocks."""
     is_orphaned: bool = False
-    """Whether nobody wants the sequence that computes the prompt, but the others still do."""
+    """True if the sequence that computes the prompt was aborted, and the others were not."""
     num_left: int = 0
     """Sequences of it that have not ended."""
 
 
 def group_of(request: Request, *, number: int) -> Group[BeamT]:
-    """The sequences of `request`, none of which is there yet, `number` others before them."""
+    """Return the group of `request`, whose sequences come after `number` others."""
     others = request.sequences[1:]
     if not request.sampling.use_beam_search:
         return Group(request, number, pending_forks=others, num_left=len(others) + 1)

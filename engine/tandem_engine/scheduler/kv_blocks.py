@@ -26,7 +26,7 @@ class KVBlocks:
         self.pool = pool
         self.host = host
         self.no_evict = False
-        """Admit nobody whose blocks are not there for sure, to its last token."""
+        """Admit no request whose blocks are not certain, up to its last token."""
         self._pending = PendingBlocks()
         # Blocks that all admitted requests need at most.
         self._footprint = 0
@@ -38,9 +38,9 @@ class KVBlocks:
         """Those of them that the prefix cache had."""
 
     def take_copies(self) -> Copies:
-        """The copies that have come together, once."""
+        """Return the copies noted since the last call, once."""
         taken, self._copies = self._copies, Copies([], [], [])
-        # Held until here: whoever got such a block could be written into it before it is read.
+        # Held until here: a new holder could write into such a block before it is read.
         self.pool.release(copy.source for copy in taken.copied)
         return taken
 
@@ -89,7 +89,7 @@ class KVBlocks:
         return max(0, more) + self._copies_on_write(sequence)
 
     def note_short(self, sequence: Sequence) -> None:
-        """Keep a sequence in mind if it is short of a block: nobody looks through all of them."""
+        """List a sequence if it is short of a block, so that no step searches through all."""
         if sequence.is_short:
             self._short[sequence] = None
 
@@ -101,7 +101,7 @@ class KVBlocks:
         return list(self._short)
 
     def suffice(self) -> bool:
-        """Whether all that run can compute their known tokens, and nobody loses blocks for it."""
+        """Return True if all running sequences have blocks for their known tokens."""
         needed = sum(self.missing(one, one.num_tokens) for one in self.short())
         return needed <= self.pool.num_free
 
@@ -133,7 +133,7 @@ class KVBlocks:
         self._pending.cancel(sequence.sequence_id)
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Move what it has computed to the host; False: there is no room, nothing happened."""
+        """Move its computed tokens to the host; False: the host is full, nothing happened."""
         used = self.pool.blocks_for(sequence.num_computed)
         if not 0 < used <= self.host.num_free:
             return False
@@ -173,13 +173,13 @@ class KVBlocks:
         self._take(sequence, table, parent.num_sealed)
         sequence.hold(parent.num_computed)
         if parent.num_computed % self.pool.block_size:
-            # Whoever writes first gets a copy; the last of them finds the block its own again.
+            # The first to write gets a copy; the last one finds the block its own again.
             sequence.writes_shared = parent.writes_shared = True
             self.note_short(sequence)
             self.note_short(parent)
 
     def seal(self, sequence: Sequence) -> None:
-        """Let others find the blocks that are full and computed."""
+        """Make the full and computed blocks findable by content."""
         full = min(sequence.num_computed // self.pool.block_size, sequence.num_keys)
         for block in range(sequence.num_sealed, full):
             key = sequence.key(block)
@@ -190,7 +190,7 @@ class KVBlocks:
             self._pending.cancel(sequence.sequence_id)
 
     def switch_prefix_cache(self, *, on: bool) -> None:
-        """Keep blocks for their content from now on, or forget those that are kept."""
+        """Cache blocks by content from now on, or forget the cached ones."""
         if self.pool.caches_prefixes != on:
             self.pool.caches_prefixes = on
             self._pending.clear()
@@ -204,9 +204,9 @@ class KVBlocks:
         self._footprint -= self._footprint_of(group)
 
     def can_ever_hold(self, group: SequenceGroup) -> bool:
-        """Whether the whole pool has room for its sequences, alone and to their last token.
+        """Return True if the whole pool holds its sequences, alone and to their last token.
 
-        Choices may run one after another, unless nobody may be evicted; beams may not.
+        Choices may run one after another, unless noEvict is set; beams may not.
         """
         one_by_one = group.search is None and not self.no_evict
         rows = 1 if one_by_one else len(group.request.sequences)
@@ -225,7 +225,7 @@ class KVBlocks:
             sequence.next_seal = (num_sealed + 1) * self.pool.block_size
 
     def _count_hit(self, sequence: Sequence, num_found: int) -> None:
-        # At least the newest token is computed anew: its logits are what is wanted.
+        # At least the newest token is computed again, for its logits.
         hit = min(num_found * self.pool.block_size, sequence.num_tokens - 1)
         sequence.hold(hit)
         sequence.num_hit = hit
@@ -237,7 +237,7 @@ class KVBlocks:
             self._pending.add(sequence.key(block), sequence.sequence_id)
 
     def _is_prefix_pending(self, sequence: Sequence, num_found: int) -> bool:
-        """Whether a running sequence computes the next block that this one would compute too."""
+        """Return True if a running sequence computes the next block of this one too."""
         if num_found >= sequence.num_keys:
             return False
         return self._pending.owner_of(sequence.key(num_found)) is not None

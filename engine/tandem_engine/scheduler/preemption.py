@@ -104,7 +104,7 @@ class Preemptor:
         self.rows.remove(sequence)
         # What it gives back is there for the next step, even if this one is empty.
         self.waits.wake_by(self.now)
-        # Beams are computed again, all of them, and then bring their candidates anew.
+        # Beams are computed again, all of them, and then bring new candidates.
         sequence.group.candidates = {}
         self.queues.leave(sequence)
         if self._swap_out(sequence):

@@ -1,4 +1,4 @@
-"""Who runs, who waits, and who is swapped out."""
+"""The queues of running, waiting and swapped sequences."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tandem_engine.scheduler.waiting import Waiting
 
 
 class Queues:
-    """The sequences of all requests; each is in exactly one place.
+    """The sequences of all requests; each is in exactly one queue.
 
     Decoding and prefilling sequences hold blocks, in order of admission. Swapped ones hold host
     blocks, waiting ones nothing.
@@ -28,10 +28,10 @@ class Queues:
         self.longest_tokens = 0
         """Tokens of those that hold blocks, were each of them to reach its end."""
         self.num_rows = 0
-        """Rows that those which hold blocks take or will take: n for a prompt with n choices."""
+        """Rows that sequences with blocks take or will take: n for a prompt with n choices."""
 
     def find(self, sequence_id: str) -> Sequence | None:
-        """A sequence by its id, wherever it is."""
+        """Return a sequence by its id, in any queue; None: it has ended."""
         return self._by_id.get(sequence_id)
 
     @property
@@ -46,12 +46,12 @@ class Queues:
 
     @property
     def has_any(self) -> bool:
-        """Whether anybody is here."""
+        """True if a sequence has not ended."""
         return bool(self._by_id)
 
     @property
     def has_next(self) -> bool:
-        """Whether anybody may be in a further step: those that retire are not."""
+        """True if a sequence may be in a further step: retiring ones may not."""
         return bool(self.decoding or self.prefilling or len(self.waiting))
 
     def running(self) -> Iterator[Sequence]:
@@ -60,7 +60,7 @@ class Queues:
         yield from self.prefilling.values()
 
     def expect(self, first: Sequence) -> None:
-        """Let the first sequence of a request wait; the others stand behind it until they are."""
+        """Let the first sequence of a request wait; ids of pending forks lead to it."""
         self.waiting.push(first)
         for sequence_id in first.group.request.sequences:
             self._by_id[sequence_id] = first
@@ -70,7 +70,7 @@ class Queues:
         self.waiting.push(sequence)
 
     def forget(self, sequence_id: str) -> None:
-        """Forget the id of a sequence that never came to be."""
+        """Forget the id of a sequence."""
         del self._by_id[sequence_id]
         self._ended.append(sequence_id)
 
@@ -88,7 +88,7 @@ class Queues:
         self._enter(sequence)
 
     def join(self, sequence: Sequence) -> None:
-        """Let a sequence run that has just come into being."""
+        """Let a sequence run that was just forked."""
         self._by_id[sequence.sequence_id] = sequence
         self._enter(sequence)
 
@@ -99,7 +99,7 @@ class Queues:
         self.decoding[sequence.sequence_id] = sequence
 
     def stand_for(self, sequence: Sequence, rows: int) -> None:
-        """Let a sequence stand for so many rows: itself, and those that wait for its prompt."""
+        """Set the rows that a sequence stands for: itself, and those that wait for its prompt."""
         if sequence.state == State.RUNNING:
             self.num_rows += rows - sequence.rows
         sequence.rows = rows
@@ -126,17 +126,17 @@ class Queues:
         self.swapped[sequence.sequence_id] = sequence
 
     def may_pass_swapped(self, sequence: Sequence, victims: Order) -> bool:
-        """Whether a waiting sequence comes before all that are swapped out.
+        """Return True if a waiting sequence comes before all that are swapped out.
 
-        Otherwise newcomers that need few blocks would take each that becomes free, and one that
+        Otherwise new ones that need few blocks would take each that becomes free, and one that
         needs many would never come back. Where the order of victims ages it is that of arrival:
-        by state or by levels, whoever is new comes first.
+        by state or by levels, new sequences come first.
         """
         key = arrival if victims.ages else victims.key
         return key(sequence) < min(map(key, self.swapped.values()))
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is."""
+        """Forget a sequence, in any queue."""
         self.forget(sequence.sequence_id)
         if sequence.state == State.RUNNING:
             self.leave(sequence)

@@ -1,13 +1,13 @@
-"""Why a sequence is not in a step: the words that metrics, records and people share."""
+"""The reasons that a sequence is not in a step, as metrics, records and explanations name them."""
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """What a waiting, swapped or running sequence waited for."""
+    """Reasons that a sequence, waiting, swapped or running, had to wait."""
 
     TOKENS = "token_budget"
-    """The tokens of the step are given away."""
+    """The token budget of the step is exhausted."""
     BATCH_SIZE = "batch_size"
     """maxBatchSize sequences run."""
     PREFILL_ROWS = "prefill_batch_size"
@@ -19,9 +19,9 @@ class Reason(StrEnum):
     PREFIX_PENDING = "prefix_pending"
     """Another sequence is computing the same beginning; it will be shared."""
     PREEMPTION = "preemption"
-    """Running sequences lost their blocks in this step; nobody new takes any."""
+    """Running sequences lost their blocks in this step; no waiting one takes any."""
     SWAPPED_OUT = "swapped_out"
-    """Sequences that came before it have lost their blocks to the host: they come back first."""
+    """Sequences that arrived before it are swapped out: they come back first."""
     OTHER_STAGE = "other_stage"
     """The step is a decode step, or a prefill step."""
     BATCH_FORMING = "batch_forming"
@@ -29,6 +29,6 @@ class Reason(StrEnum):
     BATCH_NOT_OVER = "batch_not_over"
     """All of the batch must end before the next one forms (static, dynamic)."""
     CHUNK_TOO_SMALL = "chunk_too_small"
-    """What the promised TPOT leaves is too little to be worth a chunk."""
+    """The TPOT target leaves too few tokens for a chunk."""
     BEAMS_TOGETHER = "beams_together"
-    """Another beam of its request has no place, or has still to be computed again."""
+    """Another beam of its request has no row, or has still to be computed again."""

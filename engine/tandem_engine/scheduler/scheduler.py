@@ -34,7 +34,7 @@ class Scheduler:
         schedule: MindIE's parameters.
         pool: The KV blocks.
         host: Host blocks for sequences that are swapped out; None: there are none.
-        slo: The promised latencies.
+        slo: The latency targets.
         max_drafts: Draft tokens of a decode row; 0: no speculation.
     """
 
@@ -59,14 +59,14 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request runs or waits."""
+        """True if any request runs or waits."""
         return self._queues.has_any
 
     @property
     def wake_at(self) -> float:
-        """Seconds; after an empty step, when the next one may have somebody in it.
+        """Seconds; after an empty step, the time at which the next one may have rows.
 
-        Or when somebody's deadline is over.
+        Or at which a deadline is over.
         """
         wake_at = self.records.last.wake_at if self.records.last else -inf
         return min(wake_at, self._deadlines.next_at)
@@ -83,11 +83,11 @@ class Scheduler:
         self._deadlines.add(request, self._queues.num_known)
 
     def can_ever_hold(self, request: Request) -> bool:
-        """Whether the KV blocks suffice for a request, were it alone."""
+        """Return True if the KV blocks suffice for a request that runs alone."""
         return self._blocks.can_ever_hold(group_of(request, number=0))
 
     def abort(self, sequence_id: str) -> bool:
-        """Forget a sequence and free its blocks, at any time; tell whether it was known.
+        """Forget a sequence and free its blocks, at any time; return False if it is unknown.
 
         Beams end together. The one that computes a prompt for others goes on until it is done.
         """
@@ -106,9 +106,9 @@ class Scheduler:
         return True
 
     def expire(self, now: float) -> list[str]:
-        """Forget the requests that were to be done by `now`, in seconds; return their sequences.
+        """Forget the requests whose deadline is over at `now`, in seconds; return their sequences.
 
-        Nobody waits for them any more, whether they run, wait or are swapped out.
+        They may run, wait or be swapped out.
         """
         over = self._deadlines.pop_expired(now)
         for sequence_id in over:
@@ -116,7 +116,7 @@ class Scheduler:
         return over
 
     def take_ended(self) -> list[str]:
-        """Ids of the sequences that have ended since the last call, however they did."""
+        """Return the ids of the sequences that have ended, in any way, since the last call."""
         return self._queues.take_ended()
 
     def schedule(self, now: float) -> Step:
@@ -135,13 +135,7 @@ class Scheduler:
 
     @property
     def can_schedule_async(self) -> bool:
-        """Whether the next step may be made while the newest one is computed.
-
-        It may with asyncSchedulingEnable, if all is known of the newest step but its tokens: each
-        row gets one, and nobody's next step depends on which. Beams go on with the tokens of one
-        another, drafts are refused, choices come into being, and who is swapped out comes back when
-        others have gone.
-        """
+        """True if the next step may be scheduled while the newest one is computed."""
         under_way = self.records.under_way
         if (
             under_way is None
@@ -154,11 +148,11 @@ class Scheduler:
         return all(row.is_plain for row in under_way.rows)
 
     def schedule_async(self, now: float) -> Step | None:
-        """Decide on the next step while the newest one is computed.
+        """Schedule the next step while the newest one is computed.
 
         Rows of both count on the tokens of the first. Those that end with it otherwise than by
-        length are in the second in vain: nothing is booked for them. Steps run one after
-        another, so blocks of ended sequences can be given on at once.
+        length are computed once more, and the result is discarded. Steps run one after another, so
+        blocks of ended sequences can be given on at once.
 
         Args:
             now: Seconds.
@@ -183,14 +177,14 @@ class Scheduler:
         return None if step.rows.is_empty else self._open(step)
 
     def complete(self, step: Step, result: StepResult, now: float) -> list[Advance]:
-        """Book what a step computed; return the sequences that got tokens.
+        """Take over the result of a step; return the sequences that got tokens.
 
         Sequences that were aborted while the step ran are passed over, those that failed are
         forgotten.
 
         Args:
             step: The oldest that is not completed.
-            result: What the runner made of it.
+            result: The runner's result.
             now: Seconds.
         """
         closed = self.records.close(now)
@@ -204,7 +198,7 @@ class Scheduler:
         return advances
 
     def all_of(self, failed: Mapping[str, str]) -> dict[str, str]:
-        """`failed`, and the sequences that fail with them: other beams, choices not born yet.
+        """Return `failed` and the sequences that fail with them: other beams, pending forks.
 
         Those that have ended before are left out.
         """
@@ -219,9 +213,9 @@ class Scheduler:
         return every
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
-        """Take over new settings from the next step on; running requests keep their blocks.
+        """Apply new settings from the next step on; running requests keep their blocks.
 
-        Whatever is raised, the settings before are in force again.
+        If it raises, the settings before are in force again.
         """
         before = self._policies.schedule, self._policies.slo
         try:
@@ -251,14 +245,16 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a block is lost, or held by another number than holds it.
+        """Raise AssertionError when a block is lost, or its holders are miscounted.
 
-        Or when a sequence lacks one unnoticed, or a sum is not that of its parts.
+        Or when a sequence that lacks one is not listed, or a sum is not that of its parts.
         """
         queues, short = self._queues, set(self._blocks.short())
         queues.check_integrity()
         if any(one.is_short and one not in short for one in queues.decoding.values()):
-            raise AssertionError("A sequence needs a block and nobody knows; this is a bug.")
+            raise AssertionError(
+                "A sequence needs a block and is not listed as short; this is a bug."
+            )
         tables = [sequence.table for sequence in self._queues]
         self._blocks.pool.check_integrity(tables)
         self._blocks.host.check_integrity()
@@ -305,7 +301,7 @@ class Scheduler:
         return self.records.open(builder, load, predicted_s=self._policies.predict(load))
 
     def _starved(self, now: float) -> Sequence | None:
-        """maxFirstTokenWaitTime: a request that found no blocks for so long takes another's."""
+        """Return a request that found no blocks for maxFirstTokenWaitTime, if there is one."""
         oldest, schedule = self._queues.waiting.oldest, self._policies.schedule
         if oldest is None or not oldest.is_fresh or not self.records.lacked_blocks:
             return None

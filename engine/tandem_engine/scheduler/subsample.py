@@ -5,8 +5,8 @@ from itertools import islice
 from typing import Final, TypeVar
 
 MAX_ROWS: Final = 256
-"""Rows that are looked at, at most; up to so many it is all of them. A quantile of 256 rows is off
-by three in a hundred, and to look at a thousand in every step costs as much as to book them."""
+"""Rows of a sample, at most; up to so many it is all of them. A quantile of 256 rows is off by
+three in a hundred, and reading a thousand in every step costs as much as updating them."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What a step came to: the rows' counts, their tokens, and who ends with them."""
+"""The update after a step: the rows' counts, their tokens, and the sequences that end."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as List
@@ -21,10 +21,13 @@ _NEW: Final = tuple.__new__
 
 
 class StepUpdater:
-    """Books what a step computed.
+    """Updates sequences by the result of a step.
+
+    Without async scheduling, `update` does all. With it, `reserve` counts a step while it is
+    computed, and `commit` takes over its tokens.
 
     Args:
-        queues: Where its sequences are.
+        queues: The queues of its sequences.
         blocks: Their KV blocks.
         has_drafts: Whether a decode row may have more than one token.
     """
@@ -34,19 +37,19 @@ class StepUpdater:
         self._blocks = blocks
         self._has_drafts = has_drafts
         self.beams = BeamUpdater(queues, blocks)
-        """What moves the beams."""
+        """Moves the beams."""
         self.pace: Pace | None = None
-        """What learns how the promises were kept; None: no TPOT is promised."""
+        """Learns from kept and missed targets; None: there are none."""
 
     def update(
         self, step: Step, rows: List[Sequence], result: StepResult, now: float
     ) -> list[Advance]:
-        """Note what is computed, and the tokens that came of it; return who got some.
+        """Count what is computed, and append the tokens; return the sequences that got some.
 
         Args:
-            step: What was computed.
+            step: The step that was computed.
             rows: Its sequences. Those that have ended meanwhile are passed over.
-            result: What the runner made of it.
+            result: The runner's result.
             now: Seconds.
         """
         num_decodes = 0 if self._has_drafts else step.num_decodes
@@ -57,10 +60,10 @@ class StepUpdater:
         return advances
 
     def reserve(self, step: Step, rows: List[Sequence]) -> None:
-        """Book all of a step but its tokens, while it is computed: each row that yields gets one.
+        """Count all of a step but its tokens, while it is computed: each row that yields gets one.
 
-        Blocks are not shown to others before they are computed. Who ends by length is known; who
-        ends otherwise is in the next step in vain.
+        Blocks are not shared before they are computed. The end by length is known; a row that ends
+        otherwise is computed once more, and the result is discarded.
         """
         for row in rows[: step.num_decodes]:
             if row.state is not RUNNING:
@@ -120,19 +123,19 @@ class StepUpdater:
             self._prepare_token(row)
 
     def _prepare_token(self, row: Sequence) -> None:
-        """Note what a row needs for the token that it will get, or that it is its last."""
+        """List the block that a row needs for its next token, or retire it if that is its last."""
         self._blocks.note_short(row)
         if row.num_tokens >= row.max_total:
             self._queues.retire(row)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is, and free what it holds."""
+        """Forget a sequence, in any queue, and free its blocks."""
         self._queues.end(sequence)
         self._blocks.drop(sequence)
         self.leave(sequence.group)
 
     def leave(self, group: SequenceGroup) -> None:
-        """Count one sequence of a request less."""
+        """Count one sequence of a request less, and drop its footprint with the last."""
         group.num_left -= 1
         if not group.num_left and group.is_admitted:
             self._blocks.leave(group)
@@ -165,7 +168,7 @@ class StepUpdater:
         return advances
 
     def _check(self, row: Sequence, token_id: int) -> FinishReason | None:
-        """Seal a block that is computed, name one that is filled, end the sequence; say why."""
+        """Seal a computed block, key a filled one, end the row if it is over; return why it is."""
         if row.num_computed >= row.next_seal:
             self._blocks.seal(row)
         row.close_block()
@@ -179,7 +182,7 @@ class StepUpdater:
     def _update_row(
         self, sequence: Sequence, num_tokens: int, result: StepResult, now: float
     ) -> list[Advance]:
-        """Book any row."""
+        """Update any row."""
         if sequence.state is not RUNNING:
             return []
         self._count_computed(sequence, num_tokens)
@@ -189,7 +192,7 @@ class StepUpdater:
         return [] if tokens is None else [self._append_tokens(sequence, tokens, now)]
 
     def _count_computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that tokens are computed. Drafts count once it is known which were right."""
+        """Count computed tokens. Drafts count once it is known which were right."""
         attained = sequence.num_attained + num_tokens
         computed = min(sequence.num_computed + num_tokens, sequence.num_tokens)
         sequence.num_computed, sequence.num_attained = computed, attained
@@ -199,7 +202,7 @@ class StepUpdater:
             self._queues.decode(sequence)
 
     def _update_group(self, sequence: Sequence, result: StepResult, now: float) -> list[Advance]:
-        """Hand a sequence, and those that move with it or wait for its prompt, their tokens."""
+        """Give a sequence, and those that move with it or wait for its prompt, their tokens."""
         if sequence.group.search is not None:
             return self.beams.advance(sequence, result)
         tokens = result.tokens.get(sequence.sequence_id)
@@ -215,7 +218,7 @@ class StepUpdater:
         return advances
 
     def _fork_choices(self, first: Sequence) -> list[Sequence]:
-        """The other choices of a request: they share the prompt that the first has computed."""
+        """Fork the other choices of a request: they share the prompt that the first computed."""
         group = first.group
         children = [self._blocks.fork(first, sequence_id) for sequence_id in group.pending_forks]
         self._queues.stand_for(first, 1)
@@ -248,7 +251,7 @@ class StepUpdater:
 
 
 def _note_latency(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool) -> None:
-    """Note when the first token came, and what the promises came to."""
+    """Note the time of the first token, and let the pace learn from TTFT and TPOT."""
     if sequence.first_token_at == inf:
         sequence.first_token_at = now
         pace.note_first_token(now - sequence.arrived)
@@ -257,9 +260,9 @@ def _note_latency(pace: Pace, sequence: Sequence, now: float, *, has_ended: bool
 
 
 def _with_tokens(rows: List[Sequence], ids: List[str], count: int, result: StepResult) -> Yielding:
-    """The first `count` rows, each with what it yielded."""
+    """Return the first `count` rows, each with the tokens that it yielded."""
     tokens, first_ids = result.tokens, list(ids[:count])
     if [*islice(tokens, count)] == first_ids:
-        # As most runners tell it: in the order of the rows. To look each one up costs more.
+        # Most runners give them in the order of the rows; looking each one up costs more.
         return zip(rows[:count], tokens.values(), strict=False)
     return zip(rows[:count], map(tokens.get, first_ids), strict=True)

@@ -14,7 +14,7 @@ class WaitReasons:
 
     waiting: Waiting
     blocked_by: Reason | None = None
-    """Why no further waiting sequence is in the step; None: none waits."""
+    """The reason that no further waiting sequence is in the step; None: none waits."""
     first: Sequence | None = None
     """The first of them."""
     passed_over: list[tuple[str, Reason]] = field(default_factory=list)

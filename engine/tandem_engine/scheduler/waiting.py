@@ -10,23 +10,23 @@ from tandem_engine.scheduler.policies.orders import Order
 from tandem_engine.scheduler.policies.orders.order import DeadlineOrder, Key, arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 
-# Entries of those that left, beside as many as wait, that are not worth a walk.
+# Entries of those that left, beside as many as wait, that are not worth a rebuild.
 _DEAD: Final = 64
 
-# Of so many that start, one is the oldest that has waited too long, where the order keeps a
-# promise: in overload all have, and nobody would be in time.
+# Of so many that start, one is the oldest that has waited too long, where the order has
+# deadlines: in overload all have waited too long, and none would be in time.
 _OVERDUE_EVERY: Final = 7
 
-# Entries that one offer moves to those whose promise is lost. When thousands that came at the same
-# moment lose theirs at the same moment, no single step pays for all of them.
+# Entries that one offer demotes to the late ones. When thousands that came at the same moment are
+# late at the same moment, no single step pays for all of them.
 _MAX_DEMOTED: Final = 256
 
-# The count breaks ties: a beam has the id and the number of the one whose place it took.
+# The count breaks ties: a beam has the id and the number of the one that it replaced.
 _Entry = tuple[Key, int, Sequence]
 
 
 class Waiting:
-    """A queue from which one may be passed over without losing its place.
+    """A queue in which a sequence may be passed over without losing its turn.
 
     A heap; those that left it otherwise are dropped when their turn comes, so that neither an
     abort nor a step costs more with more of them waiting.
@@ -36,7 +36,7 @@ class Waiting:
         self._follow(order)
         self._num_demoted = 0
         self._heap: list[_Entry] = []
-        # Those that can no longer keep their promise, in the same order: they go last.
+        # Those that have missed their latest start, in the same order: they go last.
         self._late: list[_Entry] = []
         self._num_passing = 0
         # By arrival: to find the oldest, whatever the order is.
@@ -46,7 +46,7 @@ class Waiting:
         self.age_bound_s = inf
         """Seconds after which the oldest goes first, where the order ages."""
         self.overdue: Sequence | None = None
-        """The one that goes first in the latest offer because it has waited for longer."""
+        """The one that went first in the latest offer because it has waited for longer."""
 
     def __len__(self) -> int:
         return self._live
@@ -74,7 +74,7 @@ class Waiting:
         """The one that came first."""
         while self._by_age:
             key, _, sequence = self._by_age[0]
-            # Its arrival is another one once it lost its blocks to a claim.
+            # Its arrival changes when it is preempted for a starved one.
             if sequence.state == State.WAITING and key == arrival(sequence):
                 return sequence
             heapq.heappop(self._by_age)
@@ -95,11 +95,11 @@ class Waiting:
         self._live -= 1
 
     def offer(self, take: Callable[[Sequence], bool], *, now: float, most: int) -> None:
-        """Offer them a place, the first in turn first.
+        """Offer them to `take`, the first in turn first.
 
         Args:
             take: Starts a sequence (its state is another then) or passes it over, in which case
-                it keeps its place; False ends the offers.
+                it keeps its turn; False ends the offers.
             now: Seconds.
             most: How many may be passed over.
         """
@@ -116,7 +116,7 @@ class Waiting:
                 return
 
     def first(self, now: float) -> Sequence | None:
-        """The one that is offered a place before all others; `now` in seconds."""
+        """Return the one that is offered before all others; `now` in seconds."""
         overdue = self._overdue(now)
         if overdue is not None:
             return overdue
@@ -136,7 +136,7 @@ class Waiting:
         offered: Sequence | None,
         now: float,
     ) -> bool:
-        """Offer a place to those of one heap, in turn; tell whether they go on behind them."""
+        """Offer those of one heap, in turn; return True if the offers go on behind them."""
         passed: list[_Entry] = []
         goes_on = True
         while goes_on and heap and len(passed) < most:
@@ -155,7 +155,7 @@ class Waiting:
         return goes_on and len(passed) < most
 
     def _may_go(self, heap: list[_Entry], now: float) -> bool:
-        """Whether the first of a heap waits there; one whose promise is lost goes to the late."""
+        """Return True if the first of a heap waits there; demote it if its latest start is over."""
         entry = heap[0]
         if entry[-1].state != State.WAITING:
             return False
@@ -172,9 +172,9 @@ class Waiting:
     def _drop_dead(self) -> None:
         """Drop the entries of those that left: one that waits for long would keep them all."""
         in_turn, by_age = _live([*self._heap, *self._late]), _live(self._by_age)
-        # Whoever is being offered a place has an entry by age alone.
+        # The one being offered has an entry by age alone.
         entries = {one: self._entries(at, one) for one, at in (by_age | in_turn).items()}
-        # In place: somebody may be walking over them.
+        # In place: an offer may be iterating over them.
         self._heap[:] = [entries[one][0] for one in in_turn]
         self._late.clear()
         self._by_age[:] = [entries[one][1] for one in by_age]
@@ -188,9 +188,9 @@ class Waiting:
         return in_turn, in_turn if age == in_turn[0] else (age, number, sequence)
 
     def is_overdue(self, sequence: Sequence, now: float) -> bool:
-        """Whether a sequence goes before others although the order puts it behind them.
+        """Return True if a sequence goes before others although the order puts it behind them.
 
-        Under a promise it is the order itself that bounds how long one may be passed.
+        An order with deadlines bounds itself how long one may be passed.
         """
         if not self._order.ages or self._has_deadlines:
             return False
@@ -214,7 +214,7 @@ class Waiting:
     def _follow(self, order: Order) -> None:
         self._order = order
         self._latest_start = _latest_start(order)
-        # Asked for at every offer, where looking at an object's methods is dear.
+        # Read at every offer, where inspecting an object's methods is slow.
         self._has_deadlines = isinstance(order, DeadlineOrder)
 
 
@@ -224,5 +224,5 @@ def _live(entries: list[_Entry]) -> dict[Sequence, int]:
 
 
 def _latest_start(order: Order) -> Callable[[Sequence], float]:
-    """When a sequence goes behind the others; never, in an order without promises."""
+    """Return the latest start of sequences in an order; inf in one without deadlines."""
     return order.latest_start if isinstance(order, DeadlineOrder) else lambda _: inf

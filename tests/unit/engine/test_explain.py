@@ -154,7 +154,7 @@ def test_whoever_waits_for_tokens_is_told_how_many_there_were() -> None:
 
     assert first.blocked_by is not None
     assert first.blocked_by.reason == "token_budget"
-    assert first.blocked_by.text == "b waits for tokens: all 32 of the step are given away."
+    assert first.blocked_by.text == "b waits for tokens: the token budget of 32 is exhausted."
     assert (first.num_waiting, first.num_behind) == (2, 1)
 
 
@@ -177,7 +177,7 @@ def test_blocks_that_are_promised_to_others_are_not_called_scarce() -> None:
 
     assert first.blocked_by is not None
     assert first.blocked_by.text == (
-        "b waits for KV blocks: 5 free, but promised to those that run (noEvict)."
+        "b waits for KV blocks: 5 free, but reserved for running sequences (noEvict)."
     )
 
 
@@ -211,7 +211,7 @@ def test_a_forming_batch_says_how_long_it_will_wait_at_most() -> None:
     # It began to wait at 0, the step is at 0.25 s.
     assert (
         first.blocked_by.text
-        == "a waits for company: its batch is forming, for 2.250 s more at most."
+        == "a waits for more requests: its batch is forming, for 2.250 s more at most."
     )
 
 

@@ -142,7 +142,7 @@ def test_a_sequence_that_lacks_a_block_and_nobody_knows_is_found_out() -> None:
     bench.run(2)
     bench.scheduler._blocks._short.clear()
 
-    with pytest.raises(AssertionError, match="needs a block and nobody knows"):
+    with pytest.raises(AssertionError, match="is not listed as short"):
         bench.scheduler.check_integrity()
 
 

@@ -1,4 +1,4 @@
-"""Beams of one request move together: what each becomes, and the blocks that go with it."""
+"""The moves of a request's beams, with their sequences and KV blocks."""
 
 from collections.abc import Mapping
 
@@ -61,7 +61,7 @@ class BeamUpdater:
     def _move(
         self, group: SequenceGroup, beams: Mapping[str, Sequence], moves: Mapping[str, BeamMove]
     ) -> None:
-        """Give each beam the tokens and blocks of what it has become."""
+        """Give each beam the tokens and blocks of its parent."""
         children = {}
         for sequence_id, move in moves.items():
             child = self._blocks.fork(beams[move.parent], sequence_id)

@@ -1,4 +1,4 @@
-"""Beam search: which beginnings of an output go on, and which finished ones are the best.
+"""Beam search: the choice of the beginnings that go on, and of the best finished ones.
 
 The rules are those of `transformers` (GenerationMixin with num_beams > 1 and without sampling), so
 that both give the same tokens in the same order. One step, for `width` beams:
@@ -22,7 +22,7 @@ It is done when nothing is live, or when `width` beams have finished and
 
 Of equal scores the one with the better parent goes first, then the one earlier in the row of
 candidates; of equal finished beams the one that finished first, and in one step the one that
-stood further up. `transformers` leaves ties to torch.topk, which promises no order. It adds up in
+stood further up. `transformers` leaves ties to torch.topk, which defines no order. It adds up in
 float32, this module in float64: sums that differ by less than a rounding of float32 may change
 places.
 
@@ -47,10 +47,10 @@ MAX_LENGTH_PENALTY: Final = 32.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamStep:
-    """What has become of the beams; all of it happens at once."""
+    """The moves of all beams; they happen at once."""
 
     moves: Mapping[str, BeamMove] = field(default_factory=dict)
-    """Sequence id → what it has become, likeliest first: the live beams of the next step. The
+    """Sequence id → its move, likeliest first: the live beams of the next step. The
     likeliest child of a beam stays under the id of the beam, where its KV blocks are."""
     dropped: tuple[str, ...] = ()
     """Sequences that were live and are not any more: what they hold can be freed. One may
@@ -158,7 +158,7 @@ class BeamSearch:
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left to make."""
+        """True if no step is left to make."""
         return not self._live
 
     def advance(self, candidates: Mapping[str, Sequence[Candidate]]) -> BeamStep:
@@ -243,7 +243,7 @@ class BeamSearch:
         return total / float(length**self._length_penalty)
 
     def _is_decided(self, survivors: Sequence[_Continuation]) -> bool:
-        """Whether the finished beams are final."""
+        """Return True if the finished beams are final."""
         if not survivors:
             return True
         if len(self._finished) < self._width:

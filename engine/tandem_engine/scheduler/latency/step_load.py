@@ -1,4 +1,4 @@
-"""What makes a step long, in numbers that are known before it runs."""
+"""The work of a step, in numbers that are known before it runs."""
 
 from dataclasses import dataclass
 

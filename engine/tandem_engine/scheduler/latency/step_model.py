@@ -1,4 +1,4 @@
-"""How long a step takes, as a sum of five parts whose prices are learnt while serving.
+"""The time of a step as a sum of five parts whose prices are learnt while serving.
 
 time = base + token · max(tokens, knee) + chunk_context · Σ chunk · (start + chunk / 2)
      + decode_context · Σ context + row · rows
@@ -85,7 +85,7 @@ class StepTimeModel:
 
     All is counted relative to the start values: a sample is the ratio of measured to start time,
     its features are the shares of the five parts in the start time (they sum up to 1), and a
-    coefficient says how many times dearer a part is than at the start. So a long step weighs no
+    coefficient says how many times more a part costs than at the start. So a long step weighs no
     more than a short one, all features are of one size, and the pull goes to the mean ratio: a
     part that was never seen is taken to be as much slower or faster as the machine is.
 
@@ -203,7 +203,7 @@ class StepTimeModel:
         self._take_if_better(*self._best_fit())
 
     def _samples(self) -> tuple[list[_Sample], list[_Sample]]:
-        """What was measured since the last fit: steps without, and with prompt chunks."""
+        """Return the samples since the last fit: steps without, and with prompt chunks."""
         kinds: tuple[list[_Sample], list[_Sample]] = ([], [])
         base, *prices = self._start
         token, chunk_context, decode_context, row = prices

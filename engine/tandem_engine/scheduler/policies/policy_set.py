@@ -1,4 +1,4 @@
-"""The policies in force: which one each parameter names, and what they have learnt."""
+"""The policies in force, as the parameters name them, and the models that they learn."""
 
 from math import inf
 from typing import Final
@@ -19,22 +19,22 @@ from tandem_engine.scheduler.queues import Queues
 from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.scheduler.subsample import subsample
 
-# Multiples of the promised (or expected) TTFT after which a waiting request goes first whatever
-# the order says.
+# Multiples of the TTFT target (or expected TTFT) after which a waiting request goes first,
+# regardless of the order.
 _AGE_BOUND: Final = 4.0
 
 
 class PolicySet:
-    """One of each kind, as the settings name them; built anew when a name changes.
+    """One policy of each kind, as the settings name them; rebuilt when a name changes.
 
-    What was learnt of the machine outlives a change of settings.
+    The model of the machine outlives a change of settings.
     """
 
     def __init__(self, schedule: ScheduleConfig, slo: Slo) -> None:
         self.schedule = schedule
         self.slo = slo
         self.model = StepTimeModel()
-        """Predicts how long a step takes."""
+        """Predicts the time of a step."""
         self._choose()
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
@@ -93,7 +93,7 @@ class PolicySet:
         self._stages = STAGE_POLICIES[schedule.stage_policy]()
         self._batch_size = batch_size_for(schedule, slo, self.model)
         self.pace = Pace(slo)
-        """Learns from the promises that were lost."""
+        """Learns from the targets that were missed."""
         self.prompt_order, self.victims = self._orders()
         self.strategy: Strategy = STRATEGIES[schedule.batching](
             StrategyContext(
@@ -106,9 +106,9 @@ class PolicySet:
         )
 
     def _orders(self) -> tuple[Order, Order]:
-        """Which prompts go first, and which sequences keep their blocks.
+        """Return the order of prompts, and that of victims.
 
-        splitFuse.policyType orders both, if it is not 0. A promised TTFT orders prompts where no
+        splitFuse.policyType orders both, if it is not 0. A TTFT target orders prompts where no
         parameter does.
         """
         schedule = self.schedule
@@ -124,7 +124,7 @@ class PolicySet:
 
 
 def _batch_view(queues: Queues, blocks: KVBlocks) -> BatchSizeView:
-    """What the running sequences are like on average."""
+    """Return the view of a batch size policy, with means over the running sequences."""
     num_running = queues.num_running
     num_rows = max(1, num_running)
     # Half a block a row for the last one of each: exact enough for a mean, and no call a row.

@@ -1,1 +1,1 @@
-"""What the last steps did and why: a ring of records, and their explanations for people."""
+"""Records of the last steps, and their explanations for people."""

@@ -1,7 +1,7 @@
-"""From records of steps to explanations: numbers, and a sentence for each that had to wait.
+"""Explanations of records of steps: numbers, and a sentence for each sequence that had to wait.
 
-Nothing here is called by the step loop. It runs when somebody asks, on the thread of whoever asks:
-a record keeps references to what the step was made of, and none of that changes any more.
+The step loop calls nothing here. It runs on request, on the thread of the caller: a record keeps
+references to the inputs of the step, and none of those changes any more.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,8 +13,8 @@ from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.records import StepRecord
 
 _CLAUSES: Final[Mapping[Reason, str]] = {
-    Reason.TOKENS: "for tokens: {budget} of the step are given away",
-    Reason.BATCH_SIZE: "for a place in the batch: as many sequences run as maxBatchSize allows",
+    Reason.TOKENS: "for tokens: {budget} exhausted",
+    Reason.BATCH_SIZE: "for a row of the batch: as many sequences run as maxBatchSize allows",
     Reason.PREFILL_ROWS: (
         "for a prompt to be done: as many are in progress as maxPrefillBatchSize and "
         "maxNumPartialPrefills allow"
@@ -27,22 +27,22 @@ _CLAUSES: Final[Mapping[Reason, str]] = {
     Reason.PREEMPTION: "because running sequences lost their KV blocks in this step",
     Reason.SWAPPED_OUT: "for sequences that are swapped out to come back first",
     Reason.OTHER_STAGE: "for another kind of step: this one is for {stage}",
-    Reason.BATCH_FORMING: "for company: its batch is forming{wake}",
+    Reason.BATCH_FORMING: "for more requests: its batch is forming{wake}",
     Reason.BATCH_NOT_OVER: "for the batch that runs to end",
-    Reason.CHUNK_TOO_SMALL: "because the promised TPOT leaves too few tokens to be worth a chunk",
+    Reason.CHUNK_TOO_SMALL: "because the TPOT target leaves too few tokens for a chunk",
     Reason.BEAMS_TOGETHER: "for the other beams of its request",
 }
-_SOMEBODY: Final = "The first in line"
+_FIRST_IN_LINE: Final = "The first in line"
 
 
 def explain(
     records: Iterable[StepRecord], *, epoch_s: float = 0.0, with_decodes: bool = True
 ) -> list[StepExplanation]:
-    """The steps of `records`, in their order.
+    """Explain the steps of `records`, in their order.
 
     Args:
         records: Of one engine.
-        epoch_s: What to add to the engine's clock to have seconds since 1970.
+        epoch_s: Seconds to add to the engine's clock for seconds since 1970.
         with_decodes: List the decode rows, of which there may be hundreds in every step; False:
             count them only.
     """
@@ -50,7 +50,7 @@ def explain(
 
 
 def clause_of(reason: Reason) -> str:
-    """The words for a reason that follow "waits", with places for figures in braces."""
+    """Return the words for a reason that follow "waits", with fields for figures in braces."""
     return _CLAUSES[reason]
 
 
@@ -99,12 +99,14 @@ def _rows(record: StepRecord, *, first: int) -> Iterator[RowExplanation]:
 
 def _wait(record: StepRecord, sequence_id: str | None, reason: Reason) -> WaitExplanation:
     clause = _CLAUSES[reason].format(
-        budget=f"all {record.token_budget}" if record.token_budget else "those",
+        budget=f"the token budget of {record.token_budget} is"
+        if record.token_budget
+        else "those of the step are",
         stage="decodes" if record.step.num_decodes else "prompts",
         wake=_wake(record),
         blocks=_blocks(record),
     )
-    text = f"{sequence_id or _SOMEBODY} waits {clause}."
+    text = f"{sequence_id or _FIRST_IN_LINE} waits {clause}."
     return WaitExplanation(sequence_id=sequence_id, reason=reason.value, text=text)
 
 
@@ -112,11 +114,11 @@ def _blocks(record: StepRecord) -> str:
     free, needed = record.num_free_blocks, record.first_needs
     if free < needed:
         return f"{free} free, {needed} needed"
-    return f"{free} free, but promised to those that run (noEvict)"
+    return f"{free} free, but reserved for running sequences (noEvict)"
 
 
 def _wake(record: StepRecord) -> str:
-    """How long a batch that forms goes on waiting, at most."""
+    """Return the time that a forming batch goes on waiting, at most."""
     if not isfinite(record.wake_at):
         return ""
     return f", for {max(0.0, record.wake_at - record.started):.3f} s more at most"

@@ -1,6 +1,6 @@
-"""What the last steps did, and why: a ring buffer, and sums since the start.
+"""Records of the last steps in a ring buffer, and sums since the start.
 
-A record keeps what the step was made of; words for people are made of it when somebody asks.
+A record keeps the inputs of the step; explain.py makes words for people of it on request.
 """
 
 from array import array
@@ -36,19 +36,19 @@ class StepRecord:
     token_budget: int
     """Tokens that the strategy allowed; 0: it has no such limit."""
     ceiling: int
-    """The most that this may be; 0: there is no such bound."""
+    """Upper bound of the budget; 0: there is none."""
     predicted_s: float | None
-    """How long it was expected to take; None: nobody predicts."""
+    """Predicted duration; None: the step is empty."""
     num_waiting: int
     num_swapped: int
     blocked_by: Reason | None
-    """Why the first of those that wait is not in it; None: nobody waits."""
+    """The reason that the first waiting sequence is not in it; None: none waits."""
     first: str | None
-    """Which one that is; None: nobody waits, or it is not known."""
+    """Id of that sequence; None: none waits, or it is not known."""
     first_needs: int
     """Blocks that it needs: those that others share with it, and those that stay free, included."""
     num_free_blocks: int
-    """Blocks that nobody held when the step was built."""
+    """Blocks that had no holder when the step was built."""
     passed_over: tuple[tuple[str, Reason], ...]
     """Sequences that lost their turn, and why."""
     known: tuple[int, ...]
@@ -61,7 +61,7 @@ class StepRecord:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.ended - self.started
 
 
@@ -72,19 +72,19 @@ class OpenStep:
     record: StepRecord
     rows: list[Sequence]
     is_reserved: bool = False
-    """Whether its rows are booked, but for their tokens."""
+    """True once its rows are counted, but for their tokens."""
 
 
 class Records:
     """The last steps, and what they add up to.
 
     One thread writes. Any may read meanwhile: a step has its place in a list of fixed length, and
-    a place that a later step has taken is told by its number.
+    a slot that a later step has taken has another number.
     """
 
     def __init__(self) -> None:
         self._ring: list[StepRecord | None] = [None] * MAX_KEPT_STEPS
-        # Steps that are computed, or wait for it: with their rows, and whether those are booked.
+        # Steps that are computed, or wait for it, with their rows.
         self._open: deque[OpenStep] = deque()
         self._number = 0
         self._noted_at: float | None = None
@@ -102,7 +102,7 @@ class Records:
 
     @property
     def lacked_blocks(self) -> bool:
-        """Whether somebody could not start in the last step for want of blocks."""
+        """True if the queue was blocked for want of blocks in the last step."""
         return self.last is not None and self.last.blocked_by == Reason.NO_BLOCKS
 
     def since(self, number: int = 0, limit: int = MAX_KEPT_STEPS) -> list[StepRecord]:
@@ -155,9 +155,9 @@ class Records:
         record = closed.record
         record.ended = now
         if self._open:
-            # What was handed in ahead of time has waited for this one.
+            # The step that was submitted meanwhile has waited for this one.
             self._open[0].record.started = now
-        # Nobody asks for the tables any more, and they would keep what ended sequences held. The
+        # The tables are not read any more, and would keep the block ids of ended sequences. The
         # counts of hundreds of steps are kept: as numbers, not as an object for each.
         record.step = replace(
             record.step, block_tables=(), starts=array(_COUNT, record.step.starts)
@@ -165,9 +165,9 @@ class Records:
         return closed
 
     def _note_waiting(self, builder: StepBuilder) -> None:
-        """Book the time since the last step on what held the waiting ones up in it."""
+        """Charge the time since the last step to the reason that blocked the queue in it."""
         last, now = self.last, builder.now
         if last is not None and last.blocked_by is not None and self._noted_at is not None:
             self.waited_s[last.blocked_by] += last.num_waiting * max(0.0, now - self._noted_at)
-        # A step that was made ahead was made for later.
+        # An async step was scheduled for a later time than now.
         self._noted_at = now if self._noted_at is None else max(now, self._noted_at)

@@ -1,4 +1,4 @@
-"""How many sequences may run at the same time: one file for each rule."""
+"""Policies on the number of running sequences, one file for each."""
 
 from typing import Protocol
 
@@ -22,12 +22,12 @@ class BatchSizePolicy(Protocol):
 
 
 def batch_size_for(schedule: ScheduleConfig, slo: Slo, model: StepTimeModel) -> BatchSizePolicy:
-    """MindIE's bisection where dynamicBatchSizeEnable asks for it, else by the promised TPOT.
+    """Return MindIE's bisection with dynamicBatchSizeEnable, else a policy for the TPOT target.
 
     Args:
-        schedule: The settings; without a promise and without dynamicBatchSizeEnable they stand.
-        slo: The promise.
-        model: Predicts the time of a step; somebody else lets it learn.
+        schedule: The settings; without target and dynamicBatchSizeEnable they hold as they are.
+        slo: The latency targets.
+        model: Predicts the time of a step; its owner lets it learn.
     """
     if schedule.dynamic_batch_size_enable:
         return BisectedBatchSize()

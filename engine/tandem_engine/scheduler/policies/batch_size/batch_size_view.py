@@ -1,4 +1,4 @@
-"""What a batch size policy sees, and what it answers."""
+"""Input and output of a batch size policy."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,13 +11,13 @@ class BatchSizeView:
     num_running: int
     """Sequences that hold KV blocks."""
     num_waiting: int
-    """Requests that wait for a place."""
+    """Requests that wait."""
     mean_context: float = 0.0
     """Tokens in the cache of a running sequence, on average."""
     tokens_per_row: float = 1.0
     """Tokens of a decode row: one, and its drafts."""
     blocks_per_row: float = 0.0
-    """KV blocks that a sequence needs until its end, on average; 0: nobody knows yet."""
+    """KV blocks that a sequence needs until its end, on average; 0: not known yet."""
     num_blocks: int = 0
     """KV blocks of the pool, free or held."""
 

@@ -1,4 +1,4 @@
-"""As many sequences as can decode together within the promised TPOT, and have blocks."""
+"""Batch size by prediction: the sequences that decode within the TPOT target and have blocks."""
 
 from math import inf
 
@@ -13,7 +13,7 @@ class PredictedBatchSize:
     It is the largest number of rows, each with the mean context, whose decode-only step is
     predicted to keep the TPOT (with the model's margin), and whose blocks fit the pool (mindie.md
     5.4: blocks in all by blocks a request). It falls at once and grows only while requests wait:
-    a batch that nobody wants to join tells nothing about a larger one. Sequences that run are
+    a batch that no request waits to join says nothing about a larger one. Sequences that run are
     never too many: to leave some out of a step would make them later, not faster.
     """
 
@@ -25,8 +25,8 @@ class PredictedBatchSize:
 
     def limits(self, view: BatchSizeView, schedule: ScheduleConfig) -> BatchLimits:
         """The limits of the next step; prefills keep the configured one within the batch."""
-        wanted = min(self._rows_in_time(view), _rows_in_memory(view), schedule.max_batch_size)
-        rows = max(int(wanted), 1)
+        fitting = min(self._rows_in_time(view), _rows_in_memory(view), schedule.max_batch_size)
+        rows = max(int(fitting), 1)
         if self._size is None or rows < self._size or view.num_waiting:
             self._size = rows
         size = min(max(self._size, view.num_running), schedule.max_batch_size)
@@ -39,7 +39,7 @@ class PredictedBatchSize:
         prices, knee = self._model.coefficients, self._model.knee
         left_s = self._tpot_s / self._model.margin(has_chunks=False) - prices.base
         own_s = prices.row + prices.decode_context * view.mean_context
-        # Above the knee every row's token counts, below it the knee does; the dearer one holds.
+        # Above the knee every row's token counts, below it the knee does; the larger cost holds.
         return min(
             _fitting(left_s, own_s + prices.token * view.tokens_per_row),
             _fitting(left_s - prices.token * knee, own_s),

@@ -1,4 +1,4 @@
-"""How many tokens a SplitFuse step may have: one file for each rule."""
+"""Token budgets of SplitFuse steps, one file for each rule."""
 
 from typing import Protocol
 
@@ -18,10 +18,10 @@ class Budget(Protocol):
 
 
 def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
-    """The budget that keeps the promised TPOT; the ceiling at every step when there is none.
+    """Return the budget that keeps the TPOT target; without one, the ceiling at every step.
 
     Args:
-        slo: The promise.
+        slo: The latency targets.
         model: Predicts the time of a step; its owner lets it learn.
     """
     if slo.tpot_s is None:

@@ -1,4 +1,4 @@
-"""What a budget sees of the step that is to come."""
+"""Input of a budget: the step before its prompt chunks are chosen."""
 
 from dataclasses import dataclass
 from math import inf
@@ -18,7 +18,7 @@ class BudgetView:
     """Tokens that they have in the cache."""
     slack_s: float = inf
     """Seconds until they should have their next tokens (`Pace.slack`); inf: there is no
-    decode row, or no TPOT promise."""
+    decode row, or no TPOT target."""
     prompt_tokens: int = 0
     """Uncomputed tokens of prompts that could use the budget; counting may stop at `ceiling`."""
     prompt_context: int = 0

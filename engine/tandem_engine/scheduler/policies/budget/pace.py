@@ -1,10 +1,10 @@
-"""How closely decode rows are held to the promised TPOT: as lost promises teach it.
+"""The pace of decode rows, as a share of the TPOT target that missed targets adjust.
 
-Prompts and decode rows share the time of every step, and so the two promises compete: rows that
-are paced a little faster than promised survive a slow step at the end of their answers, and the
+Prompts and decode rows share the time of every step, and so the two targets compete: rows that
+are paced a little faster than the target survive a slow step at the end of their answers, and the
 prompts pay for it with their TTFT. How much is right depends on the load and on the machine. So
 the pace is a balance: every prompt that comes too late makes it slower, every answer that was too
-slow makes it faster. It comes to rest where both promises are lost in proportion to what their
+slow makes it faster. It settles where both targets are missed in proportion to what their
 percentiles allow.
 
 With a TPOT alone nothing else makes the pace slower but the answers that were kept: each by as much
@@ -20,40 +20,39 @@ from tandem_engine.scheduler.policies.orders.error_budget import ErrorBudget
 from tandem_engine.scheduler.subsample import subsample
 
 LARGEST_GAP: Final = 3.0
-"""TPOT until the next tokens at most, however much rows have saved: what a reader sees as a halt.
-"""
+"""TPOT until the next tokens at most, however much rows have saved: more looks like a stall."""
 
 SMALLEST_GAP: Final = 0.5
 """TPOT until the next tokens at least, however late rows are: they catch up half a token with each
 one, and do not keep all prompts out meanwhile."""
 
 FASTEST: Final = 0.9
-"""Share of the promised TPOT that rows are paced by when they alone are late."""
+"""Share of the TPOT target that rows are paced by when they alone are late."""
 
 SLOWEST: Final = 0.99
-"""Share that they are paced by when prompts alone are late. With all of the TPOT, what one slow
-step costs at the end of an answer would break the promise."""
+"""Share that they are paced by when prompts alone are late. With all of the TPOT, one slow step
+at the end of an answer would miss the target."""
 
 LATE_SHARE: Final = 0.35
 """Share of the decode rows that one step may make late at the slowest pace; none at the fastest.
 
 A row that has just got its first token has saved nothing, so the earliest deadline of many rows is
 always about one TPOT ahead, and what the older ones saved would never be spent. A late row makes up
-for it afterwards; the promise is a mean.
+for it afterwards; the target is a mean.
 """
 
 START: Final = 0.7
-"""The leniency before any promise was lost: rows are paced by 0.963 of the TPOT."""
+"""The leniency before any target was missed: rows are paced by 0.963 of the TPOT."""
 
 STEP: Final = 0.05
-"""What one lost promise adds or takes, where both promises have the same percentile."""
+"""Change by one missed target, where both targets have the same percentile."""
 
 RETURN: Final = 0.01
-"""Share of the way back to START that one kept promise goes."""
+"""Share of the way back to START that one kept target goes."""
 
 
 class PacedRow(Protocol):
-    """What a decode row's deadline depends on."""
+    """The fields of a row that its deadline depends on."""
 
     first_token_at: float
     """Seconds; inf: it has no token yet."""
@@ -62,27 +61,27 @@ class PacedRow(Protocol):
 
 
 class Pace:
-    """Deadlines of decode rows under one pair of promises."""
+    """Deadlines of decode rows under one pair of targets."""
 
     def __init__(self, slo: Slo) -> None:
         """Begin in the middle.
 
         Args:
-            slo: With a promised TPOT.
+            slo: The latency targets.
         """
         self._ttft_s = inf if slo.ttft_s is None else slo.ttft_s
         self._tpot_s = inf if slo.tpot_s is None else slo.tpot_s
         self._ttft_step, self._tpot_step = _steps(slo)
         self._kept_step = _kept_step(slo)
         self.error_budget = _error_budget(slo)
-        """Of TTFTs that may be lost, where no TPOT is promised; None: where one is, or nothing."""
+        """Of TTFTs, where there is no TPOT target; None: there is one, or none at all."""
         self.leniency = START
         """0: rows at the fastest pace, none late; 1: at the slowest, with as many late as may be.
         """
 
     @property
     def share(self) -> float:
-        """Share of the promised TPOT that rows are paced by."""
+        """Share of the TPOT target that rows are paced by."""
         return FASTEST + (SLOWEST - FASTEST) * self.leniency
 
     def note_first_token(self, ttft_s: float) -> None:
@@ -104,17 +103,17 @@ class Pace:
     def slack(self, rows: Collection[PacedRow], now: float) -> float:
         """Seconds until decode rows need their next tokens, but for those that may be late.
 
-        The promise is a mean over the request: token k + 1 is due at first_token_at + k · pace, so
+        The target is a mean over the request: token k + 1 is due at first_token_at + k · pace, so
         a row that ran ahead may spend what it saved, and one that fell behind has to catch up.
         Both within limits: LARGEST_GAP and SMALLEST_GAP. Without the lower one a row that was
         preempted for seconds would leave no time for prompts until its end.
 
         Args:
-            rows: The decode rows of a step; of very many some are looked at.
+            rows: The decode rows of a step; of very many a sample counts.
             now: Seconds, when all of them have their latest token.
 
         Returns:
-            inf when no row decodes, or nothing is promised.
+            inf when no row decodes, or there is no target.
         """
         if not rows or self._tpot_s == inf:
             return inf
@@ -122,7 +121,7 @@ class Pace:
         dues = []
         for row in subsample(rows):
             first, count = row.first_token_at, row.num_tokens - row.num_prompt
-            # In a step that is made ahead: the first token is still computed, and there by `now`.
+            # In an async step: the first token is still computed, and there by `now`.
             if first == inf and count:
                 first = now
             dues.append(first + pace_s * count)
@@ -132,7 +131,7 @@ class Pace:
 
 
 def _steps(slo: Slo) -> tuple[float, float]:
-    """What a lost TTFT adds, and a lost TPOT takes; the fewer may be lost, the more one counts.
+    """Return what a missed TTFT adds, and a missed TPOT takes; rarer allowed ones count for more.
 
     With P90 of TTFT and P99 of TPOT they are 2 · STEP · 1/11 and 2 · STEP · 10/11.
     """
@@ -144,9 +143,9 @@ def _steps(slo: Slo) -> tuple[float, float]:
 
 
 def _kept_step(slo: Slo) -> float | None:
-    """What a kept TPOT adds where it is the only promise; None: it goes back to START.
+    """Return what a kept TPOT adds where it is the only target; None: it goes back to START.
 
-    At P90 one lost answer in ten takes what the nine others add.
+    At P90 one missed answer in ten takes what the nine others add.
     """
     if slo.tpot is None or slo.ttft is not None:
         return None

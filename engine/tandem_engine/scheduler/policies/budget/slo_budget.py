@@ -1,7 +1,7 @@
-"""The budget that keeps the promised TPOT: as many prompt tokens as the decode rows can wait for.
+"""The budget that keeps the TPOT target: as many prompt tokens as the decode rows can wait for.
 
 The idea of a token budget that follows a latency bound is Sarathi-Serve's (Agrawal et al., 2024),
-which picks one by a profile before serving; here it is chosen anew for every step, from a model
+which picks one by a profile before serving; here it is chosen for every step, from a model
 that is learnt while serving.
 """
 
@@ -15,21 +15,21 @@ from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
 
 FLOOR: Final = 2 * TILE
-"""Prompt tokens below which a chunk is a crumb: the row's own cost and the reading of its context
+"""Prompt tokens below which a chunk is too small: the row's own cost and reading its context
 would not pay. The step is decode-only, is shorter for it, and the slack saved buys a chunk later.
 """
 
 AGE_SHARE: Final = 0.25
-"""Share of the promised TTFT that the prompts may go without tokens."""
+"""Share of the TTFT target that the prompts may go without tokens."""
 
 AGE_S: Final = 1.0
-"""Seconds that they may, where no TTFT is promised."""
+"""Seconds that they may, without a TTFT target."""
 
 AGE_IN_TPOT: Final = 20.0
 """TPOT that they may at least: making the rows late by one of them then costs 5 % of their pace."""
 
 SAFETY: Final = 0.98
-"""Share of the slack that is used. Not a quantile of the model's error: the rows' promise is a mean
+"""Share of the slack that is used. Not a quantile of the model's error: the rows' target is a mean
 over many steps, in which errors cancel out, and what a step overruns the next ones make up for.
 """
 
@@ -46,7 +46,7 @@ class SloBudget:
     ceiling allows. All prompts are counted at the context of the first in line.
 
     A prompt that has gone without tokens beyond the age bound gets a chunk even so, which may make
-    the rows late by one TPOT and is at least FLOOR: where decoding alone misses the promise,
+    the rows late by one TPOT and is at least FLOOR: where decoding alone misses the target,
     prompts go on at a share of the time instead of waiting for ever.
 
     More slack never gives a smaller budget.
@@ -56,16 +56,16 @@ class SloBudget:
         """Choose budgets for `slo`.
 
         Args:
-            slo: The promised latencies.
-            model: Predicts the time of a step; None: one that nobody else reads.
-            floor: Prompt tokens of the smallest chunk worth a place in a step.
+            slo: The latency targets.
+            model: Predicts the time of a step; None: a new one.
+            floor: Prompt tokens of the smallest chunk worth a row in a step.
         """
         self._tpot_s = inf if slo.tpot_s is None else slo.tpot_s
         age_s = AGE_S if slo.ttft_s is None else AGE_SHARE * slo.ttft_s
         self._longest_wait_s = max(age_s, 0.0 if slo.tpot_s is None else AGE_IN_TPOT * slo.tpot_s)
         self._floor = floor
         self.model = model or StepTimeModel()
-        """What it goes by."""
+        """Its predictor."""
 
     def choose(self, view: BudgetView) -> int:
         """Tokens of the step: the decode rows', and what fits of the prompts."""
@@ -79,7 +79,7 @@ class SloBudget:
         return view.decode_tokens + chunk
 
     def _chunk(self, view: BudgetView, time_s: float, most: int) -> int:
-        """Prompt tokens that fit beside the decode rows into `time_s`; 0 rather than a crumb."""
+        """Return the prompt tokens that fit beside the decode rows into `time_s`, or 0 if few."""
         before_chunk = StepLoad(
             num_tokens=view.decode_tokens,
             num_rows=view.num_decodes + 1,

@@ -10,14 +10,14 @@ MAX_PREEMPTIONS: Final = 3
 
 
 class Bounded:
-    """An order of victims in which nobody loses its blocks for ever.
+    """An order of victims in which no sequence loses its blocks for ever.
 
-    By state or by levels, whoever comes goes before those that are here already; with arrivals
-    that do not end, each of those would be computed again and again and never get on. So who has
-    lost its blocks MAX_PREEMPTIONS times goes before all that have not, by arrival.
+    By state or by levels, new sequences go before those that run already; with arrivals that do
+    not end, each of those would be computed again and again and never progress. So a sequence that
+    was preempted MAX_PREEMPTIONS times goes before all that were not, by arrival.
 
     Args:
-        order: What the others go by.
+        order: The order of the others.
     """
 
     ages = True

@@ -1,21 +1,21 @@
-"""How many promises may be lost: what a percentile leaves."""
+"""The error budget of a latency target: the misses that its percentile allows."""
 
 from typing import Final
 
 STEP: Final = 0.1
-"""What a lost and a kept promise move the balance by, together."""
+"""Sum of the changes of the balance by one missed and one kept target."""
 _ROUNDING: Final = 1e-9
 
 
 class ErrorBudget:
-    """A balance of kept and lost promises: below 0 when more are lost than the percentile allows.
+    """A balance of kept and missed targets: below 0 when more are missed than may be.
 
-    A kept one adds (100 - percentile) hundredths of STEP, a lost one takes percentile hundredths:
-    where exactly so many are lost as may be, it stays where it is. It remembers about the last
-    ten losses that may be, and as much kept as makes up for them.
+    A kept one adds (100 - percentile) hundredths of STEP, a missed one takes percentile hundredths:
+    where exactly as many are missed as may be, it stays constant. It remembers about the last ten
+    misses that may be, and as many kept as make up for them.
 
     Args:
-        percentile: Share of requests, in percent, that keep the promise.
+        percentile: Share of requests, in percent, that keep the target.
     """
 
     def __init__(self, percentile: int) -> None:
@@ -26,10 +26,10 @@ class ErrorBudget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether more promises are lost than may be."""
+        """True if more targets are missed than may be."""
         return self.balance < -_ROUNDING
 
     def note(self, *, is_kept: bool) -> None:
-        """Count a promise."""
+        """Count a target that was kept or missed."""
         change = self._kept if is_kept else -self._lost
         self.balance = min(max(self.balance + change, -1.0), 1.0)

@@ -1,4 +1,4 @@
-"""The order of prompts under a promised TTFT: as few promises lost as can be."""
+"""The order of prompts under a TTFT target: as few misses as possible."""
 
 from collections.abc import Callable
 from math import inf
@@ -13,7 +13,7 @@ PATIENCE: Final = 50.0
 
 
 class LaxityOrder:
-    """Prompts that lose the fewest promises go first; those that have lost theirs go last.
+    """Orders prompts for the fewest missed targets; those that have missed theirs go last.
 
     Laxity = deadline − now − predicted time of the prompt. By laxity alone a long prompt goes
     before shorter ones that came earlier, and in overload every prompt is begun just too late.
@@ -22,7 +22,7 @@ class LaxityOrder:
     decides which prompts can still be in time (`latest_start`); among those a prompt goes by its
     arrival, put off by PATIENCE times its own predicted time, which bounds how long it is passed.
 
-    A sequence that has had its first token goes first: what it lacks was taken from it.
+    A sequence that has had its first token goes first: it was preempted.
 
     With an error budget, late prompts go last only while the budget is exhausted; before, they keep
     their place and are late by less.
@@ -39,9 +39,9 @@ class LaxityOrder:
         """Take prices as they are learnt.
 
         Args:
-            seconds_per_token: Tells the price of a prompt token.
-            ttft_s: The promised time to the first token, in seconds.
-            error_budget: Counts the promises that are kept and lost; None: none may be lost.
+            seconds_per_token: Returns the price of a prompt token.
+            ttft_s: The target of the time to the first token, in seconds.
+            error_budget: Counts kept and missed targets; None: none may be missed.
         """
         self._seconds_per_token = seconds_per_token
         self._ttft_s = ttft_s
@@ -54,7 +54,7 @@ class LaxityOrder:
         return (sequence.arrived + PATIENCE * self._length_s(sequence), *arrival(sequence))
 
     def latest_start(self, sequence: Sequence) -> float:
-        """When it is too late to begin: its laxity is 0. In seconds on the clock of arrivals."""
+        """Return the time, on the clock of arrivals, at which its laxity is 0: then it is late."""
         if sequence.num_output or (self._error_budget and not self._error_budget.is_exhausted):
             return inf
         return sequence.arrived + self._ttft_s - self._length_s(sequence)

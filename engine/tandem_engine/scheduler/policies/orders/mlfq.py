@@ -20,7 +20,7 @@ def level_of(num_tokens: int) -> int:
 
 
 class MultiLevelFeedback:
-    """Who has had little goes first; inside a level running, swapped, waiting, then FCFS."""
+    """Low levels go first; inside a level running, swapped, waiting, then FCFS."""
 
     ages = True
 

@@ -1,4 +1,4 @@
-"""What every order has in common."""
+"""The interface of all orders."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,14 +8,14 @@ Key = tuple[float, ...]
 
 
 class Order(Protocol):
-    """Says which of two sequences goes first; the last one of all loses its blocks first.
+    """Sorts sequences by a key; the last one of all loses its blocks first.
 
     A key may grow while its sequence is served, a bounded number of times, and never falls: two
     sequences therefore cannot take each other's blocks for ever.
     """
 
     ages: bool
-    """Whether the oldest waiting request goes first once it has waited too long: an order by
+    """True if the oldest waiting request goes first once it has waited too long: an order by
     size could pass it over for ever."""
 
     def key(self, sequence: Sequence) -> Key:
@@ -24,12 +24,12 @@ class Order(Protocol):
 
 @runtime_checkable
 class DeadlineOrder(Protocol):
-    """An order under a promise that can be lost."""
+    """An order under a target that can be missed."""
 
     def latest_start(self, sequence: Sequence) -> float:
-        """When a sequence goes behind all that can still keep theirs, in seconds; inf: never."""
+        """Return when a sequence goes behind all that can be in time, in seconds; inf: never."""
 
 
 def arrival(sequence: Sequence) -> Key:
-    """First come, first served: how every order breaks its ties."""
+    """Return the key of first come, first served, which breaks the ties of every order."""
     return (sequence.arrived, sequence.number)

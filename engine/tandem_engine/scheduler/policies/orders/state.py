@@ -13,5 +13,5 @@ class ByState:
     ages = True
 
     def key(self, sequence: Sequence) -> Key:
-        """Whether it was preempted, then its arrival."""
+        """Return 1 if it was preempted, else 0, then its arrival."""
         return (float(sequence.num_preempted > 0), *arrival(sequence))

@@ -1,6 +1,6 @@
-"""Prefill or decode next, where a step is one of them: stageSelectPolicy, one file for each.
+"""Stage policies: prefill or decode next (stageSelectPolicy), one file for each.
 
-The strategies static, dynamic, chunked and splitfuse do not ask (mindie.md 5.1, rule 1).
+Only the strategy continuous uses them (mindie.md 5.1, rule 1).
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +29,6 @@ STAGE_POLICIES: Final[Mapping[int, Callable[[], StagePolicy]]] = {
     1: ThroughputFirst,
     2: LeastLaxity,
 }
-"""stageSelectPolicy; make a new one where it changes, for they remember rounds and times."""
+"""stageSelectPolicy; make a new one where it changes, for they remember waste and times."""
 
 __all__ = ["STAGE_POLICIES", "Stage", "StagePolicy", "StageView"]

@@ -29,7 +29,7 @@ class PrefillFirst:
 
 
 def is_ripe(view: StageView, schedule: ScheduleConfig) -> bool:
-    """Whether to prefill now: the oldest request waited for maxQueueDelayMicroseconds.
+    """Return True if to prefill now: the oldest request waited for maxQueueDelayMicroseconds.
 
     With a delay above 5000 µs a full prefill batch is ripe at once. At or below only age counts.
     """

@@ -1,4 +1,4 @@
-"""What a stage policy sees of the scheduler."""
+"""Input of a stage policy: the scheduler before a step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class StageView:
     free_share: float
     """Free KV blocks of all, from 0 to 1."""
     last_step_empty: bool
-    """Whether the step before this one had no row."""
+    """True if the step before this one had no row."""
     max_prefill_batch_size: int | None = None
     """The limit that the batch size policy has in force; None: that of the settings."""
 
@@ -40,9 +40,9 @@ class StageView:
         return min(self.max_prefill_batch_size, schedule.prefill_rows)
 
     def must_decode(self, schedule: ScheduleConfig) -> bool:
-        """Whether sequences run and a prefill step would come to nothing.
+        """Return True if sequences run and a prefill step would be empty.
 
-        The last step did: a prefill that found no room would be chosen again and again. MindIE
+        The last step was: a prefill without blocks or rows would be chosen again and again. MindIE
         asks this before any policy (mindie.md 5.1, rule 2). Or prefills are held back.
         """
         if not self.num_running:

@@ -6,10 +6,10 @@ from tandem_engine.scheduler.policies.stages.stage_view import Stage, StageView
 
 
 class ThroughputFirst:
-    """Prefill when the decodes it stops cost no more than the places that stood empty so far.
+    """Prefill when the decodes it stops cost no more than the rows that stayed empty so far.
 
-    Let R sequences run. A prefill stops them for prefillTimeMsPerReq · R. Every round in which
-    somebody waits wastes decodeTimeMsPerReq · (maxBatchSize − R): that adds up until it reaches
+    Let R sequences run. A prefill stops them for prefillTimeMsPerReq · R. Every step in which a
+    request waits wastes decodeTimeMsPerReq · (maxBatchSize − R): that adds up until it reaches
     the cost. So a batch that is nearly full decodes for long, and only the ratio of the two times
     counts (mindie.md 5.1, in the manual and equal in MindIE's source).
     """
@@ -25,8 +25,8 @@ class ThroughputFirst:
             self._waste_ms = 0
             return "decode"
         running = view.num_running
-        empty_places = max(0, schedule.max_batch_size - running)
-        self._waste_ms += schedule.decode_time_ms_per_req * empty_places
+        empty_rows = max(0, schedule.max_batch_size - running)
+        self._waste_ms += schedule.decode_time_ms_per_req * empty_rows
         if schedule.prefill_time_ms_per_req * running > self._waste_ms:
             return "decode"
         self._waste_ms = 0

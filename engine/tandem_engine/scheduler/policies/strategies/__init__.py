@@ -1,4 +1,4 @@
-"""How batches form: one file each, called by the scheduler as `fill`."""
+"""Strategies that form batches: one file each, called by the scheduler as `fill`."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -15,5 +15,5 @@ class Dynamic:
         self._batch = Batch(context)
 
     def fill(self, step: StepBuilder) -> None:
-        """Form a batch when nobody runs; else go on with the one that does."""
+        """Form a batch when no sequence runs; else go on with the running one."""
         self._batch.fill(step, step.schedule.max_queue_delay_microseconds / 1e6)

@@ -39,7 +39,7 @@ class SplitFuse:
             self._prompts_at = step.now
 
     def _budget(self, step: StepBuilder, ceiling: int) -> int:
-        """Tokens of the step: splitChunkTokens, or what the promised latencies leave of it."""
+        """Return the tokens of the step: splitChunkTokens, or what the targets leave of it."""
         prompts = step.unfinished_prompts(self._context.order)
         oldest = step.queues.waiting.oldest
         first = prompts[0] if prompts else None
@@ -60,12 +60,12 @@ class SplitFuse:
         )
 
     def _overtake(self, step: StepBuilder) -> None:
-        """Start waiting prompts that come before all that are begun, where a latency is promised.
+        """Start waiting prompts that come before all begun ones, where there is a latency target.
 
         A prompt of many steps would otherwise make every short one behind it late.
         """
         begun = step.unfinished_prompts(self._context.order) if self._context.always_splits else []
-        # Nor does anybody overtake one that has waited too long.
+        # None overtakes one that has waited too long.
         if begun and not step.queues.waiting.is_overdue(begun[0], step.now):
             self._start(step, before=self._context.order.key(begun[0]))
 
@@ -100,7 +100,7 @@ class SplitFuse:
             reason = step.start(sequence, lambda one: self._first_chunk(step, one))
             is_first = not step.waits.passed_over and not step.hits
             if reason is Reason.PREFIX_PENDING and sequence.is_long and is_first:
-                # Or a long one behind it would take the place that it will need.
+                # Or a long one behind it would take the limit that it will need.
                 kept_for.append(sequence)
             return reason
 
@@ -114,7 +114,7 @@ class SplitFuse:
         return min(sequence.num_uncomputed, room)
 
     def _is_cut(self, step: StepBuilder, sequence: Sequence) -> bool:
-        """Whether the prompt takes what the step has left, instead of all that it needs."""
+        """Return True if the prompt takes what the step has left, instead of all that it needs."""
         if sequence.num_uncomputed > step.schedule.max_prefill_tokens:
             return True  # no step has room for all of it
         if not self._is_splitting(step):
@@ -124,7 +124,7 @@ class SplitFuse:
         return not (split.split_type and is_short) or self._context.always_splits
 
     def _is_splitting(self, step: StepBuilder) -> bool:
-        """splitStartBatchSize and splitStartType; a promised latency always splits.
+        """Apply splitStartBatchSize and splitStartType; a latency target always splits.
 
         MindIE up to 2.3 documents the gate, but neither what exactly it counts nor how a prompt
         that is not cut goes together with the token budget. The reading here is ours: it counts
@@ -136,7 +136,7 @@ class SplitFuse:
         )
 
     def _room(self, step: StepBuilder, sequence: Sequence) -> int:
-        """Tokens that the step has left for the prompt; 0: it has to wait."""
+        """Return the tokens that the step has left for the prompt; 0: it has to wait."""
         whole = step.schedule.max_prefill_tokens - step.rows.prefill_tokens
         if not self._is_splitting(step):
             fits = sequence.num_uncomputed <= whole

@@ -24,7 +24,7 @@ class Static:
         self._batch = Batch(context)
 
     def fill(self, step: StepBuilder) -> None:
-        """Form a batch when nobody runs; else go on with the one that does."""
+        """Form a batch when no sequence runs; else go on with the running one."""
         self._batch.fill(step, step.schedule.max_first_token_wait_time / 1e3)
 
 
@@ -32,8 +32,8 @@ class Batch:
     """Requests that begin together and end before others begin.
 
     Prompts that do not fit into one step follow in the steps after it: the batch is closed by its
-    first step of decodes. Who comes after it has formed is not of it, nor who would make it larger
-    than maxBatchSize, even if others have ended by then.
+    first step of decodes. Requests that come after it has formed do not join, nor those that would
+    make it larger than maxBatchSize, even if others have ended by then.
     """
 
     def __init__(self, context: StrategyContext) -> None:
@@ -44,9 +44,9 @@ class Batch:
         self._num_rows = 0
 
     def fill(self, step: StepBuilder, longest_wait_s: float) -> None:
-        """Let a batch form, `longest_wait_s` after its first request at the latest, or go on."""
+        """Form a batch, `longest_wait_s` after its first request at the latest, or go on."""
         if step.is_async and self._is_open:
-            # Who joins may need the blocks that those under way are about to need: one at a time.
+            # New rows may take the blocks that running ones are about to need: one step at a time.
             return
         queues = step.queues
         finish_prompts(step, self._context.order)

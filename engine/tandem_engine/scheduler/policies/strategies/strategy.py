@@ -1,4 +1,4 @@
-"""What the strategies have in common."""
+"""The interface of strategies, and the parts that they share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from tandem_engine.scheduler.step_builder import StepBuilder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyContext:
-    """What a strategy may ask for advice."""
+    """The policies that a strategy uses."""
 
     order: Order
-    """Which prompts go first."""
+    """Order of prompts."""
     stages: StagePolicy
-    """Whether a prefill or a decode step is next, where a step is one of the two."""
+    """Choice between prefill and decode, where a step is one of the two."""
     budget: Budget
-    """How many tokens a step may have, where it is both."""
+    """Tokens of a step, where it is both."""
     pace: Pace
-    """When decode rows need their next tokens."""
+    """Deadlines of decode rows."""
     always_splits: bool
-    """Whether prompts are cut whatever the gate says: a latency is promised."""
+    """True if prompts are cut regardless of splitStartBatchSize: there is a latency target."""
 
 
 class Strategy(Protocol):
@@ -65,6 +65,6 @@ def start_whole_prompts(
 
 
 def decode(step: StepBuilder) -> None:
-    """Take the next token of all that decode, and bring back who was swapped out."""
+    """Take the next token of all decoding sequences, and bring back swapped ones."""
     step.decode(step.limits.max_batch_size)
     step.resume(step.limits.max_batch_size)
