@@ -13,6 +13,7 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.scheduler.async_scheduling import only_tokens_are_open
 from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.kv_blocks import KVBlocks
@@ -136,16 +137,11 @@ class Scheduler:
     @property
     def can_schedule_async(self) -> bool:
         """True if the next step may be scheduled while the newest one is computed."""
-        under_way = self.records.under_way
-        if (
-            under_way is None
-            or not under_way.rows
-            or not self._policies.schedule.async_scheduling_enable
-        ):
+        newest = self.records.newest_open
+        if newest is None or not self._policies.schedule.async_scheduling_enable:
             return False
-        if self._max_drafts or self._queues.num_beams or self._queues.swapped:
-            return False
-        return all(row.is_plain for row in under_way.rows)
+        # Drafts may be refused: how many tokens a row gets is not known then.
+        return not self._max_drafts and only_tokens_are_open(newest, self._queues)
 
     def schedule_async(self, now: float) -> Step | None:
         """Schedule the next step while the newest one is computed.
@@ -161,15 +157,15 @@ class Scheduler:
             None: it has to wait for the newest one (`can_schedule_async`), would preempt, or would
             be empty.
         """
-        under_way = self.records.under_way
-        if under_way is None or not self.can_schedule_async:
+        newest = self.records.newest_open
+        if newest is None or not self.can_schedule_async:
             return None
-        record = under_way.record
+        record = newest.record
         begins = max(now, record.started + (record.predicted_s or 0.0))
         if self._starved(begins) is not None:
             return None
-        self._updater.reserve(record.step, under_way.rows)
-        under_way.is_reserved = True
+        self._updater.reserve(record.step, newest.rows)
+        newest.is_reserved = True
         if not self._blocks.suffice() or not self._queues.has_next:
             return None
         step = self._builder(begins, is_async=True)

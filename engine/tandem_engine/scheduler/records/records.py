@@ -143,7 +143,7 @@ class Records:
         return step
 
     @property
-    def under_way(self) -> "OpenStep | None":
+    def newest_open(self) -> "OpenStep | None":
         """The newest step that is not closed."""
         return self._open[-1] if self._open else None
 
