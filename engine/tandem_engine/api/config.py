@@ -207,8 +207,8 @@ class ScheduleConfig(Model):
     async_scheduling_enable: bool = False
     """Prepare the next step while one is computed; its tokens are put in on the device. MindIE has
     the variable MINDIE_ASYNC_SCHEDULING_ENABLE for it. A request that ends by an end token or a
-    stop string is computed once more in vain. Steps with beams, with drafts, or in which somebody
-    loses blocks are waited for."""
+    stop string is computed once more, and the result is discarded. A step waits for the one before
+    it where there are beams or drafts, or where it would preempt."""
 
     split_fuse: SplitFuseConfig = SplitFuseConfig()
     """SplitFuse, the way templateType Mix shares steps."""
@@ -267,7 +267,7 @@ class ScheduleConfig(Model):
     @model_validator(mode="after")
     def _fits_batch_size(self) -> Self:
         # A default that is too large for a small maxBatchSize is lowered where it is used;
-        # only a value that somebody wrote is refused.
+        # only a value that is given is refused.
         for name in ("max_prefill_batch_size", "max_preempt_count", "max_n"):
             if name in self.model_fields_set:
                 self._at_most_batch_size(to_camel(name), getattr(self, name) or 0)
@@ -384,7 +384,7 @@ class EngineConfig(Model):
     """How requests share steps."""
 
     slo: Slo = Slo()
-    """The latencies that are promised; with one, the budget of every step is chosen by it."""
+    """The latency targets; with one, the budget of every step is chosen by it."""
 
     @model_validator(mode="after")
     def _swaps_have_a_place(self) -> Self:
