@@ -226,7 +226,7 @@ class Bench:
                 ]
             if not progress.step.sequence_ids:
                 self._clock.now = max(self._clock.now + 1e-3, self._next_look(is_last))
-            assert num_steps < 20_000, "nobody moves on"
+            assert num_steps < 20_000, "no sequence moves on"
         self.engine.close()
         return Outcome(
             tokens=tokens,
@@ -237,7 +237,7 @@ class Bench:
         )
 
     def _add(self, coming: Iterator[Request], count: int | None) -> bool:
-        """Add so many, None for all; tell whether nobody is left."""
+        """Add so many, None for all; return True if none is left."""
         while count is None or count > 0:
             one = next(coming, None)
             if one is None:
@@ -248,7 +248,7 @@ class Bench:
 
     def _next_look(self, is_last: bool) -> float:
         wake_at = self.engine.wake_at
-        assert wake_at < float("inf") or not is_last, "nobody would ever look again"
+        assert wake_at < float("inf") or not is_last, "no step would ever follow"
         return wake_at if is_last else 0.0
 
 

@@ -114,7 +114,7 @@ def test_swaps_and_recomputes_in_one_round_say_the_same_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["continuous", "splitfuse, 48 tokens"])
-def test_without_eviction_nobody_loses_its_blocks_and_all_say_the_same(name: str) -> None:
+def test_without_eviction_none_loses_its_blocks_and_all_say_the_same(name: str) -> None:
     schedule = SCHEDULES[name].model_copy(update={"no_evict": True})
 
     outcome = run(schedule, crowd(), num_blocks=SCARCE)

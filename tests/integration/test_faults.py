@@ -183,7 +183,7 @@ class Outcome:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     num_failing: int = 0
-    """Steps in which somebody failed."""
+    """Steps in which a sequence failed."""
 
 
 def run(engine: Engine, faults: Faults | None) -> Outcome:
@@ -193,7 +193,7 @@ def run(engine: Engine, faults: Faults | None) -> Outcome:
         engine.add(one)
     while engine.has_work:
         steps += 1
-        assert steps < 2000, "nobody moves on"
+        assert steps < 2000, "no sequence moves on"
         if faults is not None:
             faults.step = steps
         progress = engine.step(partial(float, now))

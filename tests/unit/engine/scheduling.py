@@ -138,7 +138,7 @@ class Bench:
         return [rows(self.step(seconds)) for _ in range(count)]
 
     def finish(self, most_steps: int = 2000) -> list[dict[str, int]]:
-        """Step until nobody is left; time goes to `wake_at` where a step is empty."""
+        """Step until none is left; time goes to `wake_at` where a step is empty."""
         made: list[dict[str, int]] = []
         for _ in range(most_steps):
             if not self.engine.has_work:
@@ -157,7 +157,7 @@ class Bench:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is left and everything was given back."""
+        """True if none is left and all blocks were given back."""
         is_over = not self.engine.has_work
         return is_over and self.pool.num_held == 0 and self.host.num_held == 0
 

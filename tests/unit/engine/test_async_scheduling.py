@@ -88,14 +88,14 @@ def test_a_request_that_joins_a_batch_takes_no_block_that_running_rows_are_about
 
 
 def finish(bench: Bench) -> None:
-    """Step until everybody has ended."""
+    """Step until all have ended."""
     for _ in range(200):
         bench.step()
         if not bench.engine.has_work:
             return
         if not bench.record.step.sequence_ids:
             bench.now = max(bench.now, bench.engine.wake_at)
-    raise AssertionError("somebody never ends")
+    raise AssertionError("a sequence never ends")
 
 
 def test_the_next_step_is_handed_in_before_the_last_one_is_told() -> None:
@@ -143,19 +143,21 @@ def test_when_all_have_ended_the_step_that_is_under_way_is_still_taken() -> None
 
 
 @pytest.mark.parametrize("moment", range(6))
-@pytest.mark.parametrize("who", ["a", "b", "c"])
-def test_an_abort_at_any_moment_frees_its_blocks_and_disturbs_nobody(who: str, moment: int) -> None:
-    requests = [request(name, 30, 5) for name in "abc"]
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_an_abort_at_any_moment_frees_its_blocks_and_disturbs_no_other(
+    name: str, moment: int
+) -> None:
+    requests = [request(each, 30, 5) for each in "abc"]
     bench = Bench(with_async(max_prefill_tokens=64), *requests)
     for _ in range(moment):
         bench.step()
-    bench.engine.abort(who)
+    bench.engine.abort(name)
     bench.scheduler.check_integrity()
     bench.finish()
 
     assert bench.is_empty
-    for name in {"a", "b", "c"} - {who}:
-        assert bench.said[name] == list(range(5))
+    for other in {"a", "b", "c"} - {name}:
+        assert bench.said[other] == list(range(5))
 
 
 def test_a_step_that_raises_takes_down_its_own_rows_alone() -> None:
@@ -224,7 +226,7 @@ def test_choices_are_waited_for_until_they_are_there() -> None:
     assert bench.said == counting(("a0", "a1", "a2"), 5)
 
 
-def test_where_somebody_has_to_lose_blocks_the_step_is_waited_for() -> None:
+def test_where_a_sequence_has_to_lose_blocks_the_step_is_waited_for() -> None:
     bench = Bench(with_async(), request("a", 30, 40), request("b", 30, 40), num_blocks=6)
     while not bench.engine.stats().num_preemptions:
         was_async = is_async(bench)

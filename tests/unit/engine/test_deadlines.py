@@ -1,4 +1,4 @@
-"""Requests that nobody waits for any more: they end by the next step, wherever they are."""
+"""Requests whose deadline is over: they end by the next step, in any queue."""
 
 from dataclasses import replace
 from math import inf

@@ -117,7 +117,7 @@ def test_a_step_that_is_being_computed_has_no_time_yet() -> None:
     assert shape(half) == [("a", "chunk", 0, 32)]
 
 
-def test_an_empty_step_has_no_prediction_and_nobody_waits() -> None:
+def test_an_empty_step_has_no_prediction_and_none_waits() -> None:
     (empty,) = Clocked(mix(32)).run(1)
 
     assert (empty.rows, empty.predicted_s, empty.blocked_by, empty.num_waiting) == (
@@ -147,7 +147,7 @@ def test_decodes_may_be_counted_without_a_list_of_them() -> None:
     assert (second.num_decodes, second.num_decode_tokens) == (1, 1)
 
 
-def test_whoever_waits_for_tokens_is_told_how_many_there_were() -> None:
+def test_one_that_waits_for_tokens_is_told_how_many_there_were() -> None:
     clocked = Clocked(mix(32), *(request(name, 40) for name in "abc"))
 
     (first,) = clocked.run(1)
@@ -158,7 +158,7 @@ def test_whoever_waits_for_tokens_is_told_how_many_there_were() -> None:
     assert (first.num_waiting, first.num_behind) == (2, 1)
 
 
-def test_whoever_waits_for_blocks_is_told_so() -> None:
+def test_one_that_waits_for_blocks_is_told_so() -> None:
     # 4 blocks: the first prompt takes 3, and the second would need 3.
     clocked = Clocked(mix(64), request("a", 40), request("b", 40), num_blocks=4)
 
@@ -181,7 +181,7 @@ def test_blocks_that_are_promised_to_others_are_not_called_scarce() -> None:
     )
 
 
-def test_whoever_waits_for_another_stage_is_told_which_one_it_is() -> None:
+def test_one_that_waits_for_another_stage_is_told_which_one_it_is() -> None:
     schedule = ScheduleConfig(
         cache_block_size=BLOCK_SIZE, strategy="chunked", max_prefill_tokens=32
     )
@@ -331,4 +331,4 @@ def test_explanations_add_up_whatever_runs(
         waits = [*step.passed_over, *([step.blocked_by] if step.blocked_by else [])]
         assert all("{" not in wait.text and wait.text.endswith(".") for wait in waits)
         has_reason = bool(waits or step.recomputed)
-        assert has_reason or not step.num_waiting, "somebody waits, and nobody knows why"
+        assert has_reason or not step.num_waiting, "a sequence waits without a reason"

@@ -1,4 +1,4 @@
-"""Requests with several sequences: choices of n and best_of, beams, and who leaves when."""
+"""Requests with several sequences: choices of n and best_of, beams, and their ends."""
 
 import pytest
 
@@ -215,7 +215,7 @@ class TestEnds:
         scheduler.abort("waits")
         scheduler.abort("choices1")
         scheduler.abort("choices0")
-        scheduler.abort("nobody")
+        scheduler.abort("unknown")
         told = scheduler.take_ended()
         scheduler.abort("beams1")
         told += scheduler.take_ended()

@@ -89,7 +89,7 @@ def test_a_first_token_that_was_given_can_not_be_lost() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 100)), min_size=2, max_size=8))
-def test_nobody_is_passed_by_one_that_comes_later_than_its_patience(
+def test_none_is_passed_by_one_that_comes_later_than_its_patience(
     given_prompts: list[tuple[int, float]],
 ) -> None:
     ranked = in_order(*(prompt(tokens, arrived=at) for tokens, at in given_prompts))
@@ -152,13 +152,13 @@ def test_once_it_is_overdue_the_oldest_is_one_in_seven_that_start() -> None:
         return False
 
     for _ in range(14):
-        waiting.offer(lambda _: False, now=9.0, most=100)  # no place for anybody
+        waiting.offer(lambda _: False, now=9.0, most=100)  # none is taken
         waiting.offer(start_one, now=9.0, most=100)
 
     assert started == [*young[:6], lost[0], *young[6:12], lost[1]]
 
 
-def test_in_overload_nobody_waits_for_ever() -> None:
+def test_in_overload_none_waits_for_ever() -> None:
     promised = Slo(ttft=LatencyTarget(target="100ms"), tpot=LatencyTarget(target="50ms"))
     bench = Bench(mix(32), num_blocks=512, slo=promised)
     # Its 3,000 tokens alone take longer than is promised: it is lost from the start.

@@ -1,4 +1,4 @@
-"""The orders: who starts first, by each value of each policy; cases worked out by hand."""
+"""The orders of starts, by each value of each policy; cases worked out by hand."""
 
 import pytest
 from hypothesis import given

@@ -70,8 +70,8 @@ def test_the_slack_of_one_row(leniency: float, num_output: int, now: float, slac
     [
         pytest.param(1.0, 3, 0.0495, id="three of ten may be late at the slowest pace"),
         pytest.param(1.0, 4, 0.025, id="four of ten may not"),
-        pytest.param(0.0, 0, 0.045, id="nobody is late"),
-        pytest.param(0.0, 1, 0.025, id="nobody may be at the fastest pace"),
+        pytest.param(0.0, 0, 0.045, id="none is late"),
+        pytest.param(0.0, 1, 0.025, id="none may be at the fastest pace"),
     ],
 )
 def test_some_rows_may_be_late(leniency: float, late: int, slack_s: float) -> None:
@@ -264,7 +264,7 @@ def test_a_stricter_tpot_is_held_to_a_faster_pace() -> None:
     for percentile in (50, 90, 99):
         seen = alone(percentile, START)
         for number in range(2000):
-            # Whoever is paced slower is late more often.
+            # Rows that are paced slower are late more often.
             seen.note_end(1.0 if (number * 7919) % 1000 < 250 * seen.leniency else 0.01)
         paces.append(seen.share)
 

@@ -12,7 +12,7 @@ def first_preempted(bench: Bench) -> list[str]:
         lost = bench.step().step.preempted
         if lost:
             return list(lost)
-    raise AssertionError("nobody was preempted")
+    raise AssertionError("no sequence was preempted")
 
 
 def test_the_newest_gives_way_when_blocks_run_out() -> None:
@@ -116,7 +116,7 @@ class TestSwaps:
         assert stats.num_swaps == stats.num_preemptions > 0
         assert bench.is_empty
 
-    def test_the_swapped_come_back_before_anybody_new_starts(self) -> None:
+    def test_the_swapped_come_back_before_any_new_one_starts(self) -> None:
         bench = self.three(3, 8)
         bench.run(4)
         assert bench.engine.stats().num_swapped == 1
@@ -130,7 +130,7 @@ class TestSwaps:
 
 
 class TestClaims:
-    """maxFirstTokenWaitTime: who found no blocks for its first token for so long takes others'."""
+    """maxFirstTokenWaitTime: a request without blocks for so long takes others'."""
 
     def starved(self, schedule_of: str, wait_ms: int, **settings: object) -> Bench:
         given = {"max_first_token_wait_time": wait_ms, **settings}
@@ -166,7 +166,7 @@ class TestClaims:
         assert first == 1
         assert bench.said == counting("a", 60) | counting("b", 2)
 
-    def test_no_evict_takes_nothing_from_anybody(self) -> None:
+    def test_no_evict_takes_nothing_from_any(self) -> None:
         bench = self.starved("Mix", 0, no_evict=True)
         bench.finish()
 

@@ -146,7 +146,7 @@ def test_a_cached_block_that_is_shared_is_held_again() -> None:
     pool.check_integrity([table])
 
 
-def test_sharing_takes_from_the_free_blocks_what_nobody_held() -> None:
+def test_sharing_takes_from_the_free_blocks_those_without_a_holder() -> None:
     pool = BlockPool(4, 16)
     table = sealed(pool, A, B, C)
     pool.release(table[1:])
@@ -219,7 +219,7 @@ def test_a_sealed_block_takes_no_other_key() -> None:
     assert pool.find([B]) == []
 
 
-def test_a_block_that_nobody_holds_cannot_be_sealed() -> None:
+def test_a_block_without_a_holder_cannot_be_sealed() -> None:
     pool = BlockPool(2, 16)
 
     with pytest.raises(AssertionError, match="block 1 is not the sealer's to seal"):
@@ -419,7 +419,7 @@ def test_all_pending_blocks_of_a_sequence_end_at_once() -> None:
         pending.add(key, owner)
 
     pending.cancel("first")
-    pending.cancel("nobody")
+    pending.cancel("unknown")
 
     assert [pending.owner_of(key) for key in (A, B, C)] == [None, "second", None]
     pending.check_integrity()

@@ -91,14 +91,14 @@ def test_waiting_is_booked_on_what_it_was_for() -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "lacks"), [(3, True), (64, False)])
-def test_it_knows_whether_somebody_lacked_blocks(num_blocks: int, lacks: bool) -> None:
+def test_it_knows_if_the_queue_lacked_blocks(num_blocks: int, lacks: bool) -> None:
     bench = Bench(mix(64), request("a", 20), request("b", 20), num_blocks=num_blocks)
     bench.run(1)
 
     assert bench.engine.records.lacked_blocks is lacks
 
 
-def test_somebody_who_waits_has_a_reason_in_every_strategy() -> None:
+def test_a_sequence_that_waits_has_a_reason_in_every_strategy() -> None:
     names = ("static", "dynamic", "continuous", "chunked", "splitfuse")
     for name in names:
         given = {"max_batch_size": 2, "max_prefill_batch_size": 2}

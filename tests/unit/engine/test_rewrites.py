@@ -233,6 +233,6 @@ def test_an_output_that_the_service_leaves_open_is_filled_in_by_the_replica() ->
     assert "max_iter_times" not in open_output.model_fields_set
 
     assert with_longest_output(open_output, SLO, max_seq_len=99).max_iter_times == 99
-    # What somebody wrote stays.
+    # A given value stays.
     written = ScheduleConfig(max_iter_times=512)
     assert with_longest_output(written, SLO, max_seq_len=4096).max_iter_times == 512

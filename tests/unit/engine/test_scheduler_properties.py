@@ -390,7 +390,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(self.place(one) < first_waiting for one in in_turn)
 
     def check_age(self, step: Step, before: dict[str, State], overdue: str | None) -> None:
-        """Nobody starts before one that has waited for longer than the age bound."""
+        """None starts before one that has waited for longer than the age bound."""
         one = None if overdue is None else self.bench.scheduler._queues.find(overdue)
         if one is None or one.state != State.WAITING:
             return
@@ -416,7 +416,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @property
     def ages(self) -> bool:
-        """Whether the order could pass somebody over for ever, but for the age bound."""
+        """True if the order could pass one over for ever, but for the age bound."""
         by_level = self.schedule.split_fuse.policy_type in {6, 7}
         return by_level or self.schedule.prefill_policy_type == 3 or self.by_laxity
 
@@ -458,7 +458,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ends = [end + 1 for end in wanted.stop_token_ids]
             assert said == list(range(min([wanted.max_new_tokens, *ends])))
             return
-        # Its steps take as long as they take, and nobody waits for them.
+        # Its steps take as long as they take, and none waits for them.
         alone = Bench(standard(), replace(wanted, deadline=inf), num_blocks=200)
         alone.finish()
         assert said == alone.said[sequence]

@@ -92,7 +92,7 @@ class TestGate:
         [
             # b is the second row: the gate opens, and 16 − 1 tokens are left. b is gone then.
             pytest.param(False, [{"a": 20}, {"a": 1, "b": 15}, {"c": 16}], id="latched"),
-            # Nobody is in the batch when c comes: the gate is shut again.
+            # The batch is empty when c comes: whole prompts again.
             pytest.param(True, [{"a": 20}, {"a": 1, "b": 15}, {"c": 40}], id="tested anew"),
         ],
     )

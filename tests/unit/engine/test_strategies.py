@@ -268,12 +268,12 @@ class TestChunked:
             {"a": 1, "b": 1},
         ]
 
-    def test_chunks_follow_each_other_while_nobody_decodes(self) -> None:
+    def test_chunks_follow_each_other_while_none_decodes(self) -> None:
         bench = Bench(standard(strategy="chunked", max_prefill_tokens=20), request("a", 45))
 
         assert bench.run(4) == [{"a": 20}, {"a": 20}, {"a": 5}, {"a": 1}]
 
-    def test_a_step_of_decodes_says_why_nobody_starts(self) -> None:
+    def test_a_step_of_decodes_says_why_none_starts(self) -> None:
         schedule = standard(strategy="chunked", max_prefill_tokens=20)
         bench = Bench(schedule, request("a", 20), request("b", 10))
 
@@ -285,7 +285,7 @@ class TestChunked:
 def test_a_prompt_that_the_cache_has_is_counted_once_in_a_static_batch() -> None:
     prompt = tokens("p", 16)
     bench = Bench(standard(strategy="static", max_batch_size=4, max_prefill_batch_size=4))
-    bench.now = 10.0  # nobody waits for company any more
+    bench.now = 10.0  # none waits for more requests
     bench.add(request("a", 0, 2, prompt=prompt))
     bench.finish()
     bench.add(request("b", 0, 2, prompt=prompt))

@@ -137,7 +137,7 @@ def test_a_row_is_looked_at_closely_only_where_something_happens() -> None:
     assert counts[6:] == [*range(13, -1, -1), 0, 0, 13, 12]
 
 
-def test_a_sequence_that_lacks_a_block_and_nobody_knows_is_found_out() -> None:
+def test_a_sequence_that_lacks_a_block_and_is_not_listed_is_found_out() -> None:
     bench = Bench(mix(64), request("a", 15, 40))
     bench.run(2)
     bench.scheduler._blocks._short.clear()

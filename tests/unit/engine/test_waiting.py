@@ -1,4 +1,4 @@
-"""The queue of those that wait: its order, who may be passed over, and what it keeps."""
+"""The queue of those that wait: its order, those passed over, and what it keeps."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,7 +140,7 @@ def test_an_order_that_ages_offers_the_overdue_first_and_once() -> None:
     assert offered(waiting, now=6.5, stop="r0") == ["r0"], "it may hold up all others"
 
 
-def test_an_order_that_does_not_age_has_nobody_overdue() -> None:
+def test_an_order_that_does_not_age_has_none_overdue() -> None:
     waiting, many = queue_of(0.0, 5.0, policy=4)
     many[0].num_prompt = 2000
     waiting.reorder(SPLIT_FUSE_ORDERS[4])
