@@ -387,10 +387,10 @@ class EngineConfig(Model):
     """The latency targets; with one, the budget of every step is chosen by it."""
 
     @model_validator(mode="after")
-    def _swaps_have_a_place(self) -> Self:
+    def _swaps_have_blocks(self) -> Self:
         count = self.schedule.max_preempt_count
-        place = self.cpu_mem_size if self.num_host_blocks is None else self.num_host_blocks
-        if count and not place:
+        blocks = self.cpu_mem_size if self.num_host_blocks is None else self.num_host_blocks
+        if count and not blocks:
             raise ValueError(swap_without_memory("schedule.maxPreemptCount", count, "cpuMemSize"))
         return self
 

@@ -47,7 +47,7 @@ class EngineStats:
     num_preemptions: int
     """Times that a sequence lost its blocks, since the start."""
     num_swapped: int = 0
-    """Sequences whose blocks stand in host memory."""
+    """Sequences whose blocks are in host memory."""
     num_cached_kv_blocks: int = 0
     """Free blocks that are kept for their content."""
     num_host_blocks: int = 0

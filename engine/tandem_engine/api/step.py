@@ -44,7 +44,7 @@ class Step:
     num_tokens: Sequence[int] = ()
     """Tokens to compute now, drafts included."""
     starts: Sequence[int] = ()
-    """Tokens that stand in the KV cache already."""
+    """Tokens that are in the KV cache already."""
     block_tables: Sequence[Sequence[int]] = ()
     """Ids of KV blocks, in the order of the tokens. Rows share blocks that none of them writes."""
     num_decodes: int = 0

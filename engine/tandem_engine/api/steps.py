@@ -75,7 +75,7 @@ class StepExplanation:
     num_waiting: int
     """Sequences without KV blocks, the first in line among them."""
     num_swapped: int
-    """Sequences whose KV blocks stand in host memory."""
+    """Sequences whose KV blocks are in host memory."""
 
     @property
     def num_tokens(self) -> int:

@@ -138,7 +138,7 @@ class KVBlocks:
         if not 0 < used <= self.host.num_free:
             return False
         num_computed, host_table = sequence.num_computed, tuple(self.host.allocate(used))
-        # What is about to be copied into a block still stands in the other one.
+        # The content about to be copied into a block is still in the other one.
         content = {copy.target: copy.source for copy in self._copies.copied}
         sources = [content.get(block, block) for block in sequence.table[:used]]
         self._copies.swapped_out.extend(map(BlockCopy, sources, host_table))

@@ -111,8 +111,8 @@ class Queues:
             return
         self.num_rows -= sequence.rows
         self.longest_tokens -= sequence.max_total
-        place = self.prefilling if sequence.is_prefilling else self.decoding
-        del place[sequence.sequence_id]
+        queue = self.prefilling if sequence.is_prefilling else self.decoding
+        del queue[sequence.sequence_id]
         sequence.is_prefilling = False
 
     def retire(self, sequence: Sequence) -> None:
@@ -151,8 +151,8 @@ class Queues:
         self.num_rows += sequence.rows
         self.longest_tokens += sequence.max_total
         sequence.is_prefilling = not sequence.is_decoding
-        place = self.prefilling if sequence.is_prefilling else self.decoding
-        place[sequence.sequence_id] = sequence
+        queue = self.prefilling if sequence.is_prefilling else self.decoding
+        queue[sequence.sequence_id] = sequence
 
     def replace(self, sequence: Sequence) -> None:
         """Take out a running sequence whose id another one takes over."""

@@ -23,7 +23,7 @@ class State(IntEnum):
     RUNNING = 1
     """It holds blocks, and may be in the next step."""
     SWAPPED = 2
-    """Its computed tokens stand in host blocks."""
+    """Its computed tokens are in host blocks."""
     ENDED = 3
     """It is over; rows of open steps that refer to it are passed over."""
 
@@ -142,7 +142,7 @@ class Sequence(_EveryStep):
         self.num_beyond = attained - self.num_computed
 
     def hold(self, num_computed: int) -> None:
-        """Note how many of its tokens stand in the cache, where none was computed for it."""
+        """Set the count of its cached tokens where none was computed for it."""
         self.num_beyond += self.num_computed - num_computed
         self.num_computed = num_computed
 

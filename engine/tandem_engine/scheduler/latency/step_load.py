@@ -14,6 +14,6 @@ class StepLoad:
     chunk_context: float
     """Sum over the prompt rows of chunk · (start + chunk / 2): pairs of tokens that attend."""
     decode_context: int
-    """Sum over the decode rows of the tokens that stand in the cache."""
+    """Sum over the decode rows of the cached tokens."""
     num_blocks: int = 0
     """KV blocks of the decode rows; only MindIE's decode model asks for them."""

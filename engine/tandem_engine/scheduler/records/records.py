@@ -78,7 +78,7 @@ class OpenStep:
 class Records:
     """The last steps, and what they add up to.
 
-    One thread writes. Any may read meanwhile: a step has its place in a list of fixed length, and
+    One thread writes. Any may read meanwhile: a step has a slot in a list of fixed length, and
     a slot that a later step has taken has another number.
     """
 
@@ -109,8 +109,8 @@ class Records:
         """The newest `limit` records that are kept, from step `number` on; on any thread."""
         end = self._number
         numbers = range(max(number, end - min(limit, MAX_KEPT_STEPS), 0), end)
-        places = ((at, self._ring[at % MAX_KEPT_STEPS]) for at in numbers)
-        return [record for at, record in places if record is not None and record.number == at]
+        slots = ((at, self._ring[at % MAX_KEPT_STEPS]) for at in numbers)
+        return [record for at, record in slots if record is not None and record.number == at]
 
     def open(self, builder: StepBuilder, load: StepLoad, *, predicted_s: float | None) -> Step:
         """Note a step that is about to be computed, and return it as data."""

@@ -86,8 +86,8 @@ class BisectedBatchSize:
         least, most = present.max_batch_size - _STRIDE, present.max_batch_size + _STRIDE
         size = max(min(max(middle, least), most), view.num_running, _floor(schedule))
         size = min(size, schedule.max_batch_size)
-        room = max(0, size - view.num_running)
-        return BatchLimits(size, min(room, schedule.prefill_rows))
+        free_rows = max(0, size - view.num_running)
+        return BatchLimits(size, min(free_rows, schedule.prefill_rows))
 
     def _move_bounds(self, excess_ms: float, schedule: ScheduleConfig) -> None:
         """Take the mean batch size as the new bound on the side that the latency speaks for."""

@@ -6,7 +6,7 @@ from math import inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetView:
-    """A step before its prompt chunks are chosen: the decode rows are in it already."""
+    """The step before its prompt chunks are chosen: the decode rows are in it already."""
 
     ceiling: int
     """Most tokens of the step, decode rows included: splitChunkTokens."""

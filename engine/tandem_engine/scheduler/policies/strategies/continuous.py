@@ -29,7 +29,7 @@ class Continuous:
 
         Prompts that end with their first token, or lose their blocks again, never fill the batch.
         If they do not stop coming, no stage policy ever decodes: so there are at most as many steps
-        of prompts in a row as the batch has places.
+        of prompts in a row as the batch has rows.
         """
         self._num_prefills += 1
         if self._num_prefills > step.limits.max_batch_size:

@@ -73,10 +73,10 @@ class SplitFuse:
         begun = step.unfinished_prompts(self._context.order)
         prompts = [one for one in begun if one not in step.rows.prefills]
         for number, sequence in enumerate(prompts):
-            room = self._room(step, sequence)
+            left = self._tokens_left(step, sequence)
             if self._is_cut(step, sequence):
-                room = self._share(step, room, sharers=len(prompts) - number)
-            step.prefill(sequence, min(sequence.num_uncomputed, room))
+                left = self._share(step, left, sharers=len(prompts) - number)
+            step.prefill(sequence, min(sequence.num_uncomputed, left))
 
     def _start(self, step: StepBuilder, before: Key | None = None) -> None:
         split = step.schedule.split_fuse
@@ -86,7 +86,7 @@ class SplitFuse:
             is_overdue = sequence is step.queues.waiting.overdue
             if before and not is_overdue and self._context.order.key(sequence) >= before:
                 return Reason.TOKENS
-            if self._room(step, sequence) <= 0:
+            if self._tokens_left(step, sequence) <= 0:
                 is_too_small = (
                     step.token_budget < split.split_chunk_tokens and not step.rows.prefills
                 )
@@ -107,16 +107,16 @@ class SplitFuse:
         step.admit_waiting(take)
 
     def _first_chunk(self, step: StepBuilder, sequence: Sequence) -> int:
-        room = self._room(step, sequence)
+        left = self._tokens_left(step, sequence)
         limit = step.schedule.split_fuse.largest_chunk
         if limit is not None and self._is_cut(step, sequence):
-            room = min(room, limit)
-        return min(sequence.num_uncomputed, room)
+            left = min(left, limit)
+        return min(sequence.num_uncomputed, left)
 
     def _is_cut(self, step: StepBuilder, sequence: Sequence) -> bool:
         """Return True if the prompt takes what the step has left, instead of all that it needs."""
         if sequence.num_uncomputed > step.schedule.max_prefill_tokens:
-            return True  # no step has room for all of it
+            return True  # no step takes all of it
         if not self._is_splitting(step):
             return False
         split = step.schedule.split_fuse
@@ -135,7 +135,7 @@ class SplitFuse:
             step.schedule, len(step.rows)
         )
 
-    def _room(self, step: StepBuilder, sequence: Sequence) -> int:
+    def _tokens_left(self, step: StepBuilder, sequence: Sequence) -> int:
         """Return the tokens that the step has left for the prompt; 0: it has to wait."""
         whole = step.schedule.max_prefill_tokens - step.rows.prefill_tokens
         if not self._is_splitting(step):
@@ -146,16 +146,16 @@ class SplitFuse:
             return left
         return sequence.num_uncomputed if sequence.num_uncomputed <= whole else 0
 
-    def _share(self, step: StepBuilder, room: int, *, sharers: int) -> int:
+    def _share(self, step: StepBuilder, left: int, *, sharers: int) -> int:
         """prefillChunkSize; absent: an even share of what is left, in whole tiles."""
         limit = step.schedule.split_fuse.largest_chunk
         if limit is not None:
-            return min(room, limit)
+            return min(left, limit)
         if self._context.always_splits:
             # Shared out, all of them would be late together.
-            return room
-        share = -(-room // sharers)
-        return min(room, -(-share // TILE) * TILE)
+            return left
+        share = -(-left // sharers)
+        return min(left, -(-share // TILE) * TILE)
 
 
 def _num_long(step: StepBuilder) -> int:
