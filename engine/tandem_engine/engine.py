@@ -115,7 +115,7 @@ class Engine:
         self._forget()
 
     def step(self, clock: Clock) -> Progress:
-        """Compute one step, which may be empty while requests wait for company.
+        """Compute one step, which may be empty while a batch forms.
 
         A step that raises fails the sequences in it and those whose blocks it was to move, with the
         cause, and no other.

@@ -59,7 +59,7 @@ class StepExplanation:
     num_decode_tokens: int
     num_prefill_tokens: int
     num_decodes: int
-    """Sequences that went on with their output; none and no chunk: it waited for company."""
+    """Sequences that went on with their output; none and no chunk: its batch was forming."""
     num_drafts: int
     """Tokens that drafts supplied."""
     rows: tuple[RowExplanation, ...]

@@ -87,7 +87,7 @@ def _bytes(tokens: Sequence[int]) -> bytes:
 
 
 def _checked(parent: bytes) -> bytes:
-    """A parent as it must be: an empty one would leave the salt out of all keys after it."""
+    """Return a valid parent: an empty one would leave the salt out of all keys after it."""
     if len(parent) != KEY_BYTES:
         raise AssertionError(
             f"The parent of a block key has {len(parent)} bytes, not {KEY_BYTES}; this is a bug."

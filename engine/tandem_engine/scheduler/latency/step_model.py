@@ -124,7 +124,7 @@ class StepTimeModel:
         return self._coefficients
 
     def margin(self, *, has_chunks: bool) -> float:
-        """By what to multiply a prediction so that nine in ten steps take no longer.
+        """Return the factor on a prediction below which nine in ten steps stay.
 
         The 0.9 quantile of measured over predicted time of the last steps of this kind, from 0.5
         to 3. It follows a machine that became slower within those steps, while the coefficients
@@ -133,7 +133,7 @@ class StepTimeModel:
         return self._chunked_margin if has_chunks else self._plain_margin
 
     def drift(self, *, has_chunks: bool) -> float:
-        """By what to multiply a prediction so that it is right on average.
+        """Return the factor on a prediction that makes it right on average.
 
         The median of measured over predicted time of the last steps of this kind, within the same
         limits as the margin; the margin itself while too few were measured.

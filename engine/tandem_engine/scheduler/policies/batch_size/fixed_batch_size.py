@@ -12,4 +12,4 @@ class FixedBatchSize:
         return BatchLimits(schedule.max_batch_size, schedule.prefill_rows)
 
     def observe_decode(self, latency_s: float, batch_size: int) -> None:
-        """Nothing: the values are settings."""
+        """Ignore the step: the values are settings."""

@@ -33,7 +33,7 @@ class PredictedBatchSize:
         return BatchLimits(size, min(schedule.prefill_rows, size))
 
     def observe_decode(self, latency_s: float, batch_size: int) -> None:
-        """Nothing: the model learns where all steps are seen."""
+        """Ignore the step: the model learns elsewhere, from all steps."""
 
     def _rows_in_time(self, view: BatchSizeView) -> float:
         prices, knee = self._model.coefficients, self._model.knee

@@ -33,7 +33,7 @@ class Bounded:
 
 
 def bounded(order: Order) -> Order:
-    """The order, with a bound where newcomers may go before others without end.
+    """The order, with a bound where new sequences may go before others for ever.
 
     An order that is strict on purpose (by priority, by the length of the prompt) stays as it is.
     """

@@ -19,7 +19,7 @@ class Order(Protocol):
     size could pass it over for ever."""
 
     def key(self, sequence: Sequence) -> Key:
-        """The smaller goes first; no two sequences have the same."""
+        """Return its key: the smaller goes first; no two sequences have the same."""
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ class PrefillFirst:
         return "decode" if is_short else "prefill"
 
     def observe(self, stage: Stage, load: StepLoad, seconds: float) -> None:
-        """Nothing: the choice knows no times of steps."""
+        """Ignore the step: the choice does not depend on times."""
 
 
 def is_ripe(view: StageView, schedule: ScheduleConfig) -> bool:

@@ -33,4 +33,4 @@ class ThroughputFirst:
         return "prefill"
 
     def observe(self, stage: Stage, load: StepLoad, seconds: float) -> None:
-        """Nothing: the times of the formula are settings."""
+        """Ignore the step: the times of the formula are settings."""

@@ -126,10 +126,10 @@ class SplitFuse:
     def _is_splitting(self, step: StepBuilder) -> bool:
         """Apply splitStartBatchSize and splitStartType; a latency target always splits.
 
-        MindIE up to 2.3 documents the gate, but neither what exactly it counts nor how a prompt
-        that is not cut goes together with the token budget. The reading here is ours: it counts
-        the rows of the step; before the gate opens, whole prompts share maxPrefillTokens; after
-        it, one that splitType spares begins only while the step has tokens left.
+        MindIE up to 2.3 documents the parameters, but neither what exactly they count nor how a
+        prompt that is not cut combines with the token budget. Here they count the rows of the
+        step; before cutting starts, whole prompts share maxPrefillTokens; after it, a prompt that
+        splitType spares begins only while the step has tokens left.
         """
         return self._context.always_splits or self._split_start.is_reached(
             step.schedule, len(step.rows)
@@ -147,7 +147,7 @@ class SplitFuse:
         return sequence.num_uncomputed if sequence.num_uncomputed <= whole else 0
 
     def _share(self, step: StepBuilder, left: int, *, sharers: int) -> int:
-        """prefillChunkSize; absent: an even share of what is left, in whole tiles."""
+        """Return prefillChunkSize; absent: an even share of the tokens left, in whole tiles."""
         limit = step.schedule.split_fuse.largest_chunk
         if limit is not None:
             return min(left, limit)

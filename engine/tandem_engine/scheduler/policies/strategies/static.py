@@ -1,7 +1,7 @@
 """strategy static: maxBatchSize requests form a batch, and all of them end before the next forms.
 
-For offline work. Without company a request would wait for ever, so maxFirstTokenWaitTime ends the
-wait; nothing else does.
+For offline work. A request that stays alone would wait for ever, so maxFirstTokenWaitTime ends
+the wait; nothing else does.
 """
 
 from math import inf
