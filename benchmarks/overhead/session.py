@@ -147,7 +147,7 @@ class _Bench:
         scheduler, runner = engine._scheduler, engine._runner
         profiler.time_loop(loop, "_step")
         profiler.time_calls(scheduler, "schedule", "schedule")
-        profiler.time_calls(scheduler, "schedule_ahead", "schedule")
+        profiler.time_calls(scheduler, "schedule_async", "schedule")
         profiler.time_calls(scheduler, "complete", "complete")
         profiler.time_calls(runner, "prepare", "batch")
         profiler.time_calls(runner, "sample", "sample")

@@ -18,10 +18,10 @@ from typing import Final
 from benchmarks.serving.statistics import percentile
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.front.gc_threshold import raise_gc_threshold
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.records import Records
+from tandem_engine.scheduler.records.records import Records
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 
@@ -82,7 +82,7 @@ class Setting:
         """A target that the load meets."""
         if not self.has_slo:
             return Slo()
-        return Slo(ttft=LatencyPromise(target="5s"), tpot=LatencyPromise(target="100ms"))
+        return Slo(ttft=LatencyTarget(target="5s"), tpot=LatencyTarget(target="100ms"))
 
 
 SETTINGS: Final = (

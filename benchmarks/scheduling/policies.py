@@ -7,7 +7,7 @@ from typing import Final
 from benchmarks.serving.errors import WrongUsage
 from benchmarks.serving.settings import LatencyTargets
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 
 STATIC_CHUNKS: Final = (64, 128, 256, 512, 1024, 2048)
 CEILING: Final = 2048
@@ -59,8 +59,8 @@ def parse_targets(text: str) -> LatencyTargets:
         ) from None
 
 
-def _latency(milliseconds: float | None) -> LatencyPromise | None:
-    return None if milliseconds is None else LatencyPromise(target=f"{milliseconds:g}ms")
+def _latency(milliseconds: float | None) -> LatencyTarget | None:
+    return None if milliseconds is None else LatencyTarget(target=f"{milliseconds:g}ms")
 
 
 def _schedule(chunk: int) -> ScheduleConfig:

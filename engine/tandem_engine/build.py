@@ -29,7 +29,7 @@ from tandem_engine.kvcache.capacity import (
     size_by_memory,
     size_host,
 )
-from tandem_engine.kvcache.fit import Fit, Room, Wish, fit
+from tandem_engine.kvcache.fit import Fit, ReplicaMemory, Requirements, fit
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
@@ -76,11 +76,11 @@ def build_engine(
     report(runtime.set_num_threads(config.num_threads))
     process = runtime.memory().used
     decoder = _load(config, runtime, max_positions, report)
-    room = _room(config, runtime, process=process)
-    fitted = _fit(config, decoder, runtime, room, report)
+    memory = _memory(config, runtime, process=process)
+    fitted = _fit(config, decoder, runtime, memory, report)
     runtime.begin_steps()
-    capacity = _capacity(config, decoder, room, fitted)
-    num_host_blocks = _num_host_blocks(config, decoder, room, capacity)
+    capacity = _capacity(config, decoder, memory, fitted)
+    num_host_blocks = _num_host_blocks(config, decoder, memory, capacity)
     chosen = list(_chosen(config.schedule, max_positions, fitted))
     limits = _limits(config, decoder, capacity, fitted)
     config = config.model_copy(update={"schedule": in_force(config.schedule, limits, config.slo)})
@@ -172,10 +172,10 @@ def _progress_line(done: int, total: int) -> str:
     return f"Loading weights {bar} {100 * done // total} % of {total / _MIB:.1f} MiB"
 
 
-def _room(config: EngineConfig, runtime: DeviceRuntime, *, process: int) -> Room:
+def _memory(config: EngineConfig, runtime: DeviceRuntime, *, process: int) -> ReplicaMemory:
     """The memory, when the weights are in it and nothing else is."""
     memory = runtime.memory()
-    return Room(
+    return ReplicaMemory(
         total=memory.total,
         process=process,
         weights=memory.used - process,
@@ -186,9 +186,13 @@ def _room(config: EngineConfig, runtime: DeviceRuntime, *, process: int) -> Room
 
 
 def _fit(
-    config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, room: Room, report: Report
+    config: EngineConfig,
+    decoder: Decoder,
+    runtime: DeviceRuntime,
+    memory: ReplicaMemory,
+    report: Report,
 ) -> Fit:
-    """What fits into `room`, by steps that are measured; what is asked for, if blocks are given."""
+    """Fit the settings into `memory` by measured steps; take them as given where blocks are."""
     schedule = config.schedule
     if config.num_kv_blocks is not None:
         return Fit(
@@ -204,7 +208,7 @@ def _fit(
         block_size=schedule.cache_block_size,
         kv_dtype=_kv_dtype(config, decoder),
     )
-    wish = Wish(
+    required = Requirements(
         schedule=schedule,
         model_limit=decoder.max_positions,
         max_seq_len=config.max_seq_len,
@@ -213,10 +217,10 @@ def _fit(
         vocab_size=shape.vocab_size,
         kv_bytes_per_token=shape.kv_bytes_per_token,
     )
-    fitted = fit(wish, room, cost)
+    fitted = fit(required, memory, cost)
     report(
-        f"Memory: {in_gib(room.total)}, of which the process takes {in_gib(room.process)}, weights "
-        f"{in_gib(room.weights)} and the largest step {in_gib(fitted.step)} "
+        f"Memory: {in_gib(memory.total)}, of which the process takes {in_gib(memory.process)}, "
+        f"weights {in_gib(memory.weights)} and the largest step {in_gib(fitted.step)} "
         f"({fitted.step_tokens} tokens, {fitted.max_batch_size} rows)"
     )
     return fitted
@@ -230,7 +234,9 @@ def _chosen(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[
         yield f"maxBatchSize {fitted.max_batch_size} of {asked.max_batch_size}"
 
 
-def _capacity(config: EngineConfig, decoder: Decoder, room: Room, fitted: Fit) -> Capacity:
+def _capacity(
+    config: EngineConfig, decoder: Decoder, memory: ReplicaMemory, fitted: Fit
+) -> Capacity:
     block_size = config.schedule.cache_block_size
     shape = _shape(config, decoder)
     if config.num_kv_blocks is not None:
@@ -243,14 +249,14 @@ def _capacity(config: EngineConfig, decoder: Decoder, room: Room, fitted: Fit) -
             block_size=block_size,
             max_seq_len=fitted.max_seq_len,
             gib=config.npu_mem_size,
-            available=room.left,
+            available=memory.left,
             activations=fitted.step,
         )
     return size_by_memory(
         shape,
         block_size=block_size,
         max_seq_len=fitted.max_seq_len,
-        available=room.left,
+        available=memory.left,
         activations=fitted.step,
     )
 
@@ -274,7 +280,9 @@ def _shape(config: EngineConfig, decoder: Decoder) -> ModelShape:
     )
 
 
-def _num_host_blocks(config: EngineConfig, decoder: Decoder, room: Room, capacity: Capacity) -> int:
+def _num_host_blocks(
+    config: EngineConfig, decoder: Decoder, memory: ReplicaMemory, capacity: Capacity
+) -> int:
     """Blocks for sequences that are swapped out: cpuMemSize."""
     if config.num_host_blocks is not None:
         return config.num_host_blocks
@@ -284,7 +292,7 @@ def _num_host_blocks(config: EngineConfig, decoder: Decoder, room: Room, capacit
         shape,
         block_size=capacity.block_size,
         gib=config.cpu_mem_size,
-        available=room.left + room.host - taken,
+        available=memory.left + memory.host - taken,
     )
 
 

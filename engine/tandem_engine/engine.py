@@ -1,7 +1,7 @@
 """The step loop's body: schedule → run → complete. Pure but for the runner it is given.
 
-Where nothing speaks against it (`Scheduler.may_go_ahead`) it is one step ahead: the next step is
-made and handed in while one is computed, so that the device has no gap between the two.
+With async scheduling, the next step is made and handed in while one is computed, so that the device
+has no gap between the two; `Scheduler.can_schedule_async` says when it may be.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Flight, Runner, Step, StepResult
-from tandem_engine.scheduler.records import Records, StepRecord
+from tandem_engine.scheduler.records.records import Records, StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]
@@ -20,17 +20,17 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What one step came to."""
+    """The outcome of one step."""
 
     step: Step
     advances: list[Advance] = field(default_factory=list)
     """Sequences that got tokens."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Sequences that died in this step → why; their blocks are free again."""
+    """Sequences that failed in this step → the cause; their blocks are free again."""
     expired: Sequence[str] = ()
     """Sequences that were not in this step because their deadline was over; they are forgotten."""
     record: StepRecord | None = None
-    """What it was made of, and how long it took."""
+    """Its inputs and its duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _OnDemand:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A step that could not even be handed in; a `Flight`."""
+    """A step that could not be submitted; a `Flight`."""
 
     error: Exception
     has_failed = True
@@ -73,25 +73,25 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._ahead: _Launched | None = None
+        self._next: _Launched | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether anybody runs or waits, or a step is computed that nobody needs any more."""
-        return self._ahead is not None or self._scheduler.has_work
+        """True while a request runs or waits, or a step is still computed."""
+        return self._next is not None or self._scheduler.has_work
 
     @property
     def wake_at(self) -> float:
-        """Seconds; after an empty step, when the next one may have somebody in it."""
+        """Seconds; after an empty step, the time at which the next one may have rows."""
         return self._scheduler.wake_at
 
     @property
     def records(self) -> Records:
-        """What the last steps did, and why."""
+        """Records of the last steps."""
         return self._scheduler.records
 
     def can_ever_hold(self, request: Request) -> bool:
-        """Whether the KV blocks suffice for a request, were it alone."""
+        """Return True if the KV blocks suffice for a request that runs alone."""
         return self._scheduler.can_ever_hold(request)
 
     def add(self, request: Request) -> None:
@@ -115,19 +115,19 @@ class Engine:
         self._forget()
 
     def step(self, clock: Clock) -> Progress:
-        """Compute one step, which may be empty while requests wait for company.
+        """Compute one step, which may be empty while a batch forms.
 
-        A step that raises takes down the sequences that were in it, and those whose blocks it was
-        to move, with the cause; no other.
+        A step that raises fails the sequences in it and those whose blocks it was to move, with the
+        cause, and no other.
 
         Args:
-            clock: Tells the time, in seconds; that of `Request.arrived`.
+            clock: Returns the time in seconds; the clock of `Request.arrived`.
         """
         now = clock()
         expired = self._expire(now)
-        current = self._ahead or self._launch(self._scheduler.schedule(now))
-        # Nobody can count on the tokens of a step that has come to nothing.
-        self._ahead = None if current.flight.has_failed else self._go_ahead(now)
+        current = self._next or self._launch(self._scheduler.schedule(now))
+        # No step can count on the tokens of one that has failed.
+        self._next = None if current.flight.has_failed else self._launch_next(now)
         try:
             result = current.flight.result()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
@@ -144,8 +144,8 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Compute nothing any more; what was handed in ahead of time is dropped."""
-        self._ahead = None
+        """Stop computing; a step that was submitted ahead of time is dropped."""
+        self._next = None
         self._runner.close()
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
@@ -167,15 +167,15 @@ class Engine:
         return expired
 
     def _launch(self, step: Step) -> _Launched:
-        """Begin to compute a step, if it need not be waited for; else it begins when it is."""
+        """Submit a step if the next may be scheduled meanwhile; else compute it on demand."""
         record = self._scheduler.records.last
-        if not self._scheduler.may_go_ahead:
+        if not self._scheduler.can_schedule_async:
             return _Launched(step, record, _OnDemand(self._runner, step))
         return _Launched(step, record, self._submit(step))
 
-    def _go_ahead(self, now: float) -> _Launched | None:
-        """Hand in the next step while the newest one is computed; None: it has to wait."""
-        step = self._scheduler.schedule_ahead(now)
+    def _launch_next(self, now: float) -> _Launched | None:
+        """Submit the next step while the newest one is computed; None: it has to wait."""
+        step = self._scheduler.schedule_async(now)
         if step is None:
             return None
         return _Launched(step, self._scheduler.records.last, self._submit(step))
@@ -183,7 +183,7 @@ class Engine:
     def _submit(self, step: Step) -> Flight:
         try:
             return self._runner.submit(step)
-        except Exception as error:  # noqa: BLE001 - it is the step's, and told when its turn comes
+        except Exception as error:  # noqa: BLE001 - it is the step's, and raised in its turn
             return _Failed(error)
 
     def _forget(self) -> None:
@@ -192,7 +192,7 @@ class Engine:
 
 
 def _lost_with(step: Step, error: Exception) -> dict[str, str]:
-    """Who is lost with a step of which nobody knows whether its copies were made, and why."""
+    """Return the sequences lost with a step whose copies may not be made, each with the cause."""
     cause = f"{type(error).__name__}: {error}"
     moved = f"its KV blocks were lost with a step that failed: {cause}"
     return {**dict.fromkeys(step.moved, moved), **dict.fromkeys(step.sequence_ids, cause)}

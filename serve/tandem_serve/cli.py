@@ -239,7 +239,7 @@ def chat(
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\ntandem steps\n\ntandem steps tiny --once\n\n"
-    "tandem steps --follow --json | jq .held_up.text\n\n"
+    "tandem steps --follow --json | jq .blocked_by.text\n\n"
     "tandem steps --url http://10.0.0.7:8000 -n 40"
 )
 def steps(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem_engine.api.request import Request
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.text.codec import load_codec
 from tests.integration.bench import (
     BLOCK_SIZE,
@@ -75,7 +75,7 @@ def test_no_strategy_needs_the_prefix_cache(name: str) -> None:
 
 
 def test_a_budget_chosen_by_promised_latencies_gives_the_same_tokens() -> None:
-    slo = Slo(ttft=LatencyPromise(target="100ms"), tpot=LatencyPromise(target="6ms"))
+    slo = Slo(ttft=LatencyTarget(target="100ms"), tpot=LatencyTarget(target="6ms"))
 
     outcome = Bench(mixed(512), slo=slo).run(crowd(), apart=2)
 
@@ -114,7 +114,7 @@ def test_swaps_and_recomputes_in_one_round_say_the_same_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["continuous", "splitfuse, 48 tokens"])
-def test_without_eviction_nobody_loses_its_blocks_and_all_say_the_same(name: str) -> None:
+def test_without_eviction_none_loses_its_blocks_and_all_say_the_same(name: str) -> None:
     schedule = SCHEDULES[name].model_copy(update={"no_evict": True})
 
     outcome = run(schedule, crowd(), num_blocks=SCARCE)
@@ -222,7 +222,7 @@ def test_tenants_with_different_salts_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_one_step_ahead_every_strategy_gives_the_same_tokens(name: str) -> None:
+def test_with_async_scheduling_every_strategy_gives_the_same_tokens(name: str) -> None:
     outcome = run(with_async_scheduling(SCHEDULES[name]), crowd())
 
     assert_same(outcome, truth())
@@ -230,7 +230,7 @@ def test_one_step_ahead_every_strategy_gives_the_same_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_one_step_ahead_with_few_blocks_and_arrivals_one_by_one(name: str) -> None:
+def test_with_async_scheduling_with_few_blocks_and_arrivals_one_by_one(name: str) -> None:
     bench = Bench(with_async_scheduling(SCHEDULES[name]), num_blocks=SCARCE)
     outcome = bench.run(crowd(), apart=2)
 
@@ -238,7 +238,7 @@ def test_one_step_ahead_with_few_blocks_and_arrivals_one_by_one(name: str) -> No
     assert all_free(outcome.stats)
 
 
-def test_one_step_ahead_answers_end_where_they_would() -> None:
+def test_with_async_scheduling_answers_end_where_they_would() -> None:
     """They end by a token that the next step does not know of yet."""
     asked = [
         replace(one, sampling=replace(one.sampling, logit_bias={}), stop_token_ids=frozenset({END}))
@@ -253,7 +253,7 @@ def test_one_step_ahead_answers_end_where_they_would() -> None:
     assert all_free(outcome.stats)
 
 
-def test_one_step_ahead_choices_are_the_same() -> None:
+def test_with_async_scheduling_choices_are_the_same() -> None:
     outcome = run(with_async_scheduling(SCHEDULES["splitfuse, 48 tokens"]), choices_of(41))
 
     assert_same(outcome, choices_said())

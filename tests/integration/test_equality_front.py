@@ -231,7 +231,7 @@ async def test_outputs_that_are_held_back_have_the_same_tokens(expected_ms: int)
         assert num_outputs == 1 or expected_ms == 1
 
 
-async def test_one_step_ahead_through_the_front_the_tokens_are_the_same_and_all_is_given_back() -> (
+async def test_with_async_scheduling_the_front_gives_the_same_tokens_and_all_is_given_back() -> (
     None
 ):
     schedule = SCHEDULES["splitfuse, 48 tokens"]

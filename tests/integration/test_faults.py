@@ -54,7 +54,7 @@ def schedule(**values: Any) -> ScheduleConfig:
 
 SCHEDULES = {
     "in turn": schedule(),
-    "one ahead": schedule(async_scheduling_enable=True),
+    "async": schedule(async_scheduling_enable=True),
 }
 
 
@@ -183,7 +183,7 @@ class Outcome:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     num_failing: int = 0
-    """Steps in which somebody failed."""
+    """Steps in which a sequence failed."""
 
 
 def run(engine: Engine, faults: Faults | None) -> Outcome:
@@ -193,7 +193,7 @@ def run(engine: Engine, faults: Faults | None) -> Outcome:
         engine.add(one)
     while engine.has_work:
         steps += 1
-        assert steps < 2000, "nobody moves on"
+        assert steps < 2000, "no sequence moves on"
         if faults is not None:
             faults.step = steps
         progress = engine.step(partial(float, now))
@@ -279,7 +279,7 @@ def test_the_crowd_loses_blocks_shares_them_and_forks(decoder: Decoder, name: st
     assert stats.num_preemptions > stats.num_swaps
     assert stats.num_hit_tokens > 0
     assert any(place.copies for place in faults.places)
-    assert any(not place.is_engine_thread for place in faults.places) == (name == "one ahead")
+    assert any(not place.is_engine_thread for place in faults.places) == (name == "async")
 
 
 @pytest.mark.parametrize(

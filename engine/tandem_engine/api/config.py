@@ -207,8 +207,8 @@ class ScheduleConfig(Model):
     async_scheduling_enable: bool = False
     """Prepare the next step while one is computed; its tokens are put in on the device. MindIE has
     the variable MINDIE_ASYNC_SCHEDULING_ENABLE for it. A request that ends by an end token or a
-    stop string is computed once more in vain. Steps with beams, with drafts, or in which somebody
-    loses blocks are waited for."""
+    stop string is computed once more, and the result is discarded. A step waits for the one before
+    it where there are beams or drafts, or where it would preempt."""
 
     split_fuse: SplitFuseConfig = SplitFuseConfig()
     """SplitFuse, the way templateType Mix shares steps."""
@@ -267,7 +267,7 @@ class ScheduleConfig(Model):
     @model_validator(mode="after")
     def _fits_batch_size(self) -> Self:
         # A default that is too large for a small maxBatchSize is lowered where it is used;
-        # only a value that somebody wrote is refused.
+        # only a value that is given is refused.
         for name in ("max_prefill_batch_size", "max_preempt_count", "max_n"):
             if name in self.model_fields_set:
                 self._at_most_batch_size(to_camel(name), getattr(self, name) or 0)
@@ -295,7 +295,7 @@ class ScheduleConfig(Model):
 
     @property
     def is_split_fuse(self) -> bool:
-        """Whether decodes and prompt chunks share steps."""
+        """True if decodes and prompt chunks share steps."""
         return self.template_type == "Mix"
 
     @property
@@ -305,7 +305,7 @@ class ScheduleConfig(Model):
 
     @property
     def cuts_prompts(self) -> bool:
-        """Whether a prompt may be larger than a step."""
+        """True if a prompt may be larger than a step."""
         return self.batching in {"chunked", "splitfuse"}
 
     @property
@@ -328,11 +328,6 @@ class ScheduleConfig(Model):
     def split_start_rows(self) -> int:
         """Rows from which prompts are cut: splitStartBatchSize, never over maxBatchSize."""
         return min(self.split_fuse.split_start_batch_size, self.max_batch_size)
-
-    @property
-    def long_prefills(self) -> int:
-        """Long prompts in progress at once: never more than prompts in progress at all."""
-        return self.split_fuse.long_prefills
 
     @property
     def largest_step(self) -> int:
@@ -389,13 +384,13 @@ class EngineConfig(Model):
     """How requests share steps."""
 
     slo: Slo = Slo()
-    """The latencies that are promised; with one, the budget of every step is chosen by it."""
+    """The latency targets; with one, the budget of every step is chosen by it."""
 
     @model_validator(mode="after")
-    def _swaps_have_a_place(self) -> Self:
+    def _swaps_have_blocks(self) -> Self:
         count = self.schedule.max_preempt_count
-        place = self.cpu_mem_size if self.num_host_blocks is None else self.num_host_blocks
-        if count and not place:
+        blocks = self.cpu_mem_size if self.num_host_blocks is None else self.num_host_blocks
+        if count and not blocks:
             raise ValueError(swap_without_memory("schedule.maxPreemptCount", count, "cpuMemSize"))
         return self
 

@@ -64,7 +64,7 @@ class EngineStopped(EngineError):
 
 
 def _one_line(message: str) -> str:
-    """What cannot be shown is written as in Python; the middle of a long text is left out."""
+    """Escape unprintable characters as Python does, and cut the middle out of a long text."""
     half = _LONGEST_MESSAGE // 2
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[:half]} … {message[-half:]}"

@@ -14,7 +14,7 @@ from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What one replica can hold; fixed when it starts."""
+    """Limits of one replica; fixed when it starts."""
 
     max_seq_len: int
     """Prompt and output of one request together, in tokens."""
@@ -79,11 +79,11 @@ class OutputStream(Protocol):
 
 
 class EngineFront(Protocol):
-    """What the server may ask of a running engine; all methods are called on one event loop."""
+    """Interface of a running engine to the server; all methods are called on one event loop."""
 
     @property
     def limits(self) -> EngineLimits:
-        """What the replica can hold."""
+        """Limits of the replica."""
 
     @property
     def codec(self) -> TextCodec:
@@ -130,12 +130,12 @@ class EngineFront(Protocol):
     def steps(
         self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
     ) -> Sequence[StepExplanation]:
-        """What the last steps did and why, oldest first; from any thread.
+        """Explain the last steps, oldest first; from any thread.
 
         Args:
-            since: The first number that is of interest.
+            since: The first number to return.
             limit: Steps at most; the newest ones that are kept.
-            with_decodes: List the rows that decode, and do not only count them.
+            with_decodes: List the decode rows; False: count them only.
         """
 
     def metrics(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What the engine gives back: pieces of text with the tokens that they came from."""
+"""Outputs of the engine: pieces of text with the tokens that they came from."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What one step (or several, if the reader was slow) added to one choice of a request."""
+    """New text and tokens of one choice, from one step or several if the reader was slow."""
 
     index: int
     """Choice, 0 … n−1."""
@@ -40,14 +40,14 @@ class EngineStats:
     num_running: int
     """Sequences that hold KV blocks."""
     num_waiting: int
-    """Sequences that wait for KV blocks or a place in the batch."""
+    """Sequences that wait for KV blocks or a row of the batch."""
     num_kv_blocks: int
     num_free_kv_blocks: int
-    """Blocks that nobody holds, those that are kept for their content included."""
+    """Blocks without a holder, those that are cached for their content included."""
     num_preemptions: int
     """Times that a sequence lost its blocks, since the start."""
     num_swapped: int = 0
-    """Sequences whose blocks stand in host memory."""
+    """Sequences whose blocks are in host memory."""
     num_cached_kv_blocks: int = 0
     """Free blocks that are kept for their content."""
     num_host_blocks: int = 0
@@ -61,4 +61,4 @@ class EngineStats:
     num_evicted_blocks: int = 0
     """Cached blocks that were given away, since the start."""
     tpot_pace: float | None = None
-    """Share of the promised TPOT that decode rows are paced by; None: none is promised."""
+    """Share of the TPOT target that decode rows are paced by; None: there is no target."""

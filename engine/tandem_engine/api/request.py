@@ -1,4 +1,4 @@
-"""What a caller asks of the engine: one prompt and how to sample its continuation."""
+"""Requests to the engine: one prompt and the sampling of its continuation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,14 +50,14 @@ _EARLY_STOPPING: Final = (False, True, "never")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to turn logits into tokens, and when to stop. Ranges are MindIE's.
+    """The sampling of tokens from logits, and its end. Ranges are MindIE's.
 
     Raises:
         InvalidParameter: a value is out of its range.
     """
 
     max_tokens: int
-    """Output tokens at most; the engine lowers it to maxIterTimes and to the room in maxSeqLen."""
+    """Output tokens at most; the engine lowers it to maxIterTimes and to what maxSeqLen leaves."""
     min_tokens: int = 0
     """Output tokens before an end token or stop id may come. A stop string that ends within them
     is text like any other, as in vLLM; one that ends later may begin within them."""
@@ -195,7 +195,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the likeliest token is always taken."""
         return self.temperature < GREEDY_BELOW
 
 
@@ -240,7 +240,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int
-    """Output tokens at most: the least of max_tokens, maxIterTimes and the room in maxSeqLen."""
+    """Output tokens at most: the least of max_tokens, maxIterTimes and what maxSeqLen leaves."""
     stop_token_ids: frozenset[int] = frozenset()
     """All ids that end it: the caller's and, unless ignore_eos, the model's end tokens."""
     seeds: tuple[int, ...] = (0,)

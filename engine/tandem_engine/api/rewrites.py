@@ -1,8 +1,8 @@
-"""What MindIE makes of a schedule when it starts, told instead of done in silence.
+"""The rewrites that MindIE makes of a schedule when it starts, each with a sentence.
 
-`resolve_schedule` fills in what follows from the schedule alone; the manifest's two readers, the
-operator and `tandem apply`, compare schedules by it. `rewrite` adds what follows from the model's
-lengths, which only a replica knows. Both give a schedule back that reads in as itself.
+`resolve_schedule` fills in the defaults that depend on the schedule alone; the manifest's two
+readers, the operator and `tandem apply`, compare schedules by it. `rewrite` adds those that depend
+on the model's lengths, which only a replica knows. Both return a schedule that reads in as itself.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.slo import Slo
 
 LEFT_TO_REPLICA: Final = ("max_batch_size", "max_iter_times")
-"""Fields that a replica may choose where nobody wrote them: by its memory, by its maxSeqLen."""
+"""Fields that a replica chooses where the manifest leaves them out: by memory, by maxSeqLen."""
 
 
 def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
-    """`schedule` with every default that depends on another field filled in.
+    """Return `schedule` with every default that depends on another field filled in.
 
     Two schedules that mean the same resolve to the same value, so that writing a default down is
     no change. Older names give way to newer ones: supportSelectBatch to stageSelectPolicy.
@@ -48,25 +48,25 @@ def resolve_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
 
 
 def schedule_document(schedule: ScheduleConfig) -> dict[str, Any]:
-    """`schedule` under its outside names, without what is left to the replica."""
+    """Return `schedule` under its outside names, without the fields left to the replica."""
     document = schedule.document()
     for name in _open_fields(schedule):
         del document[to_camel(name)]
     return document
 
 
-def keep_promises(
+def with_slo_defaults(
     schedule: ScheduleConfig, slo: Slo, *, max_seq_len: int | None = None
 ) -> ScheduleConfig:
-    """`schedule` with defaults that let promised latencies be kept, where nobody wrote others.
+    """Return `schedule` with the defaults that latency targets need, where it leaves fields out.
 
-    With a promise, templateType is Mix, as only there steps have a budget and prompts an order;
+    With a target, templateType is Mix, as only there steps have a budget and prompts an order;
     prompts are cut from the first row on; and answers may be as long as maxSeqLen. Without one,
     the defaults are MindIE's.
 
     Args:
-        schedule: as it was written; with a promise, nothing in it needs templateType Standard.
-        slo: the promises.
+        schedule: as it was written; with a target, nothing in it needs templateType Standard.
+        slo: the targets.
         max_seq_len: None: only the replica knows, which then fills maxIterTimes in.
     """
     if slo.is_given:
@@ -82,7 +82,7 @@ def keep_promises(
 def with_longest_output(
     schedule: ScheduleConfig, slo: Slo, *, max_seq_len: int | None
 ) -> ScheduleConfig:
-    """`schedule` with maxIterTimes filled in: 512, but with a promise maxSeqLen, if it is known."""
+    """Fill maxIterTimes in: 512, but with a latency target maxSeqLen, if it is known."""
     if "max_iter_times" in schedule.model_fields_set:
         return schedule
     longest = max_seq_len if slo.is_given else schedule.max_iter_times
@@ -90,7 +90,7 @@ def with_longest_output(
 
 
 def with_batch_size(schedule: ScheduleConfig, max_batch_size: int) -> ScheduleConfig:
-    """`schedule` with another maxBatchSize; what may not exceed it is lowered too."""
+    """Return `schedule` with another maxBatchSize; fields bounded by it are lowered too."""
     # The copy is not checked; resolving lowers what would be refused.
     return resolve_schedule(schedule.model_copy(update={"max_batch_size": max_batch_size}))
 
@@ -98,7 +98,7 @@ def with_batch_size(schedule: ScheduleConfig, max_batch_size: int) -> ScheduleCo
 def rewrite(
     schedule: ScheduleConfig, *, max_seq_len: int, max_input_token_len: int
 ) -> tuple[ScheduleConfig, tuple[str, ...]]:
-    """The schedule in force, and a sentence for each value that is not the one that was asked for.
+    """Return the schedule in force, and a sentence for each value that was changed.
 
     The rewrites are those of MindIE's loader, in its order: maxPrefillBatchSize, maxN and
     supportSelectBatch; maxPrefillTokens, where prompts are not cut, raised to the longest request;
@@ -129,7 +129,7 @@ def rewrite(
 
 
 class Consequence(NamedTuple):
-    """What follows from one value of the schedule, and users may not expect."""
+    """An effect of one value of the schedule that users may not expect."""
 
     field: str
     """Its outside name in the schedule."""
@@ -140,11 +140,11 @@ class Consequence(NamedTuple):
 def consequences(
     schedule: ScheduleConfig, slo: Slo, *, max_seq_len: int | None = None
 ) -> Iterator[Consequence]:
-    """What follows from values, most of them MindIE's defaults, and may surprise users.
+    """Yield effects of values, most of them MindIE's defaults, that may surprise users.
 
     Args:
         schedule: with all that is known filled in.
-        slo: the promises.
+        slo: the targets.
         max_seq_len: None: it is not known yet.
     """
     output = schedule.max_iter_times
@@ -161,7 +161,7 @@ def consequences(
         yield Consequence(
             "splitFuse.splitStartBatchSize",
             f"splitFuse.splitStartBatchSize is {rows}: with fewer sequences in the batch prompts "
-            f"are not cut, and everybody waits for one of up to maxPrefillTokens "
+            f"are not cut, and all requests wait for one of up to maxPrefillTokens "
             f"{schedule.max_prefill_tokens}; lower it to 0 to cut all of them.",
         )
 
@@ -187,6 +187,6 @@ def _open_fields(schedule: ScheduleConfig) -> Iterator[str]:
 
 
 def _written(schedule: ScheduleConfig) -> dict[str, Any]:
-    """All fields but those that are left to the replica."""
+    """Return all fields but those that are left to the replica."""
     left = set(_open_fields(schedule))
     return {name: value for name, value in schedule if name not in left}

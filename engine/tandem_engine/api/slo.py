@@ -1,4 +1,4 @@
-"""The latencies that a service promises."""
+"""Service level objectives: the latency targets of a service."""
 
 import re
 from decimal import Decimal
@@ -12,7 +12,7 @@ _DURATION: Final = re.compile(r"(?P<number>[0-9]{1,7}(\.[0-9]{1,3})?)(?P<unit>ms
 _SECONDS: Final = {"ms": 0.001, "s": 1.0}
 
 
-class LatencyPromise(Model):
+class LatencyTarget(Model):
     """A latency that a share of all requests stays below."""
 
     percentile: Annotated[int, Field(ge=1, le=99)] = 90
@@ -36,36 +36,36 @@ class LatencyPromise(Model):
         return seconds(self.target)
 
     def resolved(self) -> Self:
-        """The same promise in milliseconds: 0.5s and 500ms are written alike."""
+        """Return the same target in milliseconds: 0.5s and 500ms are written alike."""
         return self.model_copy(update={"target": _in_milliseconds(self.target)})
 
 
 class Slo(Model):
-    """The latencies that are promised to every request."""
+    """The latency targets of every request."""
 
-    ttft: LatencyPromise | None = None
+    ttft: LatencyTarget | None = None
     """From the arrival of a request to its first token."""
 
-    tpot: LatencyPromise | None = None
+    tpot: LatencyTarget | None = None
     """From token to token, as a mean over each request."""
 
     @property
     def is_given(self) -> bool:
-        """Whether any latency is promised."""
+        """True if there is any latency target."""
         return self.ttft is not None or self.tpot is not None
 
     @property
     def ttft_s(self) -> float | None:
-        """The promised TTFT in seconds; None: there is none."""
+        """The TTFT target in seconds; None: there is none."""
         return None if self.ttft is None else self.ttft.target_s
 
     @property
     def tpot_s(self) -> float | None:
-        """The promised TPOT in seconds; None: there is none."""
+        """The TPOT target in seconds; None: there is none."""
         return None if self.tpot is None else self.tpot.target_s
 
     def resolved(self) -> Self:
-        """The same promises, each in milliseconds."""
+        """Return the same targets, each in milliseconds."""
         return self.model_copy(
             update={
                 "ttft": self.ttft and self.ttft.resolved(),
@@ -75,7 +75,7 @@ class Slo(Model):
 
 
 def seconds(duration: str) -> float:
-    """A duration as seconds.
+    """Return a duration in seconds.
 
     Raises:
         ValueError: it is none.

@@ -1,4 +1,4 @@
-"""The currency of the step loop: what to compute, and what came of it."""
+"""The data of the step loop: a step to compute, and its result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class BlockCopy(NamedTuple):
 
 
 class BeamMove(NamedTuple):
-    """What one beam has become: another beam's tokens (or its own) and one more."""
+    """The move of one beam: it takes another beam's tokens (or its own) and one more."""
 
     parent: str
     """Id of the sequence whose tokens it takes over, as they were before the move."""
@@ -34,9 +34,9 @@ class Step:
     host, in from the host, and on the device, in this order. No block is the target of two copies,
     and none is read in a list after it was written in the same one.
 
-    The copies are a transaction of their own. Where they are made, a step that fails takes its rows
-    with it and nobody else; where they are not, or nobody knows, it takes `moved` too, whose blocks
-    hold the content of others then.
+    The copies are a transaction of their own. Where they are made, a step that fails loses its rows
+    alone; where they are not, or it is not known, it loses `moved` too, whose blocks then hold the
+    content of others.
     """
 
     sequence_ids: Sequence[str] = ()
@@ -44,7 +44,7 @@ class Step:
     num_tokens: Sequence[int] = ()
     """Tokens to compute now, drafts included."""
     starts: Sequence[int] = ()
-    """Tokens that stand in the KV cache already."""
+    """Tokens that are in the KV cache already."""
     block_tables: Sequence[Sequence[int]] = ()
     """Ids of KV blocks, in the order of the tokens. Rows share blocks that none of them writes."""
     num_decodes: int = 0
@@ -60,9 +60,9 @@ class Step:
     moved: Sequence[str] = ()
     """Sequences whose blocks the copies fill, and that are no rows: swapped out or in."""
     beam_moves: Mapping[str, BeamMove] = field(default_factory=dict)
-    """Sequence id → what it has become since the last step; all moves happen at once."""
+    """Sequence id → its move since the last step; all moves happen at once."""
     preempted: tuple[str, ...] = ()
-    """Sequences that lost their blocks in this round and wait to be computed again."""
+    """Sequences that lost their blocks in this step and wait to be computed again."""
 
     @property
     def total_tokens(self) -> int:
@@ -87,7 +87,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the runner made of a step.
+    """The runner's result of a step.
 
     A row yields when all its known tokens are computed. The row that completes the prompt of a
     request with several sequences yields the first token of each of them.
@@ -112,17 +112,17 @@ class Advance(NamedTuple):
 
 
 class Flight(Protocol):
-    """A step that was handed in and may still be computed."""
+    """A step that was submitted and may still be computed."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is known already to come to nothing, so that no step may count on it."""
+        """True if it is known to have failed, so that no step may count on its tokens."""
 
     def result(self) -> StepResult:
-        """Wait for what came of it.
+        """Wait for the result.
 
         An exception means that its copies may not be made: its rows are lost, and `Step.moved`. A
-        step that fails behind its copies tells so in `StepResult.failed`.
+        step that fails after its copies reports it in `StepResult.failed`.
         """
 
 
@@ -136,9 +136,9 @@ class Runner(Protocol):
         """Compute `step`; as to exceptions, see `Flight.result`."""
 
     def submit(self, step: Step) -> Flight:
-        """Begin to compute `step`, behind all that was handed in before; do not wait for it.
+        """Begin to compute `step`, after all that were submitted before; do not wait for it.
 
-        One step may be handed in while the one before it is computed, if the rows of that one yield
+        One step may be submitted while the one before it is computed, if the rows of that one yield
         one token each. Its rows then count on those tokens: the device puts them in.
         """
 

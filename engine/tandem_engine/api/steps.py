@@ -1,4 +1,4 @@
-"""What the last steps did and why, for people: plain data behind `GET /debug/steps`."""
+"""Explanations of the last steps for people: plain data behind `GET /debug/steps`."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -12,7 +12,7 @@ MAX_KEPT_STEPS: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowExplanation:
-    """What one sequence got from a step."""
+    """The row of one sequence in a step."""
 
     sequence_id: str
     kind: RowKind
@@ -30,7 +30,7 @@ class RowExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitExplanation:
-    """Why one sequence is not in a step."""
+    """The reason that one sequence is not in a step."""
 
     sequence_id: str | None
     """None: the first in line, whose id was not recorded."""
@@ -42,24 +42,24 @@ class WaitExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExplanation:
-    """One step: what it was given, who got it, and who did not."""
+    """One step: its budget, its rows, and the sequences that had to wait."""
 
     number: int
     """Steps before it, since the start of the engine; empty ones count."""
     started: float
-    """When: seconds since 1970, if whoever asked for it gave the clock's epoch."""
+    """Start in seconds since 1970, if the caller gave the clock's epoch."""
     seconds: float | None
-    """How long it took; None: it is still being computed."""
+    """Its duration; None: it is still being computed."""
     predicted_s: float | None
-    """How long it was expected to take; None: nothing was predicted."""
+    """Its predicted duration; None: nothing was predicted."""
     token_budget: int
-    """Tokens that it might have; 0: its strategy has no such limit."""
+    """Tokens that it may have; 0: its strategy has no such limit."""
     ceiling: int | None
     """The most that the budget may be (splitChunkTokens); None: there is no such bound."""
     num_decode_tokens: int
     num_prefill_tokens: int
     num_decodes: int
-    """Sequences that went on with their output; none and no chunk: it waited for company."""
+    """Sequences that went on with their output; none and no chunk: its batch was forming."""
     num_drafts: int
     """Tokens that drafts supplied."""
     rows: tuple[RowExplanation, ...]
@@ -68,14 +68,14 @@ class StepExplanation:
     """Sequences that lost their KV blocks, and what was computed with them."""
     swapped: tuple[str, ...]
     """Sequences whose KV blocks went to the host."""
-    held_up: WaitExplanation | None
-    """Why the first of those that wait was not taken; None: nobody else waits."""
+    blocked_by: WaitExplanation | None
+    """The reason that the first waiting sequence was not taken; None: none waits."""
     passed_over: tuple[WaitExplanation, ...]
     """Those that lost their turn while others did not."""
     num_waiting: int
     """Sequences without KV blocks, the first in line among them."""
     num_swapped: int
-    """Sequences whose KV blocks stand in host memory."""
+    """Sequences whose KV blocks are in host memory."""
 
     @property
     def num_tokens(self) -> int:

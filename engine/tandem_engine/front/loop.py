@@ -24,7 +24,7 @@ from tandem_engine.front.gc_threshold import raise_gc_threshold
 from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.front.pacer import Pacer
 from tandem_engine.front.stream import RequestStream
-from tandem_engine.scheduler.explain import explain
+from tandem_engine.scheduler.records.explain import explain
 
 _LOG = logging.getLogger(__name__)
 

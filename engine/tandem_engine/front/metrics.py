@@ -18,7 +18,7 @@ from tandem_engine.api.output import EngineStats
 from tandem_engine.front.histogram import Histogram
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.records import StepRecord
+from tandem_engine.scheduler.records.records import StepRecord
 
 _TTFT: Final = (
     0.001,

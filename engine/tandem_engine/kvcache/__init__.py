@@ -1,1 +1,1 @@
-"""Who holds which KV block: block ids only, no tensors."""
+"""The holders of KV blocks: block ids only, no tensors."""

@@ -1,13 +1,13 @@
-"""How many KV blocks a replica's memory holds; arithmetic only.
+"""The number of KV blocks that a replica's memory holds; arithmetic only.
 
     memory for KV blocks = memory of the replica - process - weights - largest step
     bytes of one token   = 2 · layers · KV heads · (head size · bytes of the type + of its scale)
     sequences at once    = blocks of that memory // blocks of one sequence of the longest length
 
-The 2 stands for keys and values. The number of KV heads is what tells MHA (as many as query
+The 2 stands for keys and values. The number of KV heads tells MHA (as many as query
 heads), GQA (fewer) and MQA (one) apart: Llama 3 with 8 KV heads for 32 query heads keeps four
 times as many tokens as Llama 2 in the same memory. Only a cache in 8 bits has scales, of 4 bytes:
-a head of 128 takes 132 bytes, and 256 in bfloat16, so there is room for 1.94 times as many blocks.
+a head of 128 takes 132 bytes, and 256 in bfloat16, so 1.94 times as many blocks fit.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What steps need beside weights and KV cache, in bytes; measured by `runner.profile`."""
+    """Memory of steps beside weights and KV cache, in bytes; measured by `runner.profile`."""
 
     fixed: int
     """Of any step, and what the first one sets up."""

@@ -1,4 +1,4 @@
-"""Which lengths and batch sizes a replica's memory holds: pure arithmetic.
+"""The lengths and batch sizes that a replica's memory holds: pure arithmetic.
 
     memory ≥ process + weights + largest step + KV cache + host blocks
 
@@ -8,7 +8,7 @@ kept, or refused with the sum. What it leaves open is the model's limit, and Min
 the memory holds them, and else:
 
 - maxBatchSize: as many rows as a quarter of what the weights leave holds, since a row costs a few
-  copies of its logits whether somebody is in it or not;
+  copies of its logits even while it is empty;
 - maxSeqLen: the longest of which one sequence fits into the rest.
 """
 
@@ -28,7 +28,7 @@ _MARGIN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ReplicaMemory:
     """A replica's memory, and what is in it before the first step; in bytes."""
 
     total: int
@@ -42,16 +42,16 @@ class Room:
 
     @property
     def left(self) -> int:
-        """What steps and KV cache may have."""
+        """Bytes left for steps and KV cache."""
         return self.total - self.process - self.weights - self.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is to fit."""
+class Requirements:
+    """The settings to fit; None leaves the choice to the replica."""
 
     schedule: ScheduleConfig
-    """Its maxBatchSize is the replica's to lower unless somebody wrote it."""
+    """The replica may lower its maxBatchSize unless the manifest gives it."""
     model_limit: int
     """Tokens that the model is made for."""
     max_seq_len: int | None
@@ -64,7 +64,7 @@ class Wish:
 
     @property
     def may_lower_rows(self) -> bool:
-        """Whether maxBatchSize is MindIE's default."""
+        """True if maxBatchSize is MindIE's default."""
         return "max_batch_size" not in self.schedule.model_fields_set
 
     @property
@@ -75,7 +75,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What fits."""
+    """The settings that fit."""
 
     max_seq_len: int
     max_batch_size: int
@@ -85,15 +85,15 @@ class Fit:
     """Tokens of it."""
 
 
-def fit(wish: Wish, room: Room, cost: StepCost) -> Fit:
-    """The largest maxSeqLen and maxBatchSize that `room` holds, where `wish` leaves them open.
+def fit(required: Requirements, memory: ReplicaMemory, cost: StepCost) -> Fit:
+    """Return the largest maxSeqLen and maxBatchSize that fit, where `required` leaves them open.
 
     Raises:
         ConfigError: what is given does not fit, or nothing does; the text has the sum, part by
             part, and what would do.
     """
-    sizes = _Sizes(wish, room, cost)
-    length, rows = wish.max_seq_len or wish.model_limit, wish.schedule.max_batch_size
+    sizes = _Sizes(required, memory, cost)
+    length, rows = required.max_seq_len or required.model_limit, required.schedule.max_batch_size
     if not sizes.fits(length, rows):
         length, rows = _largest_fit(sizes)
     return Fit(
@@ -105,33 +105,33 @@ def fit(wish: Wish, room: Room, cost: StepCost) -> Fit:
 
 
 def _largest_fit(sizes: "_Sizes") -> tuple[int, int]:
-    wish, room = sizes.wish, sizes.room
-    rows = wish.schedule.max_batch_size
-    if wish.may_lower_rows:
-        affordable = room.left // _ROWS_SHARE // max(1, sizes.cost.per_row)
+    required, memory = sizes.required, sizes.memory
+    rows = required.schedule.max_batch_size
+    if required.may_lower_rows:
+        affordable = memory.left // _ROWS_SHARE // max(1, sizes.cost.per_row)
         rows = max(1, min(rows, affordable))
-    length = wish.max_seq_len or sizes.longest(rows) or wish.shortest
-    if wish.may_lower_rows:
-        rows = sizes.most_rows(length) or rows
+    length = required.max_seq_len or sizes.longest(rows) or required.shortest
+    if required.may_lower_rows:
+        rows = sizes.max_rows(length) or rows
     if not sizes.fits(length, rows):
         raise ConfigError(sizes.refusal(length, rows))
     return length, rows
 
 
 class _Sizes:
-    """How large steps and sequences are."""
+    """Sizes of steps and sequences."""
 
-    def __init__(self, wish: Wish, room: Room, cost: StepCost) -> None:
-        self.wish = wish
-        self.room = room
+    def __init__(self, required: Requirements, memory: ReplicaMemory, cost: StepCost) -> None:
+        self.required = required
+        self.memory = memory
         self.cost = cost
 
     def step_tokens(self, length: int, rows: int) -> int:
         """Tokens of the largest step."""
         schedule, _ = rewrite(
-            with_batch_size(self.wish.schedule, rows),
+            with_batch_size(self.required.schedule, rows),
             max_seq_len=length,
-            max_input_token_len=self.wish.max_input_token_len or length - 1,
+            max_input_token_len=self.required.max_input_token_len or length - 1,
         )
         return schedule.largest_step
 
@@ -140,63 +140,65 @@ class _Sizes:
         measured = self.cost.of(
             num_tokens=self.step_tokens(length, rows), num_rows=rows, context=length
         )
-        # One step ahead, the logits of two steps are there at once.
-        ahead = rows * self.wish.vocab_size * _LOGIT_BYTES
-        measured += ahead * self.wish.schedule.async_scheduling_enable
+        # With async scheduling the logits of two steps are there at once.
+        next_step = rows * self.required.vocab_size * _LOGIT_BYTES
+        measured += next_step * self.required.schedule.async_scheduling_enable
         return int(measured * (1 + _MARGIN))
 
     def sequence(self, length: int) -> int:
         """Bytes of the KV blocks of one sequence."""
-        blocks = -(-length // self.wish.block_size)
-        return blocks * self.wish.block_size * self.wish.kv_bytes_per_token
+        blocks = -(-length // self.required.block_size)
+        return blocks * self.required.block_size * self.required.kv_bytes_per_token
 
     def fits(self, length: int, rows: int) -> bool:
-        """Whether the largest step and one sequence fit."""
-        kv_cache = self.room.kv_cache
+        """Return True if the largest step and one sequence fit."""
+        kv_cache = self.memory.kv_cache
         sequence = self.sequence(length)
         if kv_cache is not None and sequence > kv_cache:
             return False
-        return self.step(length, rows) + max(sequence, kv_cache or 0) <= self.room.left
+        return self.step(length, rows) + max(sequence, kv_cache or 0) <= self.memory.left
 
     def longest(self, rows: int) -> int | None:
         """The longest sequence that fits, in whole blocks; None: not even the shortest."""
-        wish = self.wish
-        most = wish.model_limit // wish.block_size
-        least = -(-wish.shortest // wish.block_size)
-        blocks = _largest(lambda count: self.fits(count * wish.block_size, rows), least, most)
-        return None if blocks is None else blocks * wish.block_size
+        required = self.required
+        most = required.model_limit // required.block_size
+        least = -(-required.shortest // required.block_size)
+        blocks = _largest(lambda count: self.fits(count * required.block_size, rows), least, most)
+        return None if blocks is None else blocks * required.block_size
 
-    def most_rows(self, length: int) -> int | None:
+    def max_rows(self, length: int) -> int | None:
         """The most rows that fit; None: not even one."""
-        return _largest(lambda rows: self.fits(length, rows), 1, self.wish.schedule.max_batch_size)
+        return _largest(
+            lambda rows: self.fits(length, rows), 1, self.required.schedule.max_batch_size
+        )
 
     def refusal(self, length: int, rows: int) -> str:
         """The sum, part by part, and what would do."""
-        needed = self.room.total - self.room.left + self.step(length, rows)
-        needed += max(self.sequence(length), self.room.kv_cache or 0)
+        needed = self.memory.total - self.memory.left + self.step(length, rows)
+        needed += max(self.sequence(length), self.memory.kv_cache or 0)
         parts = " + ".join(self._parts(length, rows))
         ways = ", or ".join(self._ways_out(length, rows, needed))
         return (
-            f"This replica's memory of {in_gib(self.room.total)} does not hold {parts} "
+            f"This replica's memory of {in_gib(self.memory.total)} does not hold {parts} "
             f"= {in_gib(needed)}; {ways}."
         )
 
     def _parts(self, length: int, rows: int) -> Iterator[str]:
-        room = self.room
-        yield f"process {in_gib(room.process)}"
-        yield f"weights {in_gib(room.weights)}"
+        memory = self.memory
+        yield f"process {in_gib(memory.process)}"
+        yield f"weights {in_gib(memory.weights)}"
         tokens = self.step_tokens(length, rows)
         yield f"largest step {in_gib(self.step(length, rows))} ({tokens} tokens in {rows} rows)"
         sequence = self.sequence(length)
-        if room.kv_cache is None or sequence > room.kv_cache:
+        if memory.kv_cache is None or sequence > memory.kv_cache:
             yield f"KV cache of one sequence of maxSeqLen {length} {in_gib(sequence)}"
         else:
-            yield f"KV cache of npuMemSize {in_gib(room.kv_cache)}"
-        if room.host:
-            yield f"cpuMemSize {in_gib(room.host)}"
+            yield f"KV cache of npuMemSize {in_gib(memory.kv_cache)}"
+        if memory.host:
+            yield f"cpuMemSize {in_gib(memory.host)}"
 
     def _ways_out(self, length: int, rows: int, needed: int) -> Iterator[str]:
-        kv_cache = self.room.kv_cache
+        kv_cache = self.memory.kv_cache
         memory = f"set resources.memory to {-(-needed * 10 // GIB) / 10:g}Gi"
         if kv_cache is None:
             yield memory
@@ -207,10 +209,10 @@ class _Sizes:
         shorter = self.longest(rows)
         if shorter is not None and shorter < length:
             yield f"lower maxSeqLen to {shorter}"
-        fewer = self.most_rows(length)
+        fewer = self.max_rows(length)
         if fewer is not None and fewer < rows:
             yield f"lower maxBatchSize to {fewer}"
-        if self.room.host:
+        if self.memory.host:
             yield "lower cpuMemSize"
 
 

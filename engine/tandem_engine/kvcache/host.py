@@ -1,4 +1,4 @@
-"""Who holds which block of host memory: room for the KV blocks of swapped-out sequences."""
+"""The holders of host memory blocks, for the KV blocks of swapped-out sequences."""
 
 from typing import ClassVar
 

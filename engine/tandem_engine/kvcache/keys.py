@@ -1,4 +1,4 @@
-"""What a full KV block is called: the hash of its tokens and of all tokens before them.
+"""The key of a full KV block: the hash of its tokens and of all tokens before them.
 
 The KV of a token depends on every token before it, so a block is the same as another one only if
 everything up to its end is. Each key is therefore made of the key before it and the block's own
@@ -27,7 +27,7 @@ _ROOT: Final = b"tandem root"
 def root_key(salt: str) -> bytes:
     """The key before the first block: requests of different salts (`cache_salt`) share nothing.
 
-    A tenant that measures its own TTFT can tell whether somebody sent the same prompt before;
+    A tenant that measures its own TTFT can tell if another one sent the same prompt before;
     with a salt of its own it learns that of its own requests alone.
     """
     # JSON can carry half a surrogate pair, which has no UTF-8 of its own.
@@ -87,7 +87,7 @@ def _bytes(tokens: Sequence[int]) -> bytes:
 
 
 def _checked(parent: bytes) -> bytes:
-    """A parent as it must be: an empty one would leave the salt out of all keys after it."""
+    """Return a valid parent: an empty one would leave the salt out of all keys after it."""
     if len(parent) != KEY_BYTES:
         raise AssertionError(
             f"The parent of a block key has {len(parent)} bytes, not {KEY_BYTES}; this is a bug."

@@ -1,4 +1,4 @@
-"""Who holds which KV block, and which blocks are kept for what they contain: ids, no tensors.
+"""The pool of KV blocks, with holders and with blocks cached for their content: ids, no tensors.
 
 The paged KV cache is that of PagedAttention (Kwon et al., 2023). Full blocks are found again by
 the hash of all tokens up to their end, as in vLLM's automatic prefix caching; MindIE calls it
@@ -29,7 +29,7 @@ class CountedBlocks:
     """
 
     kind: ClassVar[str] = "KV"
-    """What errors call the blocks."""
+    """Name of the blocks in errors."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -107,15 +107,15 @@ class CountedBlocks:
             self._check_tables(Counter(chain.from_iterable(tables)), held)
 
     def _make_empty(self, count: int) -> None:
-        """See to it that `count` blocks are empty, or raise OutOfBlocks."""
+        """Empty `count` blocks, or raise OutOfBlocks."""
         raise OutOfBlocks(f"{count} {self.kind} blocks were asked for, {self.num_free} are free.")
 
     def _set_free(self, blocks: list[int]) -> None:
-        """Put blocks that lost their last holder where allocate() finds them."""
+        """Return blocks that lost their last holder to the free ones."""
         self._empty += blocks
 
     def _free(self) -> list[int]:
-        """The blocks that nobody holds."""
+        """Return the blocks without a holder."""
         return list(self._empty)
 
     def _check_partition(self, free: list[int], held: Iterable[int]) -> None:
@@ -180,7 +180,7 @@ class BlockPool(CountedBlocks):
 
     @property
     def num_free(self) -> int:
-        """Blocks that allocate() can give: empty ones and cached ones that nobody holds."""
+        """Blocks that allocate() can give: empty and cached ones."""
         return len(self._empty) + len(self._cached)
 
     @property
@@ -190,7 +190,7 @@ class BlockPool(CountedBlocks):
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether blocks are kept for their content; a live setting, switching off forgets."""
+        """True if blocks are kept for their content; a live setting, switching off forgets."""
         return self._caches_prefixes
 
     @caches_prefixes.setter
@@ -204,7 +204,7 @@ class BlockPool(CountedBlocks):
         return -(-num_tokens // self.block_size)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Give each block one holder more; a cached block that nobody held is held again.
+        """Give each block one more holder; a cached block is held again.
 
         Raises:
             AssertionError: a block is empty, so there is nothing to share.
@@ -223,7 +223,7 @@ class BlockPool(CountedBlocks):
         costs a hit and nothing else. Nothing happens when `caches_prefixes` is off.
 
         Raises:
-            AssertionError: nobody holds the block, or it is sealed with another key.
+            AssertionError: the block has no holder, or it is sealed with another key.
             ValueError: the key has not KEY_BYTES bytes.
         """
         if not self._caches_prefixes:
@@ -249,11 +249,11 @@ class BlockPool(CountedBlocks):
         return found
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
-        """Of `blocks`, those that nobody holds: share() will take so many from `num_free`."""
+        """Count the `blocks` without a holder: share() will take so many from `num_free`."""
         return sum(not self._holders[block] for block in blocks)
 
     def is_shared(self, block: int) -> bool:
-        """Whether `block` must not be written: it has several holders, or find() may give it."""
+        """Return True if `block` must not be written: it is shared, or find() may return it."""
         return self._holders[block] > 1 or bool(self._is_sealed[block])
 
     def forget(self) -> None:
@@ -333,5 +333,5 @@ class BlockPool(CountedBlocks):
 
 
 def _place(key: bytes) -> int:
-    """Where the index keeps a key."""
+    """Return the number under which the index keeps a key."""
     return int.from_bytes(key[:_INDEX_BYTES], "little")

@@ -1,1 +1,1 @@
-"""Which tokens are computed in the next step: pure decisions over counts and block ids."""
+"""The scheduler: pure decisions over counts and block ids on the tokens of the next step."""

@@ -1,4 +1,4 @@
-"""Which requests nobody will wait for any more; pure."""
+"""The deadlines of requests: those that are over are computed no further; pure."""
 
 import heapq
 from collections.abc import Callable
@@ -45,15 +45,15 @@ class Deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else inf
 
-    def take_over(self, now: float) -> list[str]:
-        """The sequences whose request is over at `now`, in seconds, once."""
+    def pop_expired(self, now: float) -> list[str]:
+        """Return the sequences whose deadline is over at `now`, in seconds, once."""
         over: list[str] = []
         while self._heap and self._heap[0][0] <= now:
             over += filter(self._is_known, heapq.heappop(self._heap)[-1])
         return over
 
     def __len__(self) -> int:
-        """Requests that are kept in mind, those that have ended included."""
+        """Entries of the heap, those of ended requests included."""
         return len(self._heap)
 
     def _is_live(self, entry: _Entry) -> bool:

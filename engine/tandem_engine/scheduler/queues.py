@@ -1,15 +1,15 @@
-"""Who runs, who waits, and who is swapped out."""
+"""The queues of running, waiting and swapped sequences."""
 
 from collections.abc import Iterator
 
-from tandem_engine.scheduler.order import Order
-from tandem_engine.scheduler.order.order import arrival
+from tandem_engine.scheduler.policies.orders import Order
+from tandem_engine.scheduler.policies.orders.order import arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 from tandem_engine.scheduler.waiting import Waiting
 
 
 class Queues:
-    """The sequences of all requests; each is in exactly one place.
+    """The sequences of all requests; each is in exactly one queue.
 
     Decoding and prefilling sequences hold blocks, in order of admission. Swapped ones hold host
     blocks, waiting ones nothing.
@@ -20,7 +20,7 @@ class Queues:
         self.prefilling: dict[str, Sequence] = {}
         self.swapped: dict[str, Sequence] = {}
         self.waiting = Waiting(order)
-        self._places: dict[str, Sequence] = {}
+        self._by_id: dict[str, Sequence] = {}
         self._ended: list[str] = []
         self._retiring: set[str] = set()
         self.num_beams = 0
@@ -28,16 +28,16 @@ class Queues:
         self.longest_tokens = 0
         """Tokens of those that hold blocks, were each of them to reach its end."""
         self.num_rows = 0
-        """Rows that those which hold blocks take or will take: n for a prompt with n choices."""
+        """Rows that sequences with blocks take or will take: n for a prompt with n choices."""
 
     def find(self, sequence_id: str) -> Sequence | None:
-        """A sequence by its id, wherever it is."""
-        return self._places.get(sequence_id)
+        """Return a sequence by its id, in any queue; None: it has ended."""
+        return self._by_id.get(sequence_id)
 
     @property
     def num_known(self) -> int:
         """Sequences that have not ended, those included that wait for the prompt of another."""
-        return len(self._places)
+        return len(self._by_id)
 
     @property
     def num_running(self) -> int:
@@ -46,12 +46,12 @@ class Queues:
 
     @property
     def has_any(self) -> bool:
-        """Whether anybody is here."""
-        return bool(self._places)
+        """True if a sequence has not ended."""
+        return bool(self._by_id)
 
     @property
     def has_next(self) -> bool:
-        """Whether anybody may be in a further step: those that retire are not."""
+        """True if a sequence may be in a further step: retiring ones may not."""
         return bool(self.decoding or self.prefilling or len(self.waiting))
 
     def running(self) -> Iterator[Sequence]:
@@ -60,18 +60,18 @@ class Queues:
         yield from self.prefilling.values()
 
     def expect(self, first: Sequence) -> None:
-        """Let the first sequence of a request wait; the others stand behind it until they are."""
+        """Let the first sequence of a request wait; ids of pending forks lead to it."""
         self.waiting.push(first)
         for sequence_id in first.group.request.sequences:
-            self._places[sequence_id] = first
+            self._by_id[sequence_id] = first
 
     def wait(self, sequence: Sequence) -> None:
         """Let a sequence wait that has just lost its blocks."""
         self.waiting.push(sequence)
 
     def forget(self, sequence_id: str) -> None:
-        """Forget the id of a sequence that never came to be."""
-        del self._places[sequence_id]
+        """Forget the id of a sequence."""
+        del self._by_id[sequence_id]
         self._ended.append(sequence_id)
 
     def take_ended(self) -> list[str]:
@@ -88,8 +88,8 @@ class Queues:
         self._enter(sequence)
 
     def join(self, sequence: Sequence) -> None:
-        """Let a sequence run that has just come into being."""
-        self._places[sequence.sequence_id] = sequence
+        """Let a sequence run that was just forked."""
+        self._by_id[sequence.sequence_id] = sequence
         self._enter(sequence)
 
     def decode(self, sequence: Sequence) -> None:
@@ -99,7 +99,7 @@ class Queues:
         self.decoding[sequence.sequence_id] = sequence
 
     def stand_for(self, sequence: Sequence, rows: int) -> None:
-        """Let a sequence stand for so many rows: itself, and those that wait for its prompt."""
+        """Set the rows that a sequence stands for: itself, and those that wait for its prompt."""
         if sequence.state == State.RUNNING:
             self.num_rows += rows - sequence.rows
         sequence.rows = rows
@@ -111,8 +111,8 @@ class Queues:
             return
         self.num_rows -= sequence.rows
         self.longest_tokens -= sequence.max_total
-        place = self.prefilling if sequence.is_prefilling else self.decoding
-        del place[sequence.sequence_id]
+        queue = self.prefilling if sequence.is_prefilling else self.decoding
+        del queue[sequence.sequence_id]
         sequence.is_prefilling = False
 
     def retire(self, sequence: Sequence) -> None:
@@ -126,17 +126,17 @@ class Queues:
         self.swapped[sequence.sequence_id] = sequence
 
     def may_pass_swapped(self, sequence: Sequence, victims: Order) -> bool:
-        """Whether a waiting sequence comes before all that are swapped out.
+        """Return True if a waiting sequence comes before all that are swapped out.
 
-        Otherwise newcomers that need few blocks would take each that becomes free, and one that
+        Otherwise new ones that need few blocks would take each that becomes free, and one that
         needs many would never come back. Where the order of victims ages it is that of arrival:
-        by state or by levels, whoever is new comes first.
+        by state or by levels, new sequences come first.
         """
         key = arrival if victims.ages else victims.key
         return key(sequence) < min(map(key, self.swapped.values()))
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is."""
+        """Forget a sequence, in any queue."""
         self.forget(sequence.sequence_id)
         if sequence.state == State.RUNNING:
             self.leave(sequence)
@@ -151,8 +151,8 @@ class Queues:
         self.num_rows += sequence.rows
         self.longest_tokens += sequence.max_total
         sequence.is_prefilling = not sequence.is_decoding
-        place = self.prefilling if sequence.is_prefilling else self.decoding
-        place[sequence.sequence_id] = sequence
+        queue = self.prefilling if sequence.is_prefilling else self.decoding
+        queue[sequence.sequence_id] = sequence
 
     def replace(self, sequence: Sequence) -> None:
         """Take out a running sequence whose id another one takes over."""
@@ -173,7 +173,7 @@ class Queues:
                 f"{len(set(self.waiting))} stand in the queue; this is a bug."
             )
         running = {one for one in known if one.state == State.RUNNING}
-        retiring = {self._places[each] for each in self._retiring}
+        retiring = {self._by_id[each] for each in self._retiring}
         if running != {*self.running(), *retiring} or known != {
             *running,
             *self.swapped.values(),
@@ -182,4 +182,4 @@ class Queues:
             raise AssertionError("A sequence is in no queue, or in two; this is a bug.")
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter({id(one): one for one in self._places.values()}.values())
+        return iter({id(one): one for one in self._by_id.values()}.values())

@@ -13,15 +13,19 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.blocks import Blocks
-from tandem_engine.scheduler.booking import Booking
+from tandem_engine.scheduler.async_scheduling import only_tokens_are_open
 from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.policies import Policies
+from tandem_engine.scheduler.kv_blocks import KVBlocks
+from tandem_engine.scheduler.policies.policy_set import PolicySet
+from tandem_engine.scheduler.preemption import Preemptor
 from tandem_engine.scheduler.queues import Queues
-from tandem_engine.scheduler.records import Records
-from tandem_engine.scheduler.round import Round
-from tandem_engine.scheduler.sequence import Sequence, first_sequence
+from tandem_engine.scheduler.records.records import Records
+from tandem_engine.scheduler.sequence import Sequence, SequenceGroup, first_sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
+from tandem_engine.scheduler.step_rows import StepRows
+from tandem_engine.scheduler.update import StepUpdater
+from tandem_engine.scheduler.wait_reasons import WaitReasons
 
 
 class Scheduler:
@@ -31,8 +35,8 @@ class Scheduler:
         schedule: MindIE's parameters.
         pool: The KV blocks.
         host: Host blocks for sequences that are swapped out; None: there are none.
-        slo: The promised latencies.
-        most_drafts: Draft tokens of a decode row; 0: no speculation.
+        slo: The latency targets.
+        max_drafts: Draft tokens of a decode row; 0: no speculation.
     """
 
     def __init__(
@@ -42,35 +46,35 @@ class Scheduler:
         *,
         host: HostPool | None = None,
         slo: Slo | None = None,
-        most_drafts: int = 0,
+        max_drafts: int = 0,
     ) -> None:
-        self._blocks = Blocks(pool, host or HostPool(0))
-        self._policies = Policies(schedule, slo or Slo())
+        self._blocks = KVBlocks(pool, host or HostPool(0))
+        self._policies = PolicySet(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
-        self._booking = Booking(self._queues, self._blocks, has_drafts=most_drafts > 0)
-        self._most_drafts = most_drafts
+        self._updater = StepUpdater(self._queues, self._blocks, has_drafts=max_drafts > 0)
+        self._max_drafts = max_drafts
         self._number = 0
         self.records = Records()
         self._apply(schedule)
 
     @property
     def has_work(self) -> bool:
-        """Whether any request runs or waits."""
+        """True if any request runs or waits."""
         return self._queues.has_any
 
     @property
     def wake_at(self) -> float:
-        """Seconds; after an empty step, when the next one may have somebody in it.
+        """Seconds; after an empty step, the time at which the next one may have rows.
 
-        Or when somebody's deadline is over.
+        Or at which a deadline is over.
         """
         wake_at = self.records.last.wake_at if self.records.last else -inf
         return min(wake_at, self._deadlines.next_at)
 
     def add(self, request: Request) -> None:
         """Let a request wait for its first step."""
-        group = group_of(request, number=self._number)
+        group: SequenceGroup = group_of(request, number=self._number)
         self._number += len(request.sequences)
         pool = self._blocks.pool
         sequence = first_sequence(
@@ -80,11 +84,11 @@ class Scheduler:
         self._deadlines.add(request, self._queues.num_known)
 
     def can_ever_hold(self, request: Request) -> bool:
-        """Whether the KV blocks suffice for a request, were it alone."""
+        """Return True if the KV blocks suffice for a request that runs alone."""
         return self._blocks.can_ever_hold(group_of(request, number=0))
 
     def abort(self, sequence_id: str) -> bool:
-        """Forget a sequence and free its blocks, at any time; tell whether it was known.
+        """Forget a sequence and free its blocks, at any time; return False if it is unknown.
 
         Beams end together. The one that computes a prompt for others goes on until it is done.
         """
@@ -93,27 +97,27 @@ class Scheduler:
             return False
         group = sequence.group
         if group.search is not None:
-            self._booking.lockstep.end(group)
+            self._updater.beams.end(group)
         elif sequence.sequence_id != sequence_id:
-            self._drop_unborn(sequence, sequence_id)
-        elif group.unborn:
+            self._drop_pending_fork(sequence, sequence_id)
+        elif group.pending_forks:
             group.is_orphaned = True
         else:
-            self._booking.end(sequence)
+            self._updater.end(sequence)
         return True
 
     def expire(self, now: float) -> list[str]:
-        """Forget the requests that were to be done by `now`, in seconds; return their sequences.
+        """Forget the requests whose deadline is over at `now`, in seconds; return their sequences.
 
-        Nobody waits for them any more, whether they run, wait or are swapped out.
+        They may run, wait or be swapped out.
         """
-        over = self._deadlines.take_over(now)
+        over = self._deadlines.pop_expired(now)
         for sequence_id in over:
             self.abort(sequence_id)
         return over
 
     def take_ended(self) -> list[str]:
-        """Ids of the sequences that have ended since the last call, however they did."""
+        """Return the ids of the sequences that have ended, in any way, since the last call."""
         return self._queues.take_ended()
 
     def schedule(self, now: float) -> Step:
@@ -122,86 +126,75 @@ class Scheduler:
         Args:
             now: Seconds, on the clock of `Request.arrived`.
         """
-        step = self._round(now)
-        claimant = self._claimant(now)
-        if claimant is not None:
-            step.claim(claimant)
+        step = self._builder(now)
+        starved = self._starved(now)
+        if starved is not None:
+            step.preemptor.preempt_for_starved(starved)
         self._policies.strategy.fill(step)
-        step.unlock(self._policies.prompt_order)
+        step.preemptor.break_deadlock(self._policies.prompt_order)
         return self._open(step)
 
     @property
-    def may_go_ahead(self) -> bool:
-        """Whether the next step may be made while the newest one is computed.
-
-        It may with asyncSchedulingEnable, if all is known of the newest step but its tokens: each
-        row gets one, and nobody's next step depends on which. Beams go on with the tokens of one
-        another, drafts are refused, choices come into being, and who is swapped out comes back when
-        others have gone.
-        """
-        under_way = self.records.under_way
-        if (
-            under_way is None
-            or not under_way.rows
-            or not self._policies.schedule.async_scheduling_enable
-        ):
+    def can_schedule_async(self) -> bool:
+        """True if the next step may be scheduled while the newest one is computed."""
+        newest = self.records.newest_open
+        if newest is None or not self._policies.schedule.async_scheduling_enable:
             return False
-        if self._most_drafts or self._queues.num_beams or self._queues.swapped:
-            return False
-        return all(row.is_plain for row in under_way.rows)
+        # Drafts may be refused: how many tokens a row gets is not known then.
+        return not self._max_drafts and only_tokens_are_open(newest, self._queues)
 
-    def schedule_ahead(self, now: float) -> Step | None:
-        """Decide on the next step while the newest one is computed.
+    def schedule_async(self, now: float) -> Step | None:
+        """Schedule the next step while the newest one is computed.
 
         Rows of both count on the tokens of the first. Those that end with it otherwise than by
-        length are in the second in vain: nothing is booked for them. Steps are computed one after
-        another, so what ended sequences held can be given on at once.
+        length are computed once more, and the result is discarded. Steps run one after another, so
+        blocks of ended sequences can be given on at once.
 
         Args:
             now: Seconds.
 
         Returns:
-            None: it has to wait for the newest one (`may_go_ahead`), because somebody would lose
-            blocks, or nobody would be in it.
+            None: it has to wait for the newest one (`can_schedule_async`), would preempt, or would
+            be empty.
         """
-        under_way = self.records.under_way
-        if under_way is None or not self.may_go_ahead:
+        newest = self.records.newest_open
+        if newest is None or not self.can_schedule_async:
             return None
-        record = under_way.record
+        record = newest.record
         begins = max(now, record.started + (record.predicted_s or 0.0))
-        if self._claimant(begins) is not None:
+        if self._starved(begins) is not None:
             return None
-        self._booking.foresee(record.step, under_way.rows)
-        under_way.is_foreseen = True
+        self._updater.reserve(record.step, newest.rows)
+        newest.is_reserved = True
         if not self._blocks.suffice() or not self._queues.has_next:
             return None
-        step = self._round(begins, is_ahead=True)
+        step = self._builder(begins, is_async=True)
         self._policies.strategy.fill(step)
-        return None if step.is_empty else self._open(step)
+        return None if step.rows.is_empty else self._open(step)
 
     def complete(self, step: Step, result: StepResult, now: float) -> list[Advance]:
-        """Book what a step computed; return the sequences that got tokens.
+        """Take over the result of a step; return the sequences that got tokens.
 
         Sequences that were aborted while the step ran are passed over, those that failed are
         forgotten.
 
         Args:
             step: The oldest that is not completed.
-            result: What the runner made of it.
+            result: The runner's result.
             now: Seconds.
         """
         closed = self.records.close(now)
         for sequence_id in self.all_of(result.failed):
             self.abort(sequence_id)
-        if closed.is_foreseen:
-            advances = self._booking.settle(closed.rows, result, now)
+        if closed.is_reserved:
+            advances = self._updater.commit(closed.rows, result, now)
         else:
-            advances = self._booking.book(step, closed.rows, result, now)
+            advances = self._updater.update(step, closed.rows, result, now)
         self._policies.learn(closed.record)
         return advances
 
     def all_of(self, failed: Mapping[str, str]) -> dict[str, str]:
-        """`failed`, and the sequences that fail with them: other beams, choices not born yet.
+        """Return `failed` and the sequences that fail with them: other beams, pending forks.
 
         Those that have ended before are left out.
         """
@@ -211,20 +204,20 @@ class Scheduler:
             if sequence is not None:
                 every[sequence_id] = cause
                 group = sequence.group
-                together = group.request.sequences if group.search else group.unborn
+                together = group.request.sequences if group.search else group.pending_forks
                 every |= dict.fromkeys(together, cause)
         return every
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
-        """Take over new settings from the next step on; running requests keep their blocks.
+        """Apply new settings from the next step on; running requests keep their blocks.
 
-        Whatever is raised, the settings before are in force again.
+        If it raises, the settings before are in force again.
         """
         before = self._policies.schedule, self._policies.slo
         try:
-            self._take_over(schedule, slo)
+            self._apply_settings(schedule, slo)
         except Exception:
-            self._take_over(*before)
+            self._apply_settings(*before)
             raise
 
     def stats(self) -> EngineStats:
@@ -248,19 +241,21 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a block is lost, or held by another number than holds it.
+        """Raise AssertionError when a block is lost, or its holders are miscounted.
 
-        Or when a sequence lacks one unnoticed, or a sum is not that of its parts.
+        Or when a sequence that lacks one is not listed, or a sum is not that of its parts.
         """
         queues, short = self._queues, set(self._blocks.short())
         queues.check_integrity()
         if any(one.is_short and one not in short for one in queues.decoding.values()):
-            raise AssertionError("A sequence needs a block and nobody knows; this is a bug.")
+            raise AssertionError(
+                "A sequence needs a block and is not listed as short; this is a bug."
+            )
         tables = [sequence.table for sequence in self._queues]
         self._blocks.pool.check_integrity(tables)
         self._blocks.host.check_integrity()
 
-    def _take_over(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
+    def _apply_settings(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
         self._policies.reconfigure(schedule, slo)
         self._queues.waiting.reorder(self._policies.prompt_order)
         self._apply(schedule)
@@ -268,38 +263,53 @@ class Scheduler:
     def _apply(self, schedule: ScheduleConfig) -> None:
         self._blocks.switch_prefix_cache(on=schedule.enable_prefix_cache)
         self._blocks.no_evict = schedule.no_evict
-        self._booking.pace = self._policies.pace if self._policies.slo.is_given else None
+        self._updater.pace = self._policies.pace if self._policies.slo.is_given else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
-    def _round(self, now: float, *, is_ahead: bool = False) -> Round:
-        policies, queues = self._policies, self._queues
-        return Round(
+    def _builder(self, now: float, *, is_async: bool = False) -> StepBuilder:
+        policies, queues, blocks = self._policies, self._queues, self._blocks
+        rows, waits = StepRows(), WaitReasons(queues.waiting)
+        preemptor = Preemptor(
+            queues=queues,
+            blocks=blocks,
+            rows=rows,
+            waits=waits,
+            now=now,
+            victims=policies.victims,
+            max_swaps=policies.schedule.max_preempt_count,
+            is_async=is_async,
+        )
+        return StepBuilder(
             schedule=policies.schedule,
             queues=queues,
-            blocks=self._blocks,
+            blocks=blocks,
             now=now,
-            limits=policies.limits(queues, self._blocks, now),
-            victims=policies.victims,
-            most_drafts=self._most_drafts,
-            is_ahead=is_ahead,
+            limits=policies.limits(queues, blocks),
+            max_drafts=self._max_drafts,
+            is_async=is_async,
+            rows=rows,
+            waits=waits,
+            preemptor=preemptor,
         )
 
-    def _open(self, made: Round) -> Step:
-        load = made.load()
-        return self.records.open(made, load, predicted_s=self._policies.predict(load))
+    def _open(self, builder: StepBuilder) -> Step:
+        load = builder.rows.load(self._blocks.pool.block_size)
+        return self.records.open(builder, load, predicted_s=self._policies.predict(load))
 
-    def _claimant(self, now: float) -> Sequence | None:
-        """maxFirstTokenWaitTime: a request that found no blocks for so long takes another's."""
+    def _starved(self, now: float) -> Sequence | None:
+        """Return a request that found no blocks for maxFirstTokenWaitTime, if there is one."""
         oldest, schedule = self._queues.waiting.oldest, self._policies.schedule
         if oldest is None or not oldest.is_fresh or not self.records.lacked_blocks:
             return None
         late = now - oldest.arrived > schedule.max_first_token_wait_time / 1e3
         return oldest if late and not schedule.no_evict else None
 
-    def _drop_unborn(self, first: Sequence, sequence_id: str) -> None:
-        first.group.unborn = tuple(one for one in first.group.unborn if one != sequence_id)
+    def _drop_pending_fork(self, first: Sequence, sequence_id: str) -> None:
+        first.group.pending_forks = tuple(
+            one for one in first.group.pending_forks if one != sequence_id
+        )
         self._queues.forget(sequence_id)
         self._queues.stand_for(first, first.rows - 1)
-        self._booking.leave(first.group)
-        if first.group.is_orphaned and not first.group.unborn:
-            self._booking.end(first)
+        self._updater.leave(first.group)
+        if first.group.is_orphaned and not first.group.pending_forks:
+            self._updater.end(first)

@@ -1,42 +1,38 @@
-"""What the scheduler knows of a sequence: counts, block ids, and the keys of its full blocks.
+"""The scheduler's state of a sequence: counts, block ids, and the keys of its full blocks.
 
 There are as many of these as requests, so what one takes in memory counts: no list or dict of its
 own that is mostly empty.
 """
 
 from array import array
-from collections.abc import Sequence as List
 from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeAlias
 
 from tandem_engine.api.output import FinishReason
-from tandem_engine.api.step import SampledToken
 from tandem_engine.kvcache.keys import KEY_BYTES, block_keys, last_key, next_key
-
-if TYPE_CHECKING:
-    from tandem_engine.scheduler.group import Group
+from tandem_engine.scheduler.group import Group
 
 
 class State(IntEnum):
-    """Where a sequence is."""
+    """The queue of a sequence."""
 
     WAITING = 0
     """It holds no blocks."""
     RUNNING = 1
     """It holds blocks, and may be in the next step."""
     SWAPPED = 2
-    """Its computed tokens stand in host blocks."""
+    """Its computed tokens are in host blocks."""
     ENDED = 3
-    """It is over; whoever still has it passes over it."""
+    """It is over; rows of open steps that refer to it are passed over."""
 
 
-# Asked for once a row and step, where reading an attribute of an enumeration is dear.
+# Read once a row and step, where reading an attribute of an enumeration is slow.
 RUNNING: Final = State.RUNNING
 
-# The largest number that Python does not make anew each time.
-_MOST_QUIET: Final = 256
+# The largest number that Python keeps as one object.
+_MAX_UNTIL_CHECK: Final = 256
 
 # Four bytes: no vocabulary has more tokens than that holds.
 _ID: Final = "i"
@@ -44,7 +40,7 @@ _ID: Final = "i"
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _EveryStep:
-    """What every step reads of every row.
+    """The fields that every step reads of every row.
 
     A step of a thousand rows is as slow as the memory is. Python lays the fields of a base class
     side by side, before all others: that is two cache lines of a row, and not five.
@@ -54,14 +50,14 @@ class _EveryStep:
     num_prompt: int
     num_tokens: int
     num_computed: int = 0
-    num_quiet: int = 0
+    tokens_until_check: int = 0
     """Tokens that can be appended one by one and change nothing but counts: none of them fills a
     block, needs one, or is the last. It may be too low. Small, since Python keeps small numbers
-    ready and makes others anew."""
+    ready and allocates others."""
     stop_token_ids: frozenset[int]
     state: State = State.WAITING
     is_plain: bool = True
-    """Whether it goes its own way: it is no beam, and nobody waits for its prompt."""
+    """True if it is independent: no beam, and no pending fork waits for its prompt."""
     table: tuple[int, ...] = ()
     """Its KV blocks. A step keeps the tuple that it was made with."""
     tail: "array[int] | None" = None
@@ -78,45 +74,45 @@ class Sequence(_EveryStep):
       in the cache                known, to compute      not yet sampled
     """
 
-    group: "Group"
+    group: "SequenceGroup"
     block_size: int
     """Tokens in a KV block."""
     max_total: int
     min_total: int
     """A stop id ends it only beyond this many tokens."""
     arrived: float
-    """Seconds; where it stands in every order that ends in first come, first served."""
+    """Seconds; its key in every order that ends in first come, first served."""
     number: int
     """Breaks ties between equal arrivals: sequences are numbered as they come."""
     priority: int
     is_prefilling: bool = False
-    """Whether it runs and its prompt is not done."""
+    """True if it runs and its prompt is not done."""
     rows: int = 1
     """Rows of a step that it takes or keeps: those of sequences that wait for its prompt too."""
     capacity: int = 0
     """Tokens that the table has slots for."""
     writes_shared: bool = False
-    """Whether the next token it writes falls into a block that others may read."""
+    """True if the next token it writes falls into a block that others may read."""
     host_table: tuple[int, ...] = ()
     """Host blocks of the computed tokens while it is swapped out."""
     keys: bytes = b""
     """Keys of its full blocks of known tokens, concatenated."""
     keeps_keys: bool = False
-    """Whether others may find its blocks, and it may find theirs."""
+    """True if others may find its blocks, and it may find theirs."""
     num_sealed: int = 0
     """Full blocks that others may find."""
     next_seal: float = inf
-    """Computed tokens at which there is one more; inf: nobody asks for keys."""
+    """Computed tokens at which there is one more; inf: it keeps no keys."""
     num_hit: int = 0
     """Tokens that the prefix cache had when it was admitted last."""
     num_skipped: int = 0
-    """Steps in a row that had no place for its next token."""
+    """Steps in a row that had no row for its next token."""
     num_preempted: int = 0
-    """How often it lost its blocks."""
-    was_claimed: bool = False
-    """Whether it lost its blocks to a request that had waited too long for its first token."""
+    """Times that it lost its blocks."""
+    was_preempted_for_starved: bool = False
+    """True if it lost its blocks to a request that had waited too long for its first token."""
     is_long: bool = False
-    """Whether its prompt counts as a long one (longPrefillTokenThreshold)."""
+    """True if its prompt counts as a long one (longPrefillTokenThreshold)."""
     num_beyond: int = 0
     """Tokens computed for it that are not in the cache (any more), less those in the cache that
     were computed for others."""
@@ -130,7 +126,7 @@ class Sequence(_EveryStep):
 
     @property
     def is_decoding(self) -> bool:
-        """Whether just the newest token is missing from the cache: one token a step.
+        """True if just the newest token is missing from the cache: one token a step.
 
         A prompt of which one token is left counts too: it costs a step the same.
         """
@@ -146,13 +142,18 @@ class Sequence(_EveryStep):
         self.num_beyond = attained - self.num_computed
 
     def hold(self, num_computed: int) -> None:
-        """Note how many of its tokens stand in the cache, where none was computed for it."""
+        """Set the count of its cached tokens where none was computed for it."""
         self.num_beyond += self.num_computed - num_computed
         self.num_computed = num_computed
 
+    def beams_or_self(self) -> "list[Sequence]":
+        """Return the sequences that must be in the same step: all beams of its request."""
+        beams = self.group.beams
+        return list(beams.values()) if beams else [self]
+
     @property
     def is_short(self) -> bool:
-        """Whether it lacks a block, or has to copy one, to compute its known tokens."""
+        """True if it lacks a block, or has to copy one, to compute its known tokens."""
         return self.num_tokens > self.capacity or self.writes_shared
 
     @property
@@ -162,26 +163,25 @@ class Sequence(_EveryStep):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it never had a token computed."""
+        """True if it never had a token computed."""
         return self.num_attained == 0
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Note one sampled token; return why the sequence ends with it, if it does."""
+    def append(self, token_id: int) -> None:
+        """Add one sampled token."""
         self.num_tokens += 1
-        self.num_quiet = 0
+        self.tokens_until_check = 0
         if self.tail is not None:
             self.tail.append(token_id)
             self.close_block()
-        return self.reason_to_end(token_id)
 
     def begin_tail(self) -> None:
-        """Take note of tokens behind the full blocks, if it keeps keys and has not done so yet."""
+        """Keep the tokens behind the full blocks from now on, if it keeps keys."""
         if self.keeps_keys and self.tail is None:
             prompt = self.group.request.prompt_token_ids
             self.tail = array(_ID, prompt[self.num_keys * self.block_size :])
 
     def close_block(self) -> None:
-        """Make the key of the block that its known tokens have just filled, if they have."""
+        """Append the key of the block that its known tokens have just filled, if any."""
         tail = self.tail
         if tail is not None and len(tail) == self.block_size:
             parent = last_key(self.keys, salt=self.group.request.cache_salt)
@@ -189,26 +189,16 @@ class Sequence(_EveryStep):
             del tail[:]
 
     def reason_to_end(self, token_id: int) -> FinishReason | None:
-        """Why it ends with its newest token, if it does."""
+        """Return the reason to end with its newest token; None: it goes on."""
         if token_id in self.stop_token_ids and self.num_tokens > self.min_total:
             return "stop"
         return "length" if self.num_tokens >= self.max_total else None
 
-    def foresee(self) -> None:
-        """Work out `num_quiet`."""
+    def count_until_check(self) -> None:
+        """Compute `tokens_until_check`."""
         known = self.num_tokens
         left = min(self.max_total, self.next_seal, self.capacity + 1) - known
-        self.num_quiet = max(0, min(int(left) - 1, _MOST_QUIET))
-
-    def append_all(
-        self, tokens: List[SampledToken]
-    ) -> tuple[FinishReason | None, List[SampledToken]]:
-        """Note several tokens; return why and with which of them the sequence ends."""
-        for number, token in enumerate(tokens, 1):
-            reason = self.append(token.token_id)
-            if reason is not None:
-                return reason, tokens[:number]
-        return None, tokens
+        self.tokens_until_check = max(0, min(int(left) - 1, _MAX_UNTIL_CHECK))
 
     def key(self, block: int) -> bytes:
         """The key of its full block number `block`."""
@@ -228,8 +218,11 @@ class Sequence(_EveryStep):
         return blocks
 
 
-def first_sequence(group: "Group", *, block_size: int, keeps_keys: bool) -> Sequence:
-    """The sequence that computes the prompt of a request.
+SequenceGroup: TypeAlias = Group[Sequence]
+
+
+def first_sequence(group: SequenceGroup, *, block_size: int, keeps_keys: bool) -> Sequence:
+    """Return the sequence that computes the prompt of a request.
 
     Args:
         group: The sequences of the request, of which this is the first.
@@ -264,7 +257,7 @@ def first_sequence(group: "Group", *, block_size: int, keeps_keys: bool) -> Sequ
 
 
 def fork_of(sequence: Sequence, sequence_id: str) -> Sequence:
-    """Another sequence of its group with the same known tokens, and nothing computed."""
+    """Return a fork: another sequence of its group with the same known tokens, none computed."""
     group = sequence.group
     return Sequence(
         sequence_id=sequence_id,

@@ -6,27 +6,27 @@ from itertools import chain, count, islice
 from math import inf
 from typing import Final
 
-from tandem_engine.scheduler.order import Order
-from tandem_engine.scheduler.order.order import Key, Promising, arrival
+from tandem_engine.scheduler.policies.orders import Order
+from tandem_engine.scheduler.policies.orders.order import DeadlineOrder, Key, arrival
 from tandem_engine.scheduler.sequence import Sequence, State
 
-# Entries of those that left, beside as many as wait, that are not worth a walk.
+# Entries of those that left, beside as many as wait, that are not worth a rebuild.
 _DEAD: Final = 64
 
-# Of so many that start, one is the oldest that has waited too long, where the order keeps a
-# promise: in overload all have, and nobody would be in time.
+# Of so many that start, one is the oldest that has waited too long, where the order has
+# deadlines: in overload all have waited too long, and none would be in time.
 _OVERDUE_EVERY: Final = 7
 
-# Entries that one offer moves to those whose promise is lost. When thousands that came at the same
-# moment lose theirs at the same moment, no single step pays for all of them.
-_MOST_LOST: Final = 256
+# Entries that one offer demotes to the late ones. When thousands that came at the same moment are
+# late at the same moment, no single step pays for all of them.
+_MAX_DEMOTED: Final = 256
 
-# The count breaks ties: a beam has the id and the number of the one whose place it took.
+# The count breaks ties: a beam has the id and the number of the one that it replaced.
 _Entry = tuple[Key, int, Sequence]
 
 
 class Waiting:
-    """A queue from which one may be passed over without losing its place.
+    """A queue in which a sequence may be passed over without losing its turn.
 
     A heap; those that left it otherwise are dropped when their turn comes, so that neither an
     abort nor a step costs more with more of them waiting.
@@ -34,9 +34,9 @@ class Waiting:
 
     def __init__(self, order: Order) -> None:
         self._follow(order)
-        self._num_lost = 0
+        self._num_demoted = 0
         self._heap: list[_Entry] = []
-        # Those that can no longer keep their promise, in the same order: they go last.
+        # Those that have missed their latest start, in the same order: they go last.
         self._late: list[_Entry] = []
         self._num_passing = 0
         # By arrival: to find the oldest, whatever the order is.
@@ -46,7 +46,7 @@ class Waiting:
         self.age_bound_s = inf
         """Seconds after which the oldest goes first, where the order ages."""
         self.overdue: Sequence | None = None
-        """The one that goes first in the latest offer because it has waited for longer."""
+        """The one that went first in the latest offer because it has waited for longer."""
 
     def __len__(self) -> int:
         return self._live
@@ -74,7 +74,7 @@ class Waiting:
         """The one that came first."""
         while self._by_age:
             key, _, sequence = self._by_age[0]
-            # Its arrival is another one once it lost its blocks to a claim.
+            # Its arrival changes when it is preempted for a starved one.
             if sequence.state == State.WAITING and key == arrival(sequence):
                 return sequence
             heapq.heappop(self._by_age)
@@ -95,15 +95,15 @@ class Waiting:
         self._live -= 1
 
     def offer(self, take: Callable[[Sequence], bool], *, now: float, most: int) -> None:
-        """Offer them a place, the first in turn first.
+        """Offer them to `take`, the first in turn first.
 
         Args:
             take: Starts a sequence (its state is another then) or passes it over, in which case
-                it keeps its place; False ends the offers.
+                it keeps its turn; False ends the offers.
             now: Seconds.
             most: How many may be passed over.
         """
-        self._num_lost = 0
+        self._num_demoted = 0
         overdue = self.overdue = self._overdue(now)
         if overdue is not None:
             goes_on = take(overdue)
@@ -116,7 +116,7 @@ class Waiting:
                 return
 
     def first(self, now: float) -> Sequence | None:
-        """The one that is offered a place before all others; `now` in seconds."""
+        """Return the one that is offered before all others; `now` in seconds."""
         overdue = self._overdue(now)
         if overdue is not None:
             return overdue
@@ -136,7 +136,7 @@ class Waiting:
         offered: Sequence | None,
         now: float,
     ) -> bool:
-        """Offer a place to those of one heap, in turn; tell whether they go on behind them."""
+        """Offer those of one heap, in turn; return True if the offers go on behind them."""
         passed: list[_Entry] = []
         goes_on = True
         while goes_on and heap and len(passed) < most:
@@ -155,22 +155,26 @@ class Waiting:
         return goes_on and len(passed) < most
 
     def _may_go(self, heap: list[_Entry], now: float) -> bool:
-        """Whether the first of a heap waits there; one whose promise is lost goes to the late."""
+        """Return True if the first of a heap waits there; demote it if its latest start is over."""
         entry = heap[0]
         if entry[-1].state != State.WAITING:
             return False
-        if heap is self._late or self._num_lost >= _MOST_LOST or self._lost_at(entry[-1]) >= now:
+        if (
+            heap is self._late
+            or self._num_demoted >= _MAX_DEMOTED
+            or self._latest_start(entry[-1]) >= now
+        ):
             return True
-        self._num_lost += 1
+        self._num_demoted += 1
         heapq.heappush(self._late, entry)
         return False
 
     def _drop_dead(self) -> None:
         """Drop the entries of those that left: one that waits for long would keep them all."""
         in_turn, by_age = _live([*self._heap, *self._late]), _live(self._by_age)
-        # Whoever is being offered a place has an entry by age alone.
+        # The one being offered has an entry by age alone.
         entries = {one: self._entries(at, one) for one, at in (by_age | in_turn).items()}
-        # In place: somebody may be walking over them.
+        # In place: an offer may be iterating over them.
         self._heap[:] = [entries[one][0] for one in in_turn]
         self._late.clear()
         self._by_age[:] = [entries[one][1] for one in by_age]
@@ -184,11 +188,11 @@ class Waiting:
         return in_turn, in_turn if age == in_turn[0] else (age, number, sequence)
 
     def is_overdue(self, sequence: Sequence, now: float) -> bool:
-        """Whether a sequence goes before others although the order puts it behind them.
+        """Return True if a sequence goes before others although the order puts it behind them.
 
-        Under a promise it is the order itself that bounds how long one may be passed.
+        An order with deadlines bounds itself how long one may be passed.
         """
-        if not self._order.ages or self._keeps_promises:
+        if not self._order.ages or self._has_deadlines:
             return False
         return now - sequence.arrived > self.age_bound_s
 
@@ -196,7 +200,7 @@ class Waiting:
         """The oldest one, if its order could pass it over for ever and it has waited too long."""
         if not self._order.ages:
             return None
-        if self._keeps_promises and self._num_passing < _OVERDUE_EVERY - 1:
+        if self._has_deadlines and self._num_passing < _OVERDUE_EVERY - 1:
             return None
         oldest = self.oldest
         late = oldest is not None and now - oldest.arrived > self.age_bound_s
@@ -209,9 +213,9 @@ class Waiting:
 
     def _follow(self, order: Order) -> None:
         self._order = order
-        self._lost_at = _lost_at(order)
-        # Asked for at every offer, where looking at an object's methods is dear.
-        self._keeps_promises = isinstance(order, Promising)
+        self._latest_start = _latest_start(order)
+        # Read at every offer, where inspecting an object's methods is slow.
+        self._has_deadlines = isinstance(order, DeadlineOrder)
 
 
 def _live(entries: list[_Entry]) -> dict[Sequence, int]:
@@ -219,6 +223,6 @@ def _live(entries: list[_Entry]) -> dict[Sequence, int]:
     return {one: at for _, at, one in entries if one.state == State.WAITING}
 
 
-def _lost_at(order: Order) -> Callable[[Sequence], float]:
-    """When a sequence goes behind the others; never, in an order without promises."""
-    return order.lost_at if isinstance(order, Promising) else lambda _: inf
+def _latest_start(order: Order) -> Callable[[Sequence], float]:
+    """Return the latest start of sequences in an order; inf in one without deadlines."""
+    return order.latest_start if isinstance(order, DeadlineOrder) else lambda _: inf

@@ -23,7 +23,7 @@ from tandem_engine.api.config import (
     swap_without_memory,
 )
 from tandem_engine.api.model import Model
-from tandem_engine.api.rewrites import keep_promises, resolve_schedule, schedule_document
+from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
 from tandem_engine.api.slo import Slo
 from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN, ObjectName, RuntimeSpec, SecretName
 from tandem_serve.api.quantity import format_memory, parse_memory
@@ -351,7 +351,7 @@ class InferenceServiceSpec(Model):
     def schedule(self) -> ScheduleConfig:
         """engine.schedule with every default that can be known, those that slo chooses included."""
         written, longest = self.engine.schedule, self.model.max_seq_len
-        return keep_promises(written, self.slo, max_seq_len=longest)
+        return with_slo_defaults(written, self.slo, max_seq_len=longest)
 
 
 class InferenceService(Model):

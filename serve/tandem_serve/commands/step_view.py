@@ -104,9 +104,9 @@ def left_out(step: StepExplanation) -> Iterator[str]:
         yield wait.text.removesuffix(".")
     if len(step.passed_over) > _MOST_NAMED:
         yield f"{len(step.passed_over) - _MOST_NAMED} more sequences are passed over"
-    if step.held_up is not None:
+    if step.blocked_by is not None:
         behind = f" ({step.num_behind} behind it)" if step.num_behind else ""
-        yield f"{step.held_up.text.removesuffix('.')}{behind}"
+        yield f"{step.blocked_by.text.removesuffix('.')}{behind}"
 
 
 def _rows(step: StepExplanation) -> str:
@@ -146,7 +146,7 @@ def _with_short_ids(step: StepExplanation) -> StepExplanation:
         recomputed=tuple(map(_short, step.recomputed)),
         swapped=tuple(map(_short, step.swapped)),
         passed_over=tuple(map(_with_short_id, step.passed_over)),
-        held_up=None if step.held_up is None else _with_short_id(step.held_up),
+        blocked_by=None if step.blocked_by is None else _with_short_id(step.blocked_by),
     )
 
 

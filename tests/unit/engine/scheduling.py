@@ -10,7 +10,7 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.records import StepRecord
+from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 
@@ -100,14 +100,14 @@ class Bench:
         *requests: Request,
         num_blocks: int = 64,
         num_host_blocks: int = 0,
-        most_drafts: int = 0,
+        max_drafts: int = 0,
         slo: Slo | None = None,
         runner: CountingRunner | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.host = HostPool(num_host_blocks)
         self.scheduler = Scheduler(
-            schedule, self.pool, host=self.host, slo=slo, most_drafts=most_drafts
+            schedule, self.pool, host=self.host, slo=slo, max_drafts=max_drafts
         )
         self.engine = Engine(self.scheduler, runner or CountingRunner(block_size=BLOCK_SIZE))
         self.now = 0.0
@@ -138,7 +138,7 @@ class Bench:
         return [rows(self.step(seconds)) for _ in range(count)]
 
     def finish(self, most_steps: int = 2000) -> list[dict[str, int]]:
-        """Step until nobody is left; time goes to `wake_at` where a step is empty."""
+        """Step until none is left; time goes to `wake_at` where a step is empty."""
         made: list[dict[str, int]] = []
         for _ in range(most_steps):
             if not self.engine.has_work:
@@ -157,7 +157,7 @@ class Bench:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is left and everything was given back."""
+        """True if none is left and all blocks were given back."""
         is_over = not self.engine.has_work
         return is_over and self.pool.num_held == 0 and self.host.num_held == 0
 

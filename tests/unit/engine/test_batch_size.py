@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.slo import LatencyPromise, Slo
-from tandem_engine.scheduler.batch_size import BatchLimits, BatchSizeView, batch_size_for
-from tandem_engine.scheduler.batch_size.bisection import WINDOW, BisectedBatchSize
-from tandem_engine.scheduler.batch_size.fixed import FixedBatchSize
-from tandem_engine.scheduler.batch_size.predicted import PredictedBatchSize
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.latency.step_model import Coefficients, StepTimeModel
+from tandem_engine.scheduler.policies.batch_size import BatchLimits, BatchSizeView, batch_size_for
+from tandem_engine.scheduler.policies.batch_size.bisection import WINDOW, BisectedBatchSize
+from tandem_engine.scheduler.policies.batch_size.fixed_batch_size import FixedBatchSize
+from tandem_engine.scheduler.policies.batch_size.predicted import PredictedBatchSize
 
 untimed = settings(deadline=None)
 
 
 def view(num_running: int = 0, num_waiting: int = 0, **given: Any) -> BatchSizeView:
-    return BatchSizeView(now=0.0, num_running=num_running, num_waiting=num_waiting, **given)
+    return BatchSizeView(num_running=num_running, num_waiting=num_waiting, **given)
 
 
 def schedule(**given: Any) -> ScheduleConfig:
@@ -26,7 +26,7 @@ def schedule(**given: Any) -> ScheduleConfig:
 
 
 def test_which_policy_the_settings_ask_for() -> None:
-    promise = Slo(tpot=LatencyPromise(target="50ms"))
+    promise = Slo(tpot=LatencyTarget(target="50ms"))
     dynamic = schedule(dynamic_batch_size_enable=True)
     model = StepTimeModel()
 

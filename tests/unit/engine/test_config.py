@@ -290,7 +290,7 @@ def test_a_default_never_stands_in_the_way_of_a_small_batch() -> None:
     assert schedule.prefill_rows == 4
     assert schedule.largest_n == 4
     assert schedule.split_start_rows == 4
-    assert schedule.long_prefills == 2
+    assert schedule.split_fuse.long_prefills == 2
 
 
 def test_zero_prefill_rows_mean_max_batch_size() -> None:

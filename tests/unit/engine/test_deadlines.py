@@ -1,4 +1,4 @@
-"""Requests that nobody waits for any more: they end by the next step, wherever they are."""
+"""Requests whose deadline is over: they end by the next step, in any queue."""
 
 from dataclasses import replace
 from math import inf
@@ -18,7 +18,7 @@ def until(deadline: float, one: Request) -> Request:
     return replace(one, deadline=deadline)
 
 
-def ahead(schedule: ScheduleConfig) -> ScheduleConfig:
+def with_async(schedule: ScheduleConfig) -> ScheduleConfig:
     return schedule.model_copy(update={"async_scheduling_enable": True})
 
 
@@ -27,8 +27,8 @@ ONE_PLACE: dict[str, Any] = {"max_batch_size": 1, "max_prefill_batch_size": 1}
 
 @pytest.mark.parametrize(
     "schedule",
-    [mix(32), ahead(mix(32)), standard(), ahead(standard())],
-    ids=["splitfuse", "splitfuse, ahead", "continuous", "continuous, ahead"],
+    [mix(32), with_async(mix(32)), standard(), with_async(standard())],
+    ids=["splitfuse", "splitfuse, async", "continuous", "continuous, async"],
 )
 def test_one_that_runs_ends_and_its_blocks_are_free(schedule: ScheduleConfig) -> None:
     late = until(1.0, request("late", 20, 40))
@@ -148,7 +148,7 @@ def test_each_is_told_once_at_the_first_look_that_is_not_before_its_deadline(
         known.pop(f"r{at}", None)
     for now in sorted(moments):
         assert kept.next_at == min(known.values(), default=inf)
-        over = kept.take_over(now)
+        over = kept.pop_expired(now)
         assert sorted(over) == sorted(name for name, at in known.items() if at <= now)
         for name in over:
             del known[name]

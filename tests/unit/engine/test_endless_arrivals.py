@@ -1,6 +1,6 @@
-"""Requests that never stop coming: whoever is here ends within a bound, whatever the settings.
+"""Requests that never stop coming: every sequence ends within a bound, whatever the settings.
 
-A finite trace cannot show that somebody starves: in the end everybody else has gone.
+A finite trace cannot show that a sequence starves: in the end all others have gone.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.request import Request
-from tandem_engine.api.slo import LatencyPromise, Slo
-from tandem_engine.scheduler.order.bounded import MOST_PREEMPTIONS
+from tandem_engine.api.slo import LatencyTarget, Slo
+from tandem_engine.scheduler.policies.orders.bounded import MAX_PREEMPTIONS
 from tests.unit.engine.scheduling import STEP_S, Bench, mix, request, standard, tokens
 from tests.unit.engine.test_scheduler_properties import schedules, slos
 
@@ -38,7 +38,7 @@ def bound(num_before: int, *, rows: int = ROWS) -> int:
     keeps its blocks, and gets a token or more of it.
     """
     drain = (rows + 1) * rows * LONGEST
-    return int(AGE_S / STEP_S) + drain * (MOST_PREEMPTIONS + 3) * (num_before + 1)
+    return int(AGE_S / STEP_S) + drain * (MAX_PREEMPTIONS + 3) * (num_before + 1)
 
 
 @dataclass
@@ -116,11 +116,11 @@ COMMON: dict[str, Any] = {
 }
 PHASES = list(product((0, 1, 2, 3), (0, 1, 2, 3)))
 SWAPS = [pytest.param(0, id="recompute"), pytest.param(2, id="swap")]
-BOTH = Slo(ttft=LatencyPromise(target="250ms"), tpot=LatencyPromise(target="100ms"))
+BOTH = Slo(ttft=LatencyTarget(target="250ms"), tpot=LatencyTarget(target="100ms"))
 SLOS = [
     pytest.param(Slo(), id="no SLO"),
-    pytest.param(Slo(ttft=LatencyPromise(target="250ms")), id="TTFT"),
-    pytest.param(Slo(tpot=LatencyPromise(target="100ms")), id="TPOT"),
+    pytest.param(Slo(ttft=LatencyTarget(target="250ms")), id="TTFT"),
+    pytest.param(Slo(tpot=LatencyTarget(target="100ms")), id="TPOT"),
     pytest.param(BOTH, id="both"),
 ]
 
@@ -152,7 +152,7 @@ def assert_all_end(schedule: ScheduleConfig, slo: Slo | None = None) -> None:
 @pytest.mark.parametrize("swaps", SWAPS)
 @pytest.mark.parametrize(("prefill", "decode"), PHASES)
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "chunked"])
-def test_everybody_ends(strategy: Any, prefill: Any, decode: Any, swaps: int) -> None:
+def test_all_end(strategy: Any, prefill: Any, decode: Any, swaps: int) -> None:
     phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
     assert_all_end(standard(strategy=strategy, max_preempt_count=swaps, **phases, **COMMON))
 
@@ -160,9 +160,7 @@ def test_everybody_ends(strategy: Any, prefill: Any, decode: Any, swaps: int) ->
 @pytest.mark.parametrize("swaps", SWAPS)
 @pytest.mark.parametrize(("prefill", "decode"), PHASES)
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_everybody_ends_in_continuous_batches(
-    stage: Any, prefill: Any, decode: Any, swaps: int
-) -> None:
+def test_all_end_in_continuous_batches(stage: Any, prefill: Any, decode: Any, swaps: int) -> None:
     phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
     assert_all_end(standard(stage_select_policy=stage, max_preempt_count=swaps, **phases, **COMMON))
 
@@ -170,7 +168,7 @@ def test_everybody_ends_in_continuous_batches(
 @pytest.mark.parametrize("swaps", SWAPS)
 @pytest.mark.parametrize(("prefill", "decode"), PHASES)
 @pytest.mark.parametrize("slo", SLOS)
-def test_everybody_ends_in_mixed_steps(slo: Slo, prefill: Any, decode: Any, swaps: int) -> None:
+def test_all_end_in_mixed_steps(slo: Slo, prefill: Any, decode: Any, swaps: int) -> None:
     phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
     assert_all_end(mix(32, schedule={"max_preempt_count": swaps, **phases, **COMMON}), slo)
 
@@ -178,7 +176,7 @@ def test_everybody_ends_in_mixed_steps(slo: Slo, prefill: Any, decode: Any, swap
 @pytest.mark.parametrize("swaps", SWAPS)
 @pytest.mark.parametrize("policy", [4, 5, 6, 7])
 @pytest.mark.parametrize("slo", SLOS)
-def test_everybody_ends_under_a_policy_of_split_fuse(slo: Slo, policy: Any, swaps: int) -> None:
+def test_all_end_under_a_policy_of_split_fuse(slo: Slo, policy: Any, swaps: int) -> None:
     assert_all_end(
         mix(32, policy_type=policy, schedule={"max_preempt_count": swaps, **COMMON}), slo
     )
@@ -219,7 +217,7 @@ lengths = st.lists(st.integers(1, 30), min_size=1, max_size=5)
     per_step=1,
 )
 @settings(max_examples=80, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-def test_everybody_ends_whatever_the_settings_and_whoever_comes(
+def test_all_end_whatever_the_settings_and_arrivals(
     schedule: ScheduleConfig,
     slo: Slo,
     num_blocks: int,
@@ -270,7 +268,7 @@ def test_who_ranks_lower_on_purpose_has_no_bound_but_the_end_of_those_before_it(
 
 
 @pytest.mark.parametrize("num_output", [1, 6])
-def test_one_that_is_swapped_out_comes_back_before_whoever_comes_later(num_output: int) -> None:
+def test_one_that_is_swapped_out_comes_back_before_those_that_come_later(num_output: int) -> None:
     schedule = mix(32, schedule={**COMMON, "max_preempt_count": 1})
     bench = bench_of(schedule, num_blocks=6)
     bench.add(request("old", 30, 40), request("long", 46, 6, arrived=0.01))

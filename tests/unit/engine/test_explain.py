@@ -15,8 +15,8 @@ from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
-from tandem_engine.scheduler.explain import clause_of, explain
 from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.records.explain import clause_of, explain
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 
@@ -51,12 +51,10 @@ class Clocked:
         *requests: Request,
         num_blocks: int = 64,
         num_host_blocks: int = 0,
-        most_drafts: int = 0,
+        max_drafts: int = 0,
     ) -> None:
         pool = BlockPool(num_blocks, BLOCK_SIZE)
-        scheduler = Scheduler(
-            schedule, pool, host=HostPool(num_host_blocks), most_drafts=most_drafts
-        )
+        scheduler = Scheduler(schedule, pool, host=HostPool(num_host_blocks), max_drafts=max_drafts)
         self.engine = Engine(scheduler, CountingRunner(block_size=BLOCK_SIZE))
         self._now = 0.0
         for each in requests:
@@ -119,14 +117,19 @@ def test_a_step_that_is_being_computed_has_no_time_yet() -> None:
     assert shape(half) == [("a", "chunk", 0, 32)]
 
 
-def test_an_empty_step_has_no_prediction_and_nobody_waits() -> None:
+def test_an_empty_step_has_no_prediction_and_none_waits() -> None:
     (empty,) = Clocked(mix(32)).run(1)
 
-    assert (empty.rows, empty.predicted_s, empty.held_up, empty.num_waiting) == ((), None, None, 0)
+    assert (empty.rows, empty.predicted_s, empty.blocked_by, empty.num_waiting) == (
+        (),
+        None,
+        None,
+        0,
+    )
 
 
 def test_drafts_are_counted_in_the_row() -> None:
-    clocked = Clocked(mix(32), request("a", 20), most_drafts=3)
+    clocked = Clocked(mix(32), request("a", 20), max_drafts=3)
 
     _, second = clocked.run(2)
 
@@ -144,27 +147,27 @@ def test_decodes_may_be_counted_without_a_list_of_them() -> None:
     assert (second.num_decodes, second.num_decode_tokens) == (1, 1)
 
 
-def test_whoever_waits_for_tokens_is_told_how_many_there_were() -> None:
+def test_one_that_waits_for_tokens_is_told_how_many_there_were() -> None:
     clocked = Clocked(mix(32), *(request(name, 40) for name in "abc"))
 
     (first,) = clocked.run(1)
 
-    assert first.held_up is not None
-    assert first.held_up.reason == "token budget"
-    assert first.held_up.text == "b waits for tokens: all 32 of the step are given away."
+    assert first.blocked_by is not None
+    assert first.blocked_by.reason == "token_budget"
+    assert first.blocked_by.text == "b waits for tokens: the token budget of 32 is exhausted."
     assert (first.num_waiting, first.num_behind) == (2, 1)
 
 
-def test_whoever_waits_for_blocks_is_told_so() -> None:
+def test_one_that_waits_for_blocks_is_told_so() -> None:
     # 4 blocks: the first prompt takes 3, and the second would need 3.
     clocked = Clocked(mix(64), request("a", 40), request("b", 40), num_blocks=4)
 
     (first,) = clocked.run(1)
 
-    assert first.held_up is not None
-    assert first.held_up.reason == "KV blocks"
+    assert first.blocked_by is not None
+    assert first.blocked_by.reason == "kv_blocks"
     # 40 tokens take 3 blocks, and one block stays free for whom runs.
-    assert first.held_up.text == "b waits for KV blocks: 1 free, 4 needed."
+    assert first.blocked_by.text == "b waits for KV blocks: 1 free, 4 needed."
 
 
 def test_blocks_that_are_promised_to_others_are_not_called_scarce() -> None:
@@ -172,13 +175,13 @@ def test_blocks_that_are_promised_to_others_are_not_called_scarce() -> None:
     both = (request("a", 40, 40), request("b", 40, 24))
     (first,) = Clocked(mix(64, no_evict=True), *both, num_blocks=8).run(1)
 
-    assert first.held_up is not None
-    assert first.held_up.text == (
-        "b waits for KV blocks: 5 free, but promised to those that run (noEvict)."
+    assert first.blocked_by is not None
+    assert first.blocked_by.text == (
+        "b waits for KV blocks: 5 free, but reserved for running sequences (noEvict)."
     )
 
 
-def test_whoever_waits_for_another_stage_is_told_which_one_it_is() -> None:
+def test_one_that_waits_for_another_stage_is_told_which_one_it_is() -> None:
     schedule = ScheduleConfig(
         cache_block_size=BLOCK_SIZE, strategy="chunked", max_prefill_tokens=32
     )
@@ -188,8 +191,8 @@ def test_whoever_waits_for_another_stage_is_told_which_one_it_is() -> None:
 
     assert shape(first) == [("a", "chunk", 0, 20), ("b", "chunk", 0, 12)]
     assert shape(second) == [("a", "decode", 20, 1)]
-    assert second.held_up is not None
-    assert second.held_up.text == "c waits for another kind of step: this one is for decodes."
+    assert second.blocked_by is not None
+    assert second.blocked_by.text == "c waits for another kind of step: this one is for decodes."
 
 
 def test_a_forming_batch_says_how_long_it_will_wait_at_most() -> None:
@@ -204,10 +207,11 @@ def test_a_forming_batch_says_how_long_it_will_wait_at_most() -> None:
     (first,) = clocked.run(1)
 
     assert first.rows == ()
-    assert first.held_up is not None
+    assert first.blocked_by is not None
     # It began to wait at 0, the step is at 0.25 s.
     assert (
-        first.held_up.text == "a waits for company: its batch is forming, for 2.250 s more at most."
+        first.blocked_by.text
+        == "a waits for more requests: its batch is forming, for 2.250 s more at most."
     )
 
 
@@ -223,7 +227,7 @@ def test_a_preempted_sequence_is_named_with_what_became_of_it() -> None:
     assert max(step.num_swapped for step in swapped) == 1
 
 
-def test_a_prefix_in_the_making_passes_over_the_second_of_two() -> None:
+def test_a_pending_prefix_passes_over_the_second_of_two() -> None:
     twins = [
         Request(
             request_id=name,
@@ -324,7 +328,7 @@ def test_explanations_add_up_whatever_runs(
         )
         kinds = [row.kind for row in step.rows]
         assert kinds == sorted(kinds, key=["decode", "chunk"].index), "decodes come first"
-        waits = [*step.passed_over, *([step.held_up] if step.held_up else [])]
+        waits = [*step.passed_over, *([step.blocked_by] if step.blocked_by else [])]
         assert all("{" not in wait.text and wait.text.endswith(".") for wait in waits)
         has_reason = bool(waits or step.recomputed)
-        assert has_reason or not step.num_waiting, "somebody waits, and nobody knows why"
+        assert has_reason or not step.num_waiting, "a sequence waits without a reason"

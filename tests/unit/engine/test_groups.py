@@ -1,4 +1,4 @@
-"""Requests with several sequences: choices of n and best_of, beams, and who leaves when."""
+"""Requests with several sequences: choices of n and best_of, beams, and their ends."""
 
 import pytest
 
@@ -81,7 +81,7 @@ class TestChoices:
         schedule = {"max_batch_size": 3, "max_prefill_batch_size": 3}
         bench = Bench(mix(16, schedule=schedule), request("a", 40, 3, n=3), request("b", 4))
         bench.run(2)
-        assert bench.record.held_up in {Reason.BATCH_SIZE, Reason.TOKENS}
+        assert bench.record.blocked_by in {Reason.BATCH_SIZE, Reason.TOKENS}
         bench.engine.abort("a1")
 
         assert bench.run(1) == [{"a0": 8, "b": 4}]
@@ -215,7 +215,7 @@ class TestEnds:
         scheduler.abort("waits")
         scheduler.abort("choices1")
         scheduler.abort("choices0")
-        scheduler.abort("nobody")
+        scheduler.abort("unknown")
         told = scheduler.take_ended()
         scheduler.abort("beams1")
         told += scheduler.take_ended()

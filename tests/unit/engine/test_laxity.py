@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.order.allowance import Allowance
-from tandem_engine.scheduler.order.laxity import PATIENCE, LeastLaxity
+from tandem_engine.scheduler.policies.orders.error_budget import ErrorBudget
+from tandem_engine.scheduler.policies.orders.laxity_order import PATIENCE, LaxityOrder
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tandem_engine.scheduler.waiting import Waiting
 from tests.unit.engine.scheduling import Bench, mix, request
@@ -22,8 +22,8 @@ TTFT_S = 2.0
 _numbers = count()
 
 
-def order() -> LeastLaxity:
-    return LeastLaxity(lambda: TOKEN_S, TTFT_S)
+def order() -> LaxityOrder:
+    return LaxityOrder(lambda: TOKEN_S, TTFT_S)
 
 
 def prompt(num_tokens: int, *, arrived: float = 10.0) -> Sequence:
@@ -77,19 +77,19 @@ def test_who_has_had_its_first_token_goes_before_all() -> None:
 
 def test_a_promise_is_lost_when_the_prompt_no_longer_fits_before_the_deadline() -> None:
     # 10 s + 2 s − 2,000 · 0.1 ms.
-    assert order().lost_at(prompt(2000, arrived=10.0)) == 11.8
+    assert order().latest_start(prompt(2000, arrived=10.0)) == 11.8
 
 
 def test_without_a_promise_none_is_lost() -> None:
-    assert LeastLaxity(lambda: TOKEN_S).lost_at(prompt(2000)) == inf
+    assert LaxityOrder(lambda: TOKEN_S).latest_start(prompt(2000)) == inf
 
 
 def test_a_first_token_that_was_given_can_not_be_lost() -> None:
-    assert order().lost_at(with_first_token(prompt(2000))) == inf
+    assert order().latest_start(with_first_token(prompt(2000))) == inf
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 100)), min_size=2, max_size=8))
-def test_nobody_is_passed_by_one_that_comes_later_than_its_patience(
+def test_none_is_passed_by_one_that_comes_later_than_its_patience(
     given_prompts: list[tuple[int, float]],
 ) -> None:
     ranked = in_order(*(prompt(tokens, arrived=at) for tokens, at in given_prompts))
@@ -152,14 +152,14 @@ def test_once_it_is_overdue_the_oldest_is_one_in_seven_that_start() -> None:
         return False
 
     for _ in range(14):
-        waiting.offer(lambda _: False, now=9.0, most=100)  # no place for anybody
+        waiting.offer(lambda _: False, now=9.0, most=100)  # none is taken
         waiting.offer(start_one, now=9.0, most=100)
 
     assert started == [*young[:6], lost[0], *young[6:12], lost[1]]
 
 
-def test_in_overload_nobody_waits_for_ever() -> None:
-    promised = Slo(ttft=LatencyPromise(target="100ms"), tpot=LatencyPromise(target="50ms"))
+def test_in_overload_none_waits_for_ever() -> None:
+    promised = Slo(ttft=LatencyTarget(target="100ms"), tpot=LatencyTarget(target="50ms"))
     bench = Bench(mix(32), num_blocks=512, slo=promised)
     # Its 3,000 tokens alone take longer than is promised: it is lost from the start.
     bench.add(request("long", 3000, 2))
@@ -184,24 +184,24 @@ def test_in_overload_nobody_waits_for_ever() -> None:
 def test_an_allowance_is_exceeded_when_more_are_lost_than_the_percentile_leaves(
     percentile: int,
 ) -> None:
-    fair, unfair = Allowance(percentile), Allowance(percentile)
+    fair, unfair = ErrorBudget(percentile), ErrorBudget(percentile)
     for number in range(1, 1001):
-        for allowance, lost in ((fair, 100 - percentile), (unfair, 101 - percentile)):
+        for error_budget, lost in ((fair, 100 - percentile), (unfair, 101 - percentile)):
             # Evenly: the last of each few.
-            allowance.note(is_kept=number * lost // 100 == (number - 1) * lost // 100)
+            error_budget.note(is_kept=number * lost // 100 == (number - 1) * lost // 100)
 
-    assert not fair.is_exceeded
-    assert unfair.is_exceeded
+    assert not fair.is_exhausted
+    assert unfair.is_exhausted
 
 
 def test_prompts_that_are_late_keep_their_place_while_so_many_may_be() -> None:
-    allowance = Allowance(90)
-    allowed = LeastLaxity(lambda: TOKEN_S, TTFT_S, allowance)
+    error_budget = ErrorBudget(90)
+    allowed = LaxityOrder(lambda: TOKEN_S, TTFT_S, error_budget)
     late = prompt(2000, arrived=10.0)
-    assert allowed.lost_at(late) == inf
+    assert allowed.latest_start(late) == inf
 
-    allowance.note(is_kept=False)
-    assert allowed.lost_at(late) == 11.8
+    error_budget.note(is_kept=False)
+    assert allowed.latest_start(late) == 11.8
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_prompts_that_are_late_keep_their_place_while_so_many_may_be() -> None:
 def test_the_percentile_of_a_ttft_alone_decides_whether_late_prompts_stand_back(
     percentile: int, first: str
 ) -> None:
-    slo = Slo(ttft=LatencyPromise(target="1s", percentile=percentile))
+    slo = Slo(ttft=LatencyTarget(target="1s", percentile=percentile))
     one_seat = mix(schedule={"max_batch_size": 1})
     bench = Bench(one_seat, request("kept", 16, 1), slo=slo)
     bench.run(1, 0.5)

@@ -1,4 +1,4 @@
-"""A step that fails takes its rows with it, and whoever its copies were for; nobody else notices.
+"""A step that fails takes its rows with it, and those its copies were for; no other is affected.
 
 The counting runner knows what stands in every block, so a survivor that reads what a lost step has
 not written is found by the row that reads it.
@@ -57,11 +57,11 @@ def crowd() -> list[Request]:
 FEW: dict[str, Any] = {"max_preempt_count": 4, "max_batch_size": 8}
 SCHEDULES = {
     "splitfuse": mix(48, schedule=FEW),
-    "splitfuse, ahead": mix(48, schedule={**FEW, "async_scheduling_enable": True}),
+    "splitfuse, async": mix(48, schedule={**FEW, "async_scheduling_enable": True}),
     "splitfuse, 16 tokens": mix(16, schedule=FEW),
     "continuous": standard(**FEW),
-    "continuous, ahead": standard(**FEW, async_scheduling_enable=True),
-    "chunked, ahead": standard(
+    "continuous, async": standard(**FEW, async_scheduling_enable=True),
+    "chunked, async": standard(
         strategy="chunked", max_prefill_tokens=32, **FEW, async_scheduling_enable=True
     ),
     "recompute": mix(48, schedule={**FEW, "max_preempt_count": 0}),
@@ -80,7 +80,7 @@ def bench_of(schedule: ScheduleConfig, runner: CountingRunner) -> Bench:
 
 
 def finish(bench: Bench) -> dict[str, str]:
-    """Step to the end; return who failed, and why."""
+    """Step to the end; return the failed ones, and why."""
     failed: dict[str, str] = {}
     for _ in range(600):
         if not bench.engine.has_work:
@@ -90,7 +90,7 @@ def finish(bench: Bench) -> dict[str, str]:
         failed |= progress.failed
         if not progress.step.sequence_ids:
             bench.now = max(bench.now, bench.engine.wake_at)
-    raise AssertionError(f"somebody never ends: {bench.record}")
+    raise AssertionError(f"a sequence never ends: {bench.record}")
 
 
 def undisturbed(schedule: ScheduleConfig) -> tuple[list[Step], dict[str, list[int]]]:

@@ -18,7 +18,7 @@ from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.front.timeline import Timeline
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.records import StepRecord
+from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
 
@@ -190,8 +190,8 @@ def test_waiting_is_told_by_reason_as_of_the_moment_of_asking() -> None:
     waited_s[Reason.NO_BLOCKS] += 2.5
 
     told = samples(metrics)
-    assert told["tandem_request_wait_seconds_total", "KV blocks"] == 2.5
-    assert told["tandem_request_wait_seconds_total", "token budget"] == 0.0
+    assert told["tandem_request_wait_seconds_total", "kv_blocks"] == 2.5
+    assert told["tandem_request_wait_seconds_total", "token_budget"] == 0.0
 
 
 def test_requests_are_counted_and_their_latencies_are_in_buckets() -> None:

@@ -1,4 +1,4 @@
-"""The orders: who starts first, by each value of each policy; cases worked out by hand."""
+"""The orders of starts, by each value of each policy; cases worked out by hand."""
 
 import pytest
 from hypothesis import given
@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.order import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
-from tandem_engine.scheduler.order.mlfq import level_of
+from tandem_engine.scheduler.policies.orders import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
+from tandem_engine.scheduler.policies.orders.mlfq import level_of
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tests.unit.engine.scheduling import Bench, mix, request, standard
 

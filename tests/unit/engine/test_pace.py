@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_engine.api.slo import LatencyPromise, Slo
-from tandem_engine.scheduler.budget.pace import (
+from tandem_engine.api.slo import LatencyTarget, Slo
+from tandem_engine.scheduler.policies.budget.pace import (
     FASTEST,
     LARGEST_GAP,
     LATE_SHARE,
@@ -23,7 +23,7 @@ from tests.unit.engine.scheduling import Bench, mix, request
 
 untimed = settings(deadline=None)
 TPOT_S = 0.05
-SLO = Slo(ttft=LatencyPromise(target="2s"), tpot=LatencyPromise(target="50ms"))
+SLO = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="50ms"))
 
 
 @dataclass
@@ -70,8 +70,8 @@ def test_the_slack_of_one_row(leniency: float, num_output: int, now: float, slac
     [
         pytest.param(1.0, 3, 0.0495, id="three of ten may be late at the slowest pace"),
         pytest.param(1.0, 4, 0.025, id="four of ten may not"),
-        pytest.param(0.0, 0, 0.045, id="nobody is late"),
-        pytest.param(0.0, 1, 0.025, id="nobody may be at the fastest pace"),
+        pytest.param(0.0, 0, 0.045, id="none is late"),
+        pytest.param(0.0, 1, 0.025, id="none may be at the fastest pace"),
     ],
 )
 def test_some_rows_may_be_late(leniency: float, late: int, slack_s: float) -> None:
@@ -117,8 +117,8 @@ def test_an_answer_that_was_too_slow_makes_the_pace_faster() -> None:
 
 def test_the_promise_that_may_be_lost_less_often_counts_more() -> None:
     strict = Slo(
-        ttft=LatencyPromise(target="2s", percentile=90),
-        tpot=LatencyPromise(target="50ms", percentile=99),
+        ttft=LatencyTarget(target="2s", percentile=90),
+        tpot=LatencyTarget(target="50ms", percentile=99),
     )
     seen = Pace(strict)
     seen.note_end(1.0)
@@ -227,7 +227,7 @@ def test_where_nothing_is_promised_there_is_no_pace() -> None:
 
 def test_a_promise_that_comes_later_begins_with_a_pace_of_its_own() -> None:
     bench = served(0.06)
-    bench.engine.reconfigure(mix(), Slo(tpot=LatencyPromise(target="20ms")))
+    bench.engine.reconfigure(mix(), Slo(tpot=LatencyTarget(target="20ms")))
 
     assert bench.scheduler.stats().tpot_pace == pytest.approx(0.963)
 
@@ -236,7 +236,7 @@ def test_a_promise_that_comes_later_begins_with_a_pace_of_its_own() -> None:
 
 
 def alone(percentile: int, leniency: float) -> Pace:
-    found = Pace(Slo(tpot=LatencyPromise(target="50ms", percentile=percentile)))
+    found = Pace(Slo(tpot=LatencyTarget(target="50ms", percentile=percentile)))
     found.leniency = leniency
     return found
 
@@ -264,7 +264,7 @@ def test_a_stricter_tpot_is_held_to_a_faster_pace() -> None:
     for percentile in (50, 90, 99):
         seen = alone(percentile, START)
         for number in range(2000):
-            # Whoever is paced slower is late more often.
+            # Rows that are paced slower are late more often.
             seen.note_end(1.0 if (number * 7919) % 1000 < 250 * seen.leniency else 0.01)
         paces.append(seen.share)
 

@@ -180,7 +180,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert sum(other.table.count(block) for other in self.live) == 1
         assert self.model.holders[block] == 1
         assert block not in self.model.keys
-        # First half a block, as in the step before it is full: nobody may find that.
+        # First half a block, as in the step before it is full: none may find that.
         self.num_writes += 1
         self.contents[block] = f"half written {self.num_writes}"
         self.check_contents()
@@ -192,7 +192,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live and self.pool.num_free)
     @rule(pick=picks, token=st.integers(0, 1))
     def grow(self, pick: int, token: int) -> None:
-        """Decode: one block more, whoever's cached block it costs."""
+        """Decode: one block more, even if it costs a cached one."""
         row = self.pick(pick)
         row.table += self.allocate(1)
         row.tokens.append(token)

@@ -12,7 +12,7 @@ def first_preempted(bench: Bench) -> list[str]:
         lost = bench.step().step.preempted
         if lost:
             return list(lost)
-    raise AssertionError("nobody was preempted")
+    raise AssertionError("no sequence was preempted")
 
 
 def test_the_newest_gives_way_when_blocks_run_out() -> None:
@@ -24,7 +24,7 @@ def test_the_newest_gives_way_when_blocks_run_out() -> None:
 
     assert (list(first.sequence_ids), first.preempted) == (["a", "b"], ())
     assert (list(second.sequence_ids), second.preempted) == (["a"], ("b",))
-    assert bench.record.held_up is Reason.PREEMPTION
+    assert bench.record.blocked_by is Reason.PREEMPTION
 
 
 def test_a_preempted_sequence_is_computed_again_with_what_it_had_said() -> None:
@@ -116,7 +116,7 @@ class TestSwaps:
         assert stats.num_swaps == stats.num_preemptions > 0
         assert bench.is_empty
 
-    def test_the_swapped_come_back_before_anybody_new_starts(self) -> None:
+    def test_the_swapped_come_back_before_any_new_one_starts(self) -> None:
         bench = self.three(3, 8)
         bench.run(4)
         assert bench.engine.stats().num_swapped == 1
@@ -130,7 +130,7 @@ class TestSwaps:
 
 
 class TestClaims:
-    """maxFirstTokenWaitTime: who found no blocks for its first token for so long takes others'."""
+    """maxFirstTokenWaitTime: a request without blocks for so long takes others'."""
 
     def starved(self, schedule_of: str, wait_ms: int, **settings: object) -> Bench:
         given = {"max_first_token_wait_time": wait_ms, **settings}
@@ -145,10 +145,10 @@ class TestClaims:
     def test_a_running_sequence_loses_its_blocks(self, template: str) -> None:
         bench = self.starved(template, 2000)
         first_preempted(bench)
-        lost_at = bench.record.started
+        latest_start = bench.record.started
 
         # It arrived at 1.0; more than 2 s later is 3.25, in steps of 0.25.
-        assert lost_at == 3.25
+        assert latest_start == 3.25
         assert bench.run(1) == [{"b": 60}]
 
     @pytest.mark.parametrize("template", ["Mix", "Standard"])
@@ -166,7 +166,7 @@ class TestClaims:
         assert first == 1
         assert bench.said == counting("a", 60) | counting("b", 2)
 
-    def test_no_evict_takes_nothing_from_anybody(self) -> None:
+    def test_no_evict_takes_nothing_from_any(self) -> None:
         bench = self.starved("Mix", 0, no_evict=True)
         bench.finish()
 
@@ -183,7 +183,7 @@ class TestNoEvict:
         bench = Bench(mix(64, schedule={"no_evict": True}), *many, num_blocks=8)
 
         assert bench.run(1) == [{"a": 16, "b": 16}]  # c would make it 9 of 8
-        assert bench.record.held_up is Reason.NO_BLOCKS
+        assert bench.record.blocked_by is Reason.NO_BLOCKS
         bench.finish()
         assert bench.engine.stats().num_preemptions == 0
 

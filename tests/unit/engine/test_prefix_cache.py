@@ -14,8 +14,8 @@ from tandem_engine.kvcache.keys import (
     root_key,
     split_keys,
 )
+from tandem_engine.kvcache.pending_blocks import PendingBlocks
 from tandem_engine.kvcache.pool import BlockPool, OutOfBlocks
-from tandem_engine.kvcache.promises import Promises
 
 A, B, C, D = (letter * KEY_BYTES for letter in (b"a", b"b", b"c", b"d"))
 token_lists = st.lists(st.integers(0, 2), max_size=12)
@@ -146,7 +146,7 @@ def test_a_cached_block_that_is_shared_is_held_again() -> None:
     pool.check_integrity([table])
 
 
-def test_sharing_takes_from_the_free_blocks_what_nobody_held() -> None:
+def test_sharing_takes_from_the_free_blocks_those_without_a_holder() -> None:
     pool = BlockPool(4, 16)
     table = sealed(pool, A, B, C)
     pool.release(table[1:])
@@ -219,7 +219,7 @@ def test_a_sealed_block_takes_no_other_key() -> None:
     assert pool.find([B]) == []
 
 
-def test_a_block_that_nobody_holds_cannot_be_sealed() -> None:
+def test_a_block_without_a_holder_cannot_be_sealed() -> None:
     pool = BlockPool(2, 16)
 
     with pytest.raises(AssertionError, match="block 1 is not the sealer's to seal"):
@@ -388,90 +388,90 @@ def test_a_parent_of_several_keys_is_a_bug() -> None:
         block_keys([1], 1, parent=block_keys([1, 2], 1))
 
 
-def test_the_first_to_promise_a_block_computes_it() -> None:
-    promises = Promises()
-    promises.promise(A, "first")
-    promises.promise(A, "second")
-    promises.promise(B, "second")
+def test_the_first_owner_of_a_pending_block_computes_it() -> None:
+    pending = PendingBlocks()
+    pending.add(A, "first")
+    pending.add(A, "second")
+    pending.add(B, "second")
 
-    assert promises.promised_to(A) == "first"
-    assert promises.promised_to(B) == "second"
-    assert promises.promised_to(C) is None
-    assert len(promises) == 2
-
-
-def test_a_kept_promise_is_over() -> None:
-    promises = Promises()
-    promises.promise(A, "first")
-    promises.promise(B, "first")
-
-    promises.keep(A)
-    promises.keep(C)
-
-    assert promises.promised_to(A) is None
-    assert promises.promised_to(B) == "first"
-    promises.check_integrity()
+    assert pending.owner_of(A) == "first"
+    assert pending.owner_of(B) == "second"
+    assert pending.owner_of(C) is None
+    assert len(pending) == 2
 
 
-def test_all_promises_of_a_sequence_end_at_once() -> None:
-    promises = Promises()
+def test_a_block_that_is_complete_is_pending_no_more() -> None:
+    pending = PendingBlocks()
+    pending.add(A, "first")
+    pending.add(B, "first")
+
+    pending.complete(A)
+    pending.complete(C)
+
+    assert pending.owner_of(A) is None
+    assert pending.owner_of(B) == "first"
+    pending.check_integrity()
+
+
+def test_all_pending_blocks_of_a_sequence_end_at_once() -> None:
+    pending = PendingBlocks()
     for key, owner in ((A, "first"), (B, "second"), (C, "first")):
-        promises.promise(key, owner)
+        pending.add(key, owner)
 
-    promises.retract("first")
-    promises.retract("nobody")
+    pending.cancel("first")
+    pending.cancel("unknown")
 
-    assert [promises.promised_to(key) for key in (A, B, C)] == [None, "second", None]
-    promises.check_integrity()
+    assert [pending.owner_of(key) for key in (A, B, C)] == [None, "second", None]
+    pending.check_integrity()
 
 
 def test_an_owner_gone_takes_nothing_from_the_next_one() -> None:
-    promises = Promises()
-    promises.promise(A, "first")
-    promises.keep(A)
-    promises.promise(A, "second")
+    pending = PendingBlocks()
+    pending.add(A, "first")
+    pending.complete(A)
+    pending.add(A, "second")
 
-    promises.retract("first")
+    pending.cancel("first")
 
-    assert promises.promised_to(A) == "second"
-    promises.check_integrity()
+    assert pending.owner_of(A) == "second"
+    pending.check_integrity()
 
 
-def test_nothing_is_left_of_promises_that_ended() -> None:
-    promises = Promises()
+def test_nothing_is_left_of_pending_blocks_that_ended() -> None:
+    pending = PendingBlocks()
     for number in range(100):
-        promises.promise(A, str(number))
-        promises.promise(B, str(number))
-        promises.keep(A)
-        promises.retract(str(number)) if number % 2 else promises.keep(B)
+        pending.add(A, str(number))
+        pending.add(B, str(number))
+        pending.complete(A)
+        pending.cancel(str(number)) if number % 2 else pending.complete(B)
 
-    assert len(promises) == 0
-    assert promises._keys == {}
-
-
-def test_promises_are_cleared_when_nothing_will_be_found() -> None:
-    promises = Promises()
-    promises.promise(A, "first")
-
-    promises.clear()
-
-    assert promises.promised_to(A) is None
-    promises.retract("first")
-    promises.check_integrity()
+    assert len(pending) == 0
+    assert pending._keys == {}
 
 
-def test_the_check_finds_a_promise_without_an_owner() -> None:
-    promises = Promises()
-    promises.promise(A, "first")
-    promises._keys.clear()
+def test_pending_blocks_are_cleared_when_nothing_will_be_found() -> None:
+    pending = PendingBlocks()
+    pending.add(A, "first")
+
+    pending.clear()
+
+    assert pending.owner_of(A) is None
+    pending.cancel("first")
+    pending.check_integrity()
+
+
+def test_the_check_finds_a_pending_block_without_an_owner() -> None:
+    pending = PendingBlocks()
+    pending.add(A, "first")
+    pending._keys.clear()
 
     with pytest.raises(AssertionError, match="this is a bug"):
-        promises.check_integrity()
+        pending.check_integrity()
 
 
-def test_the_check_finds_an_owner_without_a_promise() -> None:
-    promises = Promises()
-    promises._keys["first"] = set()
+def test_the_check_finds_an_owner_without_a_pending_block() -> None:
+    pending = PendingBlocks()
+    pending._keys["first"] = set()
 
-    with pytest.raises(AssertionError, match="promises nothing"):
-        promises.check_integrity()
+    with pytest.raises(AssertionError, match="without a pending block"):
+        pending.check_integrity()

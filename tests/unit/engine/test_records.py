@@ -16,7 +16,7 @@ def test_a_record_says_what_the_step_was_given_and_how_long_it_took() -> None:
 
     # a's last 8 tokens and 24 of b's: 24 tokens on average at 12, 8 at 36.
     assert (record.number, record.started, record.ended, record.seconds) == (1, 0.25, 0.5, 0.25)
-    assert (record.token_budget, record.num_waiting, record.held_up) == (32, 0, None)
+    assert (record.token_budget, record.num_waiting, record.blocked_by) == (32, 0, None)
     assert (record.load.num_tokens, record.load.num_rows) == (32, 2)
     assert record.load.chunk_context == 8 * (32 + 8 / 2) + 24 * (0 + 24 / 2)
     assert record.load.decode_context == 0
@@ -91,14 +91,14 @@ def test_waiting_is_booked_on_what_it_was_for() -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "lacks"), [(3, True), (64, False)])
-def test_it_knows_whether_somebody_lacked_blocks(num_blocks: int, lacks: bool) -> None:
+def test_it_knows_if_the_queue_lacked_blocks(num_blocks: int, lacks: bool) -> None:
     bench = Bench(mix(64), request("a", 20), request("b", 20), num_blocks=num_blocks)
     bench.run(1)
 
     assert bench.engine.records.lacked_blocks is lacks
 
 
-def test_somebody_who_waits_has_a_reason_in_every_strategy() -> None:
+def test_a_sequence_that_waits_has_a_reason_in_every_strategy() -> None:
     names = ("static", "dynamic", "continuous", "chunked", "splitfuse")
     for name in names:
         given = {"max_batch_size": 2, "max_prefill_batch_size": 2}
@@ -110,4 +110,4 @@ def test_somebody_who_waits_has_a_reason_in_every_strategy() -> None:
         while bench.engine.has_work:
             bench.step()
             record = bench.record
-            assert record.num_waiting == 0 or record.held_up or record.passed_over, name
+            assert record.num_waiting == 0 or record.blocked_by or record.passed_over, name

@@ -10,14 +10,14 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.rewrites import (
     LEFT_TO_REPLICA,
     consequences,
-    keep_promises,
     resolve_schedule,
     rewrite,
     schedule_document,
     with_batch_size,
     with_longest_output,
+    with_slo_defaults,
 )
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 
 NO_N = "maxN is not given; it is {}."
 
@@ -209,11 +209,11 @@ def test_a_smaller_batch_lowers_what_may_not_exceed_it() -> None:
     assert (small.max_batch_size, small.max_prefill_batch_size, small.max_n) == (8, 8, 8)
 
 
-SLO = Slo(ttft=LatencyPromise(target="1s"))
+SLO = Slo(ttft=LatencyTarget(target="1s"))
 
 
 def test_a_promise_cuts_every_prompt_and_no_answer() -> None:
-    chosen = keep_promises(ScheduleConfig(), SLO, max_seq_len=4096)
+    chosen = with_slo_defaults(ScheduleConfig(), SLO, max_seq_len=4096)
 
     assert chosen.is_split_fuse
     assert chosen.split_start_rows == 0
@@ -222,17 +222,17 @@ def test_a_promise_cuts_every_prompt_and_no_answer() -> None:
 
 
 def test_without_a_promise_the_defaults_are_mindies() -> None:
-    schedule = keep_promises(ScheduleConfig(), Slo(), max_seq_len=4096)
+    schedule = with_slo_defaults(ScheduleConfig(), Slo(), max_seq_len=4096)
 
     assert (schedule.template_type, schedule.max_iter_times) == ("Standard", 512)
     assert schedule.split_fuse.split_start_batch_size == 16
 
 
 def test_an_output_that_the_service_leaves_open_is_filled_in_by_the_replica() -> None:
-    open_output = keep_promises(ScheduleConfig(), SLO)
+    open_output = with_slo_defaults(ScheduleConfig(), SLO)
     assert "max_iter_times" not in open_output.model_fields_set
 
     assert with_longest_output(open_output, SLO, max_seq_len=99).max_iter_times == 99
-    # What somebody wrote stays.
+    # A given value stays.
     written = ScheduleConfig(max_iter_times=512)
     assert with_longest_output(written, SLO, max_seq_len=4096).max_iter_times == 512

@@ -31,7 +31,7 @@ def test_the_length_limit_ends_a_request() -> None:
 
 
 def test_a_stop_id_among_right_drafts_ends_it_there() -> None:
-    bench = Bench(mix(32), request("a", 4, 20, stop_token_ids=(2,)), most_drafts=5)
+    bench = Bench(mix(32), request("a", 4, 20, stop_token_ids=(2,)), max_drafts=5)
     bench.finish()
 
     assert bench.said == {"a": [0, 1, 2]}
@@ -122,7 +122,7 @@ def test_an_abort_while_a_step_runs_is_passed_over() -> None:
 
 def test_settings_that_keep_their_names_keep_what_was_latched() -> None:
     bench = Bench(mix(16, start=1, schedule={"max_prefill_tokens": 200}), request("a", 20, 2))
-    bench.run(2)  # the gate opened when a decoded… if somebody joined it
+    bench.run(2)  # the gate opened when a decoded… if one joined it
     bench.add(request("b", 20), request("c", 20))
     bench.run(1)
     bench.engine.reconfigure(mix(32, start=1, schedule={"max_prefill_tokens": 200}))

@@ -17,11 +17,11 @@ from hypothesis.stateful import (
 
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.engine import Progress
-from tandem_engine.scheduler.round import PASSING
 from tandem_engine.scheduler.sequence import State
+from tandem_engine.scheduler.step_builder import SKIPPING_REASONS
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, request, standard, tokens
 
@@ -74,8 +74,8 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
     return standard(**given)
 
 
-def promise(target: str) -> LatencyPromise:
-    return LatencyPromise(target=target)
+def promise(target: str) -> LatencyTarget:
+    return LatencyTarget(target=target)
 
 
 slos = st.sampled_from(
@@ -143,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slo=slos,
         num_blocks=st.integers(8, 24),
         num_host_blocks=st.sampled_from([0, 3, 16]),
-        most_drafts=st.sampled_from([0, 0, 3]),
+        max_drafts=st.sampled_from([0, 0, 3]),
         right_drafts=st.lists(st.booleans(), min_size=1, max_size=4),
     )
     def begin(
@@ -152,18 +152,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         slo: Slo,
         num_blocks: int,
         num_host_blocks: int,
-        most_drafts: int,
+        max_drafts: int,
         right_drafts: list[bool],
     ) -> None:
         self.schedule = schedule
         self.slo = slo
-        self.most_drafts = most_drafts
+        self.max_drafts = max_drafts
         self.runner = MoodyRunner(block_size=BLOCK_SIZE, right_drafts=right_drafts)
         self.bench = self.runner.bench = Bench(
             schedule,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            most_drafts=most_drafts,
+            max_drafts=max_drafts,
             slo=slo,
             runner=self.runner,
         )
@@ -280,7 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         num_rows = scheduler._queues.num_rows
         started, overdue = self.bench.now, self.overdue()
-        was_ahead = self.bench.engine._ahead is not None
+        was_async = self.bench.engine._next is not None
         progress = self.bench.step(seconds)
         step = progress.step
         self.gone.update(progress.failed)
@@ -290,9 +290,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_rows(step, num_rows)
         self.check_decodes(step)
         # What is known of before the call says nothing of steps that were made in another one.
-        if not was_ahead:
+        if not was_async:
             self.check_budget(step, before)
-        if not was_ahead and self.bench.engine._ahead is None:
+        if not was_async and self.bench.engine._next is None:
             self.check_order(step, started)
             self.check_age(step, before, overdue)
         self.served.update(self.request_of[each].request_id for each in step.sequence_ids)
@@ -311,8 +311,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not {advance.sequence_id for advance in progress.advances} & set(expired)
         late = {each for each, one in self.request_of.items() if one.deadline <= now}
         assert not any(self.bench.scheduler._queues.find(each) for each in late)
-        ahead = self.bench.engine._ahead
-        assert ahead is None or not late & set(ahead.step.sequence_ids)
+        next_step = self.bench.engine._next
+        assert next_step is None or not late & set(next_step.step.sequence_ids)
 
     def check_rows(self, step: Step, num_rows: int) -> None:
         most = self.schedule.max_batch_size
@@ -360,7 +360,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_decodes(self, step: Step) -> None:
         """Drafts are at most what is asked for, and never reach beyond the last token."""
         for each, drafts in step.num_drafts.items():
-            assert 1 <= drafts <= self.most_drafts
+            assert 1 <= drafts <= self.max_drafts
             wanted = self.request_of[each]
             start = step.starts[step.sequence_ids.index(each)]
             assert start + 1 + drafts < len(wanted.prompt_token_ids) + wanted.max_new_tokens
@@ -368,7 +368,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, step: Step, now: float) -> None:
         """Who starts for the first time goes before all fresh ones that still wait."""
         record = self.bench.record
-        passed = {each for each, reason in record.passed_over if reason in PASSING}
+        passed = {each for each, reason in record.passed_over if reason in SKIPPING_REASONS}
         started = [
             wanted
             for each in step.sequence_ids
@@ -390,7 +390,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(self.place(one) < first_waiting for one in in_turn)
 
     def check_age(self, step: Step, before: dict[str, State], overdue: str | None) -> None:
-        """Nobody starts before one that has waited for longer than the age bound."""
+        """None starts before one that has waited for longer than the age bound."""
         one = None if overdue is None else self.bench.scheduler._queues.find(overdue)
         if one is None or one.state != State.WAITING:
             return
@@ -416,7 +416,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @property
     def ages(self) -> bool:
-        """Whether the order could pass somebody over for ever, but for the age bound."""
+        """True if the order could pass one over for ever, but for the age bound."""
         by_level = self.schedule.split_fuse.policy_type in {6, 7}
         return by_level or self.schedule.prefill_policy_type == 3 or self.by_laxity
 
@@ -458,7 +458,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ends = [end + 1 for end in wanted.stop_token_ids]
             assert said == list(range(min([wanted.max_new_tokens, *ends])))
             return
-        # Its steps take as long as they take, and nobody waits for them.
+        # Its steps take as long as they take, and none waits for them.
         alone = Bench(standard(), replace(wanted, deadline=inf), num_blocks=200)
         alone.finish()
         assert said == alone.said[sequence]

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tandem_engine.api.slo import LatencyPromise, Slo, seconds
+from tandem_engine.api.slo import LatencyTarget, Slo, seconds
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from tandem_engine.api.slo import LatencyPromise, Slo, seconds
 def test_a_duration_is_a_number_and_a_unit(
     duration: str, in_seconds: float, in_milliseconds: str
 ) -> None:
-    promise = LatencyPromise(target=duration)
+    promise = LatencyTarget(target=duration)
 
     assert promise.target_s == pytest.approx(in_seconds)
     assert promise.resolved().target == in_milliseconds
@@ -35,16 +35,16 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
 @pytest.mark.parametrize("text", ["0s", "0.000ms", "000ms"])
 def test_nothing_is_there_in_no_time(text: str) -> None:
     with pytest.raises(ValidationError, match=f"'{text}' is not a positive duration; give"):
-        LatencyPromise(target=text)
+        LatencyTarget(target=text)
 
 
 @pytest.mark.parametrize("percentile", [0, 100])
 def test_a_percentile_lies_between_none_and_all(percentile: int) -> None:
     with pytest.raises(ValidationError, match=f"input_value={percentile}"):
-        LatencyPromise(target="1s", percentile=percentile)
+        LatencyTarget(target="1s", percentile=percentile)
 
 
 def test_nothing_is_promised_unless_it_is_written() -> None:
     assert (Slo().ttft_s, Slo().tpot_s) == (None, None)
-    assert Slo(tpot=LatencyPromise(target="50ms")).tpot_s == pytest.approx(0.05)
-    assert LatencyPromise(target="50ms").percentile == 90
+    assert Slo(tpot=LatencyTarget(target="50ms")).tpot_s == pytest.approx(0.05)
+    assert LatencyTarget(target="50ms").percentile == 90

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_engine.api.slo import LatencyPromise, Slo
-from tandem_engine.scheduler.budget import Budget, BudgetView, budget_for
-from tandem_engine.scheduler.budget.fixed import FixedBudget
-from tandem_engine.scheduler.budget.slo import SAFETY, SloBudget
-from tandem_engine.scheduler.latency.load import StepLoad
+from tandem_engine.api.slo import LatencyTarget, Slo
+from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import KNEES, Coefficients, StepTimeModel
+from tandem_engine.scheduler.policies.budget import Budget, BudgetView, budget_for
+from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
+from tandem_engine.scheduler.policies.budget.slo_budget import SAFETY, SloBudget
 
 untimed = settings(deadline=None)
 
@@ -21,13 +21,12 @@ untimed = settings(deadline=None)
 # of chunks next to nothing. Before anything was measured the margin is 1.2.
 FLAT = Coefficients(base=8e-3, token=1e-4, chunk_context=1e-15, decode_context=1e-6, row=2e-4)
 
-SLO = Slo(ttft=LatencyPromise(target="2s"), tpot=LatencyPromise(target="50ms"))
+SLO = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="50ms"))
 
 
 def view(**given: Any) -> BudgetView:
     """Ten decode rows with 1,000 tokens each; a long prompt that has just begun."""
     usual: dict[str, Any] = {
-        "now": 100.0,
         "ceiling": 512,
         "num_decodes": 10,
         "decode_tokens": 10,
@@ -54,7 +53,7 @@ def test_a_fixed_budget_is_the_ceiling() -> None:
 
 def test_with_a_tpot_promise_the_budget_follows_it() -> None:
     model = StepTimeModel()
-    ttft_only = Slo(ttft=LatencyPromise(target="1s"))
+    ttft_only = Slo(ttft=LatencyTarget(target="1s"))
 
     assert isinstance(budget_for(SLO, model), SloBudget)
     assert isinstance(budget_for(ttft_only, model), FixedBudget)
@@ -70,7 +69,7 @@ def test_with_a_tpot_promise_the_budget_follows_it() -> None:
         pytest.param({"slack_s": 0.0494}, 10 + 176, id="191 tokens fit, cut to 11 tiles"),
         pytest.param({"prompt_tokens": 195}, 10 + 195, id="the whole rest of a prompt is not cut"),
         pytest.param({"prompt_tokens": 210}, 10 + 192, id="a rest that does not fit is"),
-        pytest.param({"prompt_tokens": 5}, 10 + 5, id="a small rest is no crumb"),
+        pytest.param({"prompt_tokens": 5}, 10 + 5, id="a small rest is taken whole"),
         pytest.param({"prompt_tokens": 0}, 10, id="no prompt: the decode rows alone"),
         pytest.param({"slack_s": 0.2}, 512, id="enough time: the ceiling, filled to the token"),
         pytest.param({"slack_s": inf}, 512, id="no promise: the ceiling"),
@@ -78,7 +77,7 @@ def test_with_a_tpot_promise_the_budget_follows_it() -> None:
         pytest.param({"ceiling": 10}, 10, id="no room under the ceiling"),
         pytest.param({"ceiling": 4}, 4, id="decode rows above the ceiling"),
         pytest.param({"slack_s": 0.0299}, 10 + 32, id="32 tokens are worth a row"),
-        pytest.param({"slack_s": 0.0298}, 10, id="31 tokens are a crumb"),
+        pytest.param({"slack_s": 0.0298}, 10, id="31 tokens are too few"),
         pytest.param({"slack_s": 0.01}, 10, id="the decode rows alone are late already"),
         pytest.param({"slack_s": -1.0}, 10, id="and even overdue"),
         pytest.param({"slack_s": -1.0, "prompt_tokens": 5}, 10, id="a small rest would be late"),
@@ -103,8 +102,8 @@ def test_the_budget_by_hand(given: dict[str, Any], tokens: int) -> None:
     [
         pytest.param(0, 112, id="x² + 200·x = 39267 at 121.9"),
         pytest.param(100, 80, id="100 deep: x² + 400·x = 39267 at 81.8"),
-        pytest.param(500, 0, id="500 deep: x² + 1200·x = 39267 at 31.9, a crumb"),
-        pytest.param(1000, 0, id="1000 deep: x² + 2200·x = 39267 at 17.7, a crumb"),
+        pytest.param(500, 0, id="500 deep: x² + 1200·x = 39267 at 31.9, too few"),
+        pytest.param(1000, 0, id="1000 deep: x² + 2200·x = 39267 at 17.7, too few"),
     ],
 )
 def test_attention_makes_a_deeper_chunk_smaller(context: int, chunk: int) -> None:
@@ -145,7 +144,7 @@ def test_without_a_ttft_promise_a_prompt_is_kept_back_for_a_second() -> None:
 
 
 def test_a_short_ttft_keeps_prompts_back_for_twenty_tpot_no_less() -> None:
-    loose, short = (Slo(ttft=LatencyPromise(target=ttft), tpot=SLO.tpot) for ttft in ("8s", "1s"))
+    loose, short = (Slo(ttft=LatencyTarget(target=ttft), tpot=SLO.tpot) for ttft in ("8s", "1s"))
 
     assert budget(slo=short).choose(view(slack_s=0.0, prompt_wait_s=0.99)) == 10
     assert budget(slo=short).choose(view(slack_s=0.0, prompt_wait_s=1.0)) == 10 + 192
@@ -162,7 +161,7 @@ def test_a_short_ttft_keeps_prompts_back_for_twenty_tpot_no_less() -> None:
         pytest.param({"slack_s": 0.0405}, 10 + 112, id="no time to spare: 118 that are free"),
         pytest.param({"slack_s": -1.0}, 10 + 112, id="rows that are late: free all the same"),
         pytest.param({"slack_s": -1.0, "decode_tokens": 90}, 90 + 32, id="38 are free"),
-        pytest.param({"slack_s": -1.0, "decode_tokens": 100}, 100, id="28 are a crumb"),
+        pytest.param({"slack_s": -1.0, "decode_tokens": 100}, 100, id="28 are too few"),
         pytest.param({"slack_s": -1.0, "decode_tokens": 200}, 200, id="above the knee none is"),
     ],
 )
@@ -175,7 +174,7 @@ def test_tokens_whose_attention_is_dear_are_not_free() -> None:
     # at 320 tokens: more than the 118 that are free.
     cheap, dear = (budget(FLAT._replace(chunk_context=each), knee=128) for each in (1e-9, 1e-6))
 
-    # With 1e-6 s a pair it is 0.33 tokens: a crumb.
+    # With 1e-6 s a pair it is 0.33 tokens: too few.
     late = {"slack_s": -1.0, "prompt_context": 5000}
     assert cheap.choose(view(**late)) == 10 + 112
     assert dear.choose(view(**late)) == 10
@@ -200,7 +199,7 @@ def test_the_budget_learns_from_the_steps_it_observes() -> None:
             chunk_context=chunk * chunk / 2,
             decode_context=chance.randint(5_000, 20_000),
         )
-        slow.observe(load, 4.0 * slow_time(load))
+        slow.model.observe(load, 4.0 * slow_time(load))
     after = slow.choose(view(slack_s=0.2))
 
     # 0.98 · 200 ms − 4 · 21.2 ms = 111.2 ms at 0.4 ms a token are 278 tokens.

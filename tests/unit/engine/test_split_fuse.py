@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import Bench, mix, request, standard
@@ -92,7 +92,7 @@ class TestGate:
         [
             # b is the second row: the gate opens, and 16 − 1 tokens are left. b is gone then.
             pytest.param(False, [{"a": 20}, {"a": 1, "b": 15}, {"c": 16}], id="latched"),
-            # Nobody is in the batch when c comes: the gate is shut again.
+            # The batch is empty when c comes: whole prompts again.
             pytest.param(True, [{"a": 20}, {"a": 1, "b": 15}, {"c": 40}], id="tested anew"),
         ],
     )
@@ -117,7 +117,7 @@ class TestGate:
         assert bench.run(1) == [{"a": 20, "b": 20}]
 
     def test_a_promised_tpot_splits_whatever_the_gate_says(self) -> None:
-        slo = Slo(tpot=LatencyPromise(target="10s"))
+        slo = Slo(tpot=LatencyTarget(target="10s"))
         schedule = mix(16, start=8, schedule={"max_prefill_tokens": 200})
         bench = Bench(schedule, request("a", 40), slo=slo)
 
@@ -221,7 +221,7 @@ class TestPartialPrefills:
         # 31 > 30 is long, 30 is not: b is passed over, and c is not held up by it.
         assert first == [{"a": 16, "c": 16}]
         assert bench.record.passed_over == (("b", Reason.LONG_PREFILLS),)
-        assert bench.record.held_up is None
+        assert bench.record.blocked_by is None
         assert bench.run(2) == [{"a": 15, "c": 14}, {"a": 1, "c": 1, "b": 16}]
 
     def test_what_the_prefix_cache_has_does_not_count(self) -> None:
@@ -250,7 +250,7 @@ def test_max_prefill_batch_size_counts_every_choice() -> None:
 
     # 2 of 3 rows are a's; b needs two, and c stands behind it.
     assert bench.run(1) == [{"a0": 4}]
-    assert bench.record.held_up is Reason.PREFILL_ROWS
+    assert bench.record.blocked_by is Reason.PREFILL_ROWS
 
 
 def test_max_batch_size_counts_every_choice() -> None:
@@ -264,7 +264,7 @@ def test_a_request_waits_until_its_whole_prompt_has_blocks() -> None:
     bench = Bench(mix(16), request("a", 40), request("b", 40), num_blocks=5)
 
     assert all("b" not in step for step in bench.run(5))
-    assert bench.record.held_up is Reason.NO_BLOCKS
+    assert bench.record.blocked_by is Reason.NO_BLOCKS
 
 
 def test_a_cached_prompt_computes_one_token() -> None:
@@ -309,7 +309,7 @@ def test_a_live_change_of_template_goes_on_with_what_was_begun() -> None:
 
 def drafted(right: tuple[bool, ...] = (True,), **given: Any) -> Bench:
     runner = CountingRunner(block_size=16, right_drafts=right)
-    return Bench(mix(16), most_drafts=3, runner=runner, **given)
+    return Bench(mix(16), max_drafts=3, runner=runner, **given)
 
 
 class TestDrafts:

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.load import StepLoad
 from tandem_engine.scheduler.latency.phase_models import DecodeModel, PrefillModel
-from tandem_engine.scheduler.stages import STAGE_POLICIES, Stage, StageView
-from tandem_engine.scheduler.stages.least_laxity import LeastLaxity, laxity
-from tandem_engine.scheduler.stages.prefill_first import PrefillFirst
-from tandem_engine.scheduler.stages.throughput_first import ThroughputFirst
+from tandem_engine.scheduler.latency.step_load import StepLoad
+from tandem_engine.scheduler.policies.stages import STAGE_POLICIES, Stage, StageView
+from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity, laxity
+from tandem_engine.scheduler.policies.stages.prefill_first import PrefillFirst
+from tandem_engine.scheduler.policies.stages.throughput_first import ThroughputFirst
 
 untimed = settings(deadline=None)
 
@@ -24,9 +24,8 @@ def counts(value: int) -> Callable[[], int]:
 
 
 def view(**given: Any) -> StageView:
-    """Somebody waits long enough, somebody runs, there is room."""
+    """A request waits long enough, another runs, there are blocks."""
     usual: dict[str, Any] = {
-        "now": 100.0,
         "num_waiting": 1,
         "num_running": 1,
         "num_swapped": 0,
@@ -59,8 +58,8 @@ def schedule(**given: Any) -> ScheduleConfig:
 @pytest.mark.parametrize(
     ("given_view", "given_schedule", "stage"),
     [
-        pytest.param({}, {}, "prefill", id="somebody waits and all is well"),
-        pytest.param({"num_waiting": 0, "head_wait_s": 0.0}, {}, "decode", id="nobody waits"),
+        pytest.param({}, {}, "prefill", id="one waits and all is well"),
+        pytest.param({"num_waiting": 0, "head_wait_s": 0.0}, {}, "decode", id="none waits"),
         pytest.param({"num_swapped": 1}, {}, "decode", id="swapped sequences come back first"),
         pytest.param(
             {"num_swapped": 1, "num_running": 0}, {}, "decode", id="also when nothing runs"
@@ -103,7 +102,7 @@ def schedule(**given: Any) -> ScheduleConfig:
         pytest.param({"free_share": 0.049}, {}, "decode", id="under 5 % of the blocks are free"),
         pytest.param({"free_share": 0.05}, {}, "prefill", id="exactly 5 % are enough"),
         pytest.param(
-            {"free_share": 0.0, "num_running": 0}, {}, "prefill", id="nobody needs the reserve"
+            {"free_share": 0.0, "num_running": 0}, {}, "prefill", id="none needs the reserve"
         ),
     ],
 )
@@ -182,7 +181,7 @@ def test_a_larger_ratio_prefers_decodes_for_longer() -> None:
     assert rounds_until_prefill(ThroughputFirst(), 100, settings) == 12
 
 
-def test_with_nobody_waiting_the_waste_is_forgotten() -> None:
+def test_with_none_waiting_the_waste_is_forgotten() -> None:
     settings = schedule()
     policy = ThroughputFirst()
     decisions = [policy.choose(view(num_running=100), settings) for _ in range(2)]
@@ -314,14 +313,14 @@ def test_least_laxity_learns_from_the_stage_that_ran() -> None:
 
 def test_counts_are_not_taken_where_no_policy_asks() -> None:
     def refuse() -> int:
-        raise AssertionError("nobody should count")
+        raise AssertionError("must not be counted")
 
     uncounted = view(waiting_tokens=refuse, running_blocks=refuse)
     for number in (0, 1):
         STAGE_POLICIES[number]().choose(uncounted, schedule())
     LeastLaxity().choose(view(num_waiting=0, running_blocks=refuse), schedule())
 
-    with pytest.raises(AssertionError, match="nobody should count"):
+    with pytest.raises(AssertionError, match="must not be counted"):
         LeastLaxity().choose(uncounted, schedule())
 
 

@@ -16,7 +16,7 @@ class TestStatic:
 
         # a ends with its first token; c waits until b has its third.
         assert bench.run(3) == [{"a": 5, "b": 6}, {"b": 1}, {"b": 1}]
-        assert bench.record.held_up is Reason.BATCH_NOT_OVER
+        assert bench.record.blocked_by is Reason.BATCH_NOT_OVER
         assert bench.run(1) == [{"c": 7, "d": 8}]
 
     def test_a_batch_that_is_not_full_waits_for_max_first_token_wait_time(self) -> None:
@@ -25,7 +25,7 @@ class TestStatic:
         bench.now = 0.5
 
         assert bench.run(1) == [{}]
-        assert bench.record.held_up is Reason.BATCH_FORMING
+        assert bench.record.blocked_by is Reason.BATCH_FORMING
         assert bench.engine.wake_at == 1.75  # 0.25 + 1.5
         bench.now = 1.75
         assert bench.run(1) == [{"a": 5}]
@@ -135,7 +135,7 @@ class TestContinuous:
             {"b": 4},
         ]
 
-    def test_after_a_limit_is_lowered_all_running_go_on_in_turns(self) -> None:
+    def test_after_a_limit_is_lowered_all_running_go_on_decode_order(self) -> None:
         bench = self.ripe(*((each, 4) for each in "abcde"))
         bench.run(1)
         bench.engine.reconfigure(standard(max_batch_size=2, max_prefill_batch_size=2))
@@ -268,24 +268,24 @@ class TestChunked:
             {"a": 1, "b": 1},
         ]
 
-    def test_chunks_follow_each_other_while_nobody_decodes(self) -> None:
+    def test_chunks_follow_each_other_while_none_decodes(self) -> None:
         bench = Bench(standard(strategy="chunked", max_prefill_tokens=20), request("a", 45))
 
         assert bench.run(4) == [{"a": 20}, {"a": 20}, {"a": 5}, {"a": 1}]
 
-    def test_a_step_of_decodes_says_why_nobody_starts(self) -> None:
+    def test_a_step_of_decodes_says_why_none_starts(self) -> None:
         schedule = standard(strategy="chunked", max_prefill_tokens=20)
         bench = Bench(schedule, request("a", 20), request("b", 10))
 
         assert bench.run(2) == [{"a": 20}, {"a": 1}]
-        assert bench.record.held_up is Reason.OTHER_STAGE
+        assert bench.record.blocked_by is Reason.OTHER_STAGE
         assert bench.run(1) == [{"b": 10}]
 
 
 def test_a_prompt_that_the_cache_has_is_counted_once_in_a_static_batch() -> None:
     prompt = tokens("p", 16)
     bench = Bench(standard(strategy="static", max_batch_size=4, max_prefill_batch_size=4))
-    bench.now = 10.0  # nobody waits for company any more
+    bench.now = 10.0  # none waits for more requests
     bench.add(request("a", 0, 2, prompt=prompt))
     bench.finish()
     bench.add(request("b", 0, 2, prompt=prompt))

@@ -1,12 +1,12 @@
-"""The queue of those that wait: its order, who may be passed over, and what it keeps."""
+"""The queue of those that wait: its order, those passed over, and what it keeps."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.order import SPLIT_FUSE_ORDERS
-from tandem_engine.scheduler.order.fcfs import FirstComeFirstServed
-from tandem_engine.scheduler.order.laxity import LeastLaxity
+from tandem_engine.scheduler.policies.orders import SPLIT_FUSE_ORDERS
+from tandem_engine.scheduler.policies.orders.fcfs import FirstComeFirstServed
+from tandem_engine.scheduler.policies.orders.laxity_order import LaxityOrder
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tandem_engine.scheduler.waiting import Waiting
 from tests.unit.engine.scheduling import request
@@ -53,7 +53,7 @@ def test_they_are_asked_in_order_until_one_holds_up_the_rest() -> None:
 
 
 def test_no_single_offer_pays_for_thousands_of_promises_lost_at_the_same_moment() -> None:
-    waiting = Waiting(LeastLaxity(lambda: 0.0, ttft_s=1.0))
+    waiting = Waiting(LaxityOrder(lambda: 0.0, ttft_s=1.0))
     early = [sequence_of(f"early{at}", at) for at in range(600)]
     for one in [*early, sequence_of("late", 600, arrived=9.0)]:
         waiting.push(one)
@@ -140,7 +140,7 @@ def test_an_order_that_ages_offers_the_overdue_first_and_once() -> None:
     assert offered(waiting, now=6.5, stop="r0") == ["r0"], "it may hold up all others"
 
 
-def test_an_order_that_does_not_age_has_nobody_overdue() -> None:
+def test_an_order_that_does_not_age_has_none_overdue() -> None:
     waiting, many = queue_of(0.0, 5.0, policy=4)
     many[0].num_prompt = 2000
     waiting.reorder(SPLIT_FUSE_ORDERS[4])

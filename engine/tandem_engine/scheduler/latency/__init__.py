@@ -1,1 +1,1 @@
-"""How long a step takes, learnt from the steps before it: what budgets and batch sizes go by."""
+"""Models of step times, learnt while serving, for budgets and batch sizes."""

@@ -13,7 +13,7 @@ _LEAST_REACH: Final = 0.2
 """Share of the median that is normal however close together the others lie."""
 
 
-def tamed(ratios: Sequence[float], *, anchor: float) -> list[float]:
+def clip_outliers(ratios: Sequence[float], *, anchor: float) -> list[float]:
     """Bring ratios of measured to predicted time that stand far out back to the edge of the rest.
 
     The edges are those of the ratios themselves (their median and the median distance from it). So

@@ -94,7 +94,7 @@ def least_squares(gram: Matrix, moment: Sequence[float]) -> list[float]:
 
 
 def _slope(gram: Matrix, moment: Sequence[float], solution: Sequence[float], index: int) -> float:
-    """How fast the error falls when a coefficient grows."""
+    """Return the rate at which the error falls when a coefficient grows."""
     pulled: float = sum(map(mul, gram[index], solution))
     return moment[index] - pulled
 
@@ -119,7 +119,7 @@ def _descend(
 
 
 def _share(here: float, goal: float) -> float:
-    """How far one may go from `here` ≥ 0 to `goal` ≤ 0 before 0 is reached."""
+    """Return the share of the way from `here` ≥ 0 to `goal` ≤ 0 before 0 is reached."""
     return here / (here - goal) if here > 0.0 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes, as a sum of five parts whose prices are learnt while serving.
+"""The time of a step as a sum of five parts whose prices are learnt while serving.
 
 time = base + token · max(tokens, knee) + chunk_context · Σ chunk · (start + chunk / 2)
      + decode_context · Σ context + row · rows
@@ -18,9 +18,9 @@ from operator import mul
 from statistics import median
 from typing import Final, NamedTuple
 
-from tandem_engine.scheduler.latency.load import StepLoad
-from tandem_engine.scheduler.latency.outliers import tamed
+from tandem_engine.scheduler.latency.outliers import clip_outliers
 from tandem_engine.scheduler.latency.regression import FadingSamples
+from tandem_engine.scheduler.latency.step_load import StepLoad
 
 HALF_LIFE: Final = 128
 """Steps after which a sample has half of its weight; the model remembers about 185 steps."""
@@ -51,7 +51,7 @@ _PULL: Final = 0.01
 _TINY: Final = 1e-12
 
 # How much worse the knee in force may be than another and stay: noise must not move it.
-_LOYALTY: Final = 1.1
+_HYSTERESIS: Final = 1.1
 
 
 class Coefficients(NamedTuple):
@@ -85,12 +85,12 @@ class StepTimeModel:
 
     All is counted relative to the start values: a sample is the ratio of measured to start time,
     its features are the shares of the five parts in the start time (they sum up to 1), and a
-    coefficient says how many times dearer a part is than at the start. So a long step weighs no
+    coefficient says how many times more a part costs than at the start. So a long step weighs no
     more than a short one, all features are of one size, and the pull goes to the mean ratio: a
     part that was never seen is taken to be as much slower or faster as the machine is.
 
     - Forgetting: weights halve every HALF_LIFE steps.
-    - Outliers: `tamed`, among steps of the same kind (with or without prompt chunks).
+    - Outliers: `clip_outliers`, among steps of the same kind (with or without prompt chunks).
     - Each knee has a fit of its own; the one in force is the best on the last steps.
     - A fit is refused when it is worse than the coefficients in force on the last steps of both
       kinds (mean of |predicted − measured| over the larger of the two, which is at most 1, so
@@ -124,7 +124,7 @@ class StepTimeModel:
         return self._coefficients
 
     def margin(self, *, has_chunks: bool) -> float:
-        """By what to multiply a prediction so that nine in ten steps take no longer.
+        """Return the factor on a prediction below which nine in ten steps stay.
 
         The 0.9 quantile of measured over predicted time of the last steps of this kind, from 0.5
         to 3. It follows a machine that became slower within those steps, while the coefficients
@@ -133,7 +133,7 @@ class StepTimeModel:
         return self._chunked_margin if has_chunks else self._plain_margin
 
     def drift(self, *, has_chunks: bool) -> float:
-        """By what to multiply a prediction so that it is right on average.
+        """Return the factor on a prediction that makes it right on average.
 
         The median of measured over predicted time of the last steps of this kind, within the same
         limits as the margin; the margin itself while too few were measured.
@@ -189,7 +189,7 @@ class StepTimeModel:
             sample[_RATIO] * near / ratio
             for kind, measured in zip(kinds, ratios, strict=True)
             for sample, ratio, near in zip(
-                kind, measured, tamed(measured, anchor=anchor), strict=True
+                kind, measured, clip_outliers(measured, anchor=anchor), strict=True
             )
         ]
         base, tokens, *others, _, counts = zip(*chain(*kinds), strict=True)
@@ -203,7 +203,7 @@ class StepTimeModel:
         self._take_if_better(*self._best_fit())
 
     def _samples(self) -> tuple[list[_Sample], list[_Sample]]:
-        """What was measured since the last fit: steps without, and with prompt chunks."""
+        """Return the samples since the last fit: steps without, and with prompt chunks."""
         kinds: tuple[list[_Sample], list[_Sample]] = ([], [])
         base, *prices = self._start
         token, chunk_context, decode_context, row = prices
@@ -235,7 +235,7 @@ class StepTimeModel:
             fit = memory.fit(memory.mean_target)
             misfit = _error(_levelled([_ratios(fit, knee, kind) for kind in recent]))
             if knee != self.knee:
-                misfit *= _LOYALTY
+                misfit *= _HYSTERESIS
             if misfit < least:
                 least, best = misfit, (knee, fit)
         return best

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from tandem_engine.api.config import EngineConfig
-from tandem_engine.api.slo import LatencyPromise, Slo
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_serve.api.document import (
     API_KEYS_FOLDER,
     AppArgs,
@@ -245,7 +245,7 @@ def test_a_replica_reads_back_what_was_asked_for() -> None:
         memory_bytes=3 * 2**30,
         num_threads=2,
         schedule=config.schedule,
-        slo=Slo(tpot=LatencyPromise(percentile=99, target="50ms")),
+        slo=Slo(tpot=LatencyTarget(percentile=99, target="50ms")),
     )
     assert config.schedule.cache_block_size == 16
     assert config.schedule.split_fuse.split_chunk_tokens == 256

@@ -25,7 +25,7 @@ def test_prompts_that_are_not_cut_and_answers_that_are_get_a_note_each() -> None
     assert output.startswith("spec.engine.schedule.maxIterTimes is 512: every answer ends after")
     assert prompts == (
         "spec.engine.schedule.splitFuse.splitStartBatchSize is 8: with fewer sequences in the "
-        "batch prompts are not cut, and everybody waits for one of up to maxPrefillTokens 8192; "
+        "batch prompts are not cut, and all requests wait for one of up to maxPrefillTokens 8192; "
         "lower it to 0 to cut all of them; spec.slo would choose better"
     )
 

@@ -27,7 +27,7 @@ from tandem_serve.testing import LIMITS, FakeFront
 from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 WAIT = WaitExplanation(
-    sequence_id="d", reason="KV blocks", text="d waits for KV blocks: 3 free, 8 needed."
+    sequence_id="d", reason="kv_blocks", text="d waits for KV blocks: 3 free, 8 needed."
 )
 STEP = StepExplanation(
     number=7,
@@ -51,7 +51,7 @@ STEP = StepExplanation(
     ),
     recomputed=("c",),
     swapped=(),
-    held_up=WAIT,
+    blocked_by=WAIT,
     passed_over=(),
     num_waiting=3,
     num_swapped=0,
@@ -190,7 +190,7 @@ def test_a_step_without_sequences_says_so() -> None:
         num_decode_tokens=0,
         num_prefill_tokens=0,
         recomputed=(),
-        held_up=None,
+        blocked_by=None,
     )
 
     assert line(empty).endswith("0/64 tokens: no sequence")
@@ -204,7 +204,7 @@ def test_a_step_that_is_being_computed_has_no_time_yet() -> None:
 def test_many_that_lost_their_turn_are_counted() -> None:
     many = tuple(replace(WAIT, text=f"r{i} waits.") for i in range(9))
 
-    said = list(left_out(replace(STEP, recomputed=(), held_up=None, passed_over=many)))
+    said = list(left_out(replace(STEP, recomputed=(), blocked_by=None, passed_over=many)))
 
     assert said == ["r0 waits", "r1 waits", "r2 waits", "6 more sequences are passed over"]
 
@@ -213,7 +213,7 @@ def test_a_table_shortens_long_ids_and_a_line_does_not() -> None:
     long = "d7e2c27d076343518f7d0c01abbc6569-2544d51b-0-5-0"
     wait = replace(WAIT, sequence_id=long, text=f"{long} waits for KV blocks.")
     row = RowExplanation(sequence_id=long, kind="chunk", num_tokens=32, start=16)
-    step = replace(STEP, rows=(row,), recomputed=(long,), held_up=wait)
+    step = replace(STEP, rows=(row,), recomputed=(long,), blocked_by=wait)
 
     text = shown(view(replace(report(7), steps=(step,)), "http://service"))
 
@@ -300,7 +300,7 @@ def test_json_is_an_object_for_each_step() -> None:
 
     documents = [json.loads(text) for text in done.stdout.splitlines()]
     assert [document["number"] for document in documents] == [3, 4]
-    assert documents[0]["held_up"]["text"] == WAIT.text
+    assert documents[0]["blocked_by"]["text"] == WAIT.text
     assert len(documents[0]["rows"]) == 17, "each row is there, where a program reads them"
 
 

@@ -36,8 +36,8 @@ def step(number: int) -> StepExplanation:
         ),
         recomputed=("c",),
         swapped=(),
-        held_up=WaitExplanation(
-            sequence_id="d", reason="KV blocks", text="d waits for KV blocks: 3 free, 8 needed."
+        blocked_by=WaitExplanation(
+            sequence_id="d", reason="kv_blocks", text="d waits for KV blocks: 3 free, 8 needed."
         ),
         passed_over=(),
         num_waiting=3,

@@ -1,0 +1,19 @@
+"""The work of a step, in numbers that are known before it runs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """The work of one step, as the latency models see it."""
+
+    num_tokens: int
+    """Tokens of all rows."""
+    num_rows: int
+    """Sequences in the step."""
+    chunk_context: float
+    """Sum over the prompt rows of chunk · (start + chunk / 2): pairs of tokens that attend."""
+    decode_context: int
+    """Sum over the decode rows of the cached tokens."""
+    num_blocks: int = 0
+    """KV blocks of the decode rows; only MindIE's decode model asks for them."""

@@ -1,0 +1,1 @@
+"""The policies that the settings choose: strategies, orders, stages, budgets, batch sizes."""

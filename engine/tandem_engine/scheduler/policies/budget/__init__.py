@@ -1,0 +1,32 @@
+"""Token budgets of SplitFuse steps, one file for each rule."""
+
+from typing import Protocol
+
+from tandem_engine.api.slo import Slo
+from tandem_engine.scheduler.latency.step_model import StepTimeModel
+from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
+from tandem_engine.scheduler.policies.budget.fixed_budget import FixedBudget
+from tandem_engine.scheduler.policies.budget.pace import Pace
+from tandem_engine.scheduler.policies.budget.slo_budget import SloBudget
+
+
+class Budget(Protocol):
+    """Chooses the size of every step."""
+
+    def choose(self, view: BudgetView) -> int:
+        """Tokens of the step, decode rows included; from 0 to the ceiling."""
+
+
+def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
+    """Return the budget that keeps the TPOT target; without one, the ceiling at every step.
+
+    Args:
+        slo: The latency targets.
+        model: Predicts the time of a step; its owner lets it learn.
+    """
+    if slo.tpot_s is None:
+        return FixedBudget()
+    return SloBudget(slo, model)
+
+
+__all__ = ["Budget", "BudgetView", "Pace", "budget_for"]

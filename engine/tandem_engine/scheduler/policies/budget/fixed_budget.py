@@ -1,0 +1,11 @@
+"""The same budget at every step."""
+
+from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
+
+
+class FixedBudget:
+    """splitChunkTokens, whatever the step: SplitFuse as MindIE has it."""
+
+    def choose(self, view: BudgetView) -> int:
+        """The ceiling."""
+        return view.ceiling

@@ -1,0 +1,34 @@
+"""The orders in which sequences start, go on, and lose their blocks: one file each."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tandem_engine.scheduler.policies.orders.fcfs import FirstComeFirstServed
+from tandem_engine.scheduler.policies.orders.jobs import LongestJobFirst, ShortestJobFirst
+from tandem_engine.scheduler.policies.orders.mlfq import (
+    MultiLevelFeedback,
+    ShortestJobMlfq,
+    SkipJoinMlfq,
+)
+from tandem_engine.scheduler.policies.orders.order import Order
+from tandem_engine.scheduler.policies.orders.priority import ByPriority
+from tandem_engine.scheduler.policies.orders.state import ByState
+
+PHASE_ORDERS: Final[Mapping[int, Order]] = {
+    0: FirstComeFirstServed(),
+    1: ByState(),
+    2: ByPriority(),
+    3: MultiLevelFeedback(),
+}
+"""prefillPolicyType and decodePolicyType."""
+
+SPLIT_FUSE_ORDERS: Final[Mapping[int, Order]] = {
+    0: FirstComeFirstServed(),
+    4: ShortestJobFirst(),
+    5: LongestJobFirst(),
+    6: SkipJoinMlfq(),
+    7: ShortestJobMlfq(),
+}
+"""splitFuse.policyType."""
+
+__all__ = ["PHASE_ORDERS", "SPLIT_FUSE_ORDERS", "Order"]

@@ -1,0 +1,176 @@
+"""strategy splitfuse: decodes go first, prompt chunks fill the token budget. templateType Mix.
+
+The idea is Dynamic SplitFuse of DeepSpeed-FastGen (Holmes et al., 2024) and chunked prefill of
+Sarathi-Serve (Agrawal et al., 2024); the parameters are MindIE's, of both of its generations.
+"""
+
+from math import inf
+
+from tandem_engine.api.config import TILE
+from tandem_engine.scheduler.policies.budget import BudgetView
+from tandem_engine.scheduler.policies.orders.order import Key
+from tandem_engine.scheduler.policies.split_start import SplitStart
+from tandem_engine.scheduler.policies.strategies.strategy import StrategyContext
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
+
+
+class SplitFuse:
+    """Every step does about the same work: decodes and chunks together, up to the budget."""
+
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
+        self._split_start = SplitStart()
+        # Seconds; when a prompt was last in a step.
+        self._prompts_at = -inf
+
+    def fill(self, step: StepBuilder) -> None:
+        """Take all decodes, then chunks of prompts begun, then of prompts that wait."""
+        ceiling = step.ceiling = step.schedule.split_fuse.split_chunk_tokens
+        max_rows = min(step.limits.max_batch_size, ceiling)
+        step.decode(max_rows, ceiling)
+        step.resume(max_rows)
+        step.token_budget = self._budget(step, ceiling)
+        self._overtake(step)
+        self._continue(step)
+        self._start(step)
+        if step.rows.prefills:
+            self._prompts_at = step.now
+
+    def _budget(self, step: StepBuilder, ceiling: int) -> int:
+        """Return the tokens of the step: splitChunkTokens, or what the targets leave of it."""
+        prompts = step.unfinished_prompts(self._context.order)
+        oldest = step.queues.waiting.oldest
+        first = prompts[0] if prompts else None
+        served = first or oldest
+        if served is None:
+            return ceiling
+        return self._context.budget.choose(
+            BudgetView(
+                ceiling=ceiling,
+                num_decodes=len(step.rows.decodes),
+                decode_tokens=step.rows.num_tokens,
+                decode_context=step.rows.decode_context,
+                slack_s=self._context.pace.slack(step.rows.decodes, step.now),
+                prompt_tokens=_prompt_tokens(step, ceiling),
+                prompt_context=0 if first is None else first.num_computed,
+                prompt_wait_s=step.now - max(served.served_at, self._prompts_at),
+            )
+        )
+
+    def _overtake(self, step: StepBuilder) -> None:
+        """Start waiting prompts that come before all begun ones, where there is a latency target.
+
+        A prompt of many steps would otherwise make every short one behind it late.
+        """
+        begun = step.unfinished_prompts(self._context.order) if self._context.always_splits else []
+        # None overtakes one that has waited too long.
+        if begun and not step.queues.waiting.is_overdue(begun[0], step.now):
+            self._start(step, before=self._context.order.key(begun[0]))
+
+    def _continue(self, step: StepBuilder) -> None:
+        begun = step.unfinished_prompts(self._context.order)
+        prompts = [one for one in begun if one not in step.rows.prefills]
+        for number, sequence in enumerate(prompts):
+            left = self._tokens_left(step, sequence)
+            if self._is_cut(step, sequence):
+                left = self._share(step, left, sharers=len(prompts) - number)
+            step.prefill(sequence, min(sequence.num_uncomputed, left))
+
+    def _start(self, step: StepBuilder, before: Key | None = None) -> None:
+        split = step.schedule.split_fuse
+        kept_for: list[Sequence] = []
+
+        def take(sequence: Sequence) -> Reason | None:
+            is_overdue = sequence is step.queues.waiting.overdue
+            if before and not is_overdue and self._context.order.key(sequence) >= before:
+                return Reason.TOKENS
+            if self._tokens_left(step, sequence) <= 0:
+                is_too_small = (
+                    step.token_budget < split.split_chunk_tokens and not step.rows.prefills
+                )
+                return Reason.CHUNK_TOO_SMALL if is_too_small else Reason.TOKENS
+            if len(_begun(step)) >= split.max_num_partial_prefills:
+                return Reason.PREFILL_ROWS
+            uncomputed = step.uncomputed(sequence)
+            sequence.is_long = uncomputed > split.long_prefill_token_threshold
+            if sequence.is_long and _num_long(step) + len(kept_for) >= split.long_prefills:
+                return Reason.LONG_PREFILLS
+            reason = step.start(sequence, lambda one: self._first_chunk(step, one))
+            is_first = not step.waits.passed_over and not step.hits
+            if reason is Reason.PREFIX_PENDING and sequence.is_long and is_first:
+                # Or a long one behind it would take the limit that it will need.
+                kept_for.append(sequence)
+            return reason
+
+        step.admit_waiting(take)
+
+    def _first_chunk(self, step: StepBuilder, sequence: Sequence) -> int:
+        left = self._tokens_left(step, sequence)
+        limit = step.schedule.split_fuse.largest_chunk
+        if limit is not None and self._is_cut(step, sequence):
+            left = min(left, limit)
+        return min(sequence.num_uncomputed, left)
+
+    def _is_cut(self, step: StepBuilder, sequence: Sequence) -> bool:
+        """Return True if the prompt takes what the step has left, instead of all that it needs."""
+        if sequence.num_uncomputed > step.schedule.max_prefill_tokens:
+            return True  # no step takes all of it
+        if not self._is_splitting(step):
+            return False
+        split = step.schedule.split_fuse
+        is_short = sequence.num_prompt <= 2 * split.split_chunk_tokens
+        return not (split.split_type and is_short) or self._context.always_splits
+
+    def _is_splitting(self, step: StepBuilder) -> bool:
+        """Apply splitStartBatchSize and splitStartType; a latency target always splits.
+
+        MindIE up to 2.3 documents the parameters, but neither what exactly they count nor how a
+        prompt that is not cut combines with the token budget. Here they count the rows of the
+        step; before cutting starts, whole prompts share maxPrefillTokens; after it, a prompt that
+        splitType spares begins only while the step has tokens left.
+        """
+        return self._context.always_splits or self._split_start.is_reached(
+            step.schedule, len(step.rows)
+        )
+
+    def _tokens_left(self, step: StepBuilder, sequence: Sequence) -> int:
+        """Return the tokens that the step has left for the prompt; 0: it has to wait."""
+        whole = step.schedule.max_prefill_tokens - step.rows.prefill_tokens
+        if not self._is_splitting(step):
+            fits = sequence.num_uncomputed <= whole
+            return whole if fits or self._is_cut(step, sequence) else 0
+        left = max(0, step.token_budget - step.rows.num_tokens)
+        if left == 0 or self._is_cut(step, sequence):
+            return left
+        return sequence.num_uncomputed if sequence.num_uncomputed <= whole else 0
+
+    def _share(self, step: StepBuilder, left: int, *, sharers: int) -> int:
+        """Return prefillChunkSize; absent: an even share of the tokens left, in whole tiles."""
+        limit = step.schedule.split_fuse.largest_chunk
+        if limit is not None:
+            return min(left, limit)
+        if self._context.always_splits:
+            # Shared out, all of them would be late together.
+            return left
+        share = -(-left // sharers)
+        return min(left, -(-share // TILE) * TILE)
+
+
+def _num_long(step: StepBuilder) -> int:
+    return sum(one.is_long for one in _begun(step))
+
+
+def _begun(step: StepBuilder) -> list[Sequence]:
+    """The prompts in progress; a beam that was computed again and waits for the others is none."""
+    return [one for one in step.queues.prefilling.values() if one.num_uncomputed]
+
+
+def _prompt_tokens(step: StepBuilder, most: int) -> int:
+    """Tokens that prompts, begun or waiting, could use; it may stop counting at `most`."""
+    begun = sum(one.num_uncomputed for one in step.queues.prefilling.values())
+    if begun >= most:
+        return begun
+    # Each has at least one.
+    return begun + step.queues.waiting.num_tokens(most - begun)

@@ -1,0 +1,80 @@
+"""strategy static: maxBatchSize requests form a batch, and all of them end before the next forms.
+
+For offline work. A request that stays alone would wait for ever, so maxFirstTokenWaitTime ends
+the wait; nothing else does.
+"""
+
+from math import inf
+
+from tandem_engine.scheduler.policies.strategies.strategy import (
+    StrategyContext,
+    decode,
+    finish_prompts,
+    start_whole_prompts,
+)
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
+
+
+class Static:
+    """Prompts of the batch first, all of them, then decodes until the last one ends."""
+
+    def __init__(self, context: StrategyContext) -> None:
+        self._batch = Batch(context)
+
+    def fill(self, step: StepBuilder) -> None:
+        """Form a batch when no sequence runs; else go on with the running one."""
+        self._batch.fill(step, step.schedule.max_first_token_wait_time / 1e3)
+
+
+class Batch:
+    """Requests that begin together and end before others begin.
+
+    Prompts that do not fit into one step follow in the steps after it: the batch is closed by its
+    first step of decodes. Requests that come after it has formed do not join, nor those that would
+    make it larger than maxBatchSize, even if others have ended by then.
+    """
+
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
+        self._is_open = False
+        # Seconds; when it formed.
+        self._formed_at = -inf
+        self._num_rows = 0
+
+    def fill(self, step: StepBuilder, longest_wait_s: float) -> None:
+        """Form a batch, `longest_wait_s` after its first request at the latest, or go on."""
+        if step.is_async and self._is_open:
+            # New rows may take the blocks that running ones are about to need: one step at a time.
+            return
+        queues = step.queues
+        finish_prompts(step, self._context.order)
+        is_over = not queues.num_running and not queues.swapped
+        if is_over:
+            self._is_open = _is_formed(step, longest_wait_s)
+            self._formed_at, self._num_rows = step.now, 0
+        if self._is_open:
+            start_whole_prompts(step, lambda sequence: self._has_place(step, sequence))
+            self._num_rows += step.num_started_rows
+        else:
+            step.waits.block_queue(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
+        if not step.rows.prefills:
+            self._is_open = False
+            decode(step)
+
+    def _has_place(self, step: StepBuilder, sequence: Sequence) -> bool:
+        rows = self._num_rows + step.num_started_rows + sequence.rows
+        is_first = rows == sequence.rows
+        fits = is_first or rows <= step.limits.max_batch_size
+        return fits and sequence.arrived <= self._formed_at
+
+
+def _is_formed(step: StepBuilder, longest_wait_s: float) -> bool:
+    waiting = step.queues.waiting
+    oldest = waiting.oldest
+    if oldest is None or len(waiting) >= step.limits.max_batch_size:
+        return True
+    formed_at = oldest.arrived + longest_wait_s
+    step.waits.wake_by(formed_at)
+    return step.now >= formed_at

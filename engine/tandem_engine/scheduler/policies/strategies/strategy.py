@@ -1,0 +1,70 @@
+"""The interface of strategies, and the parts that they share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem_engine.scheduler.policies.budget import Budget, Pace
+from tandem_engine.scheduler.policies.orders import Order
+from tandem_engine.scheduler.policies.stages import StagePolicy
+from tandem_engine.scheduler.reason import Reason
+from tandem_engine.scheduler.sequence import Sequence
+from tandem_engine.scheduler.step_builder import StepBuilder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyContext:
+    """The policies that a strategy uses."""
+
+    order: Order
+    """Order of prompts."""
+    stages: StagePolicy
+    """Choice between prefill and decode, where a step is one of the two."""
+    budget: Budget
+    """Tokens of a step, where it is both."""
+    pace: Pace
+    """Deadlines of decode rows."""
+    always_splits: bool
+    """True if prompts are cut regardless of splitStartBatchSize: there is a latency target."""
+
+
+class Strategy(Protocol):
+    """Fills a step: the one call that the scheduling loop makes."""
+
+    def fill(self, step: StepBuilder) -> None:
+        """Take sequences into the step until nothing more fits."""
+
+
+def finish_prompts(step: StepBuilder, order: Order) -> None:
+    """Take all that is left of prompts that are begun."""
+    for sequence in step.unfinished_prompts(order):
+        step.prefill(sequence, sequence.num_uncomputed)
+
+
+def start_whole_prompts(
+    step: StepBuilder, has_place: Callable[[Sequence], bool] = lambda _: True
+) -> None:
+    """Start waiting sequences with all of their prompt in one step.
+
+    maxPrefillTokens closes the batch; a prompt longer than that runs alone.
+
+    Args:
+        step: The step.
+        has_place: Whether a sequence belongs to the batch that is formed.
+    """
+
+    def take(sequence: Sequence) -> Reason | None:
+        if not has_place(sequence):
+            return Reason.BATCH_NOT_OVER
+        tokens = step.rows.prefill_tokens + step.uncomputed(sequence)
+        if step.rows.prefill_tokens and tokens > step.schedule.max_prefill_tokens:
+            return Reason.TOKENS
+        return step.start(sequence, lambda started: started.num_uncomputed)
+
+    step.admit_waiting(take)
+
+
+def decode(step: StepBuilder) -> None:
+    """Take the next token of all decoding sequences, and bring back swapped ones."""
+    step.decode(step.limits.max_batch_size)
+    step.resume(step.limits.max_batch_size)

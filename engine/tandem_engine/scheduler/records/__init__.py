@@ -1,0 +1,1 @@
+"""Records of the last steps, and their explanations for people."""
