@@ -24,7 +24,7 @@ from tandem_engine.device.native.library import runnable_variants
 
 FOLDER_VARIABLE: Final = "TANDEM_TEST_KERNELS"
 """Where tests look for the kernels; see tests/unit/engine/native.py."""
-_TESTS: Final = ("kernels", "sampling", "forward", "team")
+_TESTS: Final = ("kernels", "sampling", "forward", "thread_pool")
 _COMMON: Final = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 _FAILED: Final = 66
 """Exit code of what a sanitizer has ended."""

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "crew.h"
+#include "thread_pool.h"
 #include "sampling.h"
 
 using namespace tandem;
@@ -65,20 +65,21 @@ struct Asked {
 };
 
 std::vector<int64_t> tokens_of(const std::vector<SampledRow>& rows, std::vector<float> logits,
-                               int members) {
+                               int threads) {
   const int64_t count = rows.size(), vocab = logits.size() / count;
   const int64_t most = std::min<int64_t>(20, vocab);
   const std::vector<float> before = logits;
   std::vector<int64_t> tokens(count, vocab), top_ids(count * most);
   std::vector<float> logprobs(count), top_logprobs(count * most);
-  std::vector<float> room(members * Desk::room(vocab));
-  const Sampling step{logits.data(),   rows.data(), count,          vocab,
-                      tokens.data(),   logprobs.data(), most,       top_ids.data(),
-                      top_logprobs.data(), room.data(), members};
-  Hall::of_process().set(members, {});
+  std::vector<float> room(threads * Desk::room(vocab));
+  const Sampling step{logits.data(),       rows.data(),     count,  vocab,
+                      tokens.data(),       logprobs.data(), most,   top_ids.data(),
+                      top_logprobs.data(), room.data(),     threads};
+  SharedPool::of_process().set(threads, {});
   Desk shared(vocab, room.data());
   std::atomic<int64_t> arrived{0};
-  in_team(int64_t{1} << 40, [&](Team& team) { sample(team, step, shared, arrived); });
+  run_in_pool(int64_t{1} << 40,
+              [&](WorkerContext& worker) { sample(worker, step, shared, arrived); });
   if (std::memcmp(logits.data(), before.data(), before.size() * sizeof(float))) {
     fail("the logits are not as they were");
   }
@@ -98,8 +99,8 @@ void check(int64_t count, int64_t vocab) {
   for (const int64_t token : alone) {
     if (token < -1 || token >= vocab) fail("this is no token");
   }
-  for (const int members : {2, 3, 5}) {
-    if (tokens_of(rows, logits, members) != alone) fail("threads change the tokens");
+  for (const int threads : {2, 3, 5}) {
+    if (tokens_of(rows, logits, threads) != alone) fail("threads change the tokens");
   }
 }
 

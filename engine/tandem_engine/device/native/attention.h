@@ -66,7 +66,7 @@ struct Plan {
         }
       }
     }
-    // Long ones first, so that the members end together.
+    // Long ones first, so that all workers end together.
     std::sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
       return cost(a) != cost(b) ? cost(a) > cost(b)
                                 : (a.token != b.token ? a.token < b.token : a.kv_head < b.kv_head);
@@ -240,11 +240,11 @@ inline float* scratch_of_thread(int64_t floats) {
 
 namespace tandem {
 
-// All members must have seen what is in the cache; others may read `out` afterwards.
+// All workers must have seen what is in the cache; others may read `out` afterwards.
 template <class T, class C>
-inline void attend(Team& team, const Plan& plan, const Attention<T, C>& attention) {
+inline void attend(WorkerContext& worker, const Plan& plan, const Attention<T, C>& attention) {
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size());
-  for (const int64_t number : team.each(tasks)) {
+  for (const int64_t number : worker.each(tasks)) {
     const Task& task = plan.tasks[number];
     if (task.queries > 1) {
       attend_tile(attention, task);
@@ -253,7 +253,7 @@ inline void attend(Team& team, const Plan& plan, const Attention<T, C>& attentio
     }
   }
   if (plan.merges.empty()) return;
-  for (const int64_t number : team.share(static_cast<int64_t>(plan.merges.size()))) {
+  for (const int64_t number : worker.each_in_runs(static_cast<int64_t>(plan.merges.size()))) {
     merge_looks(attention, plan.merges[number]);
   }
 }

@@ -1,11 +1,11 @@
 // Norms, rotary embedding with the write into the KV cache, and the gate of the feed-forward layer.
 //
-// All compute in float32 inside. Rows are shared out among the members of the team.
+// All compute in float32 inside. Workers share the rows.
 
 #pragma once
 
 #include "quantize_row.h"
-#include "team.h"
+#include "worker_context.h"
 #include "vectors.h"
 
 namespace tandem {
@@ -35,9 +35,9 @@ inline void scale_row(const T* x, const T* weight, int64_t width, float factor, 
 
 // out = rms_norm(x): rows of `width`, `stride` apart; out is contiguous.
 template <class T>
-inline void rms_norm(Team& team, const T* x, int64_t stride, const T* weight, int64_t rows,
-                     int64_t width, float eps, T* out) {
-  for (const int64_t row : team.share(rows)) {
+inline void rms_norm(WorkerContext& worker, const T* x, int64_t stride, const T* weight,
+                     int64_t rows, int64_t width, float eps, T* out) {
+  for (const int64_t row : worker.each_in_runs(rows)) {
     const T* from = x + row * stride;
     scale_row(from, weight, width, norm_factor(from, width, eps), out + row * width);
   }
@@ -45,9 +45,9 @@ inline void rms_norm(Team& team, const T* x, int64_t stride, const T* weight, in
 
 // sum = x + residual, out = rms_norm(sum); all contiguous. `sum` may be x or residual itself.
 template <class T>
-inline void add_rms_norm(Team& team, const T* x, const T* residual, const T* weight, int64_t rows,
-                         int64_t width, float eps, T* sum, T* out) {
-  for (const int64_t row : team.share(rows)) {
+inline void add_rms_norm(WorkerContext& worker, const T* x, const T* residual, const T* weight,
+                         int64_t rows, int64_t width, float eps, T* sum, T* out) {
+  for (const int64_t row : worker.each_in_runs(rows)) {
     const T *a = x + row * width, *b = residual + row * width;
     T* to = sum + row * width;
     each(
@@ -63,11 +63,11 @@ inline Floats gated(Floats gate, Floats up) { return gate / (1.0f + exp_of(-gate
 
 // out = silu(gate) * up for rows of `width` gates and then `width` ups.
 template <class T>
-inline void silu_mul(Team& team, const T* gate_up, int64_t rows, int64_t width, T* out) {
+inline void silu_mul(WorkerContext& worker, const T* gate_up, int64_t rows, int64_t width, T* out) {
   // Pieces of a row, so that one row alone can be shared out too.
   constexpr int64_t kPiece = 16 * kLanes;
   const int64_t pieces = (width + kPiece - 1) / kPiece;
-  for (const int64_t piece : team.share(rows * pieces)) {
+  for (const int64_t piece : worker.each_in_runs(rows * pieces)) {
     const int64_t row = piece / pieces, begin = piece % pieces * kPiece;
     const T *gate = gate_up + row * 2 * width + begin, *up = gate + width;
     T* to = out + row * width + begin;
@@ -157,11 +157,11 @@ inline void put_row(const T* x, const LayerCache<C>& cache, C* pages, int64_t bl
 // From [tokens, (heads + 2 * kv_heads) * head_dim] of Q, K and V: norms and turns the heads of Q in
 // place, and those of K into the cache; copies V there.
 template <class T, class C>
-inline void prepare_attention(Team& team, T* qkv, int64_t stride, int64_t heads, const T* q_norm,
-                              const T* k_norm, float eps, const Places<T>& places,
+inline void prepare_attention(WorkerContext& worker, T* qkv, int64_t stride, int64_t heads,
+                              const T* q_norm, const T* k_norm, float eps, const Places<T>& places,
                               const LayerCache<C>& cache) {
   const int64_t dim = cache.head_dim, half = dim / 2, all = heads + 2 * cache.kv_heads;
-  for (const int64_t item : team.share(places.tokens * all)) {
+  for (const int64_t item : worker.each_in_runs(places.tokens * all)) {
     const int64_t token = item / all, head = item % all;
     const T* angles = places.rope + places.positions[token] * dim;
     T* x = qkv + token * stride + head * dim;

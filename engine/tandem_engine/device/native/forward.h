@@ -1,6 +1,6 @@
 // The whole forward pass of a decoder in one call.
 //
-// Between kernels members wait where one reads what another wrote; that costs well under a
+// Between kernels workers wait where one reads what another wrote; that costs well under a
 // microsecond, where a call from Python and waking the others cost several.
 
 #pragma once
@@ -134,37 +134,37 @@ class Forward {
     places_.rope = model.rope;
   }
 
-  void operator()(Team& team) {
-    embed(team);
+  void operator()(WorkerContext& worker) {
+    embed(worker);
     int64_t rows = places_.tokens;
-    norm_for(team, model_.layers[0].attention_norm, model_.layers[0].qkv, rows);
+    norm_for(worker, model_.layers[0].attention_norm, model_.layers[0].qkv, rows);
     for (int64_t number = 0; number < model_.num_layers; ++number) {
       const Layer<E>& layer = model_.layers[number];
       const bool is_last = number + 1 == model_.num_layers;
       if (step_.is_cache_int8) {
-        attention<int8_t>(team, layer, number);
+        attention<int8_t>(worker, layer, number);
       } else {
-        attention<E>(team, layer, number);
+        attention<E>(worker, layer, number);
       }
       if (is_last) {
         // K and V are written; what follows matters for the wanted rows alone.
         rows = step_.num_wanted;
         if (rows == 0) return;
-        keep_wanted(team);
+        keep_wanted(worker);
       }
       if (layer.output.is_int8()) {
-        quantize(team, memory_.mixed, rows, model_.mixed_width(), layer.output.in_int8.input,
+        quantize(worker, memory_.mixed, rows, model_.mixed_width(), layer.output.in_int8.input,
                  quantized_.bytes.get(), quantized_.scales.get());
       }
-      product(team, memory_.mixed, rows, layer.output, memory_.residual, memory_.residual);
-      norm_for(team, layer.mlp_norm, layer.gate_up, rows);
-      feed_forward(team, layer, rows);
+      product(worker, memory_.mixed, rows, layer.output, memory_.residual, memory_.residual);
+      norm_for(worker, layer.mlp_norm, layer.gate_up, rows);
+      feed_forward(worker, layer, rows);
       if (is_last) break;
       const Layer<E>& next = model_.layers[number + 1];
-      norm_for(team, next.attention_norm, next.qkv, rows);
+      norm_for(worker, next.attention_norm, next.qkv, rows);
     }
-    norm_for(team, model_.norm, model_.head, rows);
-    product(team, memory_.x, rows, model_.head, kNone, step_.logits);
+    norm_for(worker, model_.norm, model_.head, rows);
+    product(worker, memory_.x, rows, model_.head, kNone, step_.logits);
   }
 
  private:
@@ -178,8 +178,8 @@ class Forward {
   Plan plan_;
   std::vector<float> partials_;
 
-  void embed(Team& team) const {
-    for (const int64_t token : team.share(places_.tokens)) {
+  void embed(WorkerContext& worker) const {
+    for (const int64_t token : worker.each_in_runs(places_.tokens)) {
       T* to = memory_.residual + token * model_.hidden;
       const int64_t id = step_.token_ids[token];
       if (model_.embedding) {
@@ -191,26 +191,28 @@ class Forward {
   }
 
   // Norms what `reader` reads, in the form in which it reads it.
-  void norm_for(Team& team, const T* weight, const Linear<E>& reader, int64_t rows) const {
+  void norm_for(WorkerContext& worker, const T* weight, const Linear<E>& reader,
+                int64_t rows) const {
     const float eps = static_cast<float>(model_.eps);
     if (reader.is_int8()) {
-      quantize_norm(team, memory_.residual, weight, rows, model_.hidden, eps,
+      quantize_norm(worker, memory_.residual, weight, rows, model_.hidden, eps,
                     reader.in_int8.input, quantized_.bytes.get(), quantized_.scales.get());
     } else {
-      rms_norm(team, memory_.residual, model_.hidden, weight, rows, model_.hidden, eps, memory_.x);
+      rms_norm(worker, memory_.residual, model_.hidden, weight, rows, model_.hidden, eps,
+               memory_.x);
     }
   }
 
   // out = x @ weight.T + residual, if there is one. In 8 bits, x is what was quantised last.
   template <class Out>
-  void product(Team& team, const T* x, int64_t rows, const Linear<E>& linear, const T* residual,
-               Out* out) const {
+  void product(WorkerContext& worker, const T* x, int64_t rows, const Linear<E>& linear,
+               const T* residual, Out* out) const {
     if (linear.is_int8()) {
       const Int8Weight& weight = linear.in_int8;
-      multiply(team, quantized_.bytes.get(), rows, weight,
+      multiply(worker, quantized_.bytes.get(), rows, weight,
                Rescaled<Out, T>(out, residual, quantized_.scales.get(), weight));
     } else {
-      multiply(team, x, rows, linear.in_float, Product<Out, T>(out, residual, linear.in_float));
+      multiply(worker, x, rows, linear.in_float, Product<Out, T>(out, residual, linear.in_float));
     }
   }
 
@@ -226,39 +228,40 @@ class Forward {
   }
 
   template <class C>
-  void attention(Team& team, const Layer<E>& layer, int64_t number) {
+  void attention(WorkerContext& worker, const Layer<E>& layer, int64_t number) {
     const int64_t stride = model_.qkv_width();
     const LayerCache<C> cache = cache_of<C>(number);
-    product(team, memory_.x, places_.tokens, layer.qkv, kNone, memory_.qkv);
-    prepare_attention(team, memory_.qkv, stride, model_.heads, layer.q_norm, layer.k_norm,
+    product(worker, memory_.x, places_.tokens, layer.qkv, kNone, memory_.qkv);
+    prepare_attention(worker, memory_.qkv, stride, model_.heads, layer.q_norm, layer.k_norm,
                       static_cast<float>(model_.eps), places_, cache);
-    attend(team, plan_,
+    attend(worker, plan_,
            Attention<T, C>{memory_.qkv, stride, model_.heads, cache, step_.rows,
-                        static_cast<float>(model_.scale) * kLog2E, memory_.mixed, partials_.data()});
+                           static_cast<float>(model_.scale) * kLog2E, memory_.mixed,
+                           partials_.data()});
   }
 
-  void feed_forward(Team& team, const Layer<E>& layer, int64_t rows) const {
-    product(team, memory_.x, rows, layer.gate_up, kNone, memory_.gate_up);
+  void feed_forward(WorkerContext& worker, const Layer<E>& layer, int64_t rows) const {
+    product(worker, memory_.x, rows, layer.gate_up, kNone, memory_.gate_up);
     if (layer.down.is_int8()) {
-      quantize_gated(team, memory_.gate_up, rows, model_.intermediate, layer.down.in_int8.input,
+      quantize_gated(worker, memory_.gate_up, rows, model_.intermediate, layer.down.in_int8.input,
                      quantized_.bytes.get(), quantized_.scales.get());
     } else {
-      silu_mul(team, memory_.gate_up, rows, model_.intermediate, memory_.gated);
+      silu_mul(worker, memory_.gate_up, rows, model_.intermediate, memory_.gated);
     }
-    product(team, memory_.gated, rows, layer.down, memory_.residual, memory_.residual);
+    product(worker, memory_.gated, rows, layer.down, memory_.residual, memory_.residual);
   }
 
   // Moves the wanted rows to the front, by way of memory that is free: they may come in any order.
-  void keep_wanted(Team& team) {
+  void keep_wanted(WorkerContext& worker) {
     T* residual = memory_.x;
     T* mixed = memory_.qkv;
     const int64_t hidden = model_.hidden, width = model_.mixed_width();
-    for (const int64_t row : team.share(step_.num_wanted)) {
+    for (const int64_t row : worker.each_in_runs(step_.num_wanted)) {
       const int64_t token = step_.wanted[row];
       std::memcpy(residual + row * hidden, memory_.residual + token * hidden, hidden * sizeof(T));
       std::memcpy(mixed + row * width, memory_.mixed + token * width, width * sizeof(T));
     }
-    for (const int64_t row : team.share(step_.num_wanted)) {
+    for (const int64_t row : worker.each_in_runs(step_.num_wanted)) {
       std::memcpy(memory_.residual + row * hidden, residual + row * hidden, hidden * sizeof(T));
       std::memcpy(memory_.mixed + row * width, mixed + row * width, width * sizeof(T));
     }

@@ -4,7 +4,7 @@
 // for float16 (_f16) as well, with activations in float. Pointers are to contiguous memory unless a
 // stride, in elements, is given.
 
-#include "crew.h"
+#include "thread_pool.h"
 #include "forward.h"
 #include "sampling.h"
 
@@ -14,29 +14,30 @@ namespace {
 
 template <class E, class T = Computed<E>>
 void run_linear(const T* x, int64_t rows, const Weight<E>& weight, const T* residual, T* out) {
-  in_team(rows * weight.inputs * weight.outputs / kLanes, [&](Team& team) {
-    multiply(team, x, rows, weight, Product<T, T>(out, residual, weight));
+  run_in_pool(rows * weight.inputs * weight.outputs / kLanes, [&](WorkerContext& worker) {
+    multiply(worker, x, rows, weight, Product<T, T>(out, residual, weight));
   });
 }
 
 template <class T>
 void run_linear_int8(const uint8_t* x, const float* x_scales, int64_t rows,
                      const Int8Weight& weight, const T* residual, T* out) {
-  in_team(rows * weight.inputs * weight.outputs / (4 * kLanes), [&](Team& team) {
-    multiply(team, x, rows, weight, Rescaled<T, T>(out, residual, x_scales, weight));
+  run_in_pool(rows * weight.inputs * weight.outputs / (4 * kLanes), [&](WorkerContext& worker) {
+    multiply(worker, x, rows, weight, Rescaled<T, T>(out, residual, x_scales, weight));
   });
 }
 
 template <class T>
 void run_pack(const T* rows, int64_t first, int64_t count, int64_t inputs, T* panels) {
-  in_team(count * inputs, [&](Team& team) { pack(team, rows, first, count, inputs, panels); });
+  run_in_pool(count * inputs,
+              [&](WorkerContext& worker) { pack(worker, rows, first, count, inputs, panels); });
 }
 
 template <class E>
 void run_unpack_rows(const Weight<E>& weight, const int64_t* ids, int64_t count,
                      Computed<E>* out) {
-  in_team(count * weight.inputs, [&](Team& team) {
-    for (const int64_t row : team.share(count)) {
+  run_in_pool(count * weight.inputs, [&](WorkerContext& worker) {
+    for (const int64_t row : worker.each_in_runs(count)) {
       unpack_row(weight, ids[row], out + row * weight.inputs);
     }
   });
@@ -45,29 +46,31 @@ void run_unpack_rows(const Weight<E>& weight, const int64_t* ids, int64_t count,
 template <class T>
 void run_rms_norm(const T* x, int64_t stride, const T* weight, int64_t rows, int64_t width,
                   float eps, T* out) {
-  in_team(rows * width,
-          [&](Team& team) { rms_norm(team, x, stride, weight, rows, width, eps, out); });
+  run_in_pool(rows * width, [&](WorkerContext& worker) {
+    rms_norm(worker, x, stride, weight, rows, width, eps, out);
+  });
 }
 
 template <class T>
 void run_add_rms_norm(const T* x, const T* residual, const T* weight, int64_t rows, int64_t width,
                       float eps, T* sum, T* out) {
-  in_team(rows * width, [&](Team& team) {
-    add_rms_norm(team, x, residual, weight, rows, width, eps, sum, out);
+  run_in_pool(rows * width, [&](WorkerContext& worker) {
+    add_rms_norm(worker, x, residual, weight, rows, width, eps, sum, out);
   });
 }
 
 template <class T>
 void run_silu_mul(const T* gate_up, int64_t rows, int64_t width, T* out) {
-  in_team(4 * rows * width, [&](Team& team) { silu_mul(team, gate_up, rows, width, out); });
+  run_in_pool(4 * rows * width,
+              [&](WorkerContext& worker) { silu_mul(worker, gate_up, rows, width, out); });
 }
 
 template <class T, class C>
 void run_prepare(T* qkv, int64_t stride, int64_t heads, const T* q_norm, const T* k_norm,
                  float eps, const Places<T>& places, const LayerCache<C>& cache) {
   const int64_t width = (heads + 2 * cache.kv_heads) * cache.head_dim;
-  in_team(places.tokens * width, [&](Team& team) {
-    prepare_attention(team, qkv, stride, heads, q_norm, k_norm, eps, places, cache);
+  run_in_pool(places.tokens * width, [&](WorkerContext& worker) {
+    prepare_attention(worker, qkv, stride, heads, q_norm, k_norm, eps, places, cache);
   });
 }
 
@@ -75,13 +78,13 @@ template <class T, class C>
 void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<C>& cache,
                 const Rows& rows, float scale, T* out) {
   const int64_t group = heads / cache.kv_heads;
-  const Plan plan(rows, cache.kv_heads, group, Hall::members());
+  const Plan plan(rows, cache.kv_heads, group, SharedPool::num_threads());
   std::vector<float> partials(plan.num_partials * group * (cache.head_dim + 2));
   const Attention<T, C> attention{q, stride, heads, cache,           rows,
                                   scale * kLog2E, out, partials.data()};
   int64_t operations = 0;
   for (const Task& task : plan.tasks) operations += Plan::cost(task) * group * cache.head_dim;
-  in_team(operations / kLanes, [&](Team& team) { attend(team, plan, attention); });
+  run_in_pool(operations / kLanes, [&](WorkerContext& worker) { attend(worker, plan, attention); });
 }
 
 // Sums floats; reading them is what takes the time. Benchmarks measure the memory with it.
@@ -89,8 +92,8 @@ float run_read(const float* data, int64_t count) {
   constexpr int64_t kAtOnce = 8 * kLanes, kPiece = 1 << 18;
   const int64_t pieces = (count + kPiece - 1) / kPiece;
   std::vector<float> totals(pieces);
-  in_team(count, [&](Team& team) {
-    for (const int64_t piece : team.each(pieces)) {
+  run_in_pool(count, [&](WorkerContext& worker) {
+    for (const int64_t piece : worker.each(pieces)) {
       const float* end = data + std::min(count, (piece + 1) * kPiece) / kAtOnce * kAtOnce;
       Floats sums[8] = {};
       for (const float* at = data + piece * kPiece; at < end; at += kAtOnce) {
@@ -107,64 +110,65 @@ float run_read(const float* data, int64_t count) {
 template <class E>
 void run_forward(const Model<E>& model, const Step<Computed<E>>& step) {
   const int64_t per_layer = model.hidden * (model.qkv_width() + 3 * model.intermediate);
-  Forward<E> forward(model, step, Hall::members());
-  in_team(step.places.tokens * model.num_layers * per_layer / kLanes,
-          [&](Team& team) { forward(team); });
+  Forward<E> forward(model, step, SharedPool::num_threads());
+  run_in_pool(step.places.tokens * model.num_layers * per_layer / kLanes,
+              [&](WorkerContext& worker) { forward(worker); });
 }
 
 // Two looks at each logit, more or less.
 void run_sample(const Sampling& step) {
   Desk shared(step.vocab, step.room);
   std::atomic<int64_t> arrived{0};
-  in_team(2 * step.rows * step.vocab / kLanes,
-          [&](Team& team) { sample(team, step, shared, arrived); });
+  run_in_pool(2 * step.rows * step.vocab / kLanes,
+              [&](WorkerContext& worker) { sample(worker, step, shared, arrived); });
 }
 
 }  // namespace
 
 // Of activations.
-#define TANDEM_EXPORTS(T, kind)                                                                   \
-  void tandem_linear_int8_##kind(const uint8_t* x, const float* x_scales, int64_t rows,           \
-                                 const Int8Weight* weight, const T* residual, T* out) {           \
-    run_linear_int8(x, x_scales, rows, *weight, residual, out);                                   \
-  }                                                                                               \
-  void tandem_rms_norm_##kind(const T* x, int64_t stride, const T* weight, int64_t rows,          \
-                              int64_t width, float eps, T* out) {                                 \
-    run_rms_norm(x, stride, weight, rows, width, eps, out);                                       \
-  }                                                                                               \
-  void tandem_add_rms_norm_##kind(const T* x, const T* residual, const T* weight, int64_t rows,   \
-                                  int64_t width, float eps, T* sum, T* out) {                     \
-    run_add_rms_norm(x, residual, weight, rows, width, eps, sum, out);                            \
-  }                                                                                               \
-  void tandem_silu_mul_##kind(const T* gate_up, int64_t rows, int64_t width, T* out) {            \
-    run_silu_mul(gate_up, rows, width, out);                                                      \
-  }                                                                                               \
-  void tandem_prepare_attention_kv8_##kind(T* qkv, int64_t stride, int64_t heads,                 \
-                                           const T* q_norm, const T* k_norm, float eps,           \
-                                           const Places<T>* places,                               \
-                                           const LayerCache<int8_t>* cache) {                     \
-    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                        \
-  }                                                                                               \
-  void tandem_attend_kv8_##kind(const T* q, int64_t stride, int64_t heads,                        \
-                                const LayerCache<int8_t>* cache, const Rows* rows, float scale,   \
-                                T* out) {                                                         \
-    run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
-  }                                                                                               \
-  void tandem_quantize_##kind(const T* x, int64_t rows, int64_t width, const Input* input,        \
-                              uint8_t* out, float* scales) {                                      \
-    in_team(2 * rows * width,                                                                     \
-            [&](Team& team) { quantize(team, x, rows, width, *input, out, scales); });            \
-  }                                                                                               \
-  void tandem_quantize_norm_##kind(const T* x, const T* weight, int64_t rows, int64_t width,      \
-                                   float eps, const Input* input, uint8_t* out, float* scales) {  \
-    in_team(3 * rows * width, [&](Team& team) {                                                   \
-      quantize_norm(team, x, weight, rows, width, eps, *input, out, scales);                      \
-    });                                                                                           \
-  }                                                                                               \
-  void tandem_quantize_gated_##kind(const T* gate_up, int64_t rows, int64_t width,                \
-                                    const Input* input, uint8_t* out, float* scales) {            \
-    in_team(4 * rows * width,                                                                     \
-            [&](Team& team) { quantize_gated(team, gate_up, rows, width, *input, out, scales); }); \
+#define TANDEM_EXPORTS(T, kind)                                                                    \
+  void tandem_linear_int8_##kind(const uint8_t* x, const float* x_scales, int64_t rows,            \
+                                 const Int8Weight* weight, const T* residual, T* out) {            \
+    run_linear_int8(x, x_scales, rows, *weight, residual, out);                                    \
+  }                                                                                                \
+  void tandem_rms_norm_##kind(const T* x, int64_t stride, const T* weight, int64_t rows,           \
+                              int64_t width, float eps, T* out) {                                  \
+    run_rms_norm(x, stride, weight, rows, width, eps, out);                                        \
+  }                                                                                                \
+  void tandem_add_rms_norm_##kind(const T* x, const T* residual, const T* weight, int64_t rows,    \
+                                  int64_t width, float eps, T* sum, T* out) {                      \
+    run_add_rms_norm(x, residual, weight, rows, width, eps, sum, out);                             \
+  }                                                                                                \
+  void tandem_silu_mul_##kind(const T* gate_up, int64_t rows, int64_t width, T* out) {             \
+    run_silu_mul(gate_up, rows, width, out);                                                       \
+  }                                                                                                \
+  void tandem_prepare_attention_kv8_##kind(T* qkv, int64_t stride, int64_t heads, const T* q_norm, \
+                                           const T* k_norm, float eps, const Places<T>* places,    \
+                                           const LayerCache<int8_t>* cache) {                      \
+    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                         \
+  }                                                                                                \
+  void tandem_attend_kv8_##kind(const T* q, int64_t stride, int64_t heads,                         \
+                                const LayerCache<int8_t>* cache, const Rows* rows, float scale,    \
+                                T* out) {                                                          \
+    run_attend(q, stride, heads, *cache, *rows, scale, out);                                       \
+  }                                                                                                \
+  void tandem_quantize_##kind(const T* x, int64_t rows, int64_t width, const Input* input,         \
+                              uint8_t* out, float* scales) {                                       \
+    run_in_pool(2 * rows * width, [&](WorkerContext& worker) {                                     \
+      quantize(worker, x, rows, width, *input, out, scales);                                       \
+    });                                                                                            \
+  }                                                                                                \
+  void tandem_quantize_norm_##kind(const T* x, const T* weight, int64_t rows, int64_t width,       \
+                                   float eps, const Input* input, uint8_t* out, float* scales) {   \
+    run_in_pool(3 * rows * width, [&](WorkerContext& worker) {                                     \
+      quantize_norm(worker, x, weight, rows, width, eps, *input, out, scales);                     \
+    });                                                                                            \
+  }                                                                                                \
+  void tandem_quantize_gated_##kind(const T* gate_up, int64_t rows, int64_t width,                 \
+                                    const Input* input, uint8_t* out, float* scales) {             \
+    run_in_pool(4 * rows * width, [&](WorkerContext& worker) {                                     \
+      quantize_gated(worker, gate_up, rows, width, *input, out, scales);                           \
+    });                                                                                            \
   }
 
 // Of weights, and of a cache that is not in 8 bits.
@@ -206,26 +210,28 @@ extern "C" {
 int64_t tandem_panel() { return kPanel; }
 
 // Compute with so many threads from now on, on these CPUs, or anywhere if there are none.
-void tandem_set_threads(int64_t members, const int64_t* cpus, int64_t num_cpus, int64_t own) {
-  std::vector<CpuSet> places(num_cpus ? members : 0);
-  for (int64_t member = 0; num_cpus && member < members; ++member) {
-    if (own) places[member].push_back(int(cpus[member % num_cpus]));
-    else places[member].assign(cpus, cpus + num_cpus);
+void tandem_set_threads(int64_t threads, const int64_t* cpus, int64_t num_cpus, int64_t own) {
+  std::vector<CpuSet> of_threads(num_cpus ? threads : 0);
+  for (int64_t thread = 0; num_cpus && thread < threads; ++thread) {
+    if (own)
+      of_threads[thread].push_back(int(cpus[thread % num_cpus]));
+    else
+      of_threads[thread].assign(cpus, cpus + num_cpus);
   }
-  Hall::of_process().set(int(members), std::move(places));
+  SharedPool::of_process().set(int(threads), std::move(of_threads));
 }
 
-int64_t tandem_num_threads() { return Hall::members(); }
+int64_t tandem_num_threads() { return SharedPool::num_threads(); }
 
 void tandem_pack_int8(const int8_t* rows, int64_t first, int64_t count, int64_t inputs,
                       int8_t* panels, int32_t* sums) {
-  in_team(count * inputs, [&](Team& team) {
-    pack(team, rows, first, count, inputs, panels);
-    sum_rows(team, rows, count, inputs, sums + first);
+  run_in_pool(count * inputs, [&](WorkerContext& worker) {
+    pack(worker, rows, first, count, inputs, panels);
+    sum_rows(worker, rows, count, inputs, sums + first);
   });
 }
 
-// Floats of room that a member of the team needs to sample.
+// Floats of room that a worker needs to sample.
 int64_t tandem_sampling_room(int64_t vocab) { return Desk::room(vocab); }
 
 void tandem_sample(const Sampling* step) { run_sample(*step); }

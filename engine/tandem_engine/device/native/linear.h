@@ -14,7 +14,7 @@
 
 #pragma once
 
-#include "team.h"
+#include "worker_context.h"
 #include "amx.h"
 #include "units.h"
 #include "vectors.h"
@@ -161,7 +161,7 @@ inline void multiply_panel(Tiles& tiles, const X* x, const AnyWeight& weight, co
   });
 }
 
-// How a product is cut into pieces that members take one after another.
+// How a product is cut into pieces that workers take one after another.
 struct Cut {
   // Rows that go through all panels together stay in a core's second-level cache.
   static constexpr int64_t kBlockBytes = 400 << 10;
@@ -171,24 +171,24 @@ struct Cut {
   int64_t blocks, pieces_per_block, panels_per_piece;
 
   template <class AnyWeight>
-  Cut(int64_t rows, int64_t row_bytes, const AnyWeight& weight, int strip, int members) {
+  Cut(int64_t rows, int64_t row_bytes, const AnyWeight& weight, int strip, int workers) {
     const int64_t panel_bytes = kPanel * weight.inputs * sizeof(typename AnyWeight::Element);
     const int64_t most_rows = kBlockBytes / row_bytes / strip * strip;
     const int64_t block_rows = most_rows > 4 * strip ? most_rows : 4 * strip;
     blocks = (rows + block_rows - 1) / block_rows;
     const int64_t panels = weight.num_panels();
     const int64_t worth = rows > strip ? 1 : 1 + kPieceBytes / panel_bytes;
-    const int64_t fair = 1 + panels / (8 * members);  // so that all end at about the same time
+    const int64_t fair = 1 + panels / (8 * workers);  // so that all end at about the same time
     panels_per_piece = worth < fair ? worth : fair;
     pieces_per_block = (panels + panels_per_piece - 1) / panels_per_piece;
   }
 };
 
-// Calls work(first row, last row, panel) for all of a product, in all members.
+// Calls work(first row, last row, panel) for all of a product, in all workers.
 template <class AnyWeight, class Work>
-inline void each_panel(Team& team, int64_t rows, const Cut& cut, const AnyWeight& weight,
+inline void each_panel(WorkerContext& worker, int64_t rows, const Cut& cut, const AnyWeight& weight,
                        Work&& work) {
-  for (const int64_t piece : team.each(cut.blocks * cut.pieces_per_block)) {
+  for (const int64_t piece : worker.each(cut.blocks * cut.pieces_per_block)) {
     const int64_t block = piece / cut.pieces_per_block;
     const int64_t begin = piece % cut.pieces_per_block * cut.panels_per_piece;
     const int64_t end = std::min(begin + cut.panels_per_piece, weight.num_panels());
@@ -200,22 +200,22 @@ inline void each_panel(Team& team, int64_t rows, const Cut& cut, const AnyWeight
 
 // x [rows, inputs] by a packed weight; `finish` puts the sums where they belong.
 template <class X, class AnyWeight, class Finish>
-inline void multiply(Team& team, const X* x, int64_t rows,
-                     const AnyWeight& weight, const Finish& finish) {
+inline void multiply(WorkerContext& worker, const X* x, int64_t rows, const AnyWeight& weight,
+                     const Finish& finish) {
   using W = typename AnyWeight::Element;
   const int64_t row_bytes = weight.inputs * sizeof(X);
   if constexpr (kOnAmx<W>) {
     if (weight.inputs % kAmxInputs<W> == 0) {
       AmxTiles tiles;
-      const Cut cut(rows, row_bytes, weight, 2 * kAmxRows, team.size);
-      each_panel(team, rows, cut, weight, [&](int64_t first, int64_t last, int64_t panel) {
+      const Cut cut(rows, row_bytes, weight, 2 * kAmxRows, worker.num_workers);
+      each_panel(worker, rows, cut, weight, [&](int64_t first, int64_t last, int64_t panel) {
         multiply_panel(tiles, x, weight, finish, first, last, panel);
       });
       return;
     }
   }
-  const Cut cut(rows, row_bytes, weight, kStrip, team.size);
-  each_panel(team, rows, cut, weight, [&](int64_t first, int64_t last, int64_t panel) {
+  const Cut cut(rows, row_bytes, weight, kStrip, worker.num_workers);
+  each_panel(worker, rows, cut, weight, [&](int64_t first, int64_t last, int64_t panel) {
     multiply_panel(x, weight, finish, first, last, panel);
   });
 }
@@ -223,10 +223,10 @@ inline void multiply(Team& team, const X* x, int64_t rows,
 // Packs `count` rows of a [outputs, inputs] matrix, the first of which is output `first`. Lanes
 // without an output are not written: memory for panels comes as zeros.
 template <class T>
-inline void pack(Team& team, const T* rows, int64_t first, int64_t count, int64_t inputs,
+inline void pack(WorkerContext& worker, const T* rows, int64_t first, int64_t count, int64_t inputs,
                  T* panels) {
   const int64_t first_panel = first / kPanel, end = first + count;
-  for (const int64_t at : team.share((end + kPanel - 1) / kPanel - first_panel)) {
+  for (const int64_t at : worker.each_in_runs((end + kPanel - 1) / kPanel - first_panel)) {
     const int64_t panel = first_panel + at;
     const int64_t last = std::min(end, (panel + 1) * kPanel);
     for (int64_t output = std::max(first, panel * kPanel); output < last; ++output) {

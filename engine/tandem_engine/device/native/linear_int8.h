@@ -57,9 +57,9 @@ struct Rescaled {
   }
 };
 
-inline void sum_rows(Team& team, const int8_t* rows, int64_t count, int64_t inputs,
+inline void sum_rows(WorkerContext& worker, const int8_t* rows, int64_t count, int64_t inputs,
                      int32_t* sums) {
-  for (const int64_t row : team.share(count)) {
+  for (const int64_t row : worker.each_in_runs(count)) {
     sums[row] = 0;
     for (int64_t input = 0; input < inputs; ++input) sums[row] += rows[row * inputs + input];
   }

@@ -24,9 +24,9 @@ inline float quantize_row_for(const Input& input, const Row& row, int64_t width,
 
 // [rows, width] → out like it, and scales [rows].
 template <class T>
-inline void quantize(Team& team, const T* x, int64_t rows, int64_t width, const Input& input,
-                     uint8_t* out, float* scales) {
-  for (const int64_t row : team.share(rows)) {
+inline void quantize(WorkerContext& worker, const T* x, int64_t rows, int64_t width,
+                     const Input& input, uint8_t* out, float* scales) {
+  for (const int64_t row : worker.each_in_runs(rows)) {
     const T* from = x + row * width;
     const auto values = [&](int64_t at, int64_t count) { return load_up_to(from + at, count); };
     scales[row] = quantize_row_for(input, values, width, out + row * width);
@@ -35,9 +35,10 @@ inline void quantize(Team& team, const T* x, int64_t rows, int64_t width, const 
 
 // The same of rms_norm(x).
 template <class T>
-inline void quantize_norm(Team& team, const T* x, const T* weight, int64_t rows, int64_t width,
-                          float eps, const Input& input, uint8_t* out, float* scales) {
-  for (const int64_t row : team.share(rows)) {
+inline void quantize_norm(WorkerContext& worker, const T* x, const T* weight, int64_t rows,
+                          int64_t width, float eps, const Input& input, uint8_t* out,
+                          float* scales) {
+  for (const int64_t row : worker.each_in_runs(rows)) {
     const T* from = x + row * width;
     const float factor = norm_factor(from, width, eps);
     const auto values = [&](int64_t at, int64_t count) {
@@ -49,10 +50,10 @@ inline void quantize_norm(Team& team, const T* x, const T* weight, int64_t rows,
 
 // The same of silu(gate) * up. The values are needed twice, so they are kept in between.
 template <class T>
-inline void quantize_gated(Team& team, const T* gate_up, int64_t rows, int64_t width,
+inline void quantize_gated(WorkerContext& worker, const T* gate_up, int64_t rows, int64_t width,
                            const Input& input, uint8_t* out, float* scales) {
   std::vector<float> kept(round_up(width, kLanes));
-  for (const int64_t row : team.share(rows)) {
+  for (const int64_t row : worker.each_in_runs(rows)) {
     const T *gate = gate_up + row * 2 * width, *up = gate + width;
     for (int64_t at = 0; at < width; at += kLanes) {
       const int64_t count = width - at < kLanes ? width - at : kLanes;

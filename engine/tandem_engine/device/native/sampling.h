@@ -3,7 +3,7 @@
 // Rows have nothing to do with each other. Where there are more of them than threads, each thread
 // takes one after another, whose logits then stay in its cache; threads share out the blocks of
 // the last ones. Either way a row is a number of parts, and what one part has found is written
-// down at a desk before the next begins: a member of the team that was away decides nothing.
+// down at a desk before the next begins: a worker that lost its core decides nothing.
 //
 // The number that draws comes from (seed, position) alone, and is looked up among the cumulated
 // weights in the order of the vocabulary. Those of a block are summed up first, so that in the end
@@ -107,13 +107,13 @@ class Change {
 // Looks for the token of one row, alone or with others.
 class RowSampling {
  public:
-  RowSampling(const Sampling& step, int64_t number, Team& team, Desk& desk)
+  RowSampling(const Sampling& step, int64_t number, WorkerContext& worker, Desk& desk)
       : step_(step),
         number_(number),
         row_(step.asked[number]),
         logits_(step.logits + number * step.vocab),
         top_k_(row_.top_k > 0 && row_.top_k < step.vocab ? row_.top_k : 0),
-        team_(team),
+        worker_(worker),
         desk_(desk) {}
 
   void operator()() {
@@ -140,7 +140,7 @@ class RowSampling {
   const SampledRow& row_;
   float* const logits_;
   const int64_t top_k_;
-  Team& team_;
+  WorkerContext& worker_;
   Desk& desk_;
 
   static constexpr int64_t kAtOnce = 8;  // blocks
@@ -162,24 +162,24 @@ class RowSampling {
   Change change() { return Change(row_, logits_, desk_.vocab, desk_.before); }
   Weigher weigher() const { return Weigher(desk_.best, row_.temperature); }
 
-  // Calls body() in one member, while the others wait.
+  // Calls body() in one worker, while the others wait.
   template <class Body>
   void alone(Body&& body) {
-    for (const int64_t one : team_.each(1)) {
+    for (const int64_t one : worker_.each(1)) {
       (void)one;
       body();
     }
   }
 
-  // Calls body(begin, end) for runs of blocks that make up all, in all members.
+  // Calls body(begin, end) for runs of blocks that make up all, in all workers.
   template <class Body>
   void each_run(Body&& body) {
-    for (const int64_t run : team_.each((desk_.blocks + kAtOnce - 1) / kAtOnce)) {
+    for (const int64_t run : worker_.each((desk_.blocks + kAtOnce - 1) / kAtOnce)) {
       body(run * kAtOnce, std::min(desk_.blocks, (run + 1) * kAtOnce));
     }
   }
 
-  // Calls body(block) for all blocks, in all members.
+  // Calls body(block) for all blocks, in all workers.
   template <class Body>
   void each_block(Body&& body) {
     each_run([&](int64_t begin, int64_t end) {
@@ -482,18 +482,18 @@ class RowSampling {
   }
 };
 
-// All rows. `shared` is the desk for those that members compute together; `arrived` counts them.
-inline void sample(Team& team, const Sampling& step, Desk& shared,
+// All rows. `shared` is the desk for those that workers compute together; `arrived` counts them.
+inline void sample(WorkerContext& worker, const Sampling& step, Desk& shared,
                    std::atomic<int64_t>& arrived) {
   const int64_t number = arrived.fetch_add(1);
-  if (number >= step.desks) return;  // there are more members than desks: the others do it
-  const int64_t own_rows = step.rows - step.rows % team.size;
+  if (number >= step.desks) return;  // there are more workers than desks: the others do it
+  const int64_t own_rows = step.rows - step.rows % worker.num_workers;
   Desk own(step.vocab, step.room + number * Desk::room(step.vocab));
-  for (const int64_t row : team.each(own_rows)) {
-    Team nobody_else;
-    RowSampling(step, row, nobody_else, own)();
+  for (const int64_t row : worker.each(own_rows)) {
+    WorkerContext alone;
+    RowSampling(step, row, alone, own)();
   }
-  for (int64_t row = own_rows; row < step.rows; ++row) RowSampling(step, row, team, shared)();
+  for (int64_t row = own_rows; row < step.rows; ++row) RowSampling(step, row, worker, shared)();
 }
 
 }  // namespace tandem

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "sampling_cut.h"
-#include "team.h"
+#include "worker_context.h"
 
 namespace tandem {
 

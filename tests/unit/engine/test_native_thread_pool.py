@@ -22,7 +22,7 @@ from tandem_engine.device.packing import pack
 from tests.unit.engine.native import native_kernels, threads_of
 
 SIZE = 512
-# Far above what any of these takes, and below the patience of whoever waits for the tests.
+# Far above what any of these takes, and below what a test run may take.
 DEADLOCK_S = 120
 
 
@@ -51,7 +51,7 @@ class Work:
         return found
 
 
-def members() -> list[Path]:
+def workers() -> list[Path]:
     """The folders in /proc of all threads that any library has started."""
     found = []
     for task in Path("/proc/self/task").iterdir():
@@ -62,8 +62,8 @@ def members() -> list[Path]:
     return found
 
 
-def has_members(count: int) -> bool:
-    return len(members()) == count
+def has_workers(count: int) -> bool:
+    return len(workers()) == count
 
 
 def cpu_ns(task: Path) -> int:
@@ -107,14 +107,14 @@ def test_the_number_of_threads_may_change_between_calls(kernels: NativeKernels) 
         assert same(work(), expected)
 
 
-def test_a_team_has_as_many_threads_as_asked_for_and_they_go_when_others_come(
+def test_a_pool_has_as_many_threads_as_asked_for_and_they_go_when_others_come(
     kernels: NativeKernels,
 ) -> None:
     work = Work(kernels)
     for count in (4, 2, 1):
         with threads_of(kernels, count):
             work()
-            assert comes_true(partial(has_members, count - 1))
+            assert comes_true(partial(has_workers, count - 1))
 
 
 def test_several_threads_of_the_program_compute_at_once(kernels: NativeKernels) -> None:
@@ -142,7 +142,7 @@ FORK = """
 import os, signal, threading, torch
 from tandem_engine.device.cores import ThreadPlan
 from tests.unit.engine.native import native_kernels
-from tests.unit.engine.test_native_team import Work, same
+from tests.unit.engine.test_native_thread_pool import Work, same
 
 torch.set_num_threads(1)
 kernels = native_kernels()
@@ -170,7 +170,7 @@ assert same(work(), expected)
 """
 
 
-def test_a_child_has_a_team_of_its_own() -> None:
+def test_a_child_has_a_pool_of_its_own() -> None:
     native_kernels()
 
     done = subprocess.run(
@@ -184,8 +184,8 @@ def test_threads_that_have_nothing_to_do_burn_nothing(kernels: NativeKernels) ->
     work = Work(kernels)
     with threads_of(kernels, 4):
         work()
-        assert comes_true(partial(has_members, 3))
-        tasks = members()
+        assert comes_true(partial(has_workers, 3))
+        tasks = workers()
         # They fall asleep, however long the machine takes to let them.
         assert comes_true(lambda: all(map(is_asleep, tasks)))
         before = [cpu_ns(task) for task in tasks]
@@ -195,7 +195,7 @@ def test_threads_that_have_nothing_to_do_burn_nothing(kernels: NativeKernels) ->
     assert after == before
 
 
-def test_a_team_stays_on_its_cpus_and_the_caller_goes_back_where_it_was(
+def test_a_pool_stays_on_its_cpus_and_the_caller_goes_back_where_it_was(
     kernels: NativeKernels,
 ) -> None:
     allowed = os.sched_getaffinity(0)
@@ -204,8 +204,8 @@ def test_a_team_stays_on_its_cpus_and_the_caller_goes_back_where_it_was(
 
     kernels.library.use_threads(ThreadPlan(num_threads=2, cpus=(cpu, cpu)))
     work()
-    assert comes_true(partial(has_members, 1))
-    assert os.sched_getaffinity(int(members()[0].name)) == {cpu}
+    assert comes_true(partial(has_workers, 1))
+    assert os.sched_getaffinity(int(workers()[0].name)) == {cpu}
     assert os.sched_getaffinity(0) == allowed
 
 
