@@ -3,8 +3,8 @@
 // The work is cut into tasks of one KV head each, so that all query heads that share it share each
 // load of K and V (Ainslie et al., "GQA", 2023):
 //
-// - a *look*: one query over a range of keys. A long context is cut into several, whose results
-//   are merged afterwards (Dao et al., "Flash-Decoding", 2023), so that one sequence alone keeps
+// - a *KV split*: one query over a range of keys. A long context is cut into several, whose results
+//   are combined afterwards (Dao et al., "Flash-Decoding", 2023), so that one sequence alone keeps
 //   all cores busy;
 // - a *tile*: queries of one chunk over all keys that the last of them sees.
 //
@@ -21,12 +21,12 @@
 
 namespace tandem {
 
-constexpr int kLookKeys = 64;   // keys at a time: their K and V fit the first-level cache
+constexpr int kSplitBlock = 64;  // keys at a time: their K and V fit the first-level cache
 constexpr int kTileKeys = 128;  // packed, in the second-level cache
 static_assert(kTileKeys % kPanel == 0);
 constexpr int kTileRows = 16 * kStrip;  // queries times heads of one tile, at most
 constexpr int64_t kFewQueries = 4;     // with so few, packing keys for tiles does not pay
-constexpr int64_t kShortestLook = 256;  // keys; less is not worth merging
+constexpr int64_t kShortestSplit = 256;  // keys; combining shorter ones costs more than it saves
 
 // Rows of a step: see `AttentionMetadata`.
 struct Rows {
@@ -41,28 +41,28 @@ struct Task {
   int32_t row, kv_head;
   int32_t token, queries;       // of the flat batch
   int32_t first_key, last_key;  // of the row; last_key is behind the last one
-  int32_t partial;              // where the result of a cut look goes, or -1
+  int32_t partial;              // index of the result among those to combine, or -1
 };
 
-// Looks whose results belong together.
-struct Merge {
+// The splits of one query and KV head.
+struct SplitGroup {
   int32_t token, kv_head, partial, count;
 };
 
 struct Plan {
   std::vector<Task> tasks;
-  std::vector<Merge> merges;
+  std::vector<SplitGroup> split_groups;
   int64_t num_partials = 0;
 
   Plan(const Rows& rows, int64_t kv_heads, int64_t group, int threads) {
-    const int64_t fair = fair_look(rows, kv_heads, threads);
+    const int64_t fair = fair_split(rows, kv_heads, threads);
     for (int32_t row = 0; row < rows.count; ++row) {
       const int32_t queries = rows.starts[row + 1] - rows.starts[row];
       for (int32_t head = 0; head < kv_heads; ++head) {
         if (queries <= kFewQueries) {
-          for (int32_t at = 0; at < queries; ++at) look(rows, row, head, at, fair);
+          for (int32_t at = 0; at < queries; ++at) add_splits(rows, row, head, at, fair);
         } else {
-          tile(rows, row, head, group);
+          add_tiles(rows, row, head, group);
         }
       }
     }
@@ -78,30 +78,30 @@ struct Plan {
   }
 
  private:
-  // Keys of one look, so that there are a few for each thread.
-  static int64_t fair_look(const Rows& rows, int64_t kv_heads, int threads) {
+  // Keys of one split, so that there are a few splits for each thread.
+  static int64_t fair_split(const Rows& rows, int64_t kv_heads, int threads) {
     int64_t keys = 0;
     for (int64_t row = 0; row < rows.count; ++row) keys += rows.contexts[row];
     const int64_t all = threads > 1 ? keys * kv_heads / (4 * threads) + 1 : INT32_MAX;
-    return std::max(all, kShortestLook);
+    return std::max(all, kShortestSplit);
   }
 
-  void look(const Rows& rows, int32_t row, int32_t head, int32_t at, int64_t fair) {
+  void add_splits(const Rows& rows, int32_t row, int32_t head, int32_t at, int64_t fair) {
     const int32_t token = rows.starts[row] + at;
     const int32_t keys = rows.contexts[row] - (rows.starts[row + 1] - token) + 1;
-    const int64_t looks = (keys + fair - 1) / fair;
-    const bool is_cut = looks > 1;
+    const int64_t splits = (keys + fair - 1) / fair;
+    const bool is_cut = splits > 1;
     if (is_cut) {
-      merges.push_back({token, head, int32_t(num_partials), int32_t(looks)});
+      split_groups.push_back({token, head, int32_t(num_partials), int32_t(splits)});
     }
-    for (int64_t number = 0; number < looks; ++number) {
-      tasks.push_back({row, head, token, 1, int32_t(keys * number / looks),
-                       int32_t(keys * (number + 1) / looks),
+    for (int64_t number = 0; number < splits; ++number) {
+      tasks.push_back({row, head, token, 1, int32_t(keys * number / splits),
+                       int32_t(keys * (number + 1) / splits),
                        is_cut ? int32_t(num_partials++) : -1});
     }
   }
 
-  void tile(const Rows& rows, int32_t row, int32_t head, int64_t group) {
+  void add_tiles(const Rows& rows, int32_t row, int32_t head, int64_t group) {
     const int32_t begin = rows.starts[row], end = rows.starts[row + 1];
     const int32_t most = int32_t(std::max<int64_t>(1, kTileRows / group));
     for (int32_t token = begin; token < end; token += most) {
@@ -141,7 +141,7 @@ struct Scales {
   void take(const LayerCache<C>&, int, int64_t, int64_t, int64_t) {}
   void finish(int) {}
   void scale(float*, int64_t) const {}
-  Floats weigh(int64_t, Floats weights) const { return weights; }
+  Floats scale_weights(int64_t, Floats weights) const { return weights; }
 };
 
 template <int kMost>
@@ -163,7 +163,7 @@ struct Scales<int8_t, kMost> {
       store(scores + at, load(scores + at) * load(k + at));
     }
   }
-  Floats weigh(int64_t at, Floats weights) const { return weights * load(v + at); }
+  Floats scale_weights(int64_t at, Floats weights) const { return weights * load(v + at); }
 };
 
 // Where the K and V of some keys stand.
@@ -214,7 +214,7 @@ struct Softmax {
     for (int64_t at = 0; at < padded; at += kLanes) {
       const Floats weight = exp2_of<kDegree>(load(scores + at) * scale - now);
       sums += weight;
-      store(weights + at, scales.weigh(at, weight));
+      store(weights + at, scales.scale_weights(at, weight));
     }
     // After the first keys the largest score seldom changes.
     const float factor = largest == now ? 1.0f : exp2_of<6>(splat(largest - now))[0];
@@ -235,7 +235,7 @@ inline float* scratch_of_thread(int64_t floats) {
 
 }  // namespace tandem
 
-#include "attention_look.h"
+#include "attention_split.h"
 #include "attention_tile.h"
 
 namespace tandem {
@@ -249,12 +249,12 @@ inline void attend(WorkerContext& worker, const Plan& plan, const Attention<T, C
     if (task.queries > 1) {
       attend_tile(attention, task);
     } else {
-      attend_look(attention, task);
+      attend_split(attention, task);
     }
   }
-  if (plan.merges.empty()) return;
-  for (const int64_t number : worker.each_in_runs(static_cast<int64_t>(plan.merges.size()))) {
-    merge_looks(attention, plan.merges[number]);
+  if (plan.split_groups.empty()) return;
+  for (const int64_t number : worker.each_in_runs(static_cast<int64_t>(plan.split_groups.size()))) {
+    combine_splits(attention, plan.split_groups[number]);
   }
 }
 

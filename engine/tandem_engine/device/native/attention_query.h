@@ -1,4 +1,4 @@
-// The queries of one look: all heads that share a KV head.
+// The queries of one KV split: all heads that share a KV head.
 
 #pragma once
 
@@ -28,21 +28,21 @@ constexpr int64_t kQuad = 4 * kLanes;  // bytes of a vector
 //     sum of (k + 128) * q = sum of k * q + 128 * sum of q
 //
 // Widening K to floats instead takes almost three times as many instructions.
-class SplitQueries {
+class TwoByteQueries {
  public:
   static int64_t floats(int64_t heads, int64_t dim) {
     return heads * (2 * round_up(dim, kQuad) / int64_t{sizeof(float)} + 2) + 16;
   }
 
-  SplitQueries(const Bf16* q, int64_t heads, int64_t dim, float* memory)
+  TwoByteQueries(const Bf16* q, int64_t heads, int64_t dim, float* memory)
       : width_(round_up(dim, kQuad)), scales_(memory) {
     shifts_ = reinterpret_cast<uint32_t*>(scales_ + heads);
     parts_ = reinterpret_cast<int8_t*>(shifts_ + heads);
-    for (int64_t head = 0; head < heads; ++head) split(q + head * dim, dim, head);
+    for (int64_t head = 0; head < heads; ++head) quantize(q + head * dim, dim, head);
   }
 
-  SplitQueries from(int64_t head) const {
-    SplitQueries those = *this;
+  TwoByteQueries from(int64_t head) const {
+    TwoByteQueries those = *this;
     those.scales_ += head;
     those.shifts_ += head;
     those.parts_ += head * 2 * width_;
@@ -77,7 +77,7 @@ class SplitQueries {
   uint32_t* shifts_;
   int8_t* parts_;
 
-  void split(const Bf16* q, int64_t dim, int64_t head) {
+  void quantize(const Bf16* q, int64_t dim, int64_t head) {
     Range range;
     each(
         dim, [&](int64_t at) { range.see(load(q + at)); },
@@ -114,7 +114,7 @@ struct QueriesOf {
 #if defined(__AVX512VNNI__)
 template <>
 struct QueriesOf<Bf16, int8_t> {
-  using Type = SplitQueries;
+  using Type = TwoByteQueries;
 };
 #endif
 template <class T, class C>

@@ -121,7 +121,7 @@ template <class P>
 struct TileMemory {
   int64_t dim, padded_dim;
   float* scores;   // [rows, kTileKeys]
-  float* mixed;    // [rows, padded_dim]
+  float* accumulator;  // [rows, padded_dim]
   Softmax* state;  // [rows]
   float* factors;  // [rows]
   P* queries;      // [rows, dim]
@@ -143,14 +143,14 @@ struct TileMemory {
       memory += round_up(sizes[part], 16);
     }
     scores = parts[0];
-    mixed = parts[1];
+    accumulator = parts[1];
     state = reinterpret_cast<Softmax*>(parts[2]);
     factors = parts[3];
     queries = reinterpret_cast<P*>(parts[4]);
     weights = reinterpret_cast<P*>(parts[5]);
     keys = reinterpret_cast<P*>(parts[6]);
     values = reinterpret_cast<P*>(parts[7]);
-    std::fill_n(mixed, rows * padded_dim, 0.0f);
+    std::fill_n(accumulator, rows * padded_dim, 0.0f);
     std::fill_n(state, rows, Softmax{});
   }
 };
@@ -185,8 +185,8 @@ inline void score_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_ke
 
 // Scores of keys that a row does not see become -inf; then all become weights.
 template <class P, class C>
-inline void weigh_tile(const TileMemory<P>& memory, const TileKeys<C>& keys, const Task& task,
-                       int64_t first, int64_t group, float scale) {
+inline void softmax_tile(const TileMemory<P>& memory, const TileKeys<C>& keys, const Task& task,
+                         int64_t first, int64_t group, float scale) {
   const int64_t num_keys = round_up(keys.count, kPanel);
   const int64_t before = task.last_key - task.queries;  // keys before the first query
   for (int64_t row = 0; row < task.queries * group; ++row) {
@@ -205,13 +205,13 @@ inline void weigh_tile(const TileMemory<P>& memory, const TileKeys<C>& keys, con
 }
 
 template <class P>
-inline void mix_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys) {
+inline void accumulate_tile(const TileMemory<P>& memory, int64_t rows, int64_t num_keys) {
   for (int64_t at = 0; at < memory.padded_dim; at += kPanel) {
     each_strip(rows, [&](auto height, int64_t row) {
       const auto tile = multiply_tile<height.value>(memory.weights + row * kTileKeys, kTileKeys,
                                                     memory.values + at * kTileKeys, num_keys);
       for (int line = 0; line < height.value; ++line) {
-        float* to = memory.mixed + (row + line) * memory.padded_dim + at;
+        float* to = memory.accumulator + (row + line) * memory.padded_dim + at;
         const float factor = memory.factors[row + line];
         store(to, load(to) * factor + tile.sums[line][0]);
         store(to + kLanes, load(to + kLanes) * factor + tile.sums[line][1]);
@@ -231,13 +231,14 @@ inline void attend_tile(const Attention<T, C>& attention, const Task& task) {
     const TileKeys<C> keys(attention, task, first);
     pack_keys(keys, dim, memory.keys);
     score_tile(memory, rows, round_up(keys.count, kPanel));  // those behind the last are 0
-    weigh_tile(memory, keys, task, first, group, attention.scale);
+    softmax_tile(memory, keys, task, first, group, attention.scale);
     pack_values(keys, dim, memory.values);
-    mix_tile(memory, rows, round_up(keys.count, kUnit<P>));
+    accumulate_tile(memory, rows, round_up(keys.count, kUnit<P>));
   }
   for (int64_t row = 0; row < rows; ++row) {
     T* out = attention.output(task.token + row / group, task.kv_head) + row % group * dim;
-    store_head(memory.mixed + row * memory.padded_dim, 1.0f / memory.state[row].sum, dim, out);
+    store_head(memory.accumulator + row * memory.padded_dim, 1.0f / memory.state[row].sum, dim,
+               out);
   }
 }
 

@@ -57,7 +57,7 @@ struct Model {
   const Layer<E>* layers;
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
-  int64_t mixed_width() const { return heads * head_dim; }
+  int64_t attention_width() const { return heads * head_dim; }
   bool has_int8() const {
     return head.is_int8() ||
            std::any_of(layers, layers + num_layers, [](const auto& each) { return each.has_int8(); });
@@ -69,24 +69,24 @@ struct Step {
   Places<T> places;  // its rope is unused
   Rows rows;
   const int64_t* token_ids;
-  const int64_t* wanted;  // [num_wanted] tokens of which the logits are asked for
-  int64_t num_wanted;
+  const int64_t* logits_rows;  // [num_logits_rows] tokens of which the logits are asked for
+  int64_t num_logits_rows;
   void* cache;  // [layers, 2, num_blocks, kv_heads, page]: see LayerCache
   int64_t num_blocks, block_size;
   int64_t is_cache_int8;  // or else of the weights' type
   T* activations;  // as many as `Activations::count` says
-  float* logits;   // [num_wanted, vocabulary]
+  float* logits;   // [num_logits_rows, vocabulary]
 };
 
 // Where the activations of a step lie. Those of attention and of the feed-forward layer are never
 // there at the same time and share their memory.
 template <class T>
 struct Activations {
-  T *residual, *x, *qkv, *mixed, *gate_up, *gated;
+  T *residual, *x, *qkv, *attended, *gate_up, *gated;
 
   template <class E>
   static int64_t widest(const Model<E>& model) {
-    return std::max(model.qkv_width() + model.mixed_width(), 3 * model.intermediate);
+    return std::max(model.qkv_width() + model.attention_width(), 3 * model.intermediate);
   }
 
   template <class E>
@@ -99,7 +99,7 @@ struct Activations {
       : residual(memory),
         x(residual + tokens * model.hidden),
         qkv(x + tokens * model.hidden),
-        mixed(qkv + tokens * model.qkv_width()),
+        attended(qkv + tokens * model.qkv_width()),
         gate_up(qkv),
         gated(gate_up + tokens * 2 * model.intermediate) {}
 };
@@ -112,7 +112,7 @@ struct Quantized {
   template <class E>
   Quantized(const Model<E>& model, int64_t tokens) {
     if (!model.has_int8()) return;
-    const int64_t widest = std::max({model.hidden, model.mixed_width(), model.intermediate});
+    const int64_t widest = std::max({model.hidden, model.attention_width(), model.intermediate});
     bytes.reset(new uint8_t[tokens * widest]);
     scales.reset(new float[tokens]);
   }
@@ -147,16 +147,16 @@ class Forward {
         attention<E>(worker, layer, number);
       }
       if (is_last) {
-        // K and V are written; what follows matters for the wanted rows alone.
-        rows = step_.num_wanted;
+        // K and V are written; what follows matters for the rows of the logits alone.
+        rows = step_.num_logits_rows;
         if (rows == 0) return;
-        keep_wanted(worker);
+        keep_logits_rows(worker);
       }
       if (layer.output.is_int8()) {
-        quantize(worker, memory_.mixed, rows, model_.mixed_width(), layer.output.in_int8.input,
-                 quantized_.bytes.get(), quantized_.scales.get());
+        quantize(worker, memory_.attended, rows, model_.attention_width(),
+                 layer.output.in_int8.input, quantized_.bytes.get(), quantized_.scales.get());
       }
-      product(worker, memory_.mixed, rows, layer.output, memory_.residual, memory_.residual);
+      product(worker, memory_.attended, rows, layer.output, memory_.residual, memory_.residual);
       norm_for(worker, layer.mlp_norm, layer.gate_up, rows);
       feed_forward(worker, layer, rows);
       if (is_last) break;
@@ -236,7 +236,7 @@ class Forward {
                       static_cast<float>(model_.eps), places_, cache);
     attend(worker, plan_,
            Attention<T, C>{memory_.qkv, stride, model_.heads, cache, step_.rows,
-                           static_cast<float>(model_.scale) * kLog2E, memory_.mixed,
+                           static_cast<float>(model_.scale) * kLog2E, memory_.attended,
                            partials_.data()});
   }
 
@@ -251,19 +251,19 @@ class Forward {
     product(worker, memory_.gated, rows, layer.down, memory_.residual, memory_.residual);
   }
 
-  // Moves the wanted rows to the front, by way of memory that is free: they may come in any order.
-  void keep_wanted(WorkerContext& worker) {
+  // Moves the rows of the logits to the front, through memory that is free: their order is free.
+  void keep_logits_rows(WorkerContext& worker) {
     T* residual = memory_.x;
-    T* mixed = memory_.qkv;
-    const int64_t hidden = model_.hidden, width = model_.mixed_width();
-    for (const int64_t row : worker.each_in_runs(step_.num_wanted)) {
-      const int64_t token = step_.wanted[row];
+    T* attended = memory_.qkv;
+    const int64_t hidden = model_.hidden, width = model_.attention_width();
+    for (const int64_t row : worker.each_in_runs(step_.num_logits_rows)) {
+      const int64_t token = step_.logits_rows[row];
       std::memcpy(residual + row * hidden, memory_.residual + token * hidden, hidden * sizeof(T));
-      std::memcpy(mixed + row * width, memory_.mixed + token * width, width * sizeof(T));
+      std::memcpy(attended + row * width, memory_.attended + token * width, width * sizeof(T));
     }
-    for (const int64_t row : worker.each_in_runs(step_.num_wanted)) {
+    for (const int64_t row : worker.each_in_runs(step_.num_logits_rows)) {
       std::memcpy(memory_.residual + row * hidden, residual + row * hidden, hidden * sizeof(T));
-      std::memcpy(memory_.mixed + row * width, mixed + row * width, width * sizeof(T));
+      std::memcpy(memory_.attended + row * width, attended + row * width, width * sizeof(T));
     }
   }
 };

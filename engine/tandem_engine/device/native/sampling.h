@@ -34,7 +34,7 @@ struct Sampling {
 };
 
 // SplitMix64's finaliser: see chance.py.
-inline uint64_t mixed(uint64_t x) {
+inline uint64_t mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
@@ -43,7 +43,7 @@ inline uint64_t mixed(uint64_t x) {
 // A number in [0, 1) for a seed and a position.
 inline double uniform(uint64_t seed, int64_t position) {
   const uint64_t step = (static_cast<uint64_t>(position) + 1) * 0x9E3779B97F4A7C15u;
-  return static_cast<double>(mixed(mixed(seed) + step) >> 11) * 0x1p-53;
+  return static_cast<double>(mix64(mix64(seed) + step) >> 11) * 0x1p-53;
 }
 
 // Bias, then penalties, then what is barred; in double precision, rounded once, as the reference.
