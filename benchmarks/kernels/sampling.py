@@ -62,7 +62,7 @@ def _case(name: str, logits: Tensor, params: list[SamplingParams]) -> Case:
     def make(kernels: Kernels) -> Work:
         rows = [_row(at, one, vocab_size) for at, one in enumerate(params)]
         sampler = Sampler(kernels.row_sampler())
-        return lambda: sampler.choose(logits, rows)
+        return lambda: sampler.sample_step(logits, rows)
 
     return Case(
         kernel=f"sample, {name}",

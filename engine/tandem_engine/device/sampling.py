@@ -13,7 +13,7 @@ Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSampling:
+class RowSamplingParams:
     """How one row is sampled, as long as there is the row."""
 
     temperature: float
@@ -37,7 +37,7 @@ class RowSampling:
     """What is added to each."""
 
 
-class RowNow(NamedTuple):
+class RowState(NamedTuple):
     """What a row is in this very step."""
 
     position: int
@@ -46,7 +46,7 @@ class RowNow(NamedTuple):
     """Tokens that penalties look at; None: there are no penalties."""
     counts: Values | None = None
     """How often each of `seen` stands in the output."""
-    barred: TokenIds | None = None
+    banned: TokenIds | None = None
     """Tokens that may not come; None: all may."""
 
 
@@ -66,7 +66,7 @@ class Sampled(NamedTuple):
 class StepSampling(Protocol):
     """Samples the same rows step after step."""
 
-    def __call__(self, logits: Tensor, now: Sequence[RowNow]) -> Sampled:
+    def __call__(self, logits: Tensor, now: Sequence[RowState]) -> Sampled:
         """One token a row.
 
         Args:
@@ -85,7 +85,7 @@ class RowSampler(Protocol):
     close to what the tokens before its last one add up to.
     """
 
-    def prepare(self, rows: Sequence[RowSampling]) -> StepSampling:
+    def prepare(self, rows: Sequence[RowSamplingParams]) -> StepSampling:
         """Get ready to sample such rows."""
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.sampling.chosen import Chosen
-from tandem_engine.sampling.sampler import name_tokens
+from tandem_engine.sampling.sampler import to_sampled_tokens
+from tandem_engine.sampling.step_tokens import StepTokens
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Flight:
         self.step = step
         self.batch = batch
         self.before = before
-        self.chosen: Chosen | None = None
+        self.chosen: StepTokens | None = None
         """A token for each row that yields; None: it failed, or is not done."""
         self.is_collected = False
         """Whether whoever handed it in has its result."""
@@ -71,7 +71,7 @@ class Flight:
             self.before = None
             self._done.set()
 
-    def choose(self, chosen: Chosen) -> None:
+    def choose(self, chosen: StepTokens) -> None:
         """Take the tokens."""
         self.chosen = chosen
 
@@ -121,7 +121,7 @@ class Flight:
 
     def _note_chosen(self) -> None:
         if self.batch is not None and self.chosen is not None:
-            self._result = _note(self.batch, name_tokens(self.chosen))
+            self._result = _note(self.batch, to_sampled_tokens(self.chosen))
 
     def _finish(self) -> None:
         logits, self._logits = self._logits, None

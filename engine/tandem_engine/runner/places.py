@@ -28,7 +28,7 @@ class Places:
         """Sample `row` from the logits `at`, and behind each of its drafts."""
         self.at += range(at, at + 1 + len(drafts))
         self.positions.append(row)
-        self.positions += [row.ahead(drafts[: known + 1]) for known in range(len(drafts))]
+        self.positions += [row.with_output(drafts[: known + 1]) for known in range(len(drafts))]
         self.rows.append(row)
         self.counts.append(1 + len(drafts))
 

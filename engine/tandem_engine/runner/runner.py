@@ -138,7 +138,7 @@ class ModelRunner:
         """One token a row, as in most steps: without drafts, beams and choices to bring about."""
         batch = flight.batch
         if batch is not None:
-            flight.choose(self._sampler.choose(logits, batch.yielding))
+            flight.choose(self._sampler.sample_step(logits, batch.yielding))
 
     def prepare(self, step: Step) -> FlatBatch:
         """The batch of a step that has rows."""

@@ -53,8 +53,8 @@ class Adjustments:
         if not asking:
             return None
         biased = [at for at in asking if rows[at].sampling.logit_bias]
-        places = [at * vocab_size + rows[at].asked.biased for at in biased]
-        biases = [rows[at].asked.biases for at in biased]
+        places = [at * vocab_size + rows[at].device_params.biased for at in biased]
+        biases = [rows[at].device_params.biases for at in biased]
         return cls(
             rows=rows,
             vocab_size=vocab_size,
@@ -108,12 +108,12 @@ class Adjustments:
 
         In double precision, rounded once, so that every device comes to the same bits.
         """
-        tallies = [self.rows[at].tally for at in self.penalised]
-        lengths = np.array([len(tally.ids) for tally in tallies])
+        counted = [self.rows[at].token_counts for at in self.penalised]
+        lengths = np.array([len(counted.ids) for counted in counted])
         if not lengths.sum():
             return
         first = np.repeat(np.array(self.penalised) * self.vocab_size, lengths)
-        places = torch.from_numpy(first + np.concatenate([tally.ids for tally in tallies]))
+        places = torch.from_numpy(first + np.concatenate([counted.ids for counted in counted]))
         params = [self.rows[at].sampling for at in self.penalised]
 
         def spread(values: list[float]) -> Tensor:
@@ -121,7 +121,7 @@ class Adjustments:
             return torch.from_numpy(each).to(self.device)
 
         places = places.to(self.device)
-        counts = torch.from_numpy(np.concatenate([tally.counts for tally in tallies]))
+        counts = torch.from_numpy(np.concatenate([counted.counts for counted in counted]))
         counts = counts.to(self.device, torch.float64)
         repetition = spread([p.repetition_penalty for p in params])
         chosen = flat[places].double()

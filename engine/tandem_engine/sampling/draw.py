@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem_engine.sampling.chance import uniform
+from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
 
 _WIDTHS: Final = (256, 2048, 16384)
@@ -141,7 +141,7 @@ class _Cut:
         logits = self.logits if is_all else self.logits[at]
         best, numbers = self.best[at], self.numbers[at]
         filters = self.filters.select(at)
-        values, ids = _likeliest(logits, width)
+        values, ids = _top(logits, width)
         weights = _weights(values, best, filters).double()
         is_kept = torch.arange(width, device=logits.device) < filters.top_k
         weights = weights * is_kept
@@ -172,7 +172,7 @@ class _Cut:
         return _weights(logits, best, filters).sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
-def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Of each row the `width` largest logits from the largest on, and their tokens."""
     if width < logits.shape[1]:
         values, ids = logits.topk(width, dim=-1)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.device.sampling import RowSampling
-from tandem_engine.sampling.tally import Tally
+from tandem_engine.device.sampling import RowSamplingParams
+from tandem_engine.sampling.token_counts import TokenCounts
 
 _UNSIGNED_64 = 0xFFFFFFFFFFFFFFFF
 
@@ -33,23 +33,23 @@ class Row:
     """Whether it is the only sequence of its request, and no beam."""
     output: list[int] = field(default_factory=list)
     """Tokens so far, beside the prompt."""
-    _tally: Tally | None = None
-    _asked: RowSampling | None = None
+    _token_counts: TokenCounts | None = None
+    _params: RowSamplingParams | None = None
 
     @property
-    def asked(self) -> RowSampling:
+    def device_params(self) -> RowSamplingParams:
         """How it is sampled, in the form that devices take; made once, and kept by its twins."""
-        if self._asked is None:
-            self._asked = _asked_of(self.sampling, self.seed)
-        return self._asked
+        if self._params is None:
+            self._params = _device_params(self.sampling, self.seed)
+        return self._params
 
     @property
-    def tally(self) -> Tally:
+    def token_counts(self) -> TokenCounts:
         """Its tokens, counted; only rows with penalties ask."""
-        if self._tally is None:
-            self._tally = Tally(self.prompt)
-        self._tally.follow(self.output)
-        return self._tally
+        if self._token_counts is None:
+            self._token_counts = TokenCounts(self.prompt)
+        self._token_counts.update(self.output)
+        return self._token_counts
 
     @property
     def num_output(self) -> int:
@@ -79,7 +79,7 @@ class Row:
             return self.prompt[start:end]
         return [*self.prompt[start:], *self.output[: end - num_prompt]]
 
-    def ahead(self, tokens: Sequence[int]) -> "Row":
+    def with_output(self, tokens: Sequence[int]) -> "Row":
         """What the row were if it had yielded `tokens` too; the row itself is not changed."""
         return self._twin(self.sequence_id, [*self.output, *tokens])
 
@@ -97,7 +97,7 @@ class Row:
             is_plain=self.is_plain,
             is_single=self.is_single,
             output=output,
-            _asked=self._asked,
+            _params=self._params,
         )
 
 
@@ -129,12 +129,12 @@ def min_p_margin(params: SamplingParams) -> float:
     return params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
 
 
-def _asked_of(params: SamplingParams, seed: int) -> RowSampling:
+def _device_params(params: SamplingParams, seed: int) -> RowSamplingParams:
     def single(value: float) -> float:
         """In single precision, as the reference has it in its tensors."""
         return float(np.float32(value))
 
-    return RowSampling(
+    return RowSamplingParams(
         temperature=0.0 if params.is_greedy else single(params.temperature),
         margin=min_p_margin(params),
         top_k=max(0, params.top_k),

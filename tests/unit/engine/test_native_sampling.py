@@ -16,7 +16,7 @@ from tandem_engine.device.cpu import CpuRuntime
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import runnable_variants
 from tandem_engine.sampling.adjust import adjust
-from tandem_engine.sampling.chance import uniform
+from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
 from tandem_engine.sampling.sampler import Sampler
 from tests.unit.engine.native import native_kernels, threads_of
@@ -213,8 +213,8 @@ def test_hardly_a_token_is_not_the_references(kernels: NativeKernels) -> None:
             row(seed=100 * seed + at, **params)  # type: ignore[arg-type]
             for at, params in enumerate(MANY_WAYS)
         ]
-        expected = Sampler().choose(logits, rows).token_ids
-        differ += int((sampler_of(kernels).choose(logits, rows).token_ids != expected).sum())
+        expected = Sampler().sample_step(logits, rows).token_ids
+        differ += int((sampler_of(kernels).sample_step(logits, rows).token_ids != expected).sum())
 
     assert differ <= 1
 
@@ -273,9 +273,9 @@ def test_a_row_without_finite_numbers_fails_alone(
 def test_what_min_tokens_bars_may_be_no_number(kernels: NativeKernels) -> None:
     logits = torch.zeros(1, 40)
     logits[0, 4], logits[0, 9] = math.nan, 5.0
-    barred = row(temperature=0.0, stop_token_ids=(4,), min_tokens=1, logprobs=2)
+    banned = row(temperature=0.0, stop_token_ids=(4,), min_tokens=1, logprobs=2)
 
-    [token] = sampler_of(kernels).sample(logits, [barred])
+    [token] = sampler_of(kernels).sample(logits, [banned])
 
     assert token is not None
     assert token.token_id == 9
@@ -294,9 +294,9 @@ def test_a_row_that_grows_is_sampled_as_it_is_now(kernels: NativeKernels) -> Non
         row(seed=2, top_p=0.9, frequency_penalty=0.4),
     ]
     native, reference = sampler_of(kernels), Sampler()
-    for _ in range(80):  # more than a tally has room for at first
-        expected = reference.choose(logits, rows).token_ids.tolist()
-        assert native.choose(logits, rows).token_ids.tolist() == expected
+    for _ in range(80):  # more than a counted has room for at first
+        expected = reference.sample_step(logits, rows).token_ids.tolist()
+        assert native.sample_step(logits, rows).token_ids.tolist() == expected
         for one, token in zip(rows, expected, strict=True):
             one.output.append(token)
 
@@ -305,9 +305,9 @@ def test_logits_may_lie_anyhow(kernels: NativeKernels) -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(4))
     rows = [row(seed=at) for at in range(3)]
 
-    got = sampler_of(kernels).choose(logits[::2], rows).token_ids
+    got = sampler_of(kernels).sample_step(logits[::2], rows).token_ids
 
-    assert torch.equal(got, Sampler().choose(logits[::2].clone(), rows).token_ids)
+    assert torch.equal(got, Sampler().sample_step(logits[::2].clone(), rows).token_ids)
 
 
 @SHARED

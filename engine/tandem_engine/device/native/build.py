@@ -4,7 +4,7 @@
 `python -m tandem_engine.device.native.build`. It stands on the standard library alone, because a
 build has nothing else.
 
-The threads are the library's own (thread_pool.h), and not OpenMP's: those of torch's libgomp spin for
+The threads are the library's own (thread_pool.h), and not OpenMP's: those of libgomp spin for
 milliseconds while they wait, also where others want the core.
 """
 

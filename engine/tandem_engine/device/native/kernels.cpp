@@ -115,9 +115,9 @@ void run_forward(const Model<E>& model, const Step<Computed<E>>& step) {
               [&](WorkerContext& worker) { forward(worker); });
 }
 
-// Two looks at each logit, more or less.
+// About two scans of each logit.
 void run_sample(const Sampling& step) {
-  Desk shared(step.vocab, step.room);
+  RowWorkspace shared(step.vocab, step.workspaces);
   std::atomic<int64_t> arrived{0};
   run_in_pool(2 * step.rows * step.vocab / kLanes,
               [&](WorkerContext& worker) { sample(worker, step, shared, arrived); });
@@ -231,8 +231,8 @@ void tandem_pack_int8(const int8_t* rows, int64_t first, int64_t count, int64_t 
   });
 }
 
-// Floats of room that a worker needs to sample.
-int64_t tandem_sampling_room(int64_t vocab) { return Desk::room(vocab); }
+// Floats of a workspace, of which each worker needs one to sample.
+int64_t tandem_sampling_workspace(int64_t vocab) { return RowWorkspace::num_floats(vocab); }
 
 void tandem_sample(const Sampling* step) { run_sample(*step); }
 

@@ -190,7 +190,7 @@ class StepArgs(ctypes.Structure):
 
 
 class SampledRowArgs(ctypes.Structure):
-    """`SampledRow` of sampling_desk.h."""
+    """`SampledRow` of sampling_workspace.h."""
 
     _fields_: ClassVar[Any] = (
         ("temperature", c_double),
@@ -209,8 +209,8 @@ class SampledRowArgs(ctypes.Structure):
         ("seen", _P),
         ("counts", _P),
         ("num_seen", _I),
-        ("barred", _P),
-        ("num_barred", _I),
+        ("banned", _P),
+        ("num_banned", _I),
     )
 
 
@@ -219,16 +219,16 @@ class SamplingArgs(ctypes.Structure):
 
     _fields_: ClassVar[Any] = (
         ("logits", _P),
-        ("asked", _P),
+        ("sampled_rows", _P),
         ("rows", _I),
         ("vocab", _I),
         ("tokens", _P),
         ("logprobs", _P),
-        ("most", _I),
+        ("max_top", _I),
         ("top_ids", _P),
         ("top_logprobs", _P),
-        ("room", _P),
-        ("desks", _I),
+        ("workspaces", _P),
+        ("num_workspaces", _I),
     )
 
 
@@ -242,7 +242,7 @@ class Library:
         self.read = _declared(library, "tandem_read", [_P, _I], _F)
         """Sums floats: as fast as memory is read. For benchmarks."""
         self.sample = _declared(library, "tandem_sample", [_P], None)
-        self.sampling_room = _declared(library, "tandem_sampling_room", [_I], _I)
+        self.sampling_workspace = _declared(library, "tandem_sampling_workspace", [_I], _I)
         self._num_threads = _declared(library, "tandem_num_threads", [], _I)
         self._set_threads = _declared(library, "tandem_set_threads", [_I, _P, _I, _I], None)
         self._functions = {

@@ -1,13 +1,13 @@
-// One token a row, drawn or the likeliest, with log-probabilities where they are asked for.
+// One token a row, drawn or the argmax, with log-probabilities where they are asked for.
 //
-// Rows have nothing to do with each other. Where there are more of them than threads, each thread
-// takes one after another, whose logits then stay in its cache; threads share out the blocks of
-// the last ones. Either way a row is a number of parts, and what one part has found is written
-// down at a desk before the next begins: a worker that lost its core decides nothing.
+// Rows are independent. Where there are more of them than threads, each thread takes one after
+// another, whose logits then stay in its cache; threads share the blocks of the last ones. Either
+// way a row takes several phases, and the results of one stand in a workspace before the next
+// begins: a worker that lost its core decides nothing.
 //
-// The number that draws comes from (seed, position) alone, and is looked up among the cumulated
-// weights in the order of the vocabulary. Those of a block are summed up first, so that in the end
-// one block is looked at logit by logit.
+// The random number of a draw comes from (seed, position) alone, and is looked up among the
+// cumulated weights in the order of the vocabulary. Those of a block are summed up first, so that
+// in the end one block is searched logit by logit.
 
 #pragma once
 
@@ -19,21 +19,21 @@
 
 namespace tandem {
 
-// The step: tokens and log-probabilities are written, and logits are as before in the end.
+// One step. Tokens and log-probabilities are written; logits are the same after it as before.
 struct Sampling {
   float* logits;  // [rows, vocab]
-  const SampledRow* asked;
+  const SampledRow* sampled_rows;
   int64_t rows, vocab;
-  int64_t* tokens;   // [rows]; -1: the logits are no numbers
+  int64_t* tokens;   // [rows]; -1: the logits are not finite
   float* logprobs;   // [rows]: of the tokens
-  int64_t most;      // room for the likeliest of each row
-  int64_t* top_ids;  // [rows, most], the likeliest first
+  int64_t max_top;   // width of the next two
+  int64_t* top_ids;  // [rows, max_top], best first
   float* top_logprobs;
-  float* room;  // [desks * Desk::room]
-  int64_t desks;
+  float* workspaces;  // [num_workspaces * RowWorkspace::num_floats]
+  int64_t num_workspaces;
 };
 
-// SplitMix64's finaliser: see chance.py.
+// SplitMix64's finaliser: see counter_rng.py.
 inline uint64_t mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -46,31 +46,30 @@ inline double uniform(uint64_t seed, int64_t position) {
   return static_cast<double>(mix64(mix64(seed) + step) >> 11) * 0x1p-53;
 }
 
-// Bias, then penalties, then what is barred; in double precision, rounded once, as the reference.
-class Change {
+// Bias, then penalties, then banned tokens; in double precision, rounded once, as the reference.
+class Adjustment {
  public:
-  Change(const SampledRow& row, float* logits, int64_t vocab, std::vector<float>& before)
+  Adjustment(const SampledRow& row, float* logits, int64_t vocab, std::vector<float>& before)
       : row_(row), logits_(logits), vocab_(vocab), before_(before) {}
 
-  void make() {
+  void apply() {
     before_.clear();
-    before_.reserve(row_.num_biased + row_.num_seen + row_.num_barred);
+    before_.reserve(row_.num_biased + row_.num_seen + row_.num_banned);
     for (int64_t at = 0; at < row_.num_biased; ++at) {
-      change(row_.biased[at], [&](float x) { return x + row_.biases[at]; });
+      adjust(row_.biased[at], [&](float x) { return x + row_.biases[at]; });
     }
     for (int64_t at = 0; at < row_.num_seen; ++at) {
-      change(row_.seen[at], [&](float x) { return penalised(x, row_.counts[at]); });
+      adjust(row_.seen[at], [&](float x) { return penalised(x, row_.counts[at]); });
     }
-    for (int64_t at = 0; at < row_.num_barred; ++at) {
-      change(row_.barred[at], [](float) { return -kInfinity; });
+    for (int64_t at = 0; at < row_.num_banned; ++at) {
+      adjust(row_.banned[at], [](float) { return -kInfinity; });
     }
   }
 
-  // From the last to the first: a logit may have been changed twice.
+  // From the last to the first: a logit may have been adjusted twice.
   void undo() {
-    const std::pair<const int64_t*, int64_t> lists[] = {{row_.barred, row_.num_barred},
-                                                        {row_.seen, row_.num_seen},
-                                                        {row_.biased, row_.num_biased}};
+    const std::pair<const int64_t*, int64_t> lists[] = {
+        {row_.banned, row_.num_banned}, {row_.seen, row_.num_seen}, {row_.biased, row_.num_biased}};
     for (const auto& [ids, count] : lists) {
       for (int64_t at = count - 1; at >= 0; --at) {
         if (!is_token(ids[at])) continue;
@@ -89,7 +88,7 @@ class Change {
   bool is_token(int64_t id) const { return id >= 0 && id < vocab_; }
 
   template <class Rule>
-  void change(int64_t id, Rule&& rule) {
+  void adjust(int64_t id, Rule&& rule) {
     if (!is_token(id)) return;
     before_.push_back(logits_[id]);
     logits_[id] = rule(logits_[id]);
@@ -104,34 +103,34 @@ class Change {
   }
 };
 
-// Looks for the token of one row, alone or with others.
+// Samples one row, in one thread or in several.
 class RowSampling {
  public:
-  RowSampling(const Sampling& step, int64_t number, WorkerContext& worker, Desk& desk)
+  RowSampling(const Sampling& step, int64_t number, WorkerContext& worker, RowWorkspace& workspace)
       : step_(step),
         number_(number),
-        row_(step.asked[number]),
+        row_(step.sampled_rows[number]),
         logits_(step.logits + number * step.vocab),
         top_k_(row_.top_k > 0 && row_.top_k < step.vocab ? row_.top_k : 0),
         worker_(worker),
-        desk_(desk) {}
+        ws_(workspace) {}
 
   void operator()() {
-    if (shows_logprobs()) find_top();
-    if (row_.is_changed()) alone([&] { change().make(); });
-    if (row_.is_changed() || !shows_logprobs()) look(row_.temperature, draws_of_all());
+    if (shows_logprobs()) find_top_logprobs();
+    if (row_.is_adjusted()) single([&] { adjustment().apply(); });
+    if (row_.is_adjusted() || !shows_logprobs()) scan(row_.temperature, draws_of_all());
     if (row_.is_greedy()) {
-      alone([&] { finish(desk_.has_failed ? -1 : likeliest()); });
+      single([&] { finish(ws_.has_failed ? -1 : argmax()); });
       return;
     }
-    alone([&] { desk_.floor = floor_of_margin(); });
+    single([&] { ws_.floor = floor_of_margin(); });
     if (top_k_ > 0) {
-      gather_likeliest(top_k_);
+      gather_top(top_k_);
     } else if (!is_weighed()) {
       weigh_blocks(row_.temperature);
     }
-    if (top_k_ == 0 && row_.top_p < 1.0) gather_around_mass();
-    alone([&] { finish(desk_.has_failed ? -1 : is_cut() ? drawn_of_cut() : drawn_of_all()); });
+    if (top_k_ == 0 && row_.top_p < 1.0) gather_around_cut();
+    single([&] { finish(ws_.has_failed ? -1 : is_cut() ? drawn_of_cut() : drawn_of_all()); });
   }
 
  private:
@@ -141,7 +140,7 @@ class RowSampling {
   float* const logits_;
   const int64_t top_k_;
   WorkerContext& worker_;
-  Desk& desk_;
+  RowWorkspace& ws_;
 
   static constexpr int64_t kAtOnce = 8;  // blocks
 
@@ -149,22 +148,21 @@ class RowSampling {
   bool has_margin() const { return row_.margin > -HUGE_VAL; }
   bool is_cut() const { return top_k_ > 0 || row_.top_p < 1.0; }
 
-  // Whether all blocks are weighed that are looked at, whatever the largest logit of all is.
+  // True if all blocks that are scanned are weighed, whatever the largest logit of all is.
   bool draws_of_all() const { return !row_.is_greedy() && top_k_ == 0 && !has_margin(); }
 
-  // Whether the blocks have the masses of the draw already; those of the log-probabilities will do.
+  // True if the blocks have the masses of the draw already; those of the log-probabilities may do.
   bool is_weighed() const {
-    return draws_of_all() &&
-           (!shows_logprobs() || row_.is_changed() || row_.temperature == 1.0);
+    return draws_of_all() && (!shows_logprobs() || row_.is_adjusted() || row_.temperature == 1.0);
   }
 
   const float* block_at(int64_t block) const { return logits_ + block * kBlock; }
-  Change change() { return Change(row_, logits_, desk_.vocab, desk_.before); }
-  Weigher weigher() const { return Weigher(desk_.best, row_.temperature); }
+  Adjustment adjustment() { return Adjustment(row_, logits_, ws_.vocab, ws_.before); }
+  Weigher weigher() const { return Weigher(ws_.best, row_.temperature); }
 
   // Calls body() in one worker, while the others wait.
   template <class Body>
-  void alone(Body&& body) {
+  void single(Body&& body) {
     for (const int64_t one : worker_.each(1)) {
       (void)one;
       body();
@@ -174,8 +172,8 @@ class RowSampling {
   // Calls body(begin, end) for runs of blocks that make up all, in all workers.
   template <class Body>
   void each_run(Body&& body) {
-    for (const int64_t run : worker_.each((desk_.blocks + kAtOnce - 1) / kAtOnce)) {
-      body(run * kAtOnce, std::min(desk_.blocks, (run + 1) * kAtOnce));
+    for (const int64_t run : worker_.each((ws_.blocks + kAtOnce - 1) / kAtOnce)) {
+      body(run * kAtOnce, std::min(ws_.blocks, (run + 1) * kAtOnce));
     }
   }
 
@@ -187,182 +185,182 @@ class RowSampling {
     });
   }
 
-  // Finds the largest logits, and what the blocks weigh if that is asked for: while they come from
-  // memory, there is time for it. A block is weighed beside its own largest, for lack of another.
-  void look(double temperature, bool weighs) {
+  // Finds the largest logits, and the masses of the blocks if `weighs`: while logits come from
+  // memory, there is time for it. A block is weighed relative to its own largest logit at first.
+  void scan(double temperature, bool weighs) {
     each_block([&](int64_t block) {
-      bool is_wrong = false;
-      const float peak = peak_of(block_at(block), desk_.length(block), is_wrong);
-      desk_.peaks[block] = peak;
-      desk_.wrongs[block] = is_wrong;
+      bool has_nan = false;
+      const float peak = peak_of(block_at(block), ws_.length(block), has_nan);
+      ws_.peaks[block] = peak;
+      ws_.has_nan[block] = has_nan;
       if (!weighs) return;
-      const bool is_finite = !is_wrong && peak >= kLowest;
-      desk_.masses[block] =
-          is_finite ? mass_of(block_at(block), desk_.length(block), Weigher(peak, temperature)) : 0;
+      const bool is_finite = !has_nan && peak >= kLowest;
+      ws_.masses[block] =
+          is_finite ? mass_of(block_at(block), ws_.length(block), Weigher(peak, temperature)) : 0;
     });
-    alone([&] {
+    single([&] {
       find_best();
-      if (weighs && !desk_.has_failed) rescale_masses(temperature);
+      if (weighs && !ws_.has_failed) rescale_masses(temperature);
     });
   }
 
   void find_best() {
-    desk_.best = -kInfinity;
-    bool is_wrong = false;
-    for (int64_t block = 0; block < desk_.blocks; ++block) {
-      desk_.best = std::max(desk_.best, desk_.peaks[block]);
-      is_wrong |= desk_.wrongs[block];
+    ws_.best = -kInfinity;
+    bool has_nan = false;
+    for (int64_t block = 0; block < ws_.blocks; ++block) {
+      ws_.best = std::max(ws_.best, ws_.peaks[block]);
+      has_nan |= ws_.has_nan[block];
     }
-    desk_.has_failed = is_wrong || !std::isfinite(desk_.best);
+    ws_.has_failed = has_nan || !std::isfinite(ws_.best);
   }
 
-  // From beside a block's own largest logit to beside the largest of all.
+  // From relative to a block's own largest logit to relative to the largest of all.
   void rescale_masses(double temperature) {
-    const Weigher weigh(desk_.best, temperature);
+    const Weigher weigh(ws_.best, temperature);
     int64_t block = 0;
-    for (; block + kLanes <= desk_.blocks; block += kLanes) {
-      store(desk_.masses + block, load(desk_.masses + block) * weigh(load(desk_.peaks + block)));
+    for (; block + kLanes <= ws_.blocks; block += kLanes) {
+      store(ws_.masses + block, load(ws_.masses + block) * weigh(load(ws_.peaks + block)));
     }
-    for (; block < desk_.blocks; ++block) {
-      desk_.masses[block] *= static_cast<float>(weigh.of(desk_.peaks[block]));
+    for (; block < ws_.blocks; ++block) {
+      ws_.masses[block] *= static_cast<float>(weigh.of(ws_.peaks[block]));
     }
   }
 
-  int64_t likeliest() const {
-    const float* peak = std::find(desk_.peaks, desk_.peaks + desk_.blocks, desk_.best);
-    const float* found = block_at(peak - desk_.peaks);
-    while (*found != desk_.best) ++found;
+  int64_t argmax() const {
+    const float* peak = std::find(ws_.peaks, ws_.peaks + ws_.blocks, ws_.best);
+    const float* found = block_at(peak - ws_.peaks);
+    while (*found != ws_.best) ++found;
     return found - logits_;
   }
 
-  // What is below it min_p leaves out; -inf never stays.
+  // min_p leaves out logits below it; -inf never stays.
   float floor_of_margin() const {
-    return std::max(kLowest, static_cast<float>(desk_.best + row_.margin));
+    return std::max(kLowest, static_cast<float>(ws_.best + row_.margin));
   }
 
   void weigh_blocks(double temperature) {
     each_block([&](int64_t block) {
-      if (desk_.has_failed) return;
-      const Weigher weigh(desk_.best, temperature);
-      const bool has_any = desk_.peaks[block] >= desk_.floor;
-      desk_.masses[block] =
-          has_any ? mass_of(block_at(block), desk_.length(block), weigh, desk_.floor) : 0;
+      if (ws_.has_failed) return;
+      const Weigher weigh(ws_.best, temperature);
+      const bool has_any = ws_.peaks[block] >= ws_.floor;
+      ws_.masses[block] =
+          has_any ? mass_of(block_at(block), ws_.length(block), weigh, ws_.floor) : 0;
     });
   }
 
-  // Gathers at least `count` of the largest, as far as there are so many.
-  void gather_likeliest(int64_t count) {
-    alone([&] {
-      desk_.cut_in = {kLowest, kInfinity};
-      if (!desk_.has_failed) desk_.around = {least_of_likeliest(count), kInfinity};
+  // Gathers at least `count` of the largest logits, as far as there are so many.
+  void gather_top(int64_t count) {
+    single([&] {
+      ws_.cut_bracket = {kLowest, kInfinity};
+      if (!ws_.has_failed) ws_.bracket = {least_of_top(count), kInfinity};
     });
-    gather_blocks([&] { return !desk_.has_failed; });
-    if (count <= desk_.blocks) return;
-    alone([&] {
-      desk_.is_short = !desk_.has_failed && count_gathered() < count;
-      desk_.around.low = desk_.floor;
+    gather_blocks([&] { return !ws_.has_failed; });
+    if (count <= ws_.blocks) return;
+    single([&] {
+      ws_.is_short = !ws_.has_failed && count_gathered() < count;
+      ws_.bracket.low = ws_.floor;
     });
-    gather_blocks([&] { return desk_.is_short; });
+    gather_blocks([&] { return ws_.is_short; });
   }
 
-  // In as many blocks the largest is not below the last of the `count` largest. Where there are
-  // not as many, a sample tells; it may be wrong.
-  float least_of_likeliest(int64_t count) {
-    if (count > desk_.blocks) return std::max(desk_.floor, Sample(desk_, logits_).least_of(count));
-    float* last = desk_.spare + count - 1;
-    std::copy(desk_.peaks, desk_.peaks + desk_.blocks, desk_.spare);
-    std::nth_element(desk_.spare, last, desk_.spare + desk_.blocks, std::greater<float>());
-    return std::max(desk_.floor, *last);
+  // The largest logits of `count` blocks are not below the last of the `count` largest. With fewer
+  // blocks a sample gives an estimate, which may be wrong.
+  float least_of_top(int64_t count) {
+    if (count > ws_.blocks) return std::max(ws_.floor, Sample(ws_, logits_).least_of(count));
+    float* last = ws_.scratch + count - 1;
+    std::copy(ws_.peaks, ws_.peaks + ws_.blocks, ws_.scratch);
+    std::nth_element(ws_.scratch, last, ws_.scratch + ws_.blocks, std::greater<float>());
+    return std::max(ws_.floor, *last);
   }
 
-  template <class IsWanted>
-  void gather_blocks(IsWanted&& is_wanted) {
+  template <class Condition>
+  void gather_blocks(Condition&& condition) {
     each_run([&](int64_t begin, int64_t end) {
-      if (!is_wanted()) return;
+      if (!condition()) return;
       int64_t start = begin * kBlock;
       for (int64_t block = begin; block < end; ++block) {
         int64_t found = 0;
-        if (desk_.peaks[block] >= desk_.around.low) {
-          found = gather(block_at(block), desk_.length(block), desk_.around.low,
-                         desk_.around.high, desk_.gathered + start);
+        if (ws_.peaks[block] >= ws_.bracket.low) {
+          found = gather(block_at(block), ws_.length(block), ws_.bracket.low, ws_.bracket.high,
+                         ws_.gathered + start);
         }
-        desk_.starts[block] = static_cast<int32_t>(start);
-        desk_.counts[block] = static_cast<int32_t>(found);
+        ws_.starts[block] = static_cast<int32_t>(start);
+        ws_.counts[block] = static_cast<int32_t>(found);
         start += found;
       }
     });
   }
 
   int64_t count_gathered() const {
-    return std::accumulate(desk_.counts, desk_.counts + desk_.blocks, int64_t{0});
+    return std::accumulate(ws_.counts, ws_.counts + ws_.blocks, int64_t{0});
   }
 
-  // Gathers those among which the mass of top_p is reached, of blocks that are weighed.
-  void gather_around_mass() {
-    alone([&] {
-      if (desk_.has_failed) return;
-      Sample(desk_, logits_).set_steps(weigher(), row_.top_p);
-      desk_.around = {desk_.steps[kSteps - 1], kInfinity};
+  // Gathers the logits among which the mass of top_p is reached, of blocks that are weighed.
+  void gather_around_cut() {
+    single([&] {
+      if (ws_.has_failed) return;
+      Sample(ws_, logits_).set_steps(weigher(), row_.top_p);
+      ws_.bracket = {ws_.steps[kSteps - 1], kInfinity};
     });
-    gather_blocks([&] { return !desk_.has_failed; });
+    gather_blocks([&] { return !ws_.has_failed; });
     each_run([&](int64_t begin, int64_t end) {
-      if (desk_.has_failed) return;
-      masses_of(gathered_of(begin), count_gathered(begin, end), weigher(), desk_.steps,
-                desk_.above + begin * kSteps);
+      if (ws_.has_failed) return;
+      masses_of(gathered_of(begin), count_gathered(begin, end), weigher(), ws_.steps,
+                ws_.above + begin * kSteps);
     });
-    alone([&] {
-      if (!desk_.has_failed) bracket_mass();
+    single([&] {
+      if (!ws_.has_failed) bracket_mass();
     });
-    gather_blocks([&] { return !desk_.has_failed && desk_.is_short; });
+    gather_blocks([&] { return !ws_.has_failed && ws_.is_short; });
   }
 
-  // Finds where the cut is; what was gathered has it in it, unless the sample was wrong.
+  // Finds the bracket of the cut, which lies in the gathered logits unless the sample was wrong.
   void bracket_mass() {
     double total = 0, above[kSteps] = {};
-    for (int64_t block = 0; block < desk_.blocks; ++block) total += desk_.masses[block];
-    for (int64_t begin = 0; begin < desk_.blocks; begin += kAtOnce) {
-      for (int step = 0; step < kSteps; ++step) above[step] += desk_.above[begin * kSteps + step];
+    for (int64_t block = 0; block < ws_.blocks; ++block) total += ws_.masses[block];
+    for (int64_t begin = 0; begin < ws_.blocks; begin += kAtOnce) {
+      for (int step = 0; step < kSteps; ++step) above[step] += ws_.above[begin * kSteps + step];
     }
     int step = 0;
     while (step < kSteps && above[step] < row_.top_p * total) ++step;
-    desk_.cut_in = {step < kSteps ? desk_.steps[step] : desk_.floor,
-                    step > 0 ? desk_.steps[step - 1] : kInfinity};
-    desk_.mass_left = row_.top_p * total - (step > 0 ? above[step - 1] : 0.0);
-    desk_.is_short = step == kSteps;
-    desk_.around.low = desk_.floor;
+    ws_.cut_bracket = {step < kSteps ? ws_.steps[step] : ws_.floor,
+                       step > 0 ? ws_.steps[step - 1] : kInfinity};
+    ws_.mass_left = row_.top_p * total - (step > 0 ? above[step - 1] : 0.0);
+    ws_.is_short = step == kSteps;
+    ws_.bracket.low = ws_.floor;
   }
 
-  // Where the gathered ones of a block begin; those of a run of blocks lie side by side.
-  float* gathered_of(int64_t block) const { return desk_.gathered + desk_.starts[block]; }
+  // The first gathered logit of a block; those of a run of blocks lie side by side.
+  float* gathered_of(int64_t block) const { return ws_.gathered + ws_.starts[block]; }
 
   int64_t count_gathered(int64_t begin, int64_t end) const {
-    return desk_.starts[end - 1] + desk_.counts[end - 1] - desk_.starts[begin];
+    return ws_.starts[end - 1] + ws_.counts[end - 1] - ws_.starts[begin];
   }
 
-  // Copies those to `spare` among which the cut is, and tells how many there are.
+  // Copies the logits in the bracket of the cut to `scratch`, and returns their number.
   int64_t collect() {
     int64_t count = 0;
-    for (int64_t begin = 0; begin < desk_.blocks; begin += kAtOnce) {
-      const int64_t end = std::min(desk_.blocks, begin + kAtOnce);
-      count += gather(gathered_of(begin), count_gathered(begin, end), desk_.cut_in.low,
-                      desk_.cut_in.high, desk_.spare + count);
+    for (int64_t begin = 0; begin < ws_.blocks; begin += kAtOnce) {
+      const int64_t end = std::min(ws_.blocks, begin + kAtOnce);
+      count += gather(gathered_of(begin), count_gathered(begin, end), ws_.cut_bracket.low,
+                      ws_.cut_bracket.high, ws_.scratch + count);
     }
     return count;
   }
 
   int64_t drawn_of_all() {
-    std::fill_n(desk_.ties, desk_.blocks, static_cast<int32_t>(kBlock));
-    return drawn({desk_.floor, desk_.vocab});
+    std::fill_n(ws_.ties, ws_.blocks, static_cast<int32_t>(kBlock));
+    return drawn({ws_.floor, ws_.vocab});
   }
 
   Threshold cut_of_gathered(const Weigher& weigh, const Quota& quota) {
-    return cut_of(weigh, desk_.spare, collect(), quota);
+    return cut_of(weigh, ws_.scratch, collect(), quota);
   }
 
   int64_t drawn_of_cut() {
     const Weigher weigh = weigher();
     if (top_k_ == 0) {
-      const Threshold cut = cut_of_gathered(weigh, {desk_.vocab, desk_.mass_left});
+      const Threshold cut = cut_of_gathered(weigh, {ws_.vocab, ws_.mass_left});
       keep(weigh, cut);
       return drawn(cut);
     }
@@ -375,47 +373,46 @@ class RowSampling {
     return drawn(cut);
   }
 
-  // Notes what stays of each block, and returns the mass of all.
+  // Records the mass and ties that stay of each block, and returns the mass of all.
   double keep(const Weigher& weigh, const Threshold& cut) {
     const double weight = weigh.of(cut.value);
     int64_t left = cut.ties;
     double total = 0;
-    for (int64_t block = 0; block < desk_.blocks; ++block) {
+    for (int64_t block = 0; block < ws_.blocks; ++block) {
       Floats sum = {};
       Ints equals = {};
-      over(gathered_of(block), desk_.counts[block], [&](Floats some) {
+      each_vector(gathered_of(block), ws_.counts[block], [&](Floats some) {
         sum += only_where(some > cut.value, weigh(some));
         equals += some == cut.value;
       });
       const int64_t ties = std::min(left, count_of(equals));
       left -= ties;
-      desk_.ties[block] = static_cast<int32_t>(ties);
-      desk_.masses[block] =
-          static_cast<float>(sum_of(sum) + weight * static_cast<double>(ties));
-      total += desk_.masses[block];
+      ws_.ties[block] = static_cast<int32_t>(ties);
+      ws_.masses[block] = static_cast<float>(sum_of(sum) + weight * static_cast<double>(ties));
+      total += ws_.masses[block];
     }
     return total;
   }
 
   int64_t drawn(const Threshold& cut) const {
     double total = 0, sum = 0;
-    for (int64_t block = 0; block < desk_.blocks; ++block) total += desk_.masses[block];
+    for (int64_t block = 0; block < ws_.blocks; ++block) total += ws_.masses[block];
     const double number = uniform(row_.seed, row_.position) * total;
-    const double wanted = std::min(number, std::nextafter(total, 0.0));
+    const double target = std::min(number, std::nextafter(total, 0.0));
     int64_t block = 0;
-    while (sum + desk_.masses[block] <= wanted) sum += desk_.masses[block++];
-    return block * kBlock + drawn_in(block, wanted - sum, cut);
+    while (sum + ws_.masses[block] <= target) sum += ws_.masses[block++];
+    return block * kBlock + drawn_in(block, target - sum, cut);
   }
 
   // The sum of a block and that of its logits are rounded in different places, so that the last
   // one may be passed.
-  int64_t drawn_in(int64_t block, double wanted, const Threshold& cut) const {
+  int64_t drawn_in(int64_t block, double target, const Threshold& cut) const {
     const Weigher weigh = weigher();
     const float* x = block_at(block);
-    int64_t ties = desk_.ties[block], last = 0;
+    int64_t ties = ws_.ties[block], last = 0;
     double sum = 0;
-    for (int64_t at = 0; at < desk_.length(block); at += kLanes) {
-      const int64_t count = std::min<int64_t>(kLanes, desk_.length(block) - at);
+    for (int64_t at = 0; at < ws_.length(block); at += kLanes) {
+      const int64_t count = std::min<int64_t>(kLanes, ws_.length(block) - at);
       const Floats weights = weigh(load_logits(x + at, count));
       for (int64_t lane = 0; lane < count; ++lane) {
         const float one = x[at + lane], weight = weights[lane];
@@ -423,37 +420,37 @@ class RowSampling {
         if (!stays || weight <= 0) continue;
         last = at + lane;
         sum += weight;
-        if (sum > wanted) return last;
+        if (sum > target) return last;
       }
     }
     return last;
   }
 
-  // Log-probabilities are the model's own: those of the likeliest, and what the chosen one's needs.
-  void find_top() {
-    look(1.0, true);
-    const int64_t count = std::min(row_.num_logprobs, desk_.vocab);
+  // Log-probabilities are the model's own: of the top tokens, and log_total for the sampled one.
+  void find_top_logprobs() {
+    scan(1.0, true);
+    const int64_t count = std::min(row_.num_logprobs, ws_.vocab);
     if (count > 0) {
-      alone([&] { desk_.floor = kLowest; });
-      gather_likeliest(count);
+      single([&] { ws_.floor = kLowest; });
+      gather_top(count);
     }
-    alone([&] {
-      std::fill_n(step_.top_ids + number_ * step_.most, step_.most, -1);
+    single([&] {
+      std::fill_n(step_.top_ids + number_ * step_.max_top, step_.max_top, -1);
       double total = 0;
-      for (int64_t block = 0; block < desk_.blocks; ++block) total += desk_.masses[block];
-      desk_.log_total = desk_.has_failed ? __builtin_nan("") : desk_.best + std::log(total);
-      if (count > 0 && !desk_.has_failed) write_top(count);
+      for (int64_t block = 0; block < ws_.blocks; ++block) total += ws_.masses[block];
+      ws_.log_total = ws_.has_failed ? __builtin_nan("") : ws_.best + std::log(total);
+      if (count > 0 && !ws_.has_failed) write_top(count);
     });
   }
 
-  float logprob_of(float logit) const { return static_cast<float>(logit - desk_.log_total); }
+  float logprob_of(float logit) const { return static_cast<float>(logit - ws_.log_total); }
 
   void write_top(int64_t count) {
-    using Candidate = std::pair<float, int64_t>;  // the logit below 0, so that the largest is first
+    using Candidate = std::pair<float, int64_t>;  // the negated logit, so that the largest is first
     std::vector<Candidate> found;
-    Threshold cut = cut_of_gathered(Weigher(desk_.best, 1.0), {count, kInfinity});
-    for (int64_t id = 0; id < desk_.vocab; ++id) {
-      if (desk_.peaks[id / kBlock] < cut.value) {
+    Threshold cut = cut_of_gathered(Weigher(ws_.best, 1.0), {count, kInfinity});
+    for (int64_t id = 0; id < ws_.vocab; ++id) {
+      if (ws_.peaks[id / kBlock] < cut.value) {
         id += kBlock - 1;
         continue;
       }
@@ -463,18 +460,18 @@ class RowSampling {
       }
     }
     std::sort(found.begin(), found.end());
-    // Too few can come at all: then those that cannot, in their order.
+    // Where too few tokens are possible, the others follow in their order.
     for (int64_t id = 0; static_cast<int64_t>(found.size()) < count; ++id) {
       if (logits_[id] == -kInfinity) found.emplace_back(kInfinity, id);
     }
     for (int64_t at = 0; at < count; ++at) {
-      step_.top_ids[number_ * step_.most + at] = found[at].second;
-      step_.top_logprobs[number_ * step_.most + at] = logprob_of(-found[at].first);
+      step_.top_ids[number_ * step_.max_top + at] = found[at].second;
+      step_.top_logprobs[number_ * step_.max_top + at] = logprob_of(-found[at].first);
     }
   }
 
   void finish(int64_t token) {
-    if (row_.is_changed()) change().undo();
+    if (row_.is_adjusted()) adjustment().undo();
     step_.tokens[number_] = token;
     if (row_.num_logprobs >= 0 && token >= 0) {
       step_.logprobs[number_] = logprob_of(logits_[token]);
@@ -482,13 +479,14 @@ class RowSampling {
   }
 };
 
-// All rows. `shared` is the desk for those that workers compute together; `arrived` counts them.
-inline void sample(WorkerContext& worker, const Sampling& step, Desk& shared,
+// All rows. `shared` is the workspace of rows that workers compute together; `arrived` counts the
+// workers.
+inline void sample(WorkerContext& worker, const Sampling& step, RowWorkspace& shared,
                    std::atomic<int64_t>& arrived) {
   const int64_t number = arrived.fetch_add(1);
-  if (number >= step.desks) return;  // there are more workers than desks: the others do it
+  if (number >= step.num_workspaces) return;  // no workspace is left: the others do it
   const int64_t own_rows = step.rows - step.rows % worker.num_workers;
-  Desk own(step.vocab, step.room + number * Desk::room(step.vocab));
+  RowWorkspace own(step.vocab, step.workspaces + number * RowWorkspace::num_floats(step.vocab));
   for (const int64_t row : worker.each(own_rows)) {
     WorkerContext alone;
     RowSampling(step, row, alone, own)();

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.native.library import Library, SampledRowArgs, SamplingArgs
-from tandem_engine.device.sampling import RowNow, RowSampling, Sampled
+from tandem_engine.device.sampling import RowSamplingParams, RowState, Sampled
 
 
 class NativeRowSampler:
@@ -21,23 +21,23 @@ class NativeRowSampler:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._room = torch.empty(0)
+        self._workspaces = torch.empty(0)
         # Two threads may come at once, and there is one room.
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    def prepare(self, rows: Sequence[RowSampling]) -> "NativeStepSampling":
+    def prepare(self, rows: Sequence[RowSamplingParams]) -> "NativeStepSampling":
         """Bring all that stays into the library's form."""
         return NativeStepSampling(self, rows)
 
     def sample(self, args: SamplingArgs) -> None:
         """Call the library; it writes to where `args` points."""
-        with self._turn:
-            desks = self._library.num_threads
-            count = desks * self._library.sampling_room(args.vocab)
-            if count > len(self._room):
+        with self._lock:
+            num_workspaces = self._library.num_threads
+            count = num_workspaces * self._library.sampling_workspace(args.vocab)
+            if count > len(self._workspaces):
                 # Written to at once, so that whoever measures the first step finds all of it.
-                self._room = torch.empty(count).fill_(0.0)
-            args.room, args.desks = self._room.data_ptr(), desks
+                self._workspaces = torch.empty(count).fill_(0.0)
+            args.workspaces, args.num_workspaces = self._workspaces.data_ptr(), num_workspaces
             self._library.sample(byref(args))
 
 
@@ -49,41 +49,41 @@ class NativeStepSampling:
         rows: How they are sampled.
     """
 
-    def __init__(self, sampler: NativeRowSampler, rows: Sequence[RowSampling]) -> None:
+    def __init__(self, sampler: NativeRowSampler, rows: Sequence[RowSamplingParams]) -> None:
         self._sampler = sampler
         self._rows = rows  # its arrays are pointed at
         self._args = (SampledRowArgs * len(rows))(*map(_row_args, rows))
-        self._most = max((row.num_logprobs or 0 for row in rows), default=0)
+        self._max_top = max((row.num_logprobs or 0 for row in rows), default=0)
 
-    def __call__(self, logits: Tensor, now: Sequence[RowNow]) -> Sampled:
+    def __call__(self, logits: Tensor, now: Sequence[RowState]) -> Sampled:
         """One token a row."""
         logits = logits.contiguous()
         rows, vocab = logits.shape
         if rows != len(self._args):  # the library reads as many
             raise ValueError(f"there are logits of {rows} rows, not of {len(self._args)}")
-        most = min(self._most, vocab)
+        max_top = min(self._max_top, vocab)
         for args, of_row in zip(self._args, now, strict=True):
             args.position = of_row.position
             if of_row.seen is not None:
                 _point(args, "seen", "num_seen", of_row.seen)
                 _point(args, "counts", None, of_row.counts)
-            if of_row.barred is not None or args.num_barred:
-                _point(args, "barred", "num_barred", of_row.barred)
+            if of_row.banned is not None or args.num_banned:
+                _point(args, "banned", "num_banned", of_row.banned)
         found = Sampled(
             torch.empty(rows, dtype=torch.int64),
             torch.empty(rows),
-            torch.empty(rows, most, dtype=torch.int64),
-            torch.empty(rows, most),
+            torch.empty(rows, max_top, dtype=torch.int64),
+            torch.empty(rows, max_top),
         )
         self._sampler.sample(
             SamplingArgs(
                 logits=logits.data_ptr(),
-                asked=addressof(self._args),
+                sampled_rows=addressof(self._args),
                 rows=rows,
                 vocab=vocab,
                 tokens=found.token_ids.data_ptr(),
                 logprobs=found.logprobs.data_ptr(),
-                most=most,
+                max_top=max_top,
                 top_ids=found.top_ids.data_ptr(),
                 top_logprobs=found.top_logprobs.data_ptr(),
             )
@@ -91,7 +91,7 @@ class NativeStepSampling:
         return found
 
 
-def _row_args(row: RowSampling) -> SampledRowArgs:
+def _row_args(row: RowSamplingParams) -> SampledRowArgs:
     args = SampledRowArgs(
         temperature=row.temperature,
         margin=row.margin,

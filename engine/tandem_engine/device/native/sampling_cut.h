@@ -1,5 +1,5 @@
-// The threshold that top_k and top_p come to, found by bisection: nothing is put in order but the
-// few values that are left in the end.
+// The threshold that top_k and top_p amount to, found by bisection: only the few values that are
+// left in the end are sorted.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// What stays of a row: all above the threshold, and the first `ties` of those that equal it.
+// All logits above the threshold stay, and the first `ties` of those that equal it.
 struct Threshold {
   float value;
   int64_t ties;
@@ -25,7 +25,7 @@ struct Quota {
 
 constexpr int64_t kFew = 96;  // so few are sorted
 
-// How many of equal values stay, one by one, as `Quota` says.
+// The number of equal values that stay, one by one, as `Quota` says.
 inline int64_t ties_within(const Quota& quota, double weight, int64_t count) {
   int64_t most = std::min(quota.count, count);
   if (weight * static_cast<double>(most) > quota.mass) {
@@ -50,32 +50,33 @@ inline Threshold cut_of_few(const Weigher& weigh, float* values, int64_t count, 
   }
 }
 
-// A float's place among all floats: as many lie between two as their places differ.
-inline int64_t place_of(float x) {
+// A float's ordinal among all floats: as many lie between two as their ordinals differ.
+inline int64_t ordinal_of(float x) {
   const int32_t bits = same_bits<int32_t>(x);
   return bits < 0 ? -int64_t{bits & 0x7fffffff} : bits;
 }
 
-inline float at_place(int64_t place) {
-  const auto size = static_cast<uint32_t>(place < 0 ? -place : place);
-  return same_bits<float>(place < 0 ? size | 0x80000000u : size);
+inline float of_ordinal(int64_t ordinal) {
+  const auto size = static_cast<uint32_t>(ordinal < 0 ? -ordinal : ordinal);
+  return same_bits<float>(ordinal < 0 ? size | 0x80000000u : size);
 }
 
-// Descending thresholds in (low, high]. Every other time they part the floats between the two into
-// equal numbers, so that no row of any spread takes more than a few rounds.
-inline void set_steps(float low, float high, bool by_place, float* steps) {
-  const int64_t first = place_of(low), last = place_of(high);
+// Descending thresholds in (low, high]. Every other time they divide the floats between the two
+// into equal numbers, so that a row of any spread takes a few rounds at most.
+inline void set_steps(float low, float high, bool by_ordinal, float* steps) {
+  const int64_t first = ordinal_of(low), last = ordinal_of(high);
   for (int step = 0; step < kSteps; ++step) {
     const double share = static_cast<double>(kSteps - step) / (kSteps + 1);
     const auto between = static_cast<float>(low + share * (static_cast<double>(high) - low));
     const float one =
-        by_place ? at_place(first + static_cast<int64_t>(share * static_cast<double>(last - first)))
-                 : between;
-    steps[step] = one > low ? std::min(one, high) : at_place(first + 1);
+        by_ordinal
+            ? of_ordinal(first + static_cast<int64_t>(share * static_cast<double>(last - first)))
+            : between;
+    steps[step] = one > low ? std::min(one, high) : of_ordinal(first + 1);
   }
 }
 
-// How many there are from each threshold on, and of what mass.
+// Number and mass of the values from each threshold on.
 struct Above {
   int64_t counts[kSteps] = {};
   double masses[kSteps] = {};
@@ -87,7 +88,7 @@ inline Above above_of(const Weigher& weigh, const float* values, int64_t count, 
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t length = std::min(kBlock, count - begin);
     Ints counts[kSteps] = {};
-    over(values + begin, length, [&](Floats some) {
+    each_vector(values + begin, length, [&](Floats some) {
       for (int step = 0; step < kSteps; ++step) counts[step] += some >= steps[step];
     });
     for (int step = 0; step < kSteps; ++step) above.counts[step] += count_of(counts[step]);
@@ -119,17 +120,17 @@ inline Bracket bracket_of(const float* values, int64_t count) {
   return range;
 }
 
-// The cut of `count` values, at least one, which are moved about; each is finite.
+// The cut of `count` values, at least one, which are reordered; each is finite.
 inline Threshold cut_of(const Weigher& weigh, float* values, int64_t count, Quota quota) {
   const bool weighs = quota.mass < static_cast<double>(kInfinity);
-  for (bool by_place = false;; by_place = !by_place) {
+  for (bool by_ordinal = false;; by_ordinal = !by_ordinal) {
     if (count <= kFew) return cut_of_few(weigh, values, count, quota);
     const Bracket range = bracket_of(values, count);
     if (range.low == range.high) {
       return {range.low, ties_within(quota, weigh.of(range.low), count)};
     }
     float steps[kSteps];
-    set_steps(range.low, range.high, by_place, steps);
+    set_steps(range.low, range.high, by_ordinal, steps);
     const Above above = above_of(weigh, values, count, weighs, steps);
     int step = 0;
     while (step < kSteps && above.counts[step] < quota.count &&

@@ -1,62 +1,61 @@
-// A sample of a row: it tells where to look for a cut, so that little is looked at twice.
-//
-// What it says is only ever a guess; where it is wrong, more is looked at.
+// A sample of a row: an estimate of where a cut is, so that few logits are scanned twice; where it
+// is wrong, more are.
 
 #pragma once
 
-#include "sampling_desk.h"
+#include "sampling_workspace.h"
 
 namespace tandem {
 
-// The largest of each block, and a thousand others from all over the row.
+// The largest logit of each block, and a thousand others from all over the row.
 class Sample {
  public:
-  Sample(Desk& desk, const float* logits) : desk_(desk) {
-    const int64_t apart = std::max<int64_t>(kRun, (desk.vocab + kRuns - 1) / kRuns);
-    for (int64_t at = 0; at < desk.vocab; at += apart) {
-      const int64_t length = std::min(kRun, desk.vocab - at);
+  Sample(RowWorkspace& workspace, const float* logits) : ws_(workspace) {
+    const int64_t apart = std::max<int64_t>(kRun, (workspace.vocab + kRuns - 1) / kRuns);
+    for (int64_t at = 0; at < workspace.vocab; at += apart) {
+      const int64_t length = std::min(kRun, workspace.vocab - at);
       for (int64_t one = at; one < at + length; ++one) {
         values_[count_] = logits[one];
-        count_ += logits[one] >= desk.floor && logits[one] != desk.peaks[one / kBlock];
+        count_ += logits[one] >= workspace.floor && logits[one] != workspace.peaks[one / kBlock];
       }
-      looked_at_ += length;
+      scanned_ += length;
     }
   }
 
-  // Below which there should be at least so many, and not many times as many.
+  // A logit that at least `count` should exceed, and not many times as many.
   float least_of(int64_t count) {
-    const int64_t wanted = 2 * count / each() + 10;
-    if (wanted >= count_) return kLowest;
-    std::nth_element(values_, values_ + wanted, values_ + count_, std::greater<float>());
-    return values_[wanted];
+    const int64_t rank = 2 * count / each() + 10;
+    if (rank >= count_) return kLowest;
+    std::nth_element(values_, values_ + rank, values_ + count_, std::greater<float>());
+    return values_[rank];
   }
 
-  // Sets the desk's steps around the place where top_p should cut.
+  // Sets the workspace's steps around the logit at which top_p should cut.
   void set_steps(const Weigher& weigh, double top_p) {
     weigh_ = &weigh;
-    peaks_mass_ = mass(desk_.peaks, desk_.blocks);
+    peaks_mass_ = mass(ws_.peaks, ws_.blocks);
     mass_ = mass(values_, count_);
     const double beyond = (1 - top_p) * (peaks_mass_ + mass_ * static_cast<double>(each()));
-    const double high = guess(kMost * beyond), low = guess(kLeast * beyond);
+    const double high = estimate(kMost * beyond), low = estimate(kLeast * beyond);
     for (int step = 0; step < kSteps; ++step) {
       const double one = high + (low - high) * step / (kSteps - 1);
-      desk_.steps[step] = std::max(desk_.floor, static_cast<float>(one));
+      ws_.steps[step] = std::max(ws_.floor, static_cast<float>(one));
     }
   }
 
  private:
   static constexpr int64_t kRun = 16, kRuns = 64;
-  // How wrong the mass that is cut off may be guessed.
+  // By these factors the estimate of the mass that is cut off may be wrong.
   static constexpr double kLeast = 0.45, kMost = 2.0;
 
-  Desk& desk_;
+  RowWorkspace& ws_;
   const Weigher* weigh_ = nullptr;
   float values_[kRun * kRuns], some_[kRun * kRuns];
-  int64_t count_ = 0, looked_at_ = 0;
+  int64_t count_ = 0, scanned_ = 0;
   double peaks_mass_ = 0, mass_ = 0;
 
-  // Logits that one of the sample stands for.
-  int64_t each() const { return std::max<int64_t>(1, desk_.vocab / looked_at_); }
+  // Logits for each of the sample.
+  int64_t each() const { return std::max<int64_t>(1, ws_.vocab / scanned_); }
 
   double mass(const float* values, int64_t count) const {
     double sum = 0;
@@ -66,18 +65,18 @@ class Sample {
     return sum;
   }
 
-  // Where so much mass is below, and in the peaks where the others have less.
-  double guess(double below) {
+  // The logit with so much mass below it, among the peaks where the others have less.
+  double estimate(double below) {
     const double left = mass_ - below / static_cast<double>(each());
     if (left > 0) {
       std::copy(values_, values_ + count_, some_);
       return cut_of(*weigh_, some_, count_, {count_, left}).value;
     }
     const double of_peaks = peaks_mass_ + mass_ * static_cast<double>(each()) - below;
-    if (of_peaks <= 0) return desk_.best;
-    std::copy(desk_.peaks, desk_.peaks + desk_.blocks, desk_.spare);
-    const int64_t finite = gather(desk_.spare, desk_.blocks, kLowest, kInfinity, desk_.spare);
-    return cut_of(*weigh_, desk_.spare, finite, {finite, of_peaks}).value;
+    if (of_peaks <= 0) return ws_.best;
+    std::copy(ws_.peaks, ws_.peaks + ws_.blocks, ws_.scratch);
+    const int64_t finite = gather(ws_.scratch, ws_.blocks, kLowest, kInfinity, ws_.scratch);
+    return cut_of(*weigh_, ws_.scratch, finite, {finite, of_peaks}).value;
   }
 };
 

@@ -1,4 +1,4 @@
-// What sampling reads of a row of logits, block by block: the largest, the mass, those in a range.
+// Scans of a row of logits, block by block: the largest, the mass, those in a range.
 //
 // A weight is a probability but for one factor: exp((logit - largest) / temperature), in float.
 
@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-constexpr int64_t kBlock = 512;  // logits: a draw ends with a look at one block, logit by logit
+constexpr int64_t kBlock = 512;  // logits: a draw ends with a search of one block, logit by logit
 constexpr int kSteps = 6;        // thresholds that masses are summed above at once
 constexpr float kLowest = -FLT_MAX;
 constexpr float kInfinity = __builtin_inff();
@@ -27,8 +27,8 @@ struct Weigher {
   Weigher(float best, double temperature)
       : best(best), scale(static_cast<float>(1.4426950408889634 / temperature)) {}
 
-  // Nothing comes to less than 2^-126, and so not even -inf to 0: a CPU takes a hundred times as
-  // long over what is smaller. Whoever sums weights leaves out what may not come.
+  // No weight is below 2^-126, not even that of -inf: subnormal numbers take a CPU a hundred times
+  // as long. A sum of weights must leave out tokens that may not be sampled.
   Floats operator()(Floats x) const {
     return exp2_of<5, true>(larger(splat(-126.0f), (x - best) * scale));
   }
@@ -49,7 +49,7 @@ inline Floats load_logits(const float* x, int64_t count) {
 
 // Calls body(values) for the vectors of a block.
 template <class Body>
-inline void over(const float* x, int64_t count, Body&& body) {
+inline void each_vector(const float* x, int64_t count, Body&& body) {
   int64_t at = 0;
   for (; at + kLanes <= count; at += kLanes) body(load(x + at));
   if (at < count) body(load_logits(x + at, count - at));
@@ -68,7 +68,7 @@ inline Floats add_from(Floats sum, Floats weights, Floats x, Floats least) {
 #endif
 }
 
-// Whether a comparison holds in any lane.
+// True if a comparison holds in any lane.
 inline bool any_of(Ints mask) {
 #if defined(__AVX512F__)
   return _mm512_movepi32_mask(same_bits<__m512i>(mask)) != 0;
@@ -81,7 +81,7 @@ inline bool any_of(Ints mask) {
 #endif
 }
 
-// Of comparisons that were added up.
+// The number of lanes that hold, of comparisons that were added up.
 inline int64_t count_of(Ints masks) {
 #if defined(__AVX512F__)
   return -_mm512_reduce_add_epi32(same_bits<__m512i>(masks));
@@ -92,33 +92,33 @@ inline int64_t count_of(Ints masks) {
 #endif
 }
 
-// The largest of a block; is_wrong: there is something among them that is no number.
-inline float peak_of(const float* x, int64_t count, bool& is_wrong) {
+// The largest of a block; sets `has_nan` if one is NaN.
+inline float peak_of(const float* x, int64_t count, bool& has_nan) {
   Floats most[4];
-  Words sizes[4] = {};  // without the sign, what is no number is larger than an infinity
+  Words sizes[4] = {};  // without the sign, a NaN is larger than an infinity
   for (Floats& one : most) one = splat(-kInfinity);
-  const auto look = [&](int chain, Floats some) {
+  const auto scan = [&](int chain, Floats some) {
     const Words size = same_bits<Words>(some) & 0x7fffffffu;
     most[chain] = larger(most[chain], some);
     sizes[chain] = size > sizes[chain] ? size : sizes[chain];
   };
   int64_t at = 0;
   for (; at + 4 * kLanes <= count; at += 4 * kLanes) {
-    for (int chain = 0; chain < 4; ++chain) look(chain, load(x + at + chain * kLanes));
+    for (int chain = 0; chain < 4; ++chain) scan(chain, load(x + at + chain * kLanes));
   }
-  over(x + at, count - at, [&](Floats some) { look(0, some); });
+  each_vector(x + at, count - at, [&](Floats some) { scan(0, some); });
   for (int chain = 1; chain < 4; ++chain) {
     most[0] = larger(most[0], most[chain]);
     sizes[0] = sizes[chain] > sizes[0] ? sizes[chain] : sizes[0];
   }
-  is_wrong |= any_of(same_bits<Ints>(sizes[0] > kInfinityBits));
+  has_nan |= any_of(same_bits<Ints>(sizes[0] > kInfinityBits));
   return largest_of(most[0]);
 }
 
-// The mass of all, with what may not come as close to 0 as a weight can be.
+// The mass of all; -inf counts with the smallest weight there is.
 inline float mass_of(const float* x, int64_t count, const Weigher& weigh) {
   Floats sum = {};
-  over(x, count, [&](Floats some) { sum += weigh(some); });
+  each_vector(x, count, [&](Floats some) { sum += weigh(some); });
   return sum_of(sum);
 }
 
@@ -126,7 +126,7 @@ inline float mass_of(const float* x, int64_t count, const Weigher& weigh) {
 inline float mass_of(const float* x, int64_t count, const Weigher& weigh, float least) {
   Floats sum = {};
   const Floats from = splat(least);
-  over(x, count, [&](Floats some) { sum = add_from(sum, weigh(some), some, from); });
+  each_vector(x, count, [&](Floats some) { sum = add_from(sum, weigh(some), some, from); });
   return sum_of(sum);
 }
 
@@ -135,7 +135,7 @@ inline void masses_of(const float* x, int64_t count, const Weigher& weigh, const
                       float* above) {
   Floats sums[kSteps] = {}, at[kSteps];
   for (int step = 0; step < kSteps; ++step) at[step] = splat(steps[step]);
-  over(x, count, [&](Floats some) {
+  each_vector(x, count, [&](Floats some) {
     const Floats weights = weigh(some);
     for (int step = 0; step < kSteps; ++step) {
       sums[step] = add_from(sums[step], weights, some, at[step]);
@@ -144,13 +144,13 @@ inline void masses_of(const float* x, int64_t count, const Weigher& weigh, const
   for (int step = 0; step < kSteps; ++step) above[step] = sum_of(sums[step]);
 }
 
-// Copies those in [low, high) in their order; `out` has room for all, and may be `x`.
+// Copies the values in [low, high) in their order; `out` must hold `count`, and may be `x`.
 inline int64_t gather(const float* x, int64_t count, float low, float high, float* out) {
   int64_t found = 0;
   const auto take = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const float one = x[at];
-      out[found] = one;  // never past what is read already
+      out[found] = one;  // never past the values that are read already
       found += one >= low && one < high;
     }
   };
@@ -160,7 +160,7 @@ inline int64_t gather(const float* x, int64_t count, float low, float high, floa
 #if defined(__AVX512F__)
     const __mmask16 from = _mm512_cmp_ps_mask(some, splat(low), _CMP_GE_OQ);
     const __mmask16 inside = _mm512_mask_cmp_ps_mask(from, some, splat(high), _CMP_LT_OQ);
-    // As many as were read, of which the first are wanted: a branch would be guessed wrong.
+    // Stores a whole vector, of which the first lanes count: a branch would be mispredicted.
     store(out + found, _mm512_maskz_compress_ps(inside, some));
     found += __builtin_popcount(inside);
 #else

@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from tandem_engine.api.output import TokenLogprob
-from tandem_engine.device.sampling import RowNow, RowSampler, Sampled, StepSampling, TokenIds
-from tandem_engine.sampling.chosen import Chosen, Logprobs
+from tandem_engine.device.sampling import RowSampler, RowState, Sampled, StepSampling, TokenIds
 from tandem_engine.sampling.row import Row, has_penalty
+from tandem_engine.sampling.step_tokens import Logprobs, StepTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DevicePlan:
     def of(cls, rows: Sequence[Row], sampler: RowSampler) -> "DevicePlan":
         """Gather what stays."""
         return cls(
-            step=sampler.prepare([row.asked for row in rows]),
+            step=sampler.prepare([row.device_params for row in rows]),
             rows=rows,
             counted=[at for at, row in enumerate(rows) if has_penalty(row.sampling)],
             shown=[at for at, row in enumerate(rows) if row.sampling.logprobs is not None],
@@ -40,17 +40,17 @@ class DevicePlan:
             },
         )
 
-    def choose(self, logits: Tensor) -> Chosen:
+    def sample_step(self, logits: Tensor) -> StepTokens:
         """One token a row."""
-        now = [RowNow(len(row.output)) for row in self.rows]
+        now = [RowState(len(row.output)) for row in self.rows]
         for at in self.counted:
-            tally = self.rows[at].tally
-            now[at] = RowNow(now[at].position, tally.ids, tally.counts)
+            counted = self.rows[at].token_counts
+            now[at] = RowState(now[at].position, counted.ids, counted.counts)
         for at, ends in self.ends.items():
             if now[at].position < self.rows[at].sampling.min_tokens:
-                now[at] = now[at]._replace(barred=ends)
+                now[at] = now[at]._replace(banned=ends)
         sampled = self.step(logits, now)
-        return Chosen(sampled.token_ids, _logprobs(sampled, self.shown))
+        return StepTokens(sampled.token_ids, _logprobs(sampled, self.shown))
 
 
 def _logprobs(sampled: Sampled, shown: Sequence[int]) -> Logprobs:

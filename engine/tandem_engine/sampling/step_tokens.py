@@ -13,7 +13,7 @@ Logprobs = dict[int, TokenLogprob]
 """Row index → log-probabilities of the token and of the likeliest ones."""
 
 
-class Chosen(NamedTuple):
+class StepTokens(NamedTuple):
     """The tokens of a step."""
 
     token_ids: Tensor

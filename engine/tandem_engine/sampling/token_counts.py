@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-_ROOM: Final = 64
+_SPARE: Final = 64
 
 
-class Tally:
+class TokenCounts:
     """The different tokens of a prompt and its output, and how often each stands in the output.
 
     Penalties look at these and at no other token of the vocabulary, and a step adds one token to
@@ -19,23 +19,23 @@ class Tally:
         prompt: Tokens of the prompt.
     """
 
-    __slots__ = ("_counts", "_ids", "_noted", "_places", "_size")
+    __slots__ = ("_counts", "_ids", "_index", "_noted", "_size")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         ids = list(dict.fromkeys(prompt))
-        self._places = {token_id: at for at, token_id in enumerate(ids)}
+        self._index = {token_id: at for at, token_id in enumerate(ids)}
         self._size = len(ids)
-        self._ids = np.zeros(self._size + _ROOM, dtype=np.int64)
+        self._ids = np.zeros(self._size + _SPARE, dtype=np.int64)
         self._ids[: self._size] = ids
-        self._counts = np.zeros(self._size + _ROOM, dtype=np.float32)
+        self._counts = np.zeros(self._size + _SPARE, dtype=np.float32)
         self._noted = 0
 
-    def follow(self, output: Sequence[int]) -> None:
+    def update(self, output: Sequence[int]) -> None:
         """Count what has come to the output since the last call; nothing of it ever goes."""
         for token_id in output[self._noted :]:
-            at = self._places.get(token_id)
+            at = self._index.get(token_id)
             if at is None:
-                at = self._place_of_new(token_id)
+                at = self._add(token_id)
             self._counts[at] += 1.0
         self._noted = len(output)
 
@@ -49,12 +49,12 @@ class Tally:
         """How often each of `ids` stands in the output; 0: in the prompt alone."""
         return self._counts[: self._size]
 
-    def _place_of_new(self, token_id: int) -> int:
+    def _add(self, token_id: int) -> int:
         at = self._size
         if at == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros(at, dtype=np.int64)))
             self._counts = np.concatenate((self._counts, np.zeros(at, dtype=np.float32)))
         self._ids[at] = token_id
-        self._places[token_id] = at
+        self._index[token_id] = at
         self._size = at + 1
         return at

@@ -6,45 +6,45 @@ import torch
 from torch import Tensor
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor | None]:
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor | None]:
     """The first of each row's largest logits; NaN counts as the largest.
 
     Returns:
         int64 [rows], and bool [rows], whether its logit is no finite number; None: all are.
     """
     if logits.device.type != "cpu":
-        best, chosen = logits.max(dim=-1)
-        return chosen, ~torch.isfinite(best)
+        best, ids = logits.max(dim=-1)
+        return ids, ~torch.isfinite(best)
     # torch looks at one number at a time here. And after a forward pass, which has read all of the
     # weights, every function that was not called for a while costs 50 µs: so few of them.
     array = logits.numpy()
-    chosen = torch.from_numpy(array.argmax(axis=-1))
+    ids = torch.from_numpy(array.argmax(axis=-1))
     are_finite = torch.from_numpy(array.max(axis=-1)).isfinite()
-    return chosen, None if are_finite.all() else ~are_finite
+    return ids, None if are_finite.all() else ~are_finite
 
 
-def likeliest_few(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+def top_tokens(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
     """The `counts` likeliest tokens of each row with their values, best first.
 
     topk promises no order among equals, so all that reach the last value are looked at.
 
     Args:
         table: float32 [rows, vocabulary]. Nothing is found in a row with NaN.
-        counts: One a row, at most the vocabulary.
+        counts: One a row, at width the vocabulary.
     """
-    most = max(counts, default=0)
-    if most == 0:
+    width = max(counts, default=0)
+    if width == 0:
         return [[] for _ in counts]
-    best = table.topk(most, dim=-1).values
+    best = table.topk(width, dim=-1).values
     last = torch.tensor([max(0, count - 1) for count in counts], device=table.device)
     floors = best.gather(1, last.unsqueeze(1))
     return [
-        _reaching(row, floor, count) if count else []
+        _at_least(row, floor, count) if count else []
         for row, floor, count in zip(table, floors, counts, strict=True)
     ]
 
 
-def _reaching(row: Tensor, floor: Tensor, count: int) -> list[tuple[int, float]]:
+def _at_least(row: Tensor, floor: Tensor, count: int) -> list[tuple[int, float]]:
     """Of the equals at `floor` as many as are wanted: there may be as many as tokens."""
     ids = torch.nonzero(row >= floor).flatten()
     values = row[ids]
