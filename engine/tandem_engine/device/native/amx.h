@@ -1,8 +1,8 @@
-// Products on the tiles of AMX, where the target has it: 16 rows by 16 outputs, 64 bytes of inputs at
-// a time.
+// Products on AMX tiles, where the target has them: 16 rows by 16 outputs, 64 bytes of inputs at a
+// time.
 //
-// What the instruction reads of a weight, 16 units of inputs one below the other, is a half panel of
-// linear.h as it lies. The sums of a row come in the same order however many rows there are.
+// The instruction reads 16 units of inputs of a weight one below the other, which is a half panel
+// of linear.h as it is stored. The sums of a row come in the same order for any number of rows.
 
 #pragma once
 
@@ -20,12 +20,12 @@ constexpr int kAmxRows = 16;
 
 #if defined(__AMX_TILE__)
 
-// Whether a weight of W is multiplied on tiles.
+// True if a weight of W is multiplied on tiles.
 template <class W>
 constexpr bool kOnAmx = std::is_same_v<W, Bf16> || std::is_same_v<W, int8_t>;
 
-// The tiles of the calling thread. They are let go of in the end: while some are in use, a thread
-// that loses its core has 8 KiB more to be saved.
+// The tiles of the calling thread, released in the end: while some are in use, a context switch
+// saves 8 KiB more.
 //
 // 0 to 3 have the sums, of the upper rows by each half of a panel, then of the lower ones; 4 and 5
 // the rows, 6 and 7 the halves.
@@ -72,8 +72,8 @@ class AmxTiles {
     _tile_loadconfig(&config);
   }
 
-  // Few rows wait for the weight, and a tile that is loaded row by row from memory waits for each:
-  // 5 to 8 GB/s a core without this, 10 with it, of 12 that are there.
+  // With few rows the weight's memory is the limit, and a tile load waits for each of its rows: 5
+  // to 8 GB/s a core without this, 10 with it, of 12 that the memory gives.
   static void prefetch(const void* panel) {
     for (int line = 0; line < 2 * kAmxRows; ++line) {
       _mm_prefetch(static_cast<const char*>(panel) + kAhead + 64 * line, _MM_HINT_T0);
@@ -84,7 +84,7 @@ class AmxTiles {
   static void add_up(const X* upper, const X* lower, int64_t inputs, const W* panel,
                      Sums<W>* upper_sums, Sums<W>* lower_sums) {
     const int64_t stride = inputs * sizeof(X);
-    // A compiler does not see that a tile reads memory, and may write to it later.
+    // The compiler does not know that tile loads read memory, and could delay earlier writes.
     asm volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);

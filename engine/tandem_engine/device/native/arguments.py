@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, Int32s, Ints
-from tandem_engine.device.native.library import CacheArgs, PlacesArgs, RowsArgs
+from tandem_engine.device.native.library import CacheArgs, TokenSlotsArgs, RowsArgs
 
 
 def address(array: Ints | Int32s) -> int:
@@ -33,9 +33,9 @@ def of_cache(name: str, cache: Tensor, dtype: torch.dtype) -> tuple[str, torch.d
     return (f"{name}_kv8", dtype) if kv_int8.is_int8(cache) else (name, cache.dtype)
 
 
-def places_args(metadata: AttentionMetadata, rope: Tensor | None = None) -> PlacesArgs:
+def token_slots_args(metadata: AttentionMetadata, rope: Tensor | None = None) -> TokenSlotsArgs:
     """Positions and slots of the step's tokens."""
-    return PlacesArgs(
+    return TokenSlotsArgs(
         None if rope is None else rope.data_ptr(),
         address(metadata.token_positions),
         address(metadata.token_blocks),

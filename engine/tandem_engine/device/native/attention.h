@@ -1,7 +1,7 @@
 // Causal attention of the rows of one step, straight from the blocks of the KV cache.
 //
-// The work is cut into tasks of one KV head each, so that all query heads that share it share each
-// load of K and V (Ainslie et al., "GQA", 2023):
+// The work is divided into tasks of one KV head each, so that all query heads that share it share
+// each load of K and V (Ainslie et al., "GQA", 2023):
 //
 // - a *KV split*: one query over a range of keys. A long context is cut into several, whose results
 //   are combined afterwards (Dao et al., "Flash-Decoding", 2023), so that one sequence alone keeps
@@ -134,8 +134,8 @@ struct Attention {
   }
 };
 
-// The scales of some keys, by which scores and weights are multiplied instead of the many numbers of
-// K and V. A cache in float has none.
+// The scales of some keys. Scores and weights are multiplied by them, not the many values of K and
+// V. A cache in float has none.
 template <class C, int kMost>
 struct Scales {
   void take(const LayerCache<C>&, int, int64_t, int64_t, int64_t) {}
@@ -149,8 +149,8 @@ struct Scales<int8_t, kMost> {
   float k[kMost];
   float v[kMost];
 
-  void take(const LayerCache<int8_t>& cache, int key, int64_t block, int64_t head, int64_t place) {
-    const int64_t at = cache.scale_offset(block, head, place);
+  void take(const LayerCache<int8_t>& cache, int key, int64_t block, int64_t head, int64_t offset) {
+    const int64_t at = cache.scale_offset(block, head, offset);
     std::memcpy(k + key, cache.keys + at, sizeof(float));
     std::memcpy(v + key, cache.values + at, sizeof(float));
   }
@@ -166,7 +166,7 @@ struct Scales<int8_t, kMost> {
   Floats scale_weights(int64_t at, Floats weights) const { return weights * load(v + at); }
 };
 
-// Where the K and V of some keys stand.
+// Pointers to K and V of some keys.
 template <class C, int kMost>
 struct Keys {
   const C* k[kMost];
@@ -180,14 +180,14 @@ struct Keys {
   Keys(const Attention<T, C>& attention, const Task& task, int64_t first) {
     const LayerCache<C>& cache = attention.cache;
     const int32_t* table = attention.rows.blocks + attention.rows.first_block[task.row];
-    int64_t block = first / cache.block_size, place = first % cache.block_size;
+    int64_t block = first / cache.block_size, offset = first % cache.block_size;
     for (int64_t key = first; key < task.last_key && count < kMost; ++key, ++count) {
-      const int64_t slot = cache.offset(table[block], task.kv_head, place);
+      const int64_t slot = cache.offset(table[block], task.kv_head, offset);
       k[count] = cache.keys + slot;
       v[count] = cache.values + slot;
-      scales.take(cache, count, table[block], task.kv_head, place);
-      if (++place == cache.block_size) {
-        place = 0;
+      scales.take(cache, count, table[block], task.kv_head, offset);
+      if (++offset == cache.block_size) {
+        offset = 0;
         ++block;
       }
     }
@@ -202,7 +202,7 @@ struct Softmax {
   float sum = 0;
 
   // Turns scores, padded with -inf to whole vectors, into weights of values as they are stored;
-  // returns what the earlier weights are to be multiplied by. Weights are padded with 0.
+  // returns the factor of the earlier weights. Weights are padded with 0.
   template <class P, class AnyScales>
   float update(const float* scores, int64_t padded, float scale, const AnyScales& scales,
                P* weights) {
@@ -240,7 +240,7 @@ inline float* scratch_of_thread(int64_t floats) {
 
 namespace tandem {
 
-// All workers must have seen what is in the cache; others may read `out` afterwards.
+// The writes to the cache must be visible to all workers; any may read `out` afterwards.
 template <class T, class C>
 inline void attend(WorkerContext& worker, const Plan& plan, const Attention<T, C>& attention) {
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size());

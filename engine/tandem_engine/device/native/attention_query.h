@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-// As they are.
+// Queries as they are.
 template <class T>
 struct PlainQueries {
   const T* q;
@@ -52,7 +52,7 @@ class TwoByteQueries {
   const int8_t* high(int64_t head) const { return parts_ + head * 2 * width_; }
   const int8_t* low(int64_t head) const { return high(head) + width_; }
 
-  // Some values of K, moved by 128; what is behind the last meets zeros of the queries.
+  // Some values of K plus 128; lanes behind the last meet zeros of the queries.
   static Words shifted(const int8_t* k, int64_t left) {
     Words words = {};
     if (left >= kQuad) {
@@ -63,7 +63,7 @@ class TwoByteQueries {
     return words ^ 0x80808080u;
   }
 
-  // Sums may run over on the way; what comes out at last fits up to a head of 512.
+  // Partial sums may overflow; the result fits for heads of up to 512.
   float score(int64_t head, Ints sums) const {
     const uint32_t sum = static_cast<uint32_t>(_mm512_reduce_add_epi32(same_bits<__m512i>(sums)));
     return static_cast<float>(static_cast<int32_t>(sum - shifts_[head])) * scales_[head];
@@ -80,8 +80,8 @@ class TwoByteQueries {
   void quantize(const Bf16* q, int64_t dim, int64_t head) {
     Range range;
     each(
-        dim, [&](int64_t at) { range.see(load(q + at)); },
-        [&](int64_t at, int64_t left) { range.see(load_some(q + at, left)); });
+        dim, [&](int64_t at) { range.add(load(q + at)); },
+        [&](int64_t at, int64_t left) { range.add(load_some(q + at, left)); });
     const float largest = range.largest();
     const float scale = largest == 0 ? 1.0f : largest / kLargest;
     Ints sums = {};

@@ -10,14 +10,14 @@
 
 namespace tandem {
 
-// What products of a tile are made of: pairs of bfloat16 where the target multiplies them.
+// The operands of a tile's products: pairs of bfloat16 where the target multiplies them.
 template <class T>
 using Operand = std::conditional_t<kHasPairs && std::is_same_v<T, Bf16>, Bf16, float>;
 
 template <class C>
 using TileKeys = Keys<C, kTileKeys>;
 
-// Numbers of 8 bits are bfloat16 to the bit: two of them side by side, as pairs.
+// Numbers of 8 bits are exact in bfloat16: two of them side by side, as pairs.
 inline Words pairs_of(const int8_t* p, int64_t pairs) {
   uint16_t bytes[kLanes] = {};
   std::memcpy(bytes, p, pairs * sizeof(uint16_t));
@@ -69,7 +69,7 @@ inline void transpose(Words* rows) {
   exchange<1>(rows);
 }
 
-// [kTileKeys / kPanel][units][kPanel] words; keys that are not there are 0.
+// [kTileKeys / kPanel][units][kPanel] words; missing keys are 0.
 template <class P, class C>
 inline void pack_keys(const TileKeys<C>& keys, int64_t dim, P* packed) {
   const int64_t units = dim / kUnit<P>;
@@ -100,7 +100,7 @@ inline Words value_words(const TileKeys<C>& keys, int key, int64_t at, int64_t c
   return first >> 16 | same_bits<Words>(load_up_to(keys.v[key + 1] + at, count));
 }
 
-// [dim / kPanel][kTileKeys / kUnit][kPanel] words; what is behind the keys or behind dim is 0.
+// [dim / kPanel][kTileKeys / kUnit][kPanel] words; 0 behind the keys and behind dim.
 template <class P, class C>
 inline void pack_values(const TileKeys<C>& keys, int64_t dim, P* packed) {
   constexpr int64_t kUnits = kTileKeys / kUnit<P>;

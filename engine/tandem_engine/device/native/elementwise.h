@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// What a row is multiplied by so that its root mean square is 1.
+// The factor that makes the root mean square of a row 1.
 template <class T>
 inline float norm_factor(const T* x, int64_t width, float eps) {
   Floats squares = {};
@@ -80,9 +80,9 @@ inline void silu_mul(WorkerContext& worker, const T* gate_up, int64_t rows, int6
   }
 }
 
-// Turns the pairs (i, i + half) of one head by the angles of its token, after its norm if any.
+// Rotates the pairs (i, i + half) of one head by the angles of its token, after its norm if any.
 template <class T>
-struct HeadTurn {
+struct HeadRotation {
   const T* weight;  // [2 * half] of the norm, or null
   const T* cos;     // [half]
   const T* sin;     // [half]
@@ -92,12 +92,12 @@ struct HeadTurn {
   void operator()(const T* x, T* out) const {
     const float factor = weight ? norm_factor(x, 2 * half, eps) : 1.0f;
     each(
-        half, [&](int64_t at) { turn(x, out, at, kLanes, factor); },
-        [&](int64_t at, int64_t left) { turn(x, out, at, left, factor); });
+        half, [&](int64_t at) { rotate(x, out, at, kLanes, factor); },
+        [&](int64_t at, int64_t left) { rotate(x, out, at, left, factor); });
   }
 
  private:
-  void turn(const T* x, T* out, int64_t at, int64_t count, float factor) const {
+  void rotate(const T* x, T* out, int64_t at, int64_t count, float factor) const {
     Floats first = load_up_to(x + at, count), second = load_up_to(x + half + at, count);
     if (weight) {
       first = first * factor * load_up_to(weight + at, count);
@@ -109,9 +109,9 @@ struct HeadTurn {
   }
 };
 
-// One layer's K and V: [num_blocks, kv_heads, page] each, contiguous. A page is what one block holds
-// of one head, [block_size, head_dim] of type C; where that is int8, a scale a token follows,
-// float [block_size], so that whoever moves a block moves its scales.
+// One layer's K and V: [num_blocks, kv_heads, page] each, contiguous. A page is what one block
+// holds of one head, [block_size, head_dim] of type C; where that is int8, a scale a token follows,
+// float [block_size], so that a copy of a block has its scales.
 template <class C>
 struct LayerCache {
   static constexpr int64_t kScaleBytes = std::is_same_v<C, int8_t> ? sizeof(float) : 0;
@@ -121,59 +121,59 @@ struct LayerCache {
   int64_t kv_heads, block_size, head_dim;
 
   int64_t page() const { return block_size * (head_dim + kScaleBytes); }
-  int64_t offset(int64_t block, int64_t head, int64_t place) const {
-    return (block * kv_heads + head) * page() + place * head_dim;
+  int64_t offset(int64_t block, int64_t head, int64_t offset) const {
+    return (block * kv_heads + head) * page() + offset * head_dim;
   }
   // Of a cache in int8, counted in its elements as well.
-  int64_t scale_offset(int64_t block, int64_t head, int64_t place) const {
-    return (block * kv_heads + head) * page() + block_size * head_dim + place * kScaleBytes;
+  int64_t scale_offset(int64_t block, int64_t head, int64_t offset) const {
+    return (block * kv_heads + head) * page() + block_size * head_dim + offset * kScaleBytes;
   }
 };
 
-// What the tokens of a step have in common for every layer.
+// The slots of a step's tokens in the KV cache, and their positions; the same for every layer.
 template <class T>
-struct Places {
+struct TokenSlots {
   const T* rope;             // [positions, head_dim]: half of cosines, then half of sines
   const int64_t* positions;  // [tokens]
   const int64_t* blocks;     // [tokens]: block of each token's slot
-  const int64_t* offsets;    // [tokens]: place in the block
+  const int64_t* offsets;    // [tokens]: offset in the block
   int64_t tokens;
 };
 
-// Puts one head of one token into its place among `pages`, which are the keys or the values.
+// Writes one head of one token to its slot in `pages`, which are the keys or the values.
 template <class T, class C>
 inline void put_row(const T* x, const LayerCache<C>& cache, C* pages, int64_t block, int64_t head,
-                    int64_t place) {
-  C* to = pages + cache.offset(block, head, place);
+                    int64_t offset) {
+  C* to = pages + cache.offset(block, head, offset);
   if constexpr (!std::is_same_v<C, int8_t>) {
     copy_row(x, cache.head_dim, to);
   } else {
     const auto values = [&](int64_t at, int64_t count) { return load_up_to(x + at, count); };
     const float scale = quantize_row(values, cache.head_dim, to);
-    std::memcpy(pages + cache.scale_offset(block, head, place), &scale, sizeof(scale));
+    std::memcpy(pages + cache.scale_offset(block, head, offset), &scale, sizeof(scale));
   }
 }
 
-// From [tokens, (heads + 2 * kv_heads) * head_dim] of Q, K and V: norms and turns the heads of Q in
-// place, and those of K into the cache; copies V there.
+// From [tokens, (heads + 2 * kv_heads) * head_dim] of Q, K and V: norms and rotates the heads of Q
+// in place, and those of K into the cache; copies V there.
 template <class T, class C>
 inline void prepare_attention(WorkerContext& worker, T* qkv, int64_t stride, int64_t heads,
-                              const T* q_norm, const T* k_norm, float eps, const Places<T>& places,
-                              const LayerCache<C>& cache) {
+                              const T* q_norm, const T* k_norm, float eps,
+                              const TokenSlots<T>& slots, const LayerCache<C>& cache) {
   const int64_t dim = cache.head_dim, half = dim / 2, all = heads + 2 * cache.kv_heads;
-  for (const int64_t item : worker.each_in_runs(places.tokens * all)) {
+  for (const int64_t item : worker.each_in_runs(slots.tokens * all)) {
     const int64_t token = item / all, head = item % all;
-    const T* angles = places.rope + places.positions[token] * dim;
+    const T* angles = slots.rope + slots.positions[token] * dim;
     T* x = qkv + token * stride + head * dim;
     if (head < heads) {
-      HeadTurn<T>{q_norm, angles, angles + half, half, eps}(x, x);
+      HeadRotation<T>{q_norm, angles, angles + half, half, eps}(x, x);
       continue;
     }
     const int64_t kv_head = (head - heads) % cache.kv_heads;
     const bool is_key = head < heads + cache.kv_heads;
-    if (is_key) HeadTurn<T>{k_norm, angles, angles + half, half, eps}(x, x);
-    put_row(x, cache, is_key ? cache.keys : cache.values, places.blocks[token], kv_head,
-            places.offsets[token]);
+    if (is_key) HeadRotation<T>{k_norm, angles, angles + half, half, eps}(x, x);
+    put_row(x, cache, is_key ? cache.keys : cache.values, slots.blocks[token], kv_head,
+            slots.offsets[token]);
   }
 }
 

@@ -1,7 +1,7 @@
 // The whole forward pass of a decoder in one call.
 //
-// Between kernels workers wait where one reads what another wrote; that costs well under a
-// microsecond, where a call from Python and waking the others cost several.
+// Workers wait between kernels where one reads the results of another. That takes well under a
+// microsecond; a call from Python that wakes the threads takes several.
 
 #pragma once
 
@@ -16,7 +16,8 @@ namespace tandem {
 
 // These structures are filled by `forward.py`, field by field; every field has 8 bytes.
 
-// A linear layer in float, or in 8 bits; the other one is all zeros. Layers of one model may differ.
+// A linear layer in float or in 8 bits; the other field is all zeros. Layers of one model may
+// differ.
 template <class E>
 struct Linear {
   Weight<E> in_float;
@@ -66,7 +67,7 @@ struct Model {
 
 template <class T>
 struct Step {
-  Places<T> places;  // its rope is unused
+  TokenSlots<T> slots;  // its rope is unused
   Rows rows;
   const int64_t* token_ids;
   const int64_t* logits_rows;  // [num_logits_rows] tokens of which the logits are asked for
@@ -78,8 +79,8 @@ struct Step {
   float* logits;   // [num_logits_rows, vocabulary]
 };
 
-// Where the activations of a step lie. Those of attention and of the feed-forward layer are never
-// there at the same time and share their memory.
+// The activations of a step. Those of attention and of the feed-forward layer never live at the
+// same time and share their memory.
 template <class T>
 struct Activations {
   T *residual, *x, *qkv, *attended, *gate_up, *gated;
@@ -104,7 +105,7 @@ struct Activations {
         gated(gate_up + tokens * 2 * model.intermediate) {}
 };
 
-// What linear layers in 8 bits read: bytes, and a scale a row. A model without any has none.
+// The inputs of linear layers in 8 bits: bytes, and a scale a row. A model without any has none.
 struct Quantized {
   std::unique_ptr<uint8_t[]> bytes;
   std::unique_ptr<float[]> scales;
@@ -126,17 +127,17 @@ class Forward {
   Forward(const Model<E>& model, const Step<T>& step, int threads)
       : model_(model),
         step_(step),
-        memory_(model, step.places.tokens, step.activations),
-        quantized_(model, step.places.tokens),
+        memory_(model, step.slots.tokens, step.activations),
+        quantized_(model, step.slots.tokens),
         plan_(step.rows, model.kv_heads, model.heads / model.kv_heads, threads),
         partials_(plan_.num_partials * model.heads / model.kv_heads * (model.head_dim + 2)) {
-    places_ = step.places;
-    places_.rope = model.rope;
+    slots_ = step.slots;
+    slots_.rope = model.rope;
   }
 
   void operator()(WorkerContext& worker) {
     embed(worker);
-    int64_t rows = places_.tokens;
+    int64_t rows = slots_.tokens;
     norm_for(worker, model_.layers[0].attention_norm, model_.layers[0].qkv, rows);
     for (int64_t number = 0; number < model_.num_layers; ++number) {
       const Layer<E>& layer = model_.layers[number];
@@ -147,7 +148,7 @@ class Forward {
         attention<E>(worker, layer, number);
       }
       if (is_last) {
-        // K and V are written; what follows matters for the rows of the logits alone.
+        // K and V are written; from here on only the rows of the logits are computed.
         rows = step_.num_logits_rows;
         if (rows == 0) return;
         keep_logits_rows(worker);
@@ -172,14 +173,14 @@ class Forward {
 
   const Model<E>& model_;
   const Step<T>& step_;
-  Places<T> places_;
+  TokenSlots<T> slots_;
   Activations<T> memory_;
   Quantized quantized_;
   Plan plan_;
   std::vector<float> partials_;
 
   void embed(WorkerContext& worker) const {
-    for (const int64_t token : worker.each_in_runs(places_.tokens)) {
+    for (const int64_t token : worker.each_in_runs(slots_.tokens)) {
       T* to = memory_.residual + token * model_.hidden;
       const int64_t id = step_.token_ids[token];
       if (model_.embedding) {
@@ -190,7 +191,7 @@ class Forward {
     }
   }
 
-  // Norms what `reader` reads, in the form in which it reads it.
+  // Writes the norm of the residual in the form that `reader` reads.
   void norm_for(WorkerContext& worker, const T* weight, const Linear<E>& reader,
                 int64_t rows) const {
     const float eps = static_cast<float>(model_.eps);
@@ -203,7 +204,8 @@ class Forward {
     }
   }
 
-  // out = x @ weight.T + residual, if there is one. In 8 bits, x is what was quantised last.
+  // out = x @ weight.T + residual, if there is one. In 8 bits, x is the last result of
+  // quantisation.
   template <class Out>
   void product(WorkerContext& worker, const T* x, int64_t rows, const Linear<E>& linear,
                const T* residual, Out* out) const {
@@ -231,9 +233,9 @@ class Forward {
   void attention(WorkerContext& worker, const Layer<E>& layer, int64_t number) {
     const int64_t stride = model_.qkv_width();
     const LayerCache<C> cache = cache_of<C>(number);
-    product(worker, memory_.x, places_.tokens, layer.qkv, kNone, memory_.qkv);
+    product(worker, memory_.x, slots_.tokens, layer.qkv, kNone, memory_.qkv);
     prepare_attention(worker, memory_.qkv, stride, model_.heads, layer.q_norm, layer.k_norm,
-                      static_cast<float>(model_.eps), places_, cache);
+                      static_cast<float>(model_.eps), slots_, cache);
     attend(worker, plan_,
            Attention<T, C>{memory_.qkv, stride, model_.heads, cache, step_.rows,
                            static_cast<float>(model_.scale) * kLog2E, memory_.attended,

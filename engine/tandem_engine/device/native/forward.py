@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.native.arguments import places_args, rows_args
+from tandem_engine.device.native.arguments import token_slots_args, rows_args
 from tandem_engine.device.native.library import (
     WEIGHT_KINDS,
     LayerArgs,
@@ -80,7 +80,7 @@ class NativeForward:
         assert is_int8 or cache_blocks.dtype == self._network.dtype, "this is a bug"  # noqa: S101
         logits = torch.empty(len(logits_rows), self._network.vocab_size)
         step = StepArgs(
-            places=places_args(metadata),
+            slots=token_slots_args(metadata),
             rows=rows_args(metadata),
             token_ids=token_ids.data_ptr(),
             logits_rows=logits_rows.data_ptr(),

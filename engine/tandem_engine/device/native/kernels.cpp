@@ -1,8 +1,8 @@
-// What the shared library exports: a plain C interface, which `library.py` declares.
+// The exports of the shared library: a plain C interface, which `library.py` declares.
 //
-// Each function exists for float (_f32) and bfloat16 (_bf16), and those that read weights or a cache
-// for float16 (_f16) as well, with activations in float. Pointers are to contiguous memory unless a
-// stride, in elements, is given.
+// Each function exists for float (_f32) and bfloat16 (_bf16), and those that read weights or a
+// cache for float16 (_f16) as well, with activations in float. Pointers are to contiguous memory
+// unless a stride, in elements, is given.
 
 #include "thread_pool.h"
 #include "forward.h"
@@ -66,11 +66,11 @@ void run_silu_mul(const T* gate_up, int64_t rows, int64_t width, T* out) {
 }
 
 template <class T, class C>
-void run_prepare(T* qkv, int64_t stride, int64_t heads, const T* q_norm, const T* k_norm,
-                 float eps, const Places<T>& places, const LayerCache<C>& cache) {
+void run_prepare(T* qkv, int64_t stride, int64_t heads, const T* q_norm, const T* k_norm, float eps,
+                 const TokenSlots<T>& slots, const LayerCache<C>& cache) {
   const int64_t width = (heads + 2 * cache.kv_heads) * cache.head_dim;
-  run_in_pool(places.tokens * width, [&](WorkerContext& worker) {
-    prepare_attention(worker, qkv, stride, heads, q_norm, k_norm, eps, places, cache);
+  run_in_pool(slots.tokens * width, [&](WorkerContext& worker) {
+    prepare_attention(worker, qkv, stride, heads, q_norm, k_norm, eps, slots, cache);
   });
 }
 
@@ -87,7 +87,7 @@ void run_attend(const T* q, int64_t stride, int64_t heads, const LayerCache<C>& 
   run_in_pool(operations / kLanes, [&](WorkerContext& worker) { attend(worker, plan, attention); });
 }
 
-// Sums floats; reading them is what takes the time. Benchmarks measure the memory with it.
+// Sums floats as fast as memory is read; benchmarks measure its bandwidth with it.
 float run_read(const float* data, int64_t count) {
   constexpr int64_t kAtOnce = 8 * kLanes, kPiece = 1 << 18;
   const int64_t pieces = (count + kPiece - 1) / kPiece;
@@ -111,7 +111,7 @@ template <class E>
 void run_forward(const Model<E>& model, const Step<Computed<E>>& step) {
   const int64_t per_layer = model.hidden * (model.qkv_width() + 3 * model.intermediate);
   Forward<E> forward(model, step, SharedPool::num_threads());
-  run_in_pool(step.places.tokens * model.num_layers * per_layer / kLanes,
+  run_in_pool(step.slots.tokens * model.num_layers * per_layer / kLanes,
               [&](WorkerContext& worker) { forward(worker); });
 }
 
@@ -143,9 +143,9 @@ void run_sample(const Sampling& step) {
     run_silu_mul(gate_up, rows, width, out);                                                       \
   }                                                                                                \
   void tandem_prepare_attention_kv8_##kind(T* qkv, int64_t stride, int64_t heads, const T* q_norm, \
-                                           const T* k_norm, float eps, const Places<T>* places,    \
+                                           const T* k_norm, float eps, const TokenSlots<T>* slots, \
                                            const LayerCache<int8_t>* cache) {                      \
-    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                         \
+    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *slots, *cache);                          \
   }                                                                                                \
   void tandem_attend_kv8_##kind(const T* q, int64_t stride, int64_t heads,                         \
                                 const LayerCache<int8_t>* cache, const Rows* rows, float scale,    \
@@ -172,35 +172,35 @@ void run_sample(const Sampling& step) {
   }
 
 // Of weights, and of a cache that is not in 8 bits.
-#define TANDEM_WEIGHT_EXPORTS(E, kind)                                                            \
-  void tandem_linear_##kind(const Computed<E>* x, int64_t rows, const Weight<E>* weight,          \
-                            const Computed<E>* residual, Computed<E>* out) {                      \
-    run_linear(x, rows, *weight, residual, out);                                                  \
-  }                                                                                               \
-  void tandem_pack_##kind(const E* rows, int64_t first, int64_t count, int64_t inputs,            \
-                          E* panels) {                                                            \
-    run_pack(rows, first, count, inputs, panels);                                                 \
-  }                                                                                               \
-  void tandem_unpack_rows_##kind(const Weight<E>* weight, const int64_t* ids, int64_t count,      \
-                                 Computed<E>* out) {                                              \
-    run_unpack_rows(*weight, ids, count, out);                                                    \
-  }                                                                                               \
-  void tandem_prepare_attention_##kind(Computed<E>* qkv, int64_t stride, int64_t heads,           \
-                                       const Computed<E>* q_norm, const Computed<E>* k_norm,      \
-                                       float eps, const Places<Computed<E>>* places,              \
-                                       const LayerCache<E>* cache) {                              \
-    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *places, *cache);                        \
-  }                                                                                               \
-  void tandem_attend_##kind(const Computed<E>* q, int64_t stride, int64_t heads,                  \
-                            const LayerCache<E>* cache, const Rows* rows, float scale,            \
-                            Computed<E>* out) {                                                   \
-    run_attend(q, stride, heads, *cache, *rows, scale, out);                                      \
-  }                                                                                               \
-  int64_t tandem_activations_##kind(const Model<E>* model, int64_t tokens) {                      \
-    return Activations<Computed<E>>::count(*model, tokens);                                       \
-  }                                                                                               \
-  void tandem_forward_##kind(const Model<E>* model, const Step<Computed<E>>* step) {              \
-    run_forward(*model, *step);                                                                   \
+#define TANDEM_WEIGHT_EXPORTS(E, kind)                                                             \
+  void tandem_linear_##kind(const Computed<E>* x, int64_t rows, const Weight<E>* weight,           \
+                            const Computed<E>* residual, Computed<E>* out) {                       \
+    run_linear(x, rows, *weight, residual, out);                                                   \
+  }                                                                                                \
+  void tandem_pack_##kind(const E* rows, int64_t first, int64_t count, int64_t inputs,             \
+                          E* panels) {                                                             \
+    run_pack(rows, first, count, inputs, panels);                                                  \
+  }                                                                                                \
+  void tandem_unpack_rows_##kind(const Weight<E>* weight, const int64_t* ids, int64_t count,       \
+                                 Computed<E>* out) {                                               \
+    run_unpack_rows(*weight, ids, count, out);                                                     \
+  }                                                                                                \
+  void tandem_prepare_attention_##kind(Computed<E>* qkv, int64_t stride, int64_t heads,            \
+                                       const Computed<E>* q_norm, const Computed<E>* k_norm,       \
+                                       float eps, const TokenSlots<Computed<E>>* slots,            \
+                                       const LayerCache<E>* cache) {                               \
+    run_prepare(qkv, stride, heads, q_norm, k_norm, eps, *slots, *cache);                          \
+  }                                                                                                \
+  void tandem_attend_##kind(const Computed<E>* q, int64_t stride, int64_t heads,                   \
+                            const LayerCache<E>* cache, const Rows* rows, float scale,             \
+                            Computed<E>* out) {                                                    \
+    run_attend(q, stride, heads, *cache, *rows, scale, out);                                       \
+  }                                                                                                \
+  int64_t tandem_activations_##kind(const Model<E>* model, int64_t tokens) {                       \
+    return Activations<Computed<E>>::count(*model, tokens);                                        \
+  }                                                                                                \
+  void tandem_forward_##kind(const Model<E>* model, const Step<Computed<E>>* step) {               \
+    run_forward(*model, *step);                                                                    \
   }
 
 #pragma GCC visibility push(default)

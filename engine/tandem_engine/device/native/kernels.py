@@ -14,7 +14,7 @@ from torch import Tensor
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import HugePages
-from tandem_engine.device.native.arguments import cache_args, of_cache, places_args, rows_args
+from tandem_engine.device.native.arguments import cache_args, of_cache, token_slots_args, rows_args
 from tandem_engine.device.native.forward import NativeForward, why_not_native
 from tandem_engine.device.native.library import KINDS, WEIGHT_KINDS, Library, computed_in
 from tandem_engine.device.native.linear import (
@@ -177,7 +177,7 @@ class NativeKernels:
             norms.q.data_ptr() if norms else None,
             norms.k.data_ptr() if norms else None,
             norms.eps if norms else 0.0,
-            byref(places_args(metadata, rope)),
+            byref(token_slots_args(metadata, rope)),
             byref(cache),
         )
         return qkv[:, : heads * cache.head_dim].view(len(qkv), heads, cache.head_dim)

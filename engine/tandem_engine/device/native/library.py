@@ -112,8 +112,8 @@ class CacheArgs(ctypes.Structure):
     )
 
 
-class PlacesArgs(ctypes.Structure):
-    """`Places` of elementwise.h."""
+class TokenSlotsArgs(ctypes.Structure):
+    """`TokenSlots` of elementwise.h."""
 
     _fields_: ClassVar[Any] = (
         ("rope", _P),
@@ -175,7 +175,7 @@ class StepArgs(ctypes.Structure):
     """`Step` of forward.h."""
 
     _fields_: ClassVar[Any] = (
-        ("places", PlacesArgs),
+        ("slots", TokenSlotsArgs),
         ("rows", RowsArgs),
         ("token_ids", _P),
         ("logits_rows", _P),

@@ -5,12 +5,12 @@
 //
 //     [outputs / kPanel][inputs / kUnit][kPanel][kUnit]
 //
-// A unit is what one lane multiplies at once: a float, a pair of bfloat16 where the target
-// multiplies pairs, else a single bfloat16 that is widened first, as a float16 always is. One layout serves one row, where
-// all that counts is that memory is read in order and once, and many rows, where a tile of
-// kStrip rows by one panel stays in registers over all inputs.
+// A unit is the value that one lane multiplies at once: a float, a pair of bfloat16 where the
+// target multiplies pairs, else a single bfloat16 that is widened first, as a float16 always is.
+// One layout serves a single row, for which memory must be read in order and once, and many rows,
+// for which a tile of kStrip rows by one panel stays in registers over all inputs.
 //
-// There is no prefetching by hand: at every distance that was tried it cost more than it brought.
+// There is no prefetching by hand: at every distance that was tried it cost more than it saved.
 
 #pragma once
 
@@ -28,7 +28,7 @@ constexpr int kStrip = 12;  // 24 of 32 registers hold sums
 constexpr int kStrip = 6;  // 12 of 16
 #endif
 
-// Calls work(number) with the number as a constant, so that what it counts stays in registers.
+// Calls work(number) with the number as a constant, so that arrays of that size stay in registers.
 template <int kMost, class Work>
 inline void with_constant(int number, Work&& work) {
   if constexpr (kMost > 0) {
@@ -93,7 +93,7 @@ struct Weight {
   const E* panel(int64_t number) const { return panels + number * kPanel * inputs; }
 };
 
-// What sums become: out = sums + bias + residual, [rows, outputs], contiguous.
+// The epilogue: out = sums + bias + residual, [rows, outputs], contiguous.
 template <class Out, class T>
 struct Product {
   Out* out;
@@ -126,7 +126,7 @@ inline void put_half(const Finish& finish, int64_t row, int64_t output, int64_t 
   }
 }
 
-// Sums [rows, 2] of some rows, the first of which is `row`, by a panel: each half to its place.
+// Sums [rows, 2] of some rows, the first of which is `row`, by a panel: each half to its outputs.
 template <class AnyWeight, class Finish, class AnySums>
 inline void put_panel(const Finish& finish, const AnyWeight& weight, int64_t row, int64_t rows,
                       int64_t panel, const AnySums* sums) {
@@ -165,7 +165,7 @@ inline void multiply_panel(Tiles& tiles, const X* x, const AnyWeight& weight, co
 struct Cut {
   // Rows that go through all panels together stay in a core's second-level cache.
   static constexpr int64_t kBlockBytes = 400 << 10;
-  // With few rows a piece is hardly more than reading its panels; so much is worth a ticket.
+  // With few rows a piece mostly reads its panels, and has at least so many bytes of them.
   static constexpr int64_t kPieceBytes = 128 << 10;
 
   int64_t blocks, pieces_per_block, panels_per_piece;
@@ -198,7 +198,7 @@ inline void each_panel(WorkerContext& worker, int64_t rows, const Cut& cut, cons
   }
 }
 
-// x [rows, inputs] by a packed weight; `finish` puts the sums where they belong.
+// x [rows, inputs] by a packed weight; `finish` stores the sums.
 template <class X, class AnyWeight, class Finish>
 inline void multiply(WorkerContext& worker, const X* x, int64_t rows, const AnyWeight& weight,
                      const Finish& finish) {

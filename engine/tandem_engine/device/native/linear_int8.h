@@ -5,8 +5,8 @@
 //
 //     sum of x * w = scale * (sum of q * w - 128 * sum of w)
 //
-// where 128 may be another zero point,//
-// and the second sum is that of a whole row of the weight, known when it is packed.
+// where 128 may be another zero point, and the second sum is that of a whole row of the weight,
+// known when it is packed.
 
 #pragma once
 
@@ -14,10 +14,10 @@
 
 namespace tandem {
 
-// How the rows that a layer reads are quantised.
+// The quantisation of the rows that a layer reads.
 struct Input {
   double scale;  // of all rows, and then a factor of the weight's scales; 0: each has its own
-  int64_t zero;  // what 0 becomes: 128 where each row has its own scale
+  int64_t zero;  // zero point: 128 where each row has its own scale
 };
 
 struct Int8Weight {
@@ -34,7 +34,7 @@ struct Int8Weight {
   const int8_t* panel(int64_t number) const { return panels + number * kPanel * inputs; }
 };
 
-// What integer sums become: out = (sums - zero * sums of w) * scales + bias + residual.
+// The epilogue of integer sums: out = (sums - zero * sums of w) * scales + bias + residual.
 template <class Out, class T>
 struct Rescaled {
   Out* out;           // [rows, outputs], contiguous

@@ -1,8 +1,8 @@
 // Quantisation to 8 bits without sign: x ≈ (q - zero) * scale.
 //
-// The scale of a row is its largest magnitude over 127 and the zero point 128, or both are given. Instructions that multiply bytes take one
-// operand without sign, so the symmetric values are shifted by 128; what the shift adds to a
-// product, 128 times the sum of the weights, is the business of whoever multiplies.
+// The scale of a row is its largest magnitude over 127 and the zero point 128, or both are given.
+// Instructions that multiply bytes take one operand without sign, so the symmetric values are
+// shifted by 128; the product must subtract what the shift adds, 128 times the sum of the weights.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-// A row as a layer wants it; returns what its products are multiplied by.
+// Quantises a row for a layer; returns the factor of its products.
 template <class Row>
 inline float quantize_row_for(const Input& input, const Row& row, int64_t width, uint8_t* out) {
   if (input.scale == 0) return quantize_row(row, width, out);

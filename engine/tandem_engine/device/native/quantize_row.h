@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-// What 0 becomes: the middle of bytes without sign, and 0 of those with one.
+// The zero point: the middle of bytes without sign, and 0 of those with one.
 template <class Byte>
 constexpr float kShift = std::is_signed_v<Byte> ? 0.0f : 128.0f;
 
@@ -20,23 +20,23 @@ inline Floats rounded(Floats x) {
 
 struct Range {
   Floats most = {};
-  Floats spoiled = {};  // stays 0 until something comes that is not finite; then it is no number
+  Floats not_finite = {};  // 0, or NaN from the first value on that is not finite
 
-  void see(Floats x) {
-    most = larger(magnitude(x), most);  // which loses what is no number
-    spoiled += x * 0.0f;
+  void add(Floats x) {
+    most = larger(magnitude(x), most);  // which drops NaNs
+    not_finite += x * 0.0f;
   }
-  // No number if there was one among them, or an infinity: the sampler looks for it.
-  float largest() const { return largest_of(most) + sum_of(spoiled); }
+  // NaN if one of the values was not finite: the sampler checks for it.
+  float largest() const { return largest_of(most) + sum_of(not_finite); }
 };
 
-// `row` gives the floats at a place, and some of them, 0 behind them, at the end.
+// `row(at, count)` gives `count` floats of the row, followed by zeros.
 template <class Byte, class Row>
 inline float quantize_row(const Row& row, int64_t width, Byte* out) {
   Range range;
   each(
-      width, [&](int64_t at) { range.see(row(at, kLanes)); },
-      [&](int64_t at, int64_t left) { range.see(row(at, left)); });
+      width, [&](int64_t at) { range.add(row(at, kLanes)); },
+      [&](int64_t at, int64_t left) { range.add(row(at, left)); });
   const float largest = range.largest();
   const float scale = largest == 0 ? 1.0f : largest / 127;
   const float factor = 1.0f / scale;
@@ -58,21 +58,21 @@ inline float quantize_row(const Row& row, int64_t width, Byte* out) {
   return scale;
 }
 
-// By a scale and a zero point that are given; what lies outside is cut off. Returns 1, or no number
-// if there was one among them, or an infinity.
+// By a given scale and zero point; values outside of the range are clamped. Returns 1, or NaN if
+// one of them was not finite.
 template <class Row>
 inline float quantize_row_by(const Row& row, int64_t width, float scale, float zero,
                              uint8_t* out) {
   constexpr float kMost = 255.0f;
   const float factor = 1.0f / scale;
-  Floats spoiled = {};
+  Floats not_finite = {};
   typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
   const auto bytes = [&](int64_t at, int64_t count) {
     const Floats x = row(at, count);
-    spoiled += x * 0.0f;
-    const Floats shifted = larger(x * factor + zero, Floats{});  // 0 of what is no number
-    const Floats cut = shifted > kMost ? splat(kMost) : shifted;
-    return __builtin_convertvector(__builtin_convertvector(rounded(cut), Ints), Bytes);
+    not_finite += x * 0.0f;
+    const Floats shifted = larger(x * factor + zero, Floats{});  // 0 of a NaN
+    const Floats clamped = shifted > kMost ? splat(kMost) : shifted;
+    return __builtin_convertvector(__builtin_convertvector(rounded(clamped), Ints), Bytes);
   };
   each(
       width,
@@ -84,7 +84,7 @@ inline float quantize_row_by(const Row& row, int64_t width, float scale, float z
         const Bytes some = bytes(at, left);
         std::memcpy(out + at, &some, left);
       });
-  return 1.0f + sum_of(spoiled);
+  return 1.0f + sum_of(not_finite);
 }
 
 }  // namespace tandem

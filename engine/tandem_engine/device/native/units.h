@@ -1,8 +1,8 @@
-// Units: what one lane multiplies at once, of floats, float16, bfloat16 and bytes. They have 32 bits
-// but where a single value of 16 is widened first.
+// A unit is the value that one lane multiplies at once, of floats, float16, bfloat16 and bytes. It
+// has 32 bits, except where a single value of 16 is widened first.
 //
-// For each type of weight there is how a unit of a row is spread over all lanes, how a vector of
-// units is read, and how the two are multiplied and added to sums.
+// Each type of weight has functions that spread a unit of a row over all lanes, read a vector of
+// units, and multiply the two and add them to sums.
 
 #pragma once
 
@@ -18,11 +18,11 @@ constexpr int kUnit<Bf16> = kHasPairs ? 2 : 1;
 template <>
 constexpr int kUnit<int8_t> = 4;
 
-// What products with a weight are summed in.
+// The type of sums of products with a weight.
 template <class T>
 using Sums = std::conditional_t<std::is_same_v<T, int8_t>, Ints, Floats>;
 
-// How values are read and multiplied: one unit that all lanes share, or a unit a lane.
+// Reading and multiplying: one unit that all lanes share, or a unit a lane.
 inline Floats spread(const float* x) { return splat(*x); }
 inline Floats load_units(const float* w) { return load(w); }
 inline Floats load_some_units(const float* w, int64_t count) { return load_some(w, count); }

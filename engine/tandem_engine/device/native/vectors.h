@@ -1,7 +1,7 @@
-// Vectors of the widest kind that the target has, and the types that tensors are made of.
+// Vectors of the widest kind that the target has, and the element types of tensors.
 //
-// The kernels are written once, in terms of `Floats`; what a variant gains over another comes
-// from the flags that it is compiled with, and from `dot_pairs`, where the target has it.
+// The kernels are written once, in terms of `Floats`. A variant gains over another by the flags
+// that it is compiled with, and by products of pairs where the target has them.
 
 #pragma once
 
@@ -39,8 +39,8 @@ struct F16 {
   uint16_t bits;
 };
 
-// What is computed in where weights are of type E. A float16 ends at 65,504, which the residual of
-// some models exceeds, and no CPU adds up products of them in anything wider.
+// The type of activations where weights are of type E. A float16 ends at 65,504, which the residual
+// of some models exceeds, and no CPU adds up products of them in a wider type.
 template <class E>
 using Computed = std::conditional_t<std::is_same_v<E, F16>, float, E>;
 
@@ -111,12 +111,13 @@ inline Floats load(const F16* p) {
   constexpr float kRebias = 5.192296858534828e33f;  // 2^112
   const Words scaled = same_bits<Words>(same_bits<Floats>(magnitude) * kRebias);
   const Words is_finite = same_bits<Words>(magnitude < (0x7c00u << 13));
-  const Words no_number = magnitude | 0x7f800000u;
-  return same_bits<Floats>((scaled & is_finite) | (no_number & ~is_finite) | (bits & 0x8000) << 16);
+  const Words nan_or_inf = magnitude | 0x7f800000u;
+  return same_bits<Floats>((scaled & is_finite) | (nan_or_inf & ~is_finite) |
+                           (bits & 0x8000) << 16);
 #endif
 }
 
-// Rounds to the nearest, ties to even, as torch does; what is not a number stays so.
+// Rounds to the nearest, ties to even, as torch does; NaN stays NaN.
 inline Halves to_f16(Floats x) {
 #if defined(__AVX512F__)
   return same_bits<Halves>(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -127,7 +128,7 @@ inline Halves to_f16(Floats x) {
   const Words magnitude = bits & 0x7fffffffu;
   // From 2^-14 on: the exponent moves, and 13 bits are rounded off.
   const Words normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  // Below, adding 1/2 leaves what a subnormal half holds in the lowest bits, rounded.
+  // Below, adding 1/2 leaves the bits of a subnormal half in the lowest bits, rounded.
   const Words small = same_bits<Words>(same_bits<Floats>(magnitude) + 0.5f) - 0x3f000000u;
   const Words is_small = same_bits<Words>(magnitude < (113u << 23));
   const Words is_large = same_bits<Words>(magnitude >= (143u << 23));  // from 2^16 on
@@ -144,7 +145,7 @@ inline void store(F16* p, Floats x) {
   std::memcpy(p, &bits, sizeof(bits));
 }
 
-// Rounds to the nearest, ties to even, as torch does; what is not a number stays so.
+// Rounds to the nearest, ties to even, as torch does; NaN stays NaN.
 inline Halves to_bf16(Floats x) {
 #if defined(__AVX512BF16__)
   return same_bits<Halves>(_mm512_cvtneps_pbh(x));
@@ -239,7 +240,7 @@ inline void copy_row(const From* from, int64_t width, To* to) {
   }
 }
 
-// The larger; if one of them is no number, the second.
+// The larger; if one of them is NaN, the second.
 inline Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return _mm512_max_ps(a, b);
@@ -269,12 +270,12 @@ inline float largest_of(Floats x) {
 #endif
 }
 
-// 2 to the x for x below 126, nan stays nan; below 2^-126 it is 0, or may be. `kIsBounded` says that
-// x is not below -126.
+// 2 to the x for x below 126, nan stays nan; below 2^-126 it may be 0. With `kIsBounded`
+// x must not be below -126.
 //
-// x = n + r with |r| <= 1/2, and 2^r is a polynomial: of degree 6 and 4 the Taylor one of e^(r ln 2),
-// right to the last two bits of a float and to four more than a bfloat16 has; of degree 5 the one
-// that is closest on all of [-1/2, 1/2], off by 1e-7 at most.
+// x = n + r with |r| <= 1/2, and 2^r is a polynomial: of degree 6 and 4 the Taylor one of e^(r ln
+// 2), right to the last two bits of a float and to four more than a bfloat16 has; of degree 5 the
+// one that is closest on all of [-1/2, 1/2], off by 1e-7 at most.
 template <int kDegree, bool kIsBounded = false>
 inline Floats exp2_of(Floats x) {
   constexpr float kTaylor[] = {1.0f,           0.693147181f,   0.240226507f,  0.0555041087f,
@@ -284,7 +285,7 @@ inline Floats exp2_of(Floats x) {
   const auto factor = [&](int at) { return kDegree == 5 ? kClosest[at] : kTaylor[at]; };
   constexpr float kSmallest = -126.0f;
 #if defined(__AVX512F__)
-  // Of this maximum the second operand is the one that wins if it is no number.
+  // This maximum returns its second operand if that is NaN.
   const Floats bounded = kIsBounded ? x : Floats(_mm512_max_ps(splat(2 * kSmallest), x));
   const Floats n = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT);
 #else

@@ -3,9 +3,9 @@
 // Every worker calls a kernel with the same arguments and takes pieces of its work until none is
 // left (dynamic scheduling). So one call can hold one kernel or a whole forward pass.
 //
-// A worker waits for pieces, never for another worker: one that has lost its core to another process
-// takes none, and when it is back, it skips what the others have done meanwhile. Only a worker that
-// loses its core in the middle of a piece delays the others, so pieces are small.
+// A worker waits for pieces, never for another worker: one that has lost its core to another
+// process takes none, and when it is back, it skips what the others have done meanwhile. Only a
+// worker that loses its core in the middle of a piece delays the others, so pieces are small.
 
 #pragma once
 
