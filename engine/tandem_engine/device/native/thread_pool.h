@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "job_ticket.h"
 #include "worker_context.h"
 
 namespace tandem {
@@ -66,8 +67,7 @@ class ThreadPool {
   // Ends the threads; the last one deletes this. No job may be under way.
   void retire() {
     retired_.store(true);
-    gate_.store(AtomicPair::of(AtomicPair::upper(gate_.load()) + 1, 0));
-    jobs_.notify();
+    ticket_.skip();
     release();
   }
 
@@ -79,20 +79,13 @@ class ThreadPool {
     workers_ = workers;
     context_ = &work;
     call_ = [](void* context, WorkerContext& worker) { (*static_cast<Work*>(context))(worker); };
-    gate_.store(
-        AtomicPair::of(AtomicPair::upper(gate_.load()) + 1, uint32_t(workers - 1) * kPlace));
-    jobs_.notify(workers - 1);
+    ticket_.open(workers - 1);
     WorkerContext worker(workers, phases_, first_phase_, spins_);
     work(worker);
-    uint64_t now = gate_.keep(~uint64_t{kPlaces});
-    while (AtomicPair::lower(now)) now = leaving_.wait(AtomicPair::lower(now), spins_);
+    ticket_.close(spins_);
   }
 
  private:
-  // The lower half of the gate: how many are inside, and how many more may enter.
-  static constexpr uint32_t kPlace = 1 << 16;
-  static constexpr uint32_t kPlaces = ~(kPlace - 1);
-
   const int threads_;
   const std::vector<CpuSet> cpus_;
   bool spins_;
@@ -100,15 +93,13 @@ class ThreadPool {
   std::atomic<bool> retired_{false};
   WorkPhases phases_;
 
-  // The job. It is written while the gate is shut.
+  // The job. It is written while the ticket is closed.
   uint32_t first_phase_ = 0;
   int workers_ = 1;
   void* context_ = nullptr;
   void (*call_)(void*, WorkerContext&) = nullptr;
 
-  alignas(64) AtomicPair gate_;  // the number of the job, and who is inside
-  FutexEvent<true> jobs_{gate_};
-  FutexEvent<false> leaving_{gate_};
+  JobTicket ticket_;
 
   static int cpus_of_process() {
     cpu_set_t mask;
@@ -143,25 +134,15 @@ class ThreadPool {
   }
 
   void work() {
-    uint32_t seen = 0;
+    uint32_t job = 0;
     for (;;) {
-      uint64_t now = jobs_.wait(seen, spins_);
-      seen = AtomicPair::upper(now);
+      job = ticket_.wait(job, spins_);
       if (retired_.load()) return;
-      if (!enter(now)) continue;
+      if (!ticket_.try_enter(job)) continue;
       WorkerContext worker(workers_, phases_, first_phase_, spins_);
       call_(context_, worker);
-      gate_.add(~uint64_t{0});  // one less inside
-      leaving_.notify();
+      ticket_.leave();
     }
-  }
-
-  bool enter(uint64_t now) {
-    const uint32_t job = AtomicPair::upper(now);
-    while (AtomicPair::upper(now) == job && AtomicPair::lower(now) >= kPlace) {
-      if (gate_.replace(now, now - kPlace + 1)) return true;
-    }
-    return false;
   }
 };
 
