@@ -127,7 +127,7 @@ class RowSampling {
     if (top_k_ > 0) {
       gather_top(top_k_);
     } else if (!is_weighed()) {
-      weigh_blocks(row_.temperature);
+      weigh_blocks();
     }
     if (top_k_ == 0 && row_.top_p < 1.0) gather_around_cut();
     single([&] { finish(ws_.has_failed ? -1 : is_cut() ? drawn_of_cut() : drawn_of_all()); });
@@ -238,13 +238,12 @@ class RowSampling {
     return std::max(kLowest, static_cast<float>(ws_.best + row_.margin));
   }
 
-  void weigh_blocks(double temperature) {
+  void weigh_blocks() {
     each_block([&](int64_t block) {
       if (ws_.has_failed) return;
-      const Weigher weigh(ws_.best, temperature);
       const bool has_any = ws_.peaks[block] >= ws_.floor;
       ws_.masses[block] =
-          has_any ? mass_of(block_at(block), ws_.length(block), weigh, ws_.floor) : 0;
+          has_any ? mass_of(block_at(block), ws_.length(block), weigher(), ws_.floor) : 0;
     });
   }
 
