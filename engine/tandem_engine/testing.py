@@ -44,7 +44,7 @@ class CountingRunner:
     ) -> None:
         self._right_drafts = right_drafts
         self._sequences: dict[str, _Sequence] = {}
-        self._unborn: set[str] = set()
+        self._pending_forks: set[str] = set()
         self._dropped: dict[str, _Sequence] = {}
         self._lost: set[str] = set()
         self._ledger = _Ledger(block_size) if checks else None
@@ -54,7 +54,7 @@ class CountingRunner:
         first, *others = request.sequences
         self._sequences[first] = _Sequence(first, request, _prompt_history(request, self._ledger))
         if not request.sampling.use_beam_search:
-            self._unborn.update(others)
+            self._pending_forks.update(others)
 
     def run(self, step: Step) -> StepResult:
         """Count further for each row whose known tokens are all computed."""
@@ -113,7 +113,7 @@ class CountingRunner:
 
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored. One that does not exist yet never will."""
-        self._unborn.discard(sequence_id)
+        self._pending_forks.discard(sequence_id)
         self._lost.discard(sequence_id)
         row = self._sequences.pop(sequence_id, None)
         if row is None:
@@ -123,7 +123,7 @@ class CountingRunner:
         self._dropped[sequence_id] = row
         siblings = row.request.sequences
         if not any(sibling in self._sequences for sibling in siblings):
-            self._unborn.difference_update(siblings)
+            self._pending_forks.difference_update(siblings)
             for sibling in siblings:
                 self._dropped.pop(sibling, None)
 
@@ -181,10 +181,10 @@ class CountingRunner:
         born = [
             row.twin(sequence_id)
             for sequence_id in row.request.sequences
-            if sequence_id in self._unborn
+            if sequence_id in self._pending_forks
         ]
         for other in born:
-            self._unborn.discard(other.sequence_id)
+            self._pending_forks.discard(other.sequence_id)
             self._sequences[other.sequence_id] = other
         return born
 

@@ -15,7 +15,7 @@ from tandem_engine.sampling.row import Row
 PADDING: Final = 0
 """Stands where a draft was asked for and none came; computed, but never sampled from."""
 NO_DRAFTS: Final[Mapping[str, Sequence[int]]] = {}
-NOBODY: Final[Mapping[Row, int]] = {}
+NO_AWAITED: Final[Mapping[Row, int]] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class FlatBatch:
 class Feed:
     """Where tokens go that were not known when the batch was laid out."""
 
-    places: Tensor | None
+    targets: Tensor | None
     """int64: in `token_ids`; None: all of them, in order."""
     sources: Tensor | None
     """int64: among the tokens that the step before has chosen; None: all of them, in order."""
@@ -65,9 +65,9 @@ class Feed:
         if chosen is None:
             return token_ids
         # A row whose logits were no numbers has failed too; it needs some token until it is gone.
-        if self.places is None or self.sources is None:
+        if self.targets is None or self.sources is None:
             return chosen.clamp(min=PADDING)
-        token_ids[self.places] = chosen[self.sources].clamp_(min=PADDING)
+        token_ids[self.targets] = chosen[self.sources].clamp_(min=PADDING)
         return token_ids
 
 
@@ -78,7 +78,7 @@ def flatten(
     block_size: int,
     device: torch.device,
     drafts: Mapping[str, Sequence[int]] = NO_DRAFTS,
-    awaited: Mapping[Row, int] = NOBODY,
+    awaited: Mapping[Row, int] = NO_AWAITED,
 ) -> FlatBatch:
     """Lay out the tokens of `step`.
 
@@ -96,7 +96,7 @@ def flatten(
     ends: list[int] = []
     yield_at: list[int] = []
     yielding: list[Row] = []
-    places: list[int] = []
+    targets: list[int] = []
     sources: list[int] = []
     is_simple = not step.num_drafts
     # Once a row, in every step: what most rows do not need costs them no more than a test.
@@ -110,7 +110,7 @@ def flatten(
         num_known = len(row.prompt) + len(output)
         if row in awaited:
             num_known += 1
-            places.append(len(token_ids))
+            targets.append(len(token_ids))
             sources.append(awaited[row])
             token_ids.append(PADDING)
         elif length == 1 and end == num_known and output:
@@ -140,13 +140,13 @@ def flatten(
         yield_at=torch.tensor(yield_at, dtype=torch.int64, device=device),
         yielding=yielding,
         drafts=drafts,
-        fed=Feed(_index(places, device), _index(sources, device)) if places else None,
+        fed=Feed(_index(targets, device), _index(sources, device)) if targets else None,
         is_simple=is_simple,
     )
 
 
-def _index(places: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(places, dtype=torch.int64, device=device)
+def _index(targets: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(targets, dtype=torch.int64, device=device)
 
 
 def _tensor(token_ids: list[int], step: Step, device: torch.device) -> Tensor:

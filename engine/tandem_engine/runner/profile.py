@@ -33,7 +33,7 @@ NUM_ROWS: Final = 16
 """Of the step that tells what a row costs."""
 _CHOICES: Final = 2
 """Of a request there: its logits are copied for each, as those of rows that fork are."""
-_FEW: Final = 64
+_FEW_TOKENS: Final = 64
 _LAYERS: Final = 2
 
 # The flattest distribution that a request can ask for, cut by its mass, so that most tokens are
@@ -81,7 +81,7 @@ def profile_steps(
     """
     longest = min(NUM_TOKENS, decoder.max_positions)
     context = min(CONTEXT, decoder.max_positions)
-    few = _Row(length=min(_FEW, longest), choices=1)
+    few = _Row(length=min(_FEW_TOKENS, longest), choices=1)
     many = NUM_TOKENS // longest
     prompts = (*(_Row(length=longest),) * (many - 1), _Row(length=longest, choices=1))
     requests = (_Row(length=1, choices=_CHOICES),) * (NUM_ROWS // _CHOICES)
@@ -91,7 +91,7 @@ def profile_steps(
     bench = _Bench(
         decoder, runtime, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype
     )
-    set_up = bench.held_for_good(few)
+    set_up = bench.retained(few)
     base = bench.cost(few)
     per_row = _price(bench.cost(*requests) - base, NUM_ROWS - 1)
     per_context = _price(bench.cost(later) - base, later.start) if later.start else 0
@@ -138,7 +138,7 @@ class _Bench:
             Decoder(config, network, runtime.kernels), cache, runtime=runtime, block_size=block_size
         )
 
-    def held_for_good(self, *rows: _Row) -> int:
+    def retained(self, *rows: _Row) -> int:
         """Bytes that are still held once a step is over: what the first one sets up."""
         before = self._held()
         self.cost(*rows)

@@ -16,7 +16,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Row] = {}
-        self._unborn: set[str] = set()
+        self._pending_forks: set[str] = set()
         # Beams that were dropped while others of their request live: one that goes on may have
         # taken over their tokens, and is told so only when it is in a step again.
         self._dropped: dict[str, Row] = {}
@@ -26,33 +26,33 @@ class Rows:
         row = row_of(request)
         self.by_id[row.sequence_id] = row
         if not request.sampling.use_beam_search:
-            self._unborn.update(request.sequences[1:])
+            self._pending_forks.update(request.sequences[1:])
 
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored.
 
         A choice that does not exist yet is never made, and without the first one none is.
         """
-        self._unborn.discard(sequence_id)
+        self._pending_forks.discard(sequence_id)
         row = self.by_id.pop(sequence_id, None)
         if row is None:
             return
         if row.sampling.use_beam_search:
             self._drop(row)
-        elif self._unborn:
-            self._unborn.difference_update(row.request.sequences)
+        elif self._pending_forks:
+            self._pending_forks.difference_update(row.request.sequences)
 
     def fork(self, row: Row) -> list[Row]:
         """The request's other choices, made once, when `row` has computed the prompt."""
-        if row.output or not self._unborn or row.sampling.use_beam_search:
+        if row.output or not self._pending_forks or row.sampling.use_beam_search:
             return []
         others = [
             row_of(row.request, index)
             for index, sequence_id in enumerate(row.request.sequences)
-            if sequence_id in self._unborn
+            if sequence_id in self._pending_forks
         ]
         for other in others:
-            self._unborn.discard(other.sequence_id)
+            self._pending_forks.discard(other.sequence_id)
             self.by_id[other.sequence_id] = other
         return others
 

@@ -152,7 +152,7 @@ def test_nothing_is_kept_of_a_request_whose_sequences_are_removed(
         runner.remove(name)
 
     assert not runner._sequences
-    assert not runner._unborn
+    assert not runner._pending_forks
     assert not runner._dropped
     assert runner._ledger is not None
     assert not runner._ledger._tables

@@ -190,7 +190,7 @@ def test_nothing_is_kept_of_a_request_whose_sequences_are_removed(decoder: Decod
 
     rows = bench.runner._rows
     assert not rows.by_id
-    assert not rows._unborn
+    assert not rows._pending_forks
     assert not rows._dropped
 
 

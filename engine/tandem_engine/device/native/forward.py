@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.native.arguments import token_slots_args, rows_args
+from tandem_engine.device.native.arguments import rows_args, token_slots_args
 from tandem_engine.device.native.library import (
     WEIGHT_KINDS,
     LayerArgs,

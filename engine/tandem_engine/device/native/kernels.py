@@ -14,7 +14,7 @@ from torch import Tensor
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import HugePages
-from tandem_engine.device.native.arguments import cache_args, of_cache, token_slots_args, rows_args
+from tandem_engine.device.native.arguments import cache_args, of_cache, rows_args, token_slots_args
 from tandem_engine.device.native.forward import NativeForward, why_not_native
 from tandem_engine.device.native.library import KINDS, WEIGHT_KINDS, Library, computed_in
 from tandem_engine.device.native.linear import (

@@ -19,8 +19,8 @@ Sample = Callable[[Tensor, FlatBatch], StepResult]
 NOT_FINITE: Final = "the model's logits are not finite numbers"
 
 
-class Flight:
-    """One step whose rows yield one token each; implements `tandem_engine.api.step.Flight`.
+class StepHandle:
+    """One step whose rows yield one token each; implements `tandem_engine.api.step.StepHandle`.
 
     The thread that computes and the one that handed the step in both come here: the first needs
     the tokens of the step before, where it draws or penalises, and the other delivers them.
@@ -38,14 +38,14 @@ class Flight:
         self,
         step: Step,
         batch: FlatBatch | None,
-        before: "Flight | None",
+        before: "StepHandle | None",
         sample: Sample,
         error: Exception | None = None,
     ) -> None:
         self.step = step
         self.batch = batch
         self.before = before
-        self.chosen: StepTokens | None = None
+        self.tokens: StepTokens | None = None
         """A token for each row that yields; None: it failed, or is not done."""
         self.is_collected = False
         """Whether whoever handed it in has its result."""
@@ -55,7 +55,7 @@ class Flight:
         self._logits: Tensor | None = None
         self._result: StepResult | None = None
         self._error = error
-        self._settling = threading.Lock()
+        self._commit_lock = threading.Lock()
         self._done = threading.Event()
 
     @property
@@ -63,65 +63,65 @@ class Flight:
         """Whether it is known already to come to nothing."""
         return self._error is not None
 
-    def compute(self, work: Callable[["Flight"], None]) -> None:
+    def compute(self, work: Callable[["StepHandle"], None]) -> None:
         """Carry out `work`, which may end with `choose` or `keep`; an exception is kept."""
         try:
-            self._keep_error(lambda: work(self))
+            self._catch(lambda: work(self))
         finally:
             self.before = None
             self._done.set()
 
-    def choose(self, chosen: StepTokens) -> None:
+    def set_tokens(self, tokens: StepTokens) -> None:
         """Take the tokens."""
-        self.chosen = chosen
+        self.tokens = tokens
 
-    def keep(self, logits: Tensor) -> None:
+    def set_logits(self, logits: Tensor) -> None:
         """Take the logits of rows that are sampled where the result is asked for.
 
         They fork, move and end, which the thread that computes must not do to them.
         """
         self._logits = logits
 
-    def fed(self) -> Tensor | None:
+    def tokens_to_feed(self) -> Tensor | None:
         """The tokens for the step after this one; None: it has failed, with all of its rows.
 
         Raises:
             RuntimeError: they are not known yet, which is a bug of whoever went ahead.
         """
-        if self.chosen is None and self._error is None:
+        if self.tokens is None and self._error is None:
             raise RuntimeError("The step before yields more than a token a row; this is a bug.")
-        return None if self.chosen is None else self.chosen.token_ids
+        return None if self.tokens is None else self.tokens.token_ids
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Let the rows know their tokens, once; an exception is kept.
 
         The step after this one asks for it too, and has other rows that can go on.
         """
-        with self._settling:
-            if self._error is not None or self._result is not None or self.chosen is None:
+        with self._commit_lock:
+            if self._error is not None or self._result is not None or self.tokens is None:
                 return
-            self._keep_error(self._note_chosen)
+            self._catch(self._append_tokens)
 
     def result(self) -> StepResult:
-        """Wait for the end; see `tandem_engine.api.step.Flight`."""
+        """Wait for the end; see `tandem_engine.api.step.StepHandle`."""
         self._done.wait()
         self.is_collected = True
-        self.settle()
+        self.commit()
         if self._error is None and self._result is None:
-            self._keep_error(self._finish)
+            self._catch(self._finish)
         if self._error is not None:
             return self._lost(self._error)
         return self._result or StepResult()
 
-    def _keep_error(self, work: Callable[[], None]) -> None:
+    def _catch(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
             self._error = error
 
-    def _note_chosen(self) -> None:
-        if self.batch is not None and self.chosen is not None:
-            self._result = _note(self.batch, to_sampled_tokens(self.chosen))
+    def _append_tokens(self) -> None:
+        if self.batch is not None and self.tokens is not None:
+            self._result = _append(self.batch, to_sampled_tokens(self.tokens))
 
     def _finish(self) -> None:
         logits, self._logits = self._logits, None
@@ -137,7 +137,7 @@ class Flight:
         return StepResult(failed=dict.fromkeys(self.step.sequence_ids, cause))
 
 
-def _note(batch: FlatBatch, tokens: list[SampledToken | None]) -> StepResult:
+def _append(batch: FlatBatch, tokens: list[SampledToken | None]) -> StepResult:
     """Append a token to each row that yields."""
     failed: dict[str, str] = {}
     got: dict[str, Sequence[SampledToken]] = {}

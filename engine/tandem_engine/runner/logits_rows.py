@@ -12,7 +12,7 @@ from tandem_engine.sampling.row import Row
 
 
 @dataclass(slots=True)
-class Places:
+class LogitsRows:
     """Positions of a step that are sampled from, those of one row together."""
 
     at: list[int] = field(default_factory=list)
@@ -39,13 +39,13 @@ class Places:
         return logits.index_select(0, torch.tensor(self.at, device=logits.device))
 
 
-def split(batch: FlatBatch, rows: Rows) -> tuple[Places, Places]:
-    """The places of beams, and those of all other sequences.
+def split(batch: FlatBatch, rows: Rows) -> tuple[LogitsRows, LogitsRows]:
+    """The rows of beams, and those of all other sequences.
 
     A row that completes the prompt of several choices brings them into being; each is sampled
     from the logits of that one row.
     """
-    beams, others = Places(), Places()
+    beams, others = LogitsRows(), LogitsRows()
     at = 0
     for row in batch.yielding:
         drafts = batch.drafts.get(row.sequence_id, ())

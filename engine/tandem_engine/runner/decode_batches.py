@@ -1,7 +1,7 @@
 """A step that goes on where the one before it stopped, laid out without looking at its rows.
 
 Nearly every step of a busy engine is one: the same rows, in the same order, each with the token
-that it has just got. Then all that changes are places, by one, and tokens, which the device has.
+that it has just got. Then all that changes are positions, by one, and tokens, which the device has.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _ALL_FED = Feed(None, None)
 
 
 @dataclass(slots=True)
-class Decodes:
+class DecodeBatches:
     """Keeps the last batch, if the next one may go on with it."""
 
     block_size: int
@@ -29,7 +29,7 @@ class Decodes:
         """Look at the rows of the next step: one that was known is another now."""
         self._step = self._batch = None
 
-    def note(self, step: Step, batch: FlatBatch) -> None:
+    def remember(self, step: Step, batch: FlatBatch) -> None:
         """Keep a batch in which every row had one token and yields one."""
         num_rows = len(step.sequence_ids)
         if batch.is_simple and step.total_tokens == num_rows == len(batch.yielding):
@@ -37,17 +37,17 @@ class Decodes:
         else:
             self.forget()
 
-    def go_on(self, step: Step) -> FlatBatch | None:
+    def advance(self, step: Step) -> FlatBatch | None:
         """The batch of `step`, if it goes on with the last one; its tokens are all fed."""
         last, batch = self._step, self._batch
         if last is None or batch is None or not _has_same_rows(step, last):
             return None
-        attention = self._one_further(batch.attention, step.starts)
+        attention = self._advanced(batch.attention, step.starts)
         if attention is None:
             return None
         return replace(batch, attention=attention, fed=_ALL_FED)
 
-    def _one_further(
+    def _advanced(
         self, before: AttentionMetadata, starts: Sequence[int]
     ) -> AttentionMetadata | None:
         positions = before.token_positions + 1
