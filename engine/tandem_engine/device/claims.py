@@ -3,7 +3,7 @@
 A claim is a lock (flock) on a file named after the core. It goes with the process, however that
 ends, so there is nothing to tidy up. The folder is the same for all users, and nothing is ever
 written into a file, so anyone may lock a file that somebody else has made. Replicas that do not see
-the same folder, as in containers, do not see each other's claims: see `cores.why_not_pinned`.
+the same folder, as in containers, do not see each other's locks: see `cores.unpinned_reason`.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ FOLDER: Final = Path("/tmp/tandem-cores")  # noqa: S108 - all users must find it
 _MOST_REPLICAS: Final = 1024
 
 
-class Claims:
+class CoreLocks:
     """What this process has claimed; from any of its threads.
 
     Args:

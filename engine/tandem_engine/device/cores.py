@@ -64,7 +64,7 @@ class ThreadPlan:
     reason: str = ""
     """Why they are not pinned."""
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """One line for a person."""
         count = f"Compute threads: {self.num_threads}"
         if not self.cpus:
@@ -74,7 +74,7 @@ class ThreadPlan:
         return f"{count}, pinned to CPU{plural} {format_cpus(self.cpus)}{each}"
 
 
-def why_not_pinned(host: HostCores, pin: Pin, num_threads: int) -> str:
+def unpinned_reason(host: HostCores, pin: Pin, num_threads: int) -> str:
     """The reason why threads must not have cores of their own; empty: they may."""
     if pin is Pin.OFF:
         return "TANDEM_PIN is 'off'"
@@ -87,11 +87,11 @@ def why_not_pinned(host: HostCores, pin: Pin, num_threads: int) -> str:
             f"the cgroup grants the time of {host.quota:g} CPUs on any of {len(host.allowed)}, "
             f"which others use too"
         )
-    return _who_else_is_unknown(host, num_threads) if host.is_container else ""
+    return _container_reason(host, num_threads) if host.is_container else ""
 
 
-def _who_else_is_unknown(host: HostCores, num_threads: int) -> str:
-    """The same in a container, which sees no claims of others."""
+def _container_reason(host: HostCores, num_threads: int) -> str:
+    """The same in a container, which sees no locks of others."""
     if len(host.allowed) == host.num_online:
         return "in a container that may use all CPUs, nobody knows who else does"
     if num_threads < len(host.cores):

@@ -14,16 +14,16 @@ from typing import Self
 
 import torch
 
-from tandem_engine.device.claims import Claims
+from tandem_engine.device.claims import CoreLocks
 from tandem_engine.device.cores import Pin, ThreadPlan
 from tandem_engine.device.host_cores import read_host_cores
 from tandem_engine.device.host_memory import available_memory, peak_memory, resident_memory
-from tandem_engine.device.huge_pages import HugePages, Patience
+from tandem_engine.device.huge_pages import HugePages, TouchBudget
+from tandem_engine.device.idle_work import IdleWork
 from tandem_engine.device.native.kernels import NativeKernels
 from tandem_engine.device.native.library import AUTO, Library, load_library
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import Event, Kernels, Memory, Stream
-from tandem_engine.device.spare_time import SpareTime
 from tandem_engine.device.threads import ComputeThreads, read_thread_settings
 
 KERNELS_VARIABLE = "TANDEM_KERNELS"
@@ -82,8 +82,8 @@ class CpuRuntime:
     def __init__(self, *, memory_bytes: int | None = None, kernels: str | None = None) -> None:
         self.device = torch.device("cpu")
         self._library = load_library(kernels or os.environ.get(KERNELS_VARIABLE) or AUTO)
-        self._pages = HugePages(patience=Patience())
-        self._spare_time = SpareTime(self._pages.join_next)
+        self._pages = HugePages(budget=TouchBudget())
+        self._idle_work = IdleWork(self._pages.collapse_next)
         self._native = NativeKernels(self._library, self._pages) if self._library else None
         self.kernels: Kernels = self._native or ReferenceKernels()
         self._threads = _compute_threads(self._library)
@@ -112,7 +112,7 @@ class CpuRuntime:
         """Use so many threads, at most one a core, for the whole process; None: one a core."""
         plan = self._threads.choose(num_threads)
         torch.set_num_threads(plan.num_threads)
-        return plan.in_words()
+        return plan.describe()
 
     def begin_steps(self) -> None:
         """Leave the cores to the kernels' threads, and join the pages that weights lie in.
@@ -121,14 +121,14 @@ class CpuRuntime:
         the cores. What is left to torch in a step is small, and one thread does it as fast, unless
         the kernels cannot compute all of a step.
         """
-        if self._native and self._native.is_whole:
+        if self._native and self._native.is_native:
             torch.set_num_threads(1)
         if self._library:
-            self._spare_time.begin()
+            self._idle_work.begin()
 
     def step(self) -> AbstractContextManager[None]:
         """Join no pages while a step is computed."""
-        return self._spare_time.step()
+        return self._idle_work.step()
 
 
 def _compute_threads(library: Library | None) -> ComputeThreads:
@@ -137,7 +137,7 @@ def _compute_threads(library: Library | None) -> ComputeThreads:
     if library is None:
         settings = replace(settings, pin=Pin.OFF)  # torch's threads are torch's to place
     return ComputeThreads(
-        host, settings, _claims_of_process(), library.use_threads if library else _ignore
+        host, settings, _core_locks(), library.use_threads if library else _ignore
     )
 
 
@@ -146,5 +146,5 @@ def _ignore(plan: ThreadPlan) -> None:
 
 
 @cache
-def _claims_of_process() -> Claims:
-    return Claims()
+def _core_locks() -> CoreLocks:
+    return CoreLocks()

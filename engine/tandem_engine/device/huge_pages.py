@@ -3,8 +3,8 @@
 A huge page at the first touch makes whoever touches it wait until the kernel has put 2 MB of free
 memory together: nothing where there are such pieces, and 5 ms where memory is in small ones, which
 for weights of 1 GB was most of the time to load them. So an engine waits for it as long as it has
-patience, writes the rest of its weights into small pages, and joins these in its spare time
-(`spare_time`).
+budget, writes the rest of its weights into small pages, and joins these in its spare time
+(`idle_work`).
 """
 
 import ctypes
@@ -28,7 +28,7 @@ ALIGNMENT: Final = 64
 """A cache line, and the widest vector."""
 _MADV_COLLAPSE: Final = 25
 """Linux 6.1; Python has no name for it."""
-PATIENCE_S: Final = 1.0
+BUDGET_S: Final = 1.0
 """By which huge pages may lengthen the time to load a model, beyond what small ones take."""
 _SAMPLES: Final = 3
 """Huge pages filled with small ones, to know what those take; the quickest counts."""
@@ -43,13 +43,13 @@ class HugePages:
     up fewer addresses and fetches ahead further.
 
     Args:
-        patience: None: all pages are huge at the first touch, whatever it takes. Else they are as
+        budget: None: all pages are huge at the first touch, whatever it takes. Else they are as
             long as it lasts, and small from then on, where the kernel can join them later
-            (`join_next`).
+            (`collapse_next`).
     """
 
-    def __init__(self, *, patience: "Patience | None" = None) -> None:
-        self._patience = patience
+    def __init__(self, *, budget: "TouchBudget | None" = None) -> None:
+        self._budget = budget
         self._chunk: Tensor | None = None
         self._taken = 0
         self._made = 0
@@ -68,28 +68,28 @@ class HugePages:
         self._make_pages(chunk, begin + size)
         return chunk[begin : begin + size].view(dtype)
 
-    def join_next(self) -> bool:
+    def collapse_next(self) -> bool:
         """Join one more page of what was handed out and written; false: there is none left.
 
         It takes about a millisecond, all but a moment of which others read and write what is in it.
         A page that the kernel cannot make now is left to its own daemon.
         """
         while self._small:
-            if self._small[0].join_next():
+            if self._small[0].collapse_next():
                 return True
             self._small.pop(0)
         return False
 
     def _make_pages(self, chunk: Tensor, end: int) -> None:
-        """Take the pages up to byte `end` of a chunk, huge ones while there is patience."""
-        while self._patience is not None and self._made < end:
+        """Take the pages up to byte `end` of a chunk, huge ones while there is budget."""
+        while self._budget is not None and self._made < end:
             address = chunk.data_ptr() + self._made
             self._made += HUGE_PAGE
-            if self._patience.is_left:
-                self._patience.spend(partial(_touch_huge, address))
+            if self._budget.is_left:
+                self._budget.spend(partial(_touch_huge, address))
 
     def _map(self, size: int) -> Tensor:
-        if self._patience is None or not can_collapse():
+        if self._budget is None or not can_collapse():
             return _bytes_of(_map(size, in_huge_pages=True), size)
         mapping = _map(size, in_huge_pages=False)
         chunk = _bytes_of(mapping, size)
@@ -97,7 +97,7 @@ class HugePages:
         return chunk
 
 
-class Patience:
+class TouchBudget:
     """For how long making huge pages may hold others up, in seconds of the maker's CPU time.
 
     Waiting for other programs is not the fault of the pages; putting free memory together is work
@@ -111,7 +111,7 @@ class Patience:
 
     def __init__(
         self,
-        seconds: float = PATIENCE_S,
+        seconds: float = BUDGET_S,
         *,
         usual: float | None = None,
         clock: Callable[[], float] = time.thread_time,
@@ -145,7 +145,7 @@ class _Mapped:
         self._address, self._size = address, size
         self._next = address
 
-    def join_next(self) -> bool:
+    def collapse_next(self) -> bool:
         held = self._mapping()  # so that it is not given back meanwhile
         if held is None:
             return False

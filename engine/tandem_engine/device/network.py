@@ -19,7 +19,7 @@ class PackedLinear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkLayer:
+class PackedLayer:
     """One block: attention, then the feed-forward layer, each after a norm."""
 
     attention_norm: Tensor
@@ -41,7 +41,7 @@ class NetworkLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class PackedModel:
     """All of a decoder."""
 
     num_heads: int
@@ -58,7 +58,7 @@ class Network:
     """[positions, head_dim]: cosines of one half of a head, then sines; see `model.rope`."""
     embedding: Tensor | PackedLinear
     """[vocab, hidden]; the head itself where the two are tied and it keeps no other copy."""
-    layers: tuple[NetworkLayer, ...]
+    layers: tuple[PackedLayer, ...]
     norm: Tensor
     """[hidden]."""
     head: PackedLinear

@@ -9,7 +9,7 @@ from torch import Tensor
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
 from tandem_engine.device.int8 import Int8Linear, WholeInt8Packing
-from tandem_engine.device.network import ForwardPass, Network, PackedLinear
+from tandem_engine.device.network import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.device.sampling import RowSampler
 
@@ -141,7 +141,7 @@ class ReferenceKernels:
         """None: torch samples."""
         return None
 
-    def forward_pass(self, network: Network) -> ForwardPass | None:  # noqa: ARG002
+    def forward_pass(self, network: PackedModel) -> ForwardPass | None:  # noqa: ARG002
         """None: one by one, so that each can be looked at."""
         return None
 

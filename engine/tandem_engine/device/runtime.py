@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.network import ForwardPass, Network, PackedLinear
-from tandem_engine.device.packing import Packs
-from tandem_engine.device.sampling import Samples
+from tandem_engine.device.network import ForwardPass, PackedLinear, PackedModel
+from tandem_engine.device.packing import PackingKernels
+from tandem_engine.device.sampling import SamplingKernels
 
 
 class Memory(NamedTuple):
@@ -66,7 +66,7 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-class Kernels(Packs, Samples, Protocol):
+class Kernels(PackingKernels, SamplingKernels, Protocol):
     """The operations that a decoder is made of. Results are new tensors of the inputs' dtype."""
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
@@ -142,7 +142,7 @@ class Kernels(Packs, Samples, Protocol):
             [tokens, heads * head_dim].
         """
 
-    def forward_pass(self, network: Network) -> ForwardPass | None:
+    def forward_pass(self, network: PackedModel) -> ForwardPass | None:
         """The whole of a network in one call; None: the decoder calls kernels one by one."""
 
 

@@ -64,7 +64,7 @@ class Sampled(NamedTuple):
 
 
 class StepSampling(Protocol):
-    """Samples the same rows step after step."""
+    """SamplingKernels the same rows step after step."""
 
     def __call__(self, logits: Tensor, now: Sequence[RowState]) -> Sampled:
         """One token a row.
@@ -89,7 +89,7 @@ class RowSampler(Protocol):
         """Get ready to sample such rows."""
 
 
-class Samples(Protocol):
+class SamplingKernels(Protocol):
     """What kernels offer for it."""
 
     def row_sampler(self) -> RowSampler | None:

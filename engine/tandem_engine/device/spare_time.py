@@ -17,7 +17,7 @@ _QUIET_S: Final = 0.02
 """So long there was no step, for the device to count as idle."""
 
 
-class SpareTime:
+class IdleWork:
     """Does pieces of work between steps, and while there are none.
 
     Args:
@@ -45,7 +45,7 @@ class SpareTime:
         """Do pieces from now on, in a thread that ends with the last of them."""
         self._is_over = False
         self._quiet_since = self._clock()
-        threading.Thread(target=self._run, name="tandem-spare-time", daemon=True).start()
+        threading.Thread(target=self._run, name="tandem-idle-work", daemon=True).start()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -62,7 +62,7 @@ class SpareTime:
                 self._spend()
                 self._quiet_since = self._clock()
 
-    def use_quiet(self) -> bool:
+    def run_if_idle(self) -> bool:
         """Do a piece if there was no step for a while; whether one was done."""
         if not self._busy.acquire(blocking=False):
             return False
@@ -86,5 +86,5 @@ class SpareTime:
 
     def _run(self) -> None:
         while not self._is_over:
-            if not self.use_quiet():
+            if not self.run_if_idle():
                 time.sleep(_QUIET_S)

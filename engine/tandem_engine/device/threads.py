@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.claims import Claims
+from tandem_engine.device.claims import CoreLocks
 from tandem_engine.device.cores import (
     HostCores,
     Pin,
     ThreadPlan,
     fair_threads,
-    why_not_pinned,
+    unpinned_reason,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def _pin(text: str | None) -> Pin:
 class ComputeThreads:
     """Chooses the threads of this process, and goes on looking for cores where some are missing.
 
-    Replicas on one machine share its cores by claims. Each takes what is free, at most what it
+    Replicas on one machine share its cores by locks. Each takes what is free, at most what it
     wants, and computes on that. One that finds less free than its fair share computes unpinned,
     with that many threads, and so do all where cores cannot be claimed. They look for more now and
     then, since others end.
@@ -83,16 +83,16 @@ class ComputeThreads:
     Args:
         host: The processor.
         settings: What the environment says.
-        claims: Those of this process.
+        locks: Those of this process.
         apply: Puts a plan into force.
     """
 
     def __init__(
-        self, host: HostCores, settings: ThreadSettings, claims: Claims, apply: Apply
+        self, host: HostCores, settings: ThreadSettings, locks: CoreLocks, apply: Apply
     ) -> None:
         self._host = host
         self._settings = settings
-        self._claims = claims
+        self._locks = locks
         self._apply = apply
         self._changing = threading.Lock()
         self._stop = threading.Event()
@@ -105,59 +105,59 @@ class ComputeThreads:
         with self._changing:
             most = self._host.most_threads
             self._wanted = self._settings.num_threads or min(asked or most, most)
-            self._put_in_force(self._first_plan())
-        if not self.is_content:
-            self._look_for_more()
+            self._apply_plan(self._first_plan())
+        if not self.is_settled:
+            self._retry_later()
         return self.plan
 
     def stop(self) -> None:
         """Give the cores back, and look for no others."""
         self._stop.set()
         with self._changing:
-            self._claims.release()
+            self._locks.release()
 
     @property
-    def is_content(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether what others do changes nothing."""
-        if self._why_not_pinned():
+        if self._unpinned_reason():
             return not self._counts_replicas
         return len(self.plan.cpus) == self._wanted
 
-    def look_again(self) -> None:
+    def retry(self) -> None:
         """Take cores that have become free; without cores of its own, the share that is fair."""
-        if reason := self._why_not_pinned():
-            plan = self._scattered(reason)
+        if reason := self._unpinned_reason():
+            plan = self._without_locks(reason)
             if plan != self.plan:
-                self._put_in_force(plan)
-                _LOG.info("%s", plan.in_words())
+                self._apply_plan(plan)
+                _LOG.info("%s", plan.describe())
             return
-        held = self._claims.take(self._host.cores, self._wanted)
+        held = self._locks.take(self._host.cores, self._wanted)
         if len(held) > len(self.plan.cpus) and len(held) >= self._fewest:
-            self._put_in_force(self._pinned(held))
-            _LOG.info("%s", self.plan.in_words())
+            self._apply_plan(self._pinned(held))
+            _LOG.info("%s", self.plan.describe())
         elif not self.plan.cpus:
-            self._claims.release_cores()
+            self._locks.release_cores()
 
     @property
     def _fewest(self) -> int:
         """Cores of its own with which it is better off than without."""
         return self._settings.num_threads or self.plan.num_threads
 
-    def _why_not_pinned(self) -> str:
-        reason = why_not_pinned(self._host, self._settings.pin, self._wanted)
-        if not reason and not self._claims.is_possible:
-            reason = f"it cannot claim cores, since {self._claims.folder} cannot be written"
+    def _unpinned_reason(self) -> str:
+        reason = unpinned_reason(self._host, self._settings.pin, self._wanted)
+        if not reason and not self._locks.is_possible:
+            reason = f"it cannot claim cores, since {self._locks.folder} cannot be written"
         return reason
 
     @property
     def _counts_replicas(self) -> bool:
         """Whether replicas that are not pinned share the threads out."""
-        return self._settings.pin is not Pin.OFF and self._claims.is_possible
+        return self._settings.pin is not Pin.OFF and self._locks.is_possible
 
     def _first_plan(self) -> ThreadPlan:
-        if reason := self._why_not_pinned():
-            return self._scattered(reason)
-        held = self._claims.take(self._host.cores, self._wanted)
+        if reason := self._unpinned_reason():
+            return self._without_locks(reason)
+        held = self._locks.take(self._host.cores, self._wanted)
         if len(held) >= self._fair_share(len(self._host.cores)):
             return self._pinned(held)
         return self._unpinned()
@@ -167,13 +167,13 @@ class ComputeThreads:
         return ThreadPlan(num_threads=len(cpus), cpus=tuple(cpus), own=own)
 
     def _unpinned(self) -> ThreadPlan:
-        self._claims.release_cores()
+        self._locks.release_cores()
         return ThreadPlan(
             num_threads=self._fair_share(len(self._host.cores)),
             reason="other replicas on this machine have the cores",
         )
 
-    def _scattered(self, reason: str) -> ThreadPlan:
+    def _without_locks(self, reason: str) -> ThreadPlan:
         """Threads where no cores can be claimed."""
         count = self._fair_share(self._host.most_threads) if self._counts_replicas else self._wanted
         return ThreadPlan(num_threads=count, reason=reason)
@@ -181,22 +181,22 @@ class ComputeThreads:
     def _fair_share(self, num_cores: int) -> int:
         """Threads of each replica, were all alike; from here on others count this one."""
         if self._settings.num_threads:
-            self._claims.num_replicas()
+            self._locks.num_replicas()
             return self._settings.num_threads
-        count = self._claims.num_replicas()
+        count = self._locks.num_replicas()
         return fair_threads(self._wanted, num_cores=num_cores, num_replicas=count)
 
-    def _put_in_force(self, plan: ThreadPlan) -> None:
+    def _apply_plan(self, plan: ThreadPlan) -> None:
         self.plan = plan
         self._apply(plan)
 
-    def _look_for_more(self) -> None:
+    def _retry_later(self) -> None:
         self._stop = stop = threading.Event()
 
         def look() -> None:
-            while not self.is_content and not stop.wait(RETRY_S):
+            while not self.is_settled and not stop.wait(RETRY_S):
                 with self._changing:
                     if not stop.is_set():
-                        self.look_again()
+                        self.retry()
 
         threading.Thread(target=look, name="tandem-cores", daemon=True).start()

@@ -13,7 +13,7 @@ from torch import Tensor
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import zeros_in_huge_pages
-from tandem_engine.device.network import Network, NetworkLayer
+from tandem_engine.device.network import PackedLayer, PackedModel
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
 
@@ -56,7 +56,7 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
-        network: Network,
+        network: PackedModel,
         kernels: Kernels,
         *,
         quantization: str | None = None,
@@ -134,7 +134,7 @@ class Decoder:
         return kernels.linear(x, network.head).float()
 
     def _attention(
-        self, layer: NetworkLayer, x: Tensor, cache: LayerCache, metadata: AttentionMetadata
+        self, layer: PackedLayer, x: Tensor, cache: LayerCache, metadata: AttentionMetadata
     ) -> Tensor:
         """[tokens, hidden] → [tokens, heads * head_dim], before the output projection."""
         network, kernels = self.network, self._kernels

@@ -13,7 +13,7 @@ from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.documents import CONFIG_FILE
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.network import build_network
+from tandem_engine.model.network import pack_model
 from tandem_engine.model.parameters import (
     Parameters,
     allocate_parameters,
@@ -84,8 +84,8 @@ def load_decoder(
             device=runtime.device,
         )
     with _naming(folder):
-        network = build_network(config, parameters, rope)
-    return Decoder(config, network, runtime.kernels, quantization=_in_words(scheme, parameters))
+        network = pack_model(config, parameters, rope)
+    return Decoder(config, network, runtime.kernels, quantization=_describe(scheme, parameters))
 
 
 def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> None:
@@ -113,7 +113,7 @@ def _naming(place: Path | str) -> Iterator[None]:
         raise CheckpointError(f"{place}: {error}") from error
 
 
-def _in_words(scheme: Scheme, parameters: Parameters) -> str | None:
+def _describe(scheme: Scheme, parameters: Parameters) -> str | None:
     """The line that the log of the start shows; None: nothing is quantised."""
     quantized = [one for one in parameters.linears() if isinstance(one, QuantizedLinear)]
     if not quantized:

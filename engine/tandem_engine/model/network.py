@@ -1,12 +1,12 @@
 """From parameters that are filled to a network as a device's kernels read it."""
 
-from tandem_engine.device.network import Network, NetworkLayer
+from tandem_engine.device.network import PackedLayer, PackedModel
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.parameters import Layer, Parameters
 from tandem_engine.model.rope import RopeTable
 
 
-def build_network(config: DecoderConfig, parameters: Parameters, rope: RopeTable) -> Network:
+def pack_model(config: DecoderConfig, parameters: Parameters, rope: RopeTable) -> PackedModel:
     """Finish the packing of all linear layers.
 
     Raises:
@@ -14,7 +14,7 @@ def build_network(config: DecoderConfig, parameters: Parameters, rope: RopeTable
     """
     layers = tuple(_finished(layer) for layer in parameters.layers)
     head = parameters.head.finished()
-    return Network(
+    return PackedModel(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -31,8 +31,8 @@ def build_network(config: DecoderConfig, parameters: Parameters, rope: RopeTable
     )
 
 
-def _finished(layer: Layer) -> NetworkLayer:
-    return NetworkLayer(
+def _finished(layer: Layer) -> PackedLayer:
+    return PackedLayer(
         attention_norm=layer.attention_norm,
         qkv=layer.qkv.finished(),
         q_norm=layer.q_norm,

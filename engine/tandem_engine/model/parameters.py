@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.network import PackedLinear
-from tandem_engine.device.packing import LinearPacking, Packs
+from tandem_engine.device.packing import LinearPacking, PackingKernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.quantized import (
     QuantizedLinear,
@@ -109,7 +109,7 @@ def allocate_parameters(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    kernels: Packs,
+    kernels: PackingKernels,
     scheme: Scheme = FLOAT_SCHEME,
 ) -> Parameters:
     """Parameters of the right shapes, not yet filled.

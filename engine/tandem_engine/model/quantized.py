@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
 from tandem_engine.device.network import PackedLinear
-from tandem_engine.device.packing import Int8Packing, Packs
+from tandem_engine.device.packing import Int8Packing, PackingKernels
 from tandem_engine.quantization.int8 import SHIFT, StaticInput, quantize_rows
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
 from tandem_engine.weights.checkpoint import FLOATS
@@ -180,7 +180,7 @@ def allocate_quantized(
     *,
     bias: bool,
     device: torch.device | str,
-    kernels: Packs,
+    kernels: PackingKernels,
 ) -> QuantizedLinear:
     """One that is not yet filled; `kind` is not FLOAT."""
     rows = sum(widths)

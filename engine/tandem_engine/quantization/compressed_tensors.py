@@ -54,7 +54,7 @@ def read_compressed_tensors(path: Path, config: Mapping[str, Any]) -> Scheme:
     Raises:
         CheckpointError: It asks for something else than W8A8 as above.
     """
-    where = _Place(path, "quantization_config")
+    where = _Location(path, "quantization_config")
     where.require(config, {"format": _FORMAT}, _CONFIG)
     status = config.get("quantization_status")
     if status not in (None, "compressed", "frozen"):
@@ -65,7 +65,7 @@ def read_compressed_tensors(path: Path, config: Mapping[str, Any]) -> Scheme:
     targets = [
         target
         for name, group in groups.items()
-        for target in _targets(_Place(path, f"{where.within}.config_groups.{name}"), group)
+        for target in _targets(_Location(path, f"{where.within}.config_groups.{name}"), group)
     ]
     ignore = where.texts("ignore", config.get("ignore") or [])
     where.compile([*targets, *ignore])
@@ -105,7 +105,7 @@ def compressed_tensors_config(*, head: bool) -> dict[str, Any]:
     }
 
 
-def _targets(where: "_Place", group: Any) -> list[str]:
+def _targets(where: "_Location", group: Any) -> list[str]:
     if not isinstance(group, dict):
         raise where.refusal("", group, "an object")
     where.require(group, {}, _GROUP)
@@ -115,12 +115,12 @@ def _targets(where: "_Place", group: Any) -> list[str]:
         arguments = group.get(field)
         if not isinstance(arguments, dict):
             raise where.refusal(field, arguments, "an object that says int8")
-        inner = _Place(where.path, f"{where.within}.{field}")
+        inner = _Location(where.path, f"{where.within}.{field}")
         inner.require({**_DEFAULTS, **arguments}, wanted, ())
     return where.texts("targets", group.get("targets"))
 
 
-class _Place:
+class _Location:
     """An object within config.json, for the sentences on what is wrong in it."""
 
     def __init__(self, path: Path, within: str) -> None:

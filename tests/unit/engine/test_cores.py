@@ -13,7 +13,7 @@ from tandem_engine.device.cores import (
     fair_threads,
     format_cpus,
     parse_cpus,
-    why_not_pinned,
+    unpinned_reason,
 )
 from tandem_engine.device.host_cores import read_host_cores
 
@@ -104,7 +104,7 @@ def test_cores_are_allowed_and_no_two_share_arithmetic_units(
 def test_threads_are_pinned_only_to_what_is_the_process_s_own(
     machine: HostCores, pin: Pin, threads: int, reason: str
 ) -> None:
-    found = why_not_pinned(machine, pin, threads)
+    found = unpinned_reason(machine, pin, threads)
 
     assert reason in found
     assert bool(reason) == bool(found)
@@ -147,7 +147,7 @@ def test_lists_of_cpus_can_be_written_and_read(cpus: frozenset[int]) -> None:
     ],
 )
 def test_a_plan_says_how_many_threads_and_where_or_why_not(plan: ThreadPlan, words: str) -> None:
-    assert plan.in_words() == words
+    assert plan.describe() == words
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -17,7 +17,7 @@ from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.network import build_network
+from tandem_engine.model.network import pack_model
 from tandem_engine.model.parameters import Parameters, allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme
@@ -103,7 +103,7 @@ def decoder_of(
         dtype=kernels.computed_in(dtype),
         device="cpu",
     )
-    network = build_network(config, parameters_of(config, kernels, dtype, scheme, held_in), rope)
+    network = pack_model(config, parameters_of(config, kernels, dtype, scheme, held_in), rope)
     return Decoder(config, network, kernels)
 
 
@@ -322,7 +322,7 @@ def test_float16_weights_are_computed_with_in_float32(
             for decoder in (native, torchs, exact)
         )
 
-    assert kernels.is_whole
+    assert kernels.is_native
     assert distance(got, expected) < 1e-3
     assert distance(got, expected) < distance(plain, expected)
 

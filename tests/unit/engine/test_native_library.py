@@ -20,7 +20,7 @@ from tandem_engine.device.huge_pages import (
     CHUNK_BYTES,
     HUGE_PAGE,
     HugePages,
-    Patience,
+    TouchBudget,
     can_collapse,
     zeros_in_huge_pages,
 )
@@ -295,7 +295,7 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
         pytest.skip("this kernel does not join pages (Linux 6.1 does)")
     if "[always]" in HUGE_PAGES_MODE.read_text():
         pytest.skip("this kernel gives huge pages at once")
-    pages = HugePages(patience=Patience(0))
+    pages = HugePages(budget=TouchBudget(0))
     kept, gone = pages.empty(CHUNK_BYTES, torch.uint8), pages.empty(CHUNK_BYTES, torch.uint8)
     unwritten = pages.empty(CHUNK_BYTES, torch.uint8)
     kept.random_(generator=torch.Generator().manual_seed(0))
@@ -304,7 +304,7 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
     del gone
     resident = resident_memory()
 
-    while pages.join_next():
+    while pages.collapse_next():
         pass
 
     assert huge_kib() - before > CHUNK_BYTES / 2**11  # half of it; the kernel need not find all
@@ -314,7 +314,7 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
 
 
 def test_memory_that_is_let_go_is_not_kept_to_join_its_pages() -> None:
-    pages = HugePages(patience=Patience(0))
+    pages = HugePages(budget=TouchBudget(0))
     large = pages.empty(2 * CHUNK_BYTES, torch.uint8)
     large.fill_(1)
     pages.empty(1, torch.uint8)
@@ -360,21 +360,21 @@ class Clock:
 
 def test_patience_lasts_as_long_as_pages_take_no_longer_than_usual() -> None:
     clock = Clock()
-    patience = Patience(0.010, usual=0.001, clock=clock)
+    budget = TouchBudget(0.010, usual=0.001, clock=clock)
 
     for _ in range(1000):
-        patience.spend(clock.passing(0.001))
+        budget.spend(clock.passing(0.001))
 
-    assert patience.is_left
+    assert budget.is_left
 
 
 def test_patience_ends_when_pages_have_taken_that_much_longer() -> None:
     clock = Clock()
-    patience = Patience(0.010, usual=0.001, clock=clock)
+    budget = TouchBudget(0.010, usual=0.001, clock=clock)
     num_pages = 0
 
-    while patience.is_left:
-        patience.spend(clock.passing(0.005))
+    while budget.is_left:
+        budget.spend(clock.passing(0.005))
         num_pages += 1
 
     assert num_pages == 3  # 4 ms too much for each
@@ -386,13 +386,13 @@ def test_pages_are_huge_from_the_start_while_patience_lasts_and_small_from_then_
     if "[madvise]" not in HUGE_PAGES_MODE.read_text():
         pytest.skip("this kernel gives huge pages at once, or not at all")
     clock = Clock()
-    patience = Patience(1.0, usual=0.0, clock=clock)
-    pages = HugePages(patience=patience)
+    budget = TouchBudget(1.0, usual=0.0, clock=clock)
+    pages = HugePages(budget=budget)
     before = huge_kib()
 
     patient = pages.empty(CHUNK_BYTES // 2, torch.uint8)
     while_patient = huge_kib() - before
-    patience.spend(clock.passing(1.0))
+    budget.spend(clock.passing(1.0))
     hasty = pages.empty(CHUNK_BYTES // 2, torch.uint8)
     hasty.fill_(1)
 
@@ -403,7 +403,7 @@ def test_pages_are_huge_from_the_start_while_patience_lasts_and_small_from_then_
 
 
 def test_what_nobody_asked_for_takes_up_nothing() -> None:
-    pages = HugePages(patience=Patience())
+    pages = HugePages(budget=TouchBudget())
     pages.empty(1, torch.uint8)
     before = resident_memory()
 

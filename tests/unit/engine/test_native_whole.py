@@ -43,9 +43,9 @@ def loaded(folder: Path, kernels: str | None = None, **settings: Any) -> tuple[C
     return runtime, load_decoder(folder, runtime=runtime, **settings)
 
 
-def is_whole(runtime: CpuRuntime) -> bool:
+def is_native(runtime: CpuRuntime) -> bool:
     assert isinstance(runtime.kernels, NativeKernels)
-    return runtime.kernels.is_whole
+    return runtime.kernels.is_native
 
 
 @torch.inference_mode()
@@ -89,7 +89,7 @@ def test_a_float16_checkpoint_gives_torchs_tokens_in_one_call(
     runtime, native = loaded(folder)
     _, reference = loaded(folder, "reference", dtype="float32")
 
-    assert is_whole(runtime)
+    assert is_native(runtime)
     assert native.dtype == torch.float16
     assert_alike(native, reference, 2e-3)
 
@@ -109,7 +109,7 @@ def test_static_activations_give_torchs_tokens_in_one_call(
     runtime, native = loaded(folder, variant)
     _, reference = loaded(folder, "reference", dtype="float32")
 
-    assert is_whole(runtime)
+    assert is_native(runtime)
     # A digit decides which integer an activation becomes.
     assert_alike(native, reference, 0.03)
 
@@ -145,7 +145,7 @@ def test_a_width_that_the_kernels_cannot_multiply_is_warned_of_once(
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1
     assert said in warnings[0]
-    assert not is_whole(runtime)
+    assert not is_native(runtime)
     assert kept == 2  # what torch computes, it does not compute with one thread
     _, reference = loaded(folder, "reference", quantization=quantization, dtype="float32")
     if quantization == "auto":
@@ -200,5 +200,5 @@ def test_what_is_computed_in_one_call_is_not_warned_of(
 
     runtime, _ = loaded(make_checkpoint("Qwen3ForCausalLM", dtype=dtype), quantization=quantization)
 
-    assert is_whole(runtime)
+    assert is_native(runtime)
     assert not caplog.records

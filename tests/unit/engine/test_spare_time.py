@@ -4,8 +4,7 @@ import threading
 from itertools import count, pairwise
 
 import pytest
-
-from tandem_engine.device.spare_time import SHARE, SpareTime
+from tandem_engine.device.idle_work import SHARE, IdleWork
 
 STEP_S, PIECE_S = 0.040, 0.001
 
@@ -31,37 +30,37 @@ class Work:
         return True
 
 
-def begun(work: Work) -> SpareTime:
+def begun(work: Work) -> IdleWork:
     """Begun, but for the thread: the test says when it is quiet."""
-    spare_time = SpareTime(work.piece, clock=work.clock)
-    spare_time._is_over = False
-    return spare_time
+    idle_work = IdleWork(work.piece, clock=work.clock)
+    idle_work._is_over = False
+    return idle_work
 
 
-def run_step(spare_time: SpareTime, work: Work) -> None:
-    with spare_time.step():
+def run_step(idle_work: IdleWork, work: Work) -> None:
+    with idle_work.step():
         before = work.done
         work.now += STEP_S
-        assert not spare_time.use_quiet()
+        assert not idle_work.run_if_idle()
         assert work.done == before
 
 
 def test_nothing_is_done_before_it_is_begun() -> None:
     work = Work(3)
-    spare_time = SpareTime(work.piece, clock=work.clock)
+    idle_work = IdleWork(work.piece, clock=work.clock)
 
-    run_step(spare_time, work)
+    run_step(idle_work, work)
 
-    assert spare_time.is_over
+    assert idle_work.is_over
     assert work.done == 0
 
 
 def test_steps_without_end_give_up_their_share_and_no_more() -> None:
     work = Work(10_000)
-    spare_time = begun(work)
+    idle_work = begun(work)
 
     for _ in range(1000):
-        run_step(spare_time, work)
+        run_step(idle_work, work)
 
     spent_s, stepped_s = work.done * PIECE_S, 1000 * STEP_S
     assert SHARE * stepped_s <= spent_s <= SHARE * stepped_s + PIECE_S
@@ -69,11 +68,11 @@ def test_steps_without_end_give_up_their_share_and_no_more() -> None:
 
 def test_a_piece_that_takes_long_is_paid_by_the_steps_after_it() -> None:
     work = Work(10_000, piece_s=9.5 * SHARE * STEP_S)
-    spare_time = begun(work)
+    idle_work = begun(work)
     done = [0]
 
     for _ in range(95):
-        run_step(spare_time, work)
+        run_step(idle_work, work)
         done.append(work.done)
 
     assert work.done in (10, 11)
@@ -83,40 +82,40 @@ def test_a_piece_that_takes_long_is_paid_by_the_steps_after_it() -> None:
 
 def test_pieces_are_done_one_after_the_other_once_it_is_quiet() -> None:
     work = Work(3)
-    spare_time = begun(work)
-    run_step(spare_time, work)
+    idle_work = begun(work)
+    run_step(idle_work, work)
     after_step = work.done
 
-    assert not spare_time.use_quiet()  # the next step may follow at once
+    assert not idle_work.run_if_idle()  # the next step may follow at once
     assert work.done == after_step
     work.now += 1.0
-    while spare_time.use_quiet():
+    while idle_work.run_if_idle():
         pass
 
     assert work.done == 3
-    assert spare_time.is_over
+    assert idle_work.is_over
 
 
 def test_a_step_that_fails_lets_pieces_go_on() -> None:
     work = Work(1)
-    spare_time = begun(work)
+    idle_work = begun(work)
 
-    with pytest.raises(ZeroDivisionError), spare_time.step():
+    with pytest.raises(ZeroDivisionError), idle_work.step():
         work.now /= 0
     work.now += 1.0
 
-    assert spare_time.use_quiet()
+    assert idle_work.run_if_idle()
 
 
 def test_the_thread_ends_with_the_last_piece() -> None:
     work = Work(50)
     hours = count()
-    spare_time = SpareTime(work.piece, clock=lambda: next(hours) * 3600.0)  # it is always quiet
+    idle_work = IdleWork(work.piece, clock=lambda: next(hours) * 3600.0)  # it is always quiet
 
-    spare_time.begin()
+    idle_work.begin()
     for thread in threading.enumerate():
-        if thread.name == "tandem-spare-time":
+        if thread.name == "tandem-idle-work":
             thread.join()
 
     assert work.done == 50
-    assert spare_time.is_over
+    assert idle_work.is_over

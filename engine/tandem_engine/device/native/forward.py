@@ -25,12 +25,12 @@ from tandem_engine.device.native.linear import (
     Int8PanelLinear,
     PanelLinear,
 )
-from tandem_engine.device.network import Network, NetworkLayer, PackedLinear
+from tandem_engine.device.network import PackedLayer, PackedLinear, PackedModel
 
 _PANELS: Final = (PanelLinear, Int8PanelLinear)
 
 
-def why_not_native(network: Network) -> str | None:
+def unsupported_reason(network: PackedModel) -> str | None:
     """The reason why the library does not compute all of it; None: it does."""
     if network.dtype not in WEIGHT_KINDS:
         kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_KINDS)
@@ -57,10 +57,10 @@ class NativeForward:
 
     Args:
         library: The kernels.
-        network: One for which `why_not_native` has no reason.
+        network: One for which `unsupported_reason` has no reason.
     """
 
-    def __init__(self, library: Library, network: Network) -> None:
+    def __init__(self, library: Library, network: PackedModel) -> None:
         self._network = network
         self._layers = (LayerArgs * len(network.layers))(*map(_layer_args, network.layers))
         self._model = _model_args(network, addressof(self._layers))
@@ -107,7 +107,7 @@ class _Part(NamedTuple):
     linear: PackedLinear
 
 
-def _parts(network: Network) -> Iterator[_Part]:
+def _parts(network: PackedModel) -> Iterator[_Part]:
     for layer in network.layers:
         yield _Part("qkv", layer.qkv)
         yield _Part("output", layer.output)
@@ -126,7 +126,7 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _layer_args(layer: NetworkLayer) -> LayerArgs:
+def _layer_args(layer: PackedLayer) -> LayerArgs:
     return LayerArgs(
         attention_norm=_pointer(layer.attention_norm),
         qkv=_linear_args(layer.qkv),
@@ -139,7 +139,7 @@ def _layer_args(layer: NetworkLayer) -> LayerArgs:
     )
 
 
-def _model_args(network: Network, layers: int) -> ModelArgs:
+def _model_args(network: PackedModel, layers: int) -> ModelArgs:
     table = network.embedding
     return ModelArgs(
         num_layers=len(network.layers),

@@ -15,7 +15,7 @@ from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.huge_pages import HugePages
 from tandem_engine.device.native.arguments import cache_args, of_cache, rows_args, token_slots_args
-from tandem_engine.device.native.forward import NativeForward, why_not_native
+from tandem_engine.device.native.forward import NativeForward, unsupported_reason
 from tandem_engine.device.native.library import KINDS, WEIGHT_KINDS, Library, computed_in
 from tandem_engine.device.native.linear import (
     FLOAT_UNIT,
@@ -27,7 +27,7 @@ from tandem_engine.device.native.linear import (
     input_args,
 )
 from tandem_engine.device.native.sampling import NativeRowSampler
-from tandem_engine.device.network import ForwardPass, Network, PackedLinear
+from tandem_engine.device.network import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.packing import Int8Packing, LinearPacking
 from tandem_engine.device.reference import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
@@ -49,9 +49,9 @@ class NativeKernels:
         self.library = library
         self._reference = ReferenceKernels()
         self._pages = pages or HugePages()
-        self.is_whole = True
+        self.is_native = True
         """Whether the last network is computed in one call; else torch has a part in it."""
-        self._told: str | None = None
+        self._last_reason: str | None = None
         """Why it was not, as the last warning said it."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
@@ -212,14 +212,16 @@ class NativeKernels:
         """All rows in one call."""
         return NativeRowSampler(self.library)
 
-    def forward_pass(self, network: Network) -> ForwardPass | None:
+    def forward_pass(self, network: PackedModel) -> ForwardPass | None:
         """One call a step; where the kernels cannot compute all of it, a warning says why."""
-        reason = why_not_native(network)
-        self.is_whole = reason is None
+        reason = unsupported_reason(network)
+        self.is_native = reason is None
         if reason is None:
             return NativeForward(self.library, network)
-        if reason != self._told:  # of one model several decoders are made: one measures steps
-            self._told = reason
+        if (
+            reason != self._last_reason
+        ):  # of one model several decoders are made: one measures steps
+            self._last_reason = reason
             _LOG.warning(
                 "The native forward pass is not used, so steps take several times as long: %s.",
                 reason,
