@@ -12,8 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path("engine/tandem_engine/device/native")
-TARGET = "tandem_engine/device/native/lib"
+NATIVE = Path("engine/tandem_engine/device/cpu/native")
+TARGET = "tandem_engine/device/cpu/native/lib"
 
 
 class NativeKernels(BuildHookInterface):

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandem_engine.device.native import build
-from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.cpu.native import build
+from tandem_engine.device.cpu.native.library import runnable_variants
 
 FOLDER_VARIABLE: Final = "TANDEM_TEST_KERNELS"
 """Where tests look for the kernels; see tests/unit/engine/native.py."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.kernels.measure import Work
 from benchmarks.kernels.shapes import Batch, make_cache, make_rope, random_tensor
 from tandem_engine.device import kv_int8
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import pack, pack_int8
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
 from benchmarks.kernels.shapes import random_tensor
-from tandem_engine.device.huge_pages import zeros_in_huge_pages
-from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
+from tandem_engine.device.cpu.native.kernels import NativeKernels
 from tandem_engine.device.packing import pack
 
 Work = Callable[[], object]

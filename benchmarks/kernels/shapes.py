@@ -11,7 +11,7 @@ from tandem_engine.device.attention import AttentionMetadata, build_attention_me
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.network import pack_model
+from tandem_engine.model.pack_model import pack_model
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, Scheme

@@ -34,7 +34,7 @@ from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.documents import CONFIG_FILE, read_object
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
@@ -23,7 +23,7 @@ from tandem_engine.quantization.modelslim import DESCRIPTION_FILE, modelslim_des
 from tandem_engine.quantization.read import read_scheme
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, HEAD, Format, LinearKind, Scheme
 from tandem_engine.weights.checkpoint import Checkpoint
-from tandem_engine.weights.load import Progress, check
+from tandem_engine.weights.fill import Progress, check
 from tandem_engine.weights.write import SHARD_BYTES, NewTensor, write_tensors
 
 OutputFormat = Literal["compressed-tensors", "msmodelslim"]

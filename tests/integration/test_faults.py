@@ -27,7 +27,7 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 
 ENGINE = str(Path(tandem_engine.__file__).parent)
 BLOCK_SIZE = 16

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.quantization.int8 import Int8Weight, StaticInput
 
 
@@ -57,7 +57,7 @@ class PackingKernels(Protocol):
 
 
 class ShapesOnly:
-    """PackingKernels nothing: for parameters on the device `meta`, which have shapes and no memory."""
+    """Packs nothing: for parameters on the device `meta`, which have shapes and no memory."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """The same."""

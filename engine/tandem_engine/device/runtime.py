@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.network import ForwardPass, PackedLinear, PackedModel
+from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.packing import PackingKernels
 from tandem_engine.device.sampling import SamplingKernels
 

@@ -64,7 +64,7 @@ class Sampled(NamedTuple):
 
 
 class StepSampling(Protocol):
-    """SamplingKernels the same rows step after step."""
+    """Samples the same rows step after step."""
 
     def __call__(self, logits: Tensor, now: Sequence[RowState]) -> Sampled:
         """One token a row.

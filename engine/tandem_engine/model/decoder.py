@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.huge_pages import zeros_in_huge_pages
-from tandem_engine.device.network import PackedLayer, PackedModel
+from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
+from tandem_engine.device.packed_model import PackedLayer, PackedModel
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
 

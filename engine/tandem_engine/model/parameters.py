@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import LinearPacking, PackingKernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.quantized import (
@@ -22,7 +22,7 @@ from tandem_engine.model.quantized import (
     norm_parts,
 )
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, HEAD, LinearKind, Scheme
-from tandem_engine.weights.load import Part
+from tandem_engine.weights.fill import Part
 
 _EMBEDDING: Final = "model.embed_tokens"
 

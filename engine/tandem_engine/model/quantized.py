@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import Int8Packing, PackingKernels
 from tandem_engine.quantization.int8 import SHIFT, StaticInput, quantize_rows
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
 from tandem_engine.weights.checkpoint import FLOATS
-from tandem_engine.weights.load import Part
+from tandem_engine.weights.fill import Part
 
 _INT8: Final = ("I8",)
 _LOWEST, _HIGHEST = -128, 127

@@ -30,7 +30,7 @@ from benchmarks.kernels.steps import (
     weight_bytes,
 )
 from tandem_engine.device import kv_int8
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME
 from tandem_engine.sampling.step_tokens import StepTokens
 from tests.unit.engine.native import native_kernels

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.network import PackedLinear
-from tandem_engine.device.reference import PlainLinear
+from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.packed_model import PackedLinear
+from tandem_engine.device.reference.kernels import PlainLinear
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.weights.checkpoint import Checkpoint, check_readable
 
 RUNTIME = CpuRuntime(memory_bytes=1 << 30, kernels="reference")  # keeps weights as they are

@@ -12,11 +12,15 @@ from typing import Self
 import pytest
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device import threads
-from tandem_engine.device.claims import CoreLocks
-from tandem_engine.device.cores import HostCores, Pin, ThreadPlan
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.threads import ComputeThreads, ThreadSettings, read_thread_settings
+from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.cpu.threads import compute_threads
+from tandem_engine.device.cpu.threads.compute_threads import (
+    ComputeThreads,
+    ThreadSettings,
+    read_thread_settings,
+)
+from tandem_engine.device.cpu.threads.core_locks import CoreLocks
+from tandem_engine.device.cpu.threads.cores import HostCores, Pin, ThreadPlan
 from tests.unit.engine.native import native_kernels
 
 FOUR = HostCores(allowed=frozenset(range(4)), num_online=4, siblings={})
@@ -24,7 +28,7 @@ WAIT_S = 120
 OTHER = """
 import sys
 from pathlib import Path
-from tandem_engine.device.claims import CoreLocks
+from tandem_engine.device.cpu.threads.core_locks import CoreLocks
 locks = CoreLocks(Path(sys.argv[1]))
 cores = locks.take(map(int, sys.argv[2].split(",")), 99)
 print(cores, locks.num_replicas(), flush=True)
@@ -216,7 +220,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_a_replica_takes_the_cores_of_one_that_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "RETRY_S", 0.001)
+    monkeypatch.setattr(compute_threads, "RETRY_S", 0.001)
     with Chooser(folder) as chooser:
         with other_replica(folder, "0,1,2,3"):
             assert chooser.threads.choose(4).cpus == ()
@@ -231,7 +235,7 @@ def test_a_replica_takes_the_cores_of_one_that_ends(
 def test_replicas_in_a_container_share_its_quota(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "RETRY_S", 0.001)
+    monkeypatch.setattr(compute_threads, "RETRY_S", 0.001)
     host = HostCores(allowed=frozenset(range(8)), num_online=8, siblings={}, quota=4.0)
     with Chooser(folder, host=host) as chooser:
         assert chooser.threads.choose(None).num_threads == 4

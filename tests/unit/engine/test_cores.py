@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_engine.device.cores import (
+from tandem_engine.device.cpu.threads.cores import (
     HostCores,
     Pin,
     ThreadPlan,
@@ -15,7 +15,7 @@ from tandem_engine.device.cores import (
     parse_cpus,
     unpinned_reason,
 )
-from tandem_engine.device.host_cores import read_host_cores
+from tandem_engine.device.cpu.threads.host_cores import read_host_cores
 
 FOUR = frozenset(range(4))
 

@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.host_memory import resident_memory
-from tandem_engine.device.huge_pages import (
+from tandem_engine.device.cpu.huge_pages import (
     CHUNK_BYTES,
     HUGE_PAGE,
     HugePages,
@@ -24,10 +22,12 @@ from tandem_engine.device.huge_pages import (
     can_collapse,
     zeros_in_huge_pages,
 )
-from tandem_engine.device.native import build
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import NEEDED_FLAGS, load_library, runnable_variants
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.cpu.memory import resident_memory
+from tandem_engine.device.cpu.native import build
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import NEEDED_FLAGS, load_library, runnable_variants
+from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tests.unit.engine.native import native_kernels
 
 ROOT = Path(__file__).parents[3]
@@ -222,7 +222,7 @@ def test_missing_kernels_are_warned_about_once_with_the_way_out(
 
     (warning,) = caplog.messages
     assert "Install g++ 11 or newer" in warning
-    assert "python -m tandem_engine.device.native.build" in warning
+    assert "python -m tandem_engine.device.cpu.native.build" in warning
 
 
 @pytest.mark.usefixtures("_no_warning_was_given_yet")
@@ -258,7 +258,7 @@ def test_there_is_one_openmp_in_the_process() -> None:
     native_kernels()
     code = (
         "import re, torch\n"
-        "from tandem_engine.device.cpu import CpuRuntime\n"
+        "from tandem_engine.device.cpu.runtime import CpuRuntime\n"
         "from tandem_engine.device.packing import pack\n"
         "kernels = CpuRuntime().kernels\n"
         "kernels.linear(torch.ones(64, 512), pack(kernels, torch.ones(512, 512)))\n"

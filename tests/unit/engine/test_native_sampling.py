@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import runnable_variants
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.sampling.adjust import adjust
 from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin

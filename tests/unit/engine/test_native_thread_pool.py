@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem_engine.device.cores import ThreadPlan
-from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.threads.cores import ThreadPlan
 from tandem_engine.device.packing import pack
 from tests.unit.engine.native import native_kernels, threads_of
 
@@ -140,7 +140,7 @@ def test_several_threads_of_the_program_compute_at_once(kernels: NativeKernels) 
 
 FORK = """
 import os, signal, threading, torch
-from tandem_engine.device.cores import ThreadPlan
+from tandem_engine.device.cpu.threads.cores import ThreadPlan
 from tests.unit.engine.native import native_kernels
 from tests.unit.engine.test_native_thread_pool import Work, same
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import load_library, runnable_variants
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tests.unit.engine.native import native_kernels
 from tests.unit.engine.quantized_checkpoints import LINEARS, linear_names, to_static
 

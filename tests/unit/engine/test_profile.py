@@ -12,10 +12,10 @@ import torch
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step
-from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.runner import ModelRunner
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError, ConfigError
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.model.quantized import allocate_quantized
 from tandem_engine.quantization.int8 import StaticInput
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.cpu.native.library import runnable_variants
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.sampling.candidates import candidates_of
 from tandem_engine.sampling.counter_rng import derive_seed, uniform

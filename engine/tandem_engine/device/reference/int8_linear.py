@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.quantization.int8 import (
     SHIFT,
     Int8Weight,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
-from tandem_engine.device.int8 import Int8Linear, WholeInt8Packing
-from tandem_engine.device.network import ForwardPass, PackedLinear, PackedModel
+from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
+from tandem_engine.device.reference.int8_linear import Int8Linear, WholeInt8Packing
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.device.sampling import RowSampler
 
@@ -67,7 +67,7 @@ class ReferenceKernels:
         *,
         is_static: bool,  # noqa: ARG002
     ) -> WholeInt8Packing:
-        """As `device.int8` decides, static or not."""
+        """As `device.reference.int8_linear` decides, static or not."""
         return WholeInt8Packing(outputs, inputs, device)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:

@@ -5,15 +5,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tandem_engine.device.huge_pages import HugePages
-from tandem_engine.device.native.library import (
+from tandem_engine.device.cpu.huge_pages import HugePages
+from tandem_engine.device.cpu.native.library import (
     InputArgs,
     Int8WeightArgs,
     Library,
     WeightArgs,
     computed_in,
 )
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.quantization.int8 import SHIFT, StaticInput
 
 FLOAT_UNIT: Final = 2

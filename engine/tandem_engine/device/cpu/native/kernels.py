@@ -13,11 +13,16 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.huge_pages import HugePages
-from tandem_engine.device.native.arguments import cache_args, of_cache, rows_args, token_slots_args
-from tandem_engine.device.native.forward import NativeForward, unsupported_reason
-from tandem_engine.device.native.library import KINDS, WEIGHT_KINDS, Library, computed_in
-from tandem_engine.device.native.linear import (
+from tandem_engine.device.cpu.huge_pages import HugePages
+from tandem_engine.device.cpu.native.arguments import (
+    cache_args,
+    of_cache,
+    rows_args,
+    token_slots_args,
+)
+from tandem_engine.device.cpu.native.forward import NativeForward, unsupported_reason
+from tandem_engine.device.cpu.native.library import KINDS, WEIGHT_KINDS, Library, computed_in
+from tandem_engine.device.cpu.native.linear import (
     FLOAT_UNIT,
     INT8_UNIT,
     Int8PanelLinear,
@@ -26,10 +31,10 @@ from tandem_engine.device.native.linear import (
     PanelPacking,
     input_args,
 )
-from tandem_engine.device.native.sampling import NativeRowSampler
-from tandem_engine.device.network import ForwardPass, PackedLinear, PackedModel
+from tandem_engine.device.cpu.native.sampling import NativeRowSampler
+from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.packing import Int8Packing, LinearPacking
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.quantization.int8 import StaticInput

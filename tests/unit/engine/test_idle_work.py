@@ -4,7 +4,8 @@ import threading
 from itertools import count, pairwise
 
 import pytest
-from tandem_engine.device.idle_work import SHARE, IdleWork
+
+from tandem_engine.device.cpu.idle_work import SHARE, IdleWork
 
 STEP_S, PIECE_S = 0.040, 0.001
 

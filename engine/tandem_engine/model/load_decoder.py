@@ -13,7 +13,7 @@ from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.documents import CONFIG_FILE
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.network import pack_model
+from tandem_engine.model.pack_model import pack_model
 from tandem_engine.model.parameters import (
     Parameters,
     allocate_parameters,
@@ -25,7 +25,7 @@ from tandem_engine.model.rope import RopeTable
 from tandem_engine.quantization.read import resolve_scheme
 from tandem_engine.quantization.scheme import Scheme
 from tandem_engine.weights.checkpoint import Checkpoint
-from tandem_engine.weights.load import Progress, check, fill
+from tandem_engine.weights.fill import Progress, check, fill
 
 _MIB = 2**20
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, Int32s, Ints
-from tandem_engine.device.native.library import CacheArgs, RowsArgs, TokenSlotsArgs
+from tandem_engine.device.cpu.native.library import CacheArgs, RowsArgs, TokenSlotsArgs
 
 
 def address(array: Ints | Int32s) -> int:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 import torch
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.cores import ThreadPlan
-from tandem_engine.device.native.build import LIBRARIES, library_name, sources_hash, variants
+from tandem_engine.device.cpu.native.build import LIBRARIES, library_name, sources_hash, variants
+from tandem_engine.device.cpu.threads.cores import ThreadPlan
 
 _LOG = logging.getLogger(__name__)
 
@@ -337,7 +337,7 @@ def load_library(choice: str = AUTO, folder: Path = LIBRARIES) -> Library | None
     _LOG.warning(
         "There are no native kernels in %s for this version, so the engine computes in plain "
         "torch, several times slower. Install g++ 11 or newer, then run "
-        "`python -m tandem_engine.device.native.build`.",
+        "`python -m tandem_engine.device.cpu.native.build`.",
         folder,
     )
     return None
@@ -350,7 +350,7 @@ def _opened(variant: str, path: Path) -> Library | None:
         _LOG.warning(
             "The native kernels do not load (%s), so the engine computes in plain torch, several "
             "times slower. Build them on this machine: "
-            "`python -m tandem_engine.device.native.build`.",
+            "`python -m tandem_engine.device.cpu.native.build`.",
             error,
         )
         return None

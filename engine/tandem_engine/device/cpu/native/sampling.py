@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem_engine.device.native.library import Library, SampledRowArgs, SamplingArgs
+from tandem_engine.device.cpu.native.library import Library, SampledRowArgs, SamplingArgs
 from tandem_engine.device.sampling import RowSamplingParams, RowState, Sampled
 
 

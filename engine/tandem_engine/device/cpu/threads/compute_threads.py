@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.claims import CoreLocks
-from tandem_engine.device.cores import (
+from tandem_engine.device.cpu.threads.core_locks import CoreLocks
+from tandem_engine.device.cpu.threads.cores import (
     HostCores,
     Pin,
     ThreadPlan,

@@ -1,6 +1,6 @@
 """From parameters that are filled to a network as a device's kernels read it."""
 
-from tandem_engine.device.network import PackedLayer, PackedModel
+from tandem_engine.device.packed_model import PackedLayer, PackedModel
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.parameters import Layer, Parameters
 from tandem_engine.model.rope import RopeTable

@@ -14,17 +14,17 @@ from typing import Self
 
 import torch
 
-from tandem_engine.device.claims import CoreLocks
-from tandem_engine.device.cores import Pin, ThreadPlan
-from tandem_engine.device.host_cores import read_host_cores
-from tandem_engine.device.host_memory import available_memory, peak_memory, resident_memory
-from tandem_engine.device.huge_pages import HugePages, TouchBudget
-from tandem_engine.device.idle_work import IdleWork
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import AUTO, Library, load_library
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.cpu.huge_pages import HugePages, TouchBudget
+from tandem_engine.device.cpu.idle_work import IdleWork
+from tandem_engine.device.cpu.memory import available_memory, peak_memory, resident_memory
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import AUTO, Library, load_library
+from tandem_engine.device.cpu.threads.compute_threads import ComputeThreads, read_thread_settings
+from tandem_engine.device.cpu.threads.core_locks import CoreLocks
+from tandem_engine.device.cpu.threads.cores import Pin, ThreadPlan
+from tandem_engine.device.cpu.threads.host_cores import read_host_cores
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import Event, Kernels, Memory, Stream
-from tandem_engine.device.threads import ComputeThreads, read_thread_settings
 
 KERNELS_VARIABLE = "TANDEM_KERNELS"
 """Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best. Those of

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tandem_engine.device.cgroups import Group, groups_of
-from tandem_engine.device.cores import HostCores, parse_cpus
-from tandem_engine.device.host_memory import ROOT
+from tandem_engine.device.cpu.cgroups import Group, groups_of
+from tandem_engine.device.cpu.memory import ROOT
+from tandem_engine.device.cpu.threads.cores import HostCores, parse_cpus
 
 CONTAINER_FILES: Final = (".dockerenv", "run/.containerenv")
 CONTAINER_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"

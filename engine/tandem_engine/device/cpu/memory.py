@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tandem_engine.device.cgroups import groups_of
+from tandem_engine.device.cpu.cgroups import groups_of
 
 ROOT = Path("/")
 V1_FILES: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes")

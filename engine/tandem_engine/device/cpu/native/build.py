@@ -1,8 +1,8 @@
 """Compile the kernels: one shared library a variant, kept for the next install.
 
 `hatch_build.py` calls this when the package is installed or a wheel is made; by hand it is
-`python -m tandem_engine.device.native.build`. It stands on the standard library alone, because a
-build has nothing else.
+`python -m tandem_engine.device.cpu.native.build`. It uses the standard library alone: a build
+has nothing else.
 
 The threads are the library's own (thread_pool.h), and not OpenMP's: those of libgomp spin for
 milliseconds while they wait, also where others want the core.

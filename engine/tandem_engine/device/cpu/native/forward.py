@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.native.arguments import rows_args, token_slots_args
-from tandem_engine.device.native.library import (
+from tandem_engine.device.cpu.native.arguments import rows_args, token_slots_args
+from tandem_engine.device.cpu.native.library import (
     WEIGHT_KINDS,
     LayerArgs,
     Library,
@@ -19,13 +19,13 @@ from tandem_engine.device.native.library import (
     StepArgs,
     computed_in,
 )
-from tandem_engine.device.native.linear import (
+from tandem_engine.device.cpu.native.linear import (
     FLOAT_UNIT,
     INT8_UNIT,
     Int8PanelLinear,
     PanelLinear,
 )
-from tandem_engine.device.network import PackedLayer, PackedLinear, PackedModel
+from tandem_engine.device.packed_model import PackedLayer, PackedLinear, PackedModel
 
 _PANELS: Final = (PanelLinear, Int8PanelLinear)
 
