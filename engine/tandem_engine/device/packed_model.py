@@ -71,7 +71,7 @@ class PackedModel:
 
 
 class ForwardPass(Protocol):
-    """A device's own forward pass of one network, faster than its kernels one by one."""
+    """A device's own forward pass of one packed_model, faster than its kernels one by one."""
 
     def __call__(
         self,

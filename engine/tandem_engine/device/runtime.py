@@ -142,8 +142,8 @@ class Kernels(PackingKernels, SamplingKernels, Protocol):
             [tokens, heads * head_dim].
         """
 
-    def forward_pass(self, network: PackedModel) -> ForwardPass | None:
-        """The whole of a network in one call; None: the decoder calls kernels one by one."""
+    def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:
+        """A forward pass of the whole model in one call; None: the decoder calls kernels one by one."""
 
 
 class DeviceRuntime(Protocol):

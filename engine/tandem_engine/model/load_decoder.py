@@ -84,8 +84,10 @@ def load_decoder(
             device=runtime.device,
         )
     with _naming(folder):
-        network = pack_model(config, parameters, rope)
-    return Decoder(config, network, runtime.kernels, quantization=_describe(scheme, parameters))
+        packed_model = pack_model(config, parameters, rope)
+    return Decoder(
+        config, packed_model, runtime.kernels, quantization=_describe(scheme, parameters)
+    )
 
 
 def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> None:

@@ -1,4 +1,4 @@
-"""From parameters that are filled to a network as a device's kernels read it."""
+"""From filled parameters to the model as a device's kernels read it."""
 
 from tandem_engine.device.packed_model import PackedLayer, PackedModel
 from tandem_engine.model.config import DecoderConfig

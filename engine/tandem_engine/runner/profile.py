@@ -120,9 +120,9 @@ class _Bench:
         num_blocks: int,
         kv_dtype: torch.dtype,
     ) -> None:
-        layers = decoder.network.layers[:_LAYERS]
+        layers = decoder.packed_model.layers[:_LAYERS]
         config = replace(decoder.config, num_layers=len(layers))
-        network = replace(decoder.network, layers=layers)
+        packed_model = replace(decoder.packed_model, layers=layers)
         cache = allocate_kv_cache(
             config,
             num_blocks=num_blocks,
@@ -135,7 +135,10 @@ class _Bench:
         self._runtime = runtime
         self._block_size = block_size
         self._runner: ModelRunner | None = ModelRunner(
-            Decoder(config, network, runtime.kernels), cache, runtime=runtime, block_size=block_size
+            Decoder(config, packed_model, runtime.kernels),
+            cache,
+            runtime=runtime,
+            block_size=block_size,
         )
 
     def retained(self, *rows: _Row) -> int:

@@ -157,11 +157,11 @@ def test_a_dtype_that_the_kernels_do_not_know_is_warned_of_once(
     make_checkpoint: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime, decoder = loaded(make_checkpoint("LlamaForCausalLM"))
-    object.__setattr__(decoder.network, "dtype", torch.float64)
+    object.__setattr__(decoder.packed_model, "dtype", torch.float64)
     caplog.set_level(logging.WARNING)
 
-    # A second decoder is made of the network to measure steps.
-    assert [runtime.kernels.forward_pass(decoder.network) for _ in range(2)] == [None, None]
+    # A second decoder is made of the packed model to measure steps.
+    assert [runtime.kernels.forward_pass(decoder.packed_model) for _ in range(2)] == [None, None]
 
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "the dtype is float64, not one of float32, bfloat16, float16" in warning

@@ -120,8 +120,10 @@ def test_nothing_of_the_measurement_stays(checkpoint: Path) -> None:
 def test_a_model_that_does_not_run_is_refused(make_checkpoint: Callable[..., Path]) -> None:
     runtime = CpuRuntime(memory_bytes=1 << 30, kernels="reference")
     decoder = load_decoder(make_checkpoint("LlamaForCausalLM"), runtime=runtime)
-    network = replace(decoder.network, norm=torch.full_like(decoder.network.norm, torch.nan))
-    broken = Decoder(decoder.config, network, runtime.kernels)
+    packed_model = replace(
+        decoder.packed_model, norm=torch.full_like(decoder.packed_model.norm, torch.nan)
+    )
+    broken = Decoder(decoder.config, packed_model, runtime.kernels)
 
     with pytest.raises(ConfigError, match="The model does not run: the model's logits are not"):
         profile_steps(broken, runtime, block_size=16, kv_dtype=torch.float32)

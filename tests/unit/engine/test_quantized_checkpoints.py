@@ -414,8 +414,8 @@ def test_norms_that_undo_a_shift_of_outliers_take_the_place_of_the_old_ones(fold
 
     decoder, _ = load(folder)
 
-    assert bool((decoder.network.layers[0].attention_norm == 7).all())
-    assert not bool((decoder.network.layers[1].attention_norm == 7).any())
+    assert bool((decoder.packed_model.layers[0].attention_norm == 7).all())
+    assert not bool((decoder.packed_model.layers[1].attention_norm == 7).any())
 
 
 def test_files_of_weights_without_an_index_are_refused(folder: Path) -> None:

@@ -141,7 +141,7 @@ class ReferenceKernels:
         """None: torch samples."""
         return None
 
-    def forward_pass(self, network: PackedModel) -> ForwardPass | None:  # noqa: ARG002
+    def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:  # noqa: ARG002
         """None: one by one, so that each can be looked at."""
         return None
 

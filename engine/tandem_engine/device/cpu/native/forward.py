@@ -30,18 +30,18 @@ from tandem_engine.device.packed_model import PackedLayer, PackedLinear, PackedM
 _PANELS: Final = (PanelLinear, Int8PanelLinear)
 
 
-def unsupported_reason(network: PackedModel) -> str | None:
+def unsupported_reason(packed_model: PackedModel) -> str | None:
     """The reason why the library does not compute all of it; None: it does."""
-    if network.dtype not in WEIGHT_KINDS:
+    if packed_model.dtype not in WEIGHT_KINDS:
         kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_KINDS)
-        return f"the dtype is {str(network.dtype).removeprefix('torch.')}, not one of {kinds}"
-    unpacked = {part.name for part in _parts(network) if not isinstance(part.linear, _PANELS)}
+        return f"the dtype is {str(packed_model.dtype).removeprefix('torch.')}, not one of {kinds}"
+    unpacked = {part.name for part in _parts(packed_model) if not isinstance(part.linear, _PANELS)}
     if not unpacked:
         return None
     widths = {
-        "hidden_size": network.hidden_size,
-        "num_attention_heads * head_dim": network.num_heads * network.head_dim,
-        "intermediate_size": network.intermediate_size,
+        "hidden_size": packed_model.hidden_size,
+        "num_attention_heads * head_dim": packed_model.num_heads * packed_model.head_dim,
+        "intermediate_size": packed_model.intermediate_size,
     }
     named = ", ".join(f"{name} is {width}" for name, width in widths.items() if width % INT8_UNIT)
     return (
@@ -51,22 +51,24 @@ def unsupported_reason(network: PackedModel) -> str | None:
 
 
 class NativeForward:
-    """Implements `network.ForwardPass`.
+    """Implements `packed_model.ForwardPass`.
 
     One thread at a time may call it: activations lie in memory that is kept from step to step.
 
     Args:
         library: The kernels.
-        network: One for which `unsupported_reason` has no reason.
+        packed_model: One for which `unsupported_reason` has no reason.
     """
 
-    def __init__(self, library: Library, network: PackedModel) -> None:
-        self._network = network
-        self._layers = (LayerArgs * len(network.layers))(*map(_layer_args, network.layers))
-        self._model = _model_args(network, addressof(self._layers))
-        self._forward = library("forward", network.dtype)
-        self._count_activations = library("activations", network.dtype)
-        self._activations = torch.empty(0, dtype=computed_in(network.dtype))
+    def __init__(self, library: Library, packed_model: PackedModel) -> None:
+        self._network = packed_model
+        self._layers = (LayerArgs * len(packed_model.layers))(
+            *map(_layer_args, packed_model.layers)
+        )
+        self._model = _model_args(packed_model, addressof(self._layers))
+        self._forward = library("forward", packed_model.dtype)
+        self._count_activations = library("activations", packed_model.dtype)
+        self._activations = torch.empty(0, dtype=computed_in(packed_model.dtype))
 
     def __call__(
         self,
@@ -107,13 +109,13 @@ class _Part(NamedTuple):
     linear: PackedLinear
 
 
-def _parts(network: PackedModel) -> Iterator[_Part]:
-    for layer in network.layers:
+def _parts(packed_model: PackedModel) -> Iterator[_Part]:
+    for layer in packed_model.layers:
         yield _Part("qkv", layer.qkv)
         yield _Part("output", layer.output)
         yield _Part("gate_up", layer.gate_up)
         yield _Part("down", layer.down)
-    yield _Part("head", network.head)
+    yield _Part("head", packed_model.head)
 
 
 def _linear_args(linear: Any) -> LinearArgs:
@@ -139,20 +141,20 @@ def _layer_args(layer: PackedLayer) -> LayerArgs:
     )
 
 
-def _model_args(network: PackedModel, layers: int) -> ModelArgs:
-    table = network.embedding
+def _model_args(packed_model: PackedModel, layers: int) -> ModelArgs:
+    table = packed_model.embedding
     return ModelArgs(
-        num_layers=len(network.layers),
-        hidden=network.hidden_size,
-        intermediate=network.intermediate_size,
-        heads=network.num_heads,
-        kv_heads=network.num_kv_heads,
-        head_dim=network.head_dim,
-        eps=network.eps,
-        scale=network.scale,
-        rope=network.rope.data_ptr(),
+        num_layers=len(packed_model.layers),
+        hidden=packed_model.hidden_size,
+        intermediate=packed_model.intermediate_size,
+        heads=packed_model.num_heads,
+        kv_heads=packed_model.num_kv_heads,
+        head_dim=packed_model.head_dim,
+        eps=packed_model.eps,
+        scale=packed_model.scale,
+        rope=packed_model.rope.data_ptr(),
         embedding=table.data_ptr() if isinstance(table, Tensor) else None,
-        norm=network.norm.data_ptr(),
-        head=_linear_args(network.head),
+        norm=packed_model.norm.data_ptr(),
+        head=_linear_args(packed_model.head),
         layers=layers,
     )

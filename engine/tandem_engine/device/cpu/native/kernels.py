@@ -55,7 +55,7 @@ class NativeKernels:
         self._reference = ReferenceKernels()
         self._pages = pages or HugePages()
         self.is_native = True
-        """Whether the last network is computed in one call; else torch has a part in it."""
+        """True while the last model is computed in one call, without torch."""
         self._last_reason: str | None = None
         """Why it was not, as the last warning said it."""
 
@@ -217,12 +217,12 @@ class NativeKernels:
         """All rows in one call."""
         return NativeRowSampler(self.library)
 
-    def forward_pass(self, network: PackedModel) -> ForwardPass | None:
+    def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:
         """One call a step; where the kernels cannot compute all of it, a warning says why."""
-        reason = unsupported_reason(network)
+        reason = unsupported_reason(packed_model)
         self.is_native = reason is None
         if reason is None:
-            return NativeForward(self.library, network)
+            return NativeForward(self.library, packed_model)
         if (
             reason != self._last_reason
         ):  # of one model several decoders are made: one measures steps
