@@ -23,7 +23,7 @@ from tandem_engine.device.cpu.native import build
 from tandem_engine.device.cpu.native.library import runnable_variants
 
 FOLDER_VARIABLE: Final = "TANDEM_TEST_KERNELS"
-"""Where tests look for the kernels; see tests/unit/engine/native.py."""
+"""Folder of the kernels for tests; see tests/unit/engine/native.py."""
 _TESTS: Final = ("kernels", "sampling", "forward", "thread_pool")
 _COMMON: Final = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 _FAILED: Final = 66
@@ -110,7 +110,7 @@ def _compile(source: Path, target: Path, variant: str, sanitizer: Sanitizer) -> 
 
 
 def _runtime(name: str) -> str:
-    """Where the compiler has a library of its own."""
+    """Path of a library that comes with the compiler."""
     asked = [_compiler(), f"-print-file-name={name}"]
     found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(found).is_absolute():

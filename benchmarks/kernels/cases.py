@@ -28,11 +28,11 @@ class Case:
     make: Callable[[Kernels], Work]
     """The work, on kernels of either kind; tensors are made here."""
     num_bytes: int
-    """What it must read and write at least."""
+    """Bytes that it must read and write at least."""
     operations: int = 0
     """Of its products; a multiplication counts 2."""
     in_a_row: int = 1
-    """How often it works in a turn (`Stopwatch.alternate`)."""
+    """Calls in a turn (`Stopwatch.alternate`)."""
 
 
 def cases_of(config: DecoderConfig, batches: list[Batch]) -> Iterator[Case]:

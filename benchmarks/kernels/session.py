@@ -39,7 +39,7 @@ STEP_BATCHES: Final = [Batch.decode(1, 64), Batch.decode(16, 64), Batch.prompt(2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure; see the command line."""
+    """The cases to measure; see the command line."""
 
     models: tuple[str, ...]
     variant: str

@@ -92,7 +92,7 @@ def _products(decoder: Decoder, batch: Batch, kernels: Kernels) -> Work:
 
 
 def weight_bytes(config: DecoderConfig, layers: torch.dtype = torch.bfloat16) -> int:
-    """What a step must read of the model at least; its head is in bfloat16 also in W8A8."""
+    """Bytes that a step must read of the model at least; its head is in bfloat16 also in W8A8."""
     head = config.vocab_size * config.hidden_size
     of_layers = num_multiplied(config) - head
     return layers.itemsize * of_layers + torch.bfloat16.itemsize * head

@@ -188,7 +188,7 @@ def _room(config: EngineConfig, runtime: DeviceRuntime, *, process: int) -> Room
 def _fit(
     config: EngineConfig, decoder: Decoder, runtime: DeviceRuntime, room: Room, report: Report
 ) -> Fit:
-    """What fits into `room`, by steps that are measured; what is asked for, if blocks are given."""
+    """Fit the sizes into `room`, by steps that are measured; given numbers of blocks stay."""
     schedule = config.schedule
     if config.num_kv_blocks is not None:
         return Fit(
@@ -223,7 +223,7 @@ def _fit(
 
 
 def _chosen(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
-    """What is less than it might be, because the memory holds no more."""
+    """Report sizes that are smaller than asked for, because the memory holds no more."""
     if fitted.max_seq_len < max_positions:
         yield f"maxSeqLen {fitted.max_seq_len} of the model's {max_positions}"
     if fitted.max_batch_size < asked.max_batch_size:

@@ -38,7 +38,7 @@ _INDEX: Final = ".index.json"
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """How far one layer in 8 bits is from what it was."""
+    """The error of one layer in 8 bits."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was written."""
+    """Sizes and errors of a checkpoint that was written."""
 
     bytes_before: int
     """Tensors of the checkpoint in float."""
@@ -106,7 +106,7 @@ def quantize_checkpoint(
 
 
 class _Job:
-    """What is to be written, from what."""
+    """The tensors to write, and their sources."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Job:
         for name, stem in self._steps:
             made = self._kept(name) if stem is None else self._quantized(name, stem)
             done += self._checkpoint.entry(name).num_bytes
-            # Before they are handed out: after the last one nobody asks again.
+            # Before they are handed out: the generator is not resumed after the last one.
             progress(done, total)
             yield from made
 

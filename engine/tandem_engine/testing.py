@@ -10,7 +10,7 @@ from tandem_engine.api.request import Request
 from tandem_engine.api.step import BlockCopy, Candidate, SampledToken, Step, StepResult
 
 WRONG_DRAFT: Final = -1
-"""What the counting draft guesses where it is to be wrong: no sequence ever has this token."""
+"""Guess of the counting draft where it is to be wrong: no sequence ever has this token."""
 
 
 class CountingRunner:
@@ -191,7 +191,7 @@ class CountingRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What came of a step."""
+    """The result of a step."""
 
     counted: StepResult | None
     error: Exception | None
@@ -215,8 +215,8 @@ class _Sequence:
     sequence_id: str
     request: Request
     histories: list[int] | None
-    """For each known token, a number that stands for it and all tokens before it. None: nobody
-    looks."""
+    """For each known token, a number that stands for it and all tokens before it. None: not
+    checked."""
     output: list[int] = field(default_factory=list)
     num_computed: int = 0
 
@@ -250,7 +250,7 @@ class _Sequence:
 
 
 class _Contents:
-    """What stands in the blocks of one memory: for each slot written, the token's history."""
+    """The contents of the blocks of one memory: for each slot written, the token's history."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -262,7 +262,7 @@ class _Contents:
             self._slots[target] = other.slots(source)
 
     def slots(self, block: int) -> list[int]:
-        """What stands in a block, as a new list."""
+        """Contents of a block, as a new list."""
         return list(self._slots.get(block, ()))
 
     def first_wrong(self, table: Sequence[int], histories: list[int], end: int) -> int | None:
@@ -434,6 +434,6 @@ def _after(history: int, token: int) -> int:
 
 
 def _common(left: list[int], right: list[int]) -> int:
-    """How many places from the first on are equal."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))

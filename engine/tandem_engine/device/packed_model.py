@@ -53,7 +53,7 @@ class PackedModel:
     dtype: torch.dtype
     """Of the weights that are not in 8 bits, and of the KV cache unless it is."""
     eps: float
-    """What norms add to the mean square."""
+    """Added by norms to the mean square."""
     rope: Tensor
     """[positions, head_dim]: cosines of one half of a head, then sines; see `model.rope`."""
     embedding: Tensor | PackedLinear
@@ -66,7 +66,7 @@ class PackedModel:
 
     @property
     def scale(self) -> float:
-        """What attention's scores are multiplied by."""
+        """Factor of attention's scores."""
         return float(self.head_dim**-0.5)
 
 

@@ -40,7 +40,7 @@ class Int8Packing(Protocol):
 
 
 class PackingKernels(Protocol):
-    """What kernels offer for it: the part of `runtime.Kernels` that loading a model needs."""
+    """The part of `runtime.Kernels` that loading a model needs."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """Type of activations, norms and biases where weights are of `dtype`."""

@@ -1,4 +1,4 @@
-"""What the engine asks of a device: memory, streams, events and a dozen kernels.
+"""The interface of a device: memory, streams, events and a dozen kernels.
 
 Whatever is written against these protocols runs on any backend. A backend is one module of this
 package (see `registry`); `reference` holds the kernels in plain torch, which the others must equal.
@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     total: int
     """The most that this process should ever hold."""
     used: int
-    """What it holds now."""
+    """Bytes that it holds now."""
 
 
 class Event(Protocol):
@@ -143,7 +143,7 @@ class Kernels(PackingKernels, SamplingKernels, Protocol):
         """
 
     def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:
-        """A forward pass of the whole model in one call; None: the decoder calls kernels one by one."""
+        """The forward pass of a whole model; None: the decoder calls kernels one by one."""
 
 
 class DeviceRuntime(Protocol):
@@ -155,7 +155,7 @@ class DeviceRuntime(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors live."""
+        """The device of tensors."""
 
     @property
     def kernels(self) -> Kernels:
@@ -168,7 +168,7 @@ class DeviceRuntime(Protocol):
         """A new event."""
 
     def memory(self) -> Memory:
-        """How much this process may hold, and holds."""
+        """Bytes that this process may hold, and holds."""
 
     def peak_memory(self, work: Callable[[], object]) -> int:
         """Bytes of `memory` that this process holds at most while `work` runs."""

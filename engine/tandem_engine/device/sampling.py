@@ -14,12 +14,12 @@ Values = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSamplingParams:
-    """How one row is sampled, as long as there is the row."""
+    """Sampling parameters of one row, for its whole life."""
 
     temperature: float
     """0: the likeliest token is taken, and what follows has no part in it but for the bias."""
     margin: float
-    """How far below the largest logit min_p lets one be: 0 or less."""
+    """Lower bound by min_p of a logit relative to the largest: 0 or less."""
     top_k: int
     """0: off."""
     top_p: float
@@ -34,18 +34,18 @@ class RowSamplingParams:
     biased: TokenIds
     """Tokens whose logits are changed first."""
     biases: Values
-    """What is added to each."""
+    """Added to each."""
 
 
 class RowState(NamedTuple):
-    """What a row is in this very step."""
+    """The part of a row's sampling that changes with each step."""
 
     position: int
     """Of its next token in the output."""
     seen: TokenIds | None = None
     """Tokens that penalties look at; None: there are no penalties."""
     counts: Values | None = None
-    """How often each of `seen` stands in the output."""
+    """Occurrences of each of `seen` in the output."""
     banned: TokenIds | None = None
     """Tokens that may not come; None: all may."""
 
@@ -90,7 +90,7 @@ class RowSampler(Protocol):
 
 
 class SamplingKernels(Protocol):
-    """What kernels offer for it."""
+    """The part of `runtime.Kernels` that sampling needs."""
 
     def row_sampler(self) -> RowSampler | None:
         """A sampler for one runner; None: sample in torch."""

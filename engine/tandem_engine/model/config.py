@@ -52,13 +52,13 @@ class DecoderConfig:
     """Longest sequence that the checkpoint is made for, in tokens, its rope scaling counted in."""
     rope: Rope
     tie_word_embeddings: bool
-    """Whether the output head is the embedding."""
+    """True if the output head is the embedding."""
     qkv_bias: bool
     output_bias: bool
-    """Whether the projection after attention has a bias."""
+    """True if the projection after attention has a bias."""
     mlp_bias: bool
     qk_norm: bool
-    """Whether each head of Q and K is normalised before it is rotated."""
+    """True if each head of Q and K is normalised before it is rotated."""
     dtype: str | None
     """One of DTYPES; None when the checkpoint does not say."""
     eos_token_ids: tuple[int, ...]
@@ -67,7 +67,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """What config.json leaves unsaid, because it is in the code of the architecture."""
+    """Properties of an architecture that config.json omits, because its code has them."""
 
     qkv_bias: bool | None = None  # None: as attention_bias says
     output_bias: bool | None = None

@@ -74,7 +74,7 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.packed_model.norm.device
 
     @property

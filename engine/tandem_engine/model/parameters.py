@@ -189,7 +189,7 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
 
 
 def is_harmless(config: DecoderConfig, parameters: Parameters, name: str) -> bool:
-    """Whether a tensor that fills no parameter may stand in a checkpoint all the same."""
+    """True if a checkpoint may hold this tensor although it fills no parameter."""
     # Frequencies follow from config.json; older checkpoints hold them once per layer.
     return (
         name.endswith(".rotary_emb.inv_freq")

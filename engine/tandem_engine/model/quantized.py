@@ -22,7 +22,7 @@ _LOWEST, _HIGHEST = -128, 127
 
 @dataclass(frozen=True, slots=True)
 class _StaticTensors:
-    """What a checkpoint says about inputs with one scale; see `quantization.modelslim`."""
+    """The fields of a checkpoint on inputs with one scale; see `quantization.modelslim`."""
 
     input_scales: Tensor
     """[projections] float32."""

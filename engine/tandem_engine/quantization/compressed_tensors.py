@@ -24,7 +24,7 @@ _ANY_LINEAR: Final = "Linear"
 _PATTERN: Final = "re:"
 _PATTERNS: Final = "targets or ignore"
 _MATCH_S: Final = 1.0
-"""How long a pattern may take for a name; one that backtracks would take for ever."""
+"""Seconds that a pattern may take for a name; a backtracking one would take for ever."""
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "num_bits": 8,
@@ -32,7 +32,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "symmetric": True,
     "dynamic": False,
 }
-"""What a field means that is left out, as far as it is not nothing."""
+"""Defaults of fields that are left out, unless they are empty."""
 _WEIGHTS: Final[Mapping[str, Any]] = {"strategy": "channel", **_DEFAULTS}
 _ACTIVATIONS: Final[Mapping[str, Any]] = {"strategy": "token", **_DEFAULTS, "dynamic": True}
 _GROUP: Final = ("weights", "input_activations", "targets", "format")

@@ -8,7 +8,7 @@ The sum is exact, in 32 bits. Activations have no sign, because the instructions
 take one operand without sign (VPDPBUSD); symmetric values are shifted by 128.
 
 *Dynamic*: x_scale is found for each token when it is computed, its largest magnitude over 127.
-*Static*: one x_scale and one zero point for all tokens, found by whoever made the checkpoint.
+*Static*: one x_scale and one zero point for all tokens, which the checkpoint gives.
 The scheme is that of Dettmers et al., "LLM.int8()", 2022, without its float columns.
 
 A weight's scale is its row's largest magnitude over 127. A search for the smaller one of least
@@ -31,7 +31,7 @@ _CHUNK_VALUES: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class StaticInput:
-    """How all inputs of a linear layer are quantised: u = round(x / scale) + zero_point."""
+    """Quantisation of all inputs of a linear layer: u = round(x / scale) + zero_point."""
 
     scale: float
     zero_point: int

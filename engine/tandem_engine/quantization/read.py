@@ -12,7 +12,7 @@ from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Sche
 
 
 def read_scheme(folder: Path | str) -> Scheme:
-    """How the checkpoint in `folder` is quantised.
+    """Read how the checkpoint in `folder` is quantised.
 
     Raises:
         CheckpointError: It is quantised in a way that is not computed; the text names the file,
@@ -44,7 +44,7 @@ def read_scheme(folder: Path | str) -> Scheme:
 
 
 def resolve_scheme(asked: Quantization, folder: Path | str) -> Scheme:
-    """What is done with the checkpoint in `folder` where `asked` is asked for.
+    """Resolve the setting `asked` for the checkpoint in `folder`.
 
     Raises:
         CheckpointError: As `read_scheme`.

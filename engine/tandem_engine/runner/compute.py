@@ -12,7 +12,7 @@ Work = Callable[[], None]
 class ComputeThread:
     """Carries out work one after another; started by the first of it.
 
-    A native kernel holds no lock of Python's while it computes, so whoever hands in work can
+    A native kernel holds no lock of Python's while it computes, so its caller can
     prepare the next meanwhile.
     """
 
@@ -22,7 +22,7 @@ class ComputeThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a thread."""
+        """True while there is a thread."""
         return self._thread is not None
 
     def put(self, work: Work) -> None:

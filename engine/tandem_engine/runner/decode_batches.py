@@ -52,7 +52,7 @@ class DecodeBatches:
     ) -> AttentionMetadata | None:
         positions = before.token_positions + 1
         offsets = before.token_offsets + 1
-        # Whoever comes to the end of a block goes on in the next one of its table.
+        # A row at the end of a block goes on in the next one of its table.
         if offsets.max() >= self.block_size or not np.array_equal(positions, starts):
             return None
         return AttentionMetadata(
@@ -70,7 +70,7 @@ class DecodeBatches:
 
 
 def _has_same_rows(step: Step, last: Step) -> bool:
-    """Whether the same rows have one token each, in the same blocks."""
+    """True if the same rows have one token each, in the same blocks."""
     return (
         not step.num_drafts
         and not step.beam_moves

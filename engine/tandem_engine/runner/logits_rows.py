@@ -1,4 +1,4 @@
-"""Which logits of a step are sampled for which sequence."""
+"""The logits of a step that each sequence is sampled from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ class LogitsRows:
     """Positions of a step that are sampled from, those of one row together."""
 
     at: list[int] = field(default_factory=list)
-    """Which row of the logits is theirs."""
+    """Index of each position among the rows of the logits."""
     positions: list[Row] = field(default_factory=list)
     """The row as it is at each position: with the drafts before it."""
     rows: list[Row] = field(default_factory=list)
     """The rows themselves."""
     counts: list[int] = field(default_factory=list)
-    """How many positions each row has."""
+    """Number of positions of each row."""
 
     def add(self, row: Row, *, at: int, drafts: Sequence[int] = ()) -> None:
         """Sample `row` from the logits `at`, and behind each of its drafts."""

@@ -1,4 +1,4 @@
-"""What steps need beside weights and KV cache, measured by steps that are run.
+"""Memory of steps beside weights and KV cache, measured by steps that are run.
 
 The largest step itself would take minutes of every start: 8,192 prompt tokens through all layers
 of a model are that much work for a CPU. But all that a step holds is of a fixed size, or grows in

@@ -98,7 +98,7 @@ class ModelRunner:
         """Lay a step out; what cannot be laid out has its copies made and comes to nothing."""
         try:
             batch = self._batch_of(step)
-        except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
+        except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
             self._decode_batches.forget()
             return StepHandle(step, None, None, self.sample_any, error)
         before = self._last if batch is not None and batch.fed is not None else None
@@ -199,7 +199,7 @@ class ModelRunner:
         }
 
     def sample_any(self, logits: Tensor, batch: FlatBatch) -> StepResult:
-        """What the rows yield, whatever they are, given the logits of their yielding positions."""
+        """Sample rows of any kind, given the logits of their yielding positions."""
         beams, drawn = split(batch, self._rows)
         failed: dict[str, str] = {}
         tokens = self._tokens_of(logits, drawn, batch.drafts, failed)

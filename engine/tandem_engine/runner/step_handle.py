@@ -48,9 +48,9 @@ class StepHandle:
         self.tokens: StepTokens | None = None
         """A token for each row that yields; None: it failed, or is not done."""
         self.is_collected = False
-        """Whether whoever handed it in has its result."""
+        """True once its caller has the result."""
         self.has_copied = False
-        """Whether its copies are made: from then on it takes nobody with it but its rows."""
+        """True once its copies are made: a failure is then confined to its rows."""
         self._sample = sample
         self._logits: Tensor | None = None
         self._result: StepResult | None = None
@@ -60,7 +60,7 @@ class StepHandle:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is known already to come to nothing."""
+        """True if it is known already to have failed."""
         return self._error is not None
 
     def compute(self, work: Callable[["StepHandle"], None]) -> None:
@@ -86,7 +86,7 @@ class StepHandle:
         """The tokens for the step after this one; None: it has failed, with all of its rows.
 
         Raises:
-            RuntimeError: they are not known yet, which is a bug of whoever went ahead.
+            RuntimeError: they are not known yet, which is a bug of the caller.
         """
         if self.tokens is None and self._error is None:
             raise RuntimeError("The step before yields more than a token a row; this is a bug.")
@@ -116,7 +116,7 @@ class StepHandle:
     def _catch(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
+        except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
             self._error = error
 
     def _append_tokens(self) -> None:

@@ -1,4 +1,4 @@
-"""What is done to logits before anything is chosen: bias, penalties, minimum length.
+"""Adjustments of logits before sampling: bias, penalties, minimum length.
 
 In the order of vLLM's sampler (`vllm/v1/sample/sampler.py`): the bias is added to the model's own
 logits, as OpenAI describes `logit_bias`, and penalties see what it made of them. OpenAI's own
@@ -29,7 +29,7 @@ class _Ends:
 
 @dataclass(slots=True)
 class Adjustments:
-    """What rows ask for, in tensors that are made once while the rows stay.
+    """Adjustments of some rows, in tensors that are made once while the rows stay.
 
     Penalties look at the tokens that were seen and at no others, those of all rows in one list.
     """
@@ -85,7 +85,7 @@ class Adjustments:
         return logits
 
     def _ends_now(self) -> Tensor | None:
-        """Where the end tokens of rows stand that are too short for them; None: there are none."""
+        """Indices of the end tokens of rows that are too short for them; None: there are none."""
         short = [
             at
             for at in self.with_minimum

@@ -21,12 +21,12 @@ class Filters:
 
     temperature: Tensor
     margin: Tensor | None
-    """How far below the largest logit min_p lets one be, 0 or less; None: no row has a min_p."""
+    """Lower bound by min_p relative to the largest logit, 0 or less; None: no row has a min_p."""
     top_k: Tensor
     top_p: Tensor
     """2, which no sum reaches, where a row has none."""
     first_widths: tuple[int, ...]
-    """How many tokens are looked at first in each row; 0: nothing is cut off."""
+    """Number of tokens scanned first in each row; 0: nothing is cut off."""
     seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
 
     @classmethod
@@ -64,13 +64,13 @@ class Filters:
 
 
 def is_cut(row: Row, vocab_size: int) -> bool:
-    """Whether top_k or top_p leaves a row only its likeliest tokens."""
+    """True if top_k or top_p leaves a row only its top tokens."""
     return 0 < row.sampling.top_k < vocab_size or row.sampling.top_p < 1.0
 
 
 def _width_for(top_k: int, vocab_size: int) -> int:
     if top_k == vocab_size:
-        return min(_WIDTHS[0], vocab_size)  # top_p alone cuts: nobody knows how many stay
+        return min(_WIDTHS[0], vocab_size)  # top_p alone cuts: the number that stays is unknown
     # One more than stay: whether the last one that does is as likely as the next.
     return next((width for width in _WIDTHS if top_k < width < vocab_size), vocab_size)
 
@@ -191,7 +191,7 @@ def _settle_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) 
         num_kept: [rows, 1], how many of them stay.
     """
     last = values.gather(1, num_kept - 1)
-    # Where all that were looked at stay, nobody knows the next one: taken for equal.
+    # Where all that were scanned stay, the next one is unknown: taken for equal.
     following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
     for row in ((following == last) & (last > -torch.inf)).squeeze(1).nonzero().flatten().tolist():
         end = int(num_kept[row])

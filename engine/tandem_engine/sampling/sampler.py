@@ -22,7 +22,7 @@ _NEW: Final = tuple.__new__
 
 
 class _Plan(Protocol):
-    """How some rows are sampled, found out once while they stay the same."""
+    """Sampling of some rows, prepared once while they stay the same."""
 
     def sample_step(self, logits: Tensor) -> StepTokens:
         """One token a row; the logits are float32 [rows, vocabulary], as the model gave them."""

@@ -1,4 +1,4 @@
-"""How often each token stands in a sequence: counted once, and then kept as the sequence grows."""
+"""Counts of the tokens of a sequence: counted once, and then updated as the sequence grows."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -46,7 +46,7 @@ class TokenCounts:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often each of `ids` stands in the output; 0: in the prompt alone."""
+        """Occurrences of each of `ids` in the output; 0: in the prompt alone."""
         return self._counts[: self._size]
 
     def _add(self, token_id: int) -> int:

@@ -91,7 +91,7 @@ class CheckpointCodec:
         return self.encode(text, add_special_tokens=False)
 
     def context(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> PromptContext:
-        """What decodes the outputs that go on from a prompt."""
+        """Context for decoding the outputs that continue a prompt."""
         return PromptContext(
             self._tokenizer, self._vocabulary, prompt, skip_special_tokens=skip_special_tokens
         )

@@ -23,7 +23,7 @@ _STEPS_BETWEEN_LOOKS: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderLimits:
-    """What one rendering may take. Twenty thousand messages take a tenth of it."""
+    """Limits of one rendering. Twenty thousand messages take a tenth of it."""
 
     steps: int = 2_000_000
     """Rounds of loops and calls."""
@@ -36,7 +36,7 @@ class RenderLimits:
 
 
 class _Budget:
-    """What one rendering has left."""
+    """The remaining budget of one rendering."""
 
     def __init__(self, limits: RenderLimits) -> None:
         self.limits = limits

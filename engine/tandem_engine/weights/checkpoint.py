@@ -131,7 +131,7 @@ class Checkpoint:
         return iter(self._entries)
 
     def entry(self, name: str) -> Entry:
-        """Where the tensor is and what it is.
+        """Location, type and shape of a tensor.
 
         Raises:
             CheckpointError: There is no such tensor.
@@ -287,7 +287,7 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 
 
 def _read_header(path: Path) -> dict[str, Entry]:
-    """What one safetensors file holds, every range checked against its length."""
+    """Tensors of one safetensors file, every range checked against its length."""
     try:
         return _read_header_of(path)
     except OSError as error:

@@ -25,7 +25,7 @@ class Part:
     dtypes: tuple[str, ...] = FLOATS
     """Names of the types that it may have."""
     is_column: bool = False
-    """Whether a last dimension of 1 may follow its shape."""
+    """True if a last dimension of 1 may follow its shape."""
 
     @classmethod
     def copy(cls, name: str, destination: Tensor, dtypes: tuple[str, ...] = FLOATS) -> Self:
@@ -81,8 +81,8 @@ def check(
 def _refuse_strangers(
     checkpoint: Checkpoint, known: set[str], is_harmless: Callable[[str], bool]
 ) -> None:
-    # A bias or a norm that nobody applies makes a model that runs and is wrong, so this is no
-    # warning: nobody would see it.
+    # A bias or a norm that is not applied makes a model that runs and is wrong, so this is an
+    # error and no warning, which is easily missed.
     strangers = sorted(
         name for name in checkpoint.names() if name not in known and not is_harmless(name)
     )

@@ -1,6 +1,6 @@
 """Memory in huge pages, for what is read from front to back in every step.
 
-A huge page at the first touch makes whoever touches it wait until the kernel has put 2 MB of free
+The first touch of a huge page makes its thread wait until the kernel has put 2 MB of free
 memory together: nothing where there are such pieces, and 5 ms where memory is in small ones, which
 for weights of 1 GB was most of the time to load them. So an engine waits for it as long as it has
 budget, writes the rest of its weights into small pages, and joins these in its spare time
@@ -122,7 +122,7 @@ class TouchBudget:
 
     @property
     def is_left(self) -> bool:
-        """Whether one more page may be made."""
+        """True while one more huge page may be touched."""
         return self._left > 0
 
     def spend(self, make: Callable[[], object]) -> None:
@@ -167,7 +167,7 @@ def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 @cache
 def can_collapse() -> bool:
-    """Whether this kernel joins pages when it is asked to; tried out once."""
+    """True if this kernel collapses pages on request (MADV_COLLAPSE); tried once."""
     mapping = _map(HUGE_PAGE, in_huge_pages=False)
     page = _bytes_of(mapping, HUGE_PAGE)
     page[0] = 1  # there is nothing to join where nothing is written

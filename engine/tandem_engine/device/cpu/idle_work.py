@@ -1,4 +1,4 @@
-"""Work that is put off until nobody is held up by it: joining pages, beside an engine that serves.
+"""Background work that must not delay steps: collapsing pages, beside an engine that serves.
 
 Beside a step it would take a core from it, and all threads of a step wait for the slowest. So it is
 done in small pieces: one after another while no step runs, and after each step as much as comes to
@@ -30,7 +30,7 @@ class IdleWork:
     ) -> None:
         self._piece = piece
         self._clock = clock
-        # Held by whoever computes a step or does a piece: never both.
+        # Held by the thread that computes a step or does a piece: never both.
         self._busy = threading.Lock()
         self._credit_s = 0.0
         self._quiet_since = clock()
@@ -38,7 +38,7 @@ class IdleWork:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left, or nothing was begun."""
+        """True when no piece is left, or none was begun."""
         return self._is_over
 
     def begin(self) -> None:

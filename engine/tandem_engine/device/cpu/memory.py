@@ -103,7 +103,7 @@ def _machine_available(root: Path) -> int:
 
 
 def _cgroups_available(root: Path) -> Iterator[int]:
-    """What is left in each cgroup that limits this process."""
+    """Bytes left in each cgroup that limits this process."""
     for group in groups_of(root, "memory"):
         names = V2_FILES if group.is_v2 else V1_FILES
         left = _left(group.folder, *names)
@@ -120,5 +120,5 @@ def _left(group: Path, limit: str, usage: str) -> int | None:
         return None
     if text == "max":
         return None
-    # File pages that nobody used lately count as usage, but the kernel drops them when in need.
+    # File pages that were not used lately count as usage, but the kernel drops them when in need.
     return int(text) - used + int(stat.get("inactive_file", 0))

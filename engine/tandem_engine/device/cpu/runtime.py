@@ -105,7 +105,7 @@ class CpuRuntime:
         return Memory(total=self._memory_bytes, used=resident_memory())
 
     def peak_memory(self, work: Callable[[], object]) -> int:
-        """What is resident at most while `work` runs."""
+        """Most resident bytes while `work` runs."""
         return peak_memory(work)
 
     def set_num_threads(self, num_threads: int | None) -> str:
@@ -142,7 +142,7 @@ def _compute_threads(library: Library | None) -> ComputeThreads:
 
 
 def _ignore(plan: ThreadPlan) -> None:
-    """For torch alone, whose number of threads is set by whoever asks for them."""
+    """For torch alone, whose number of threads the runtime sets by itself."""
 
 
 @cache

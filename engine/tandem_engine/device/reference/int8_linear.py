@@ -43,7 +43,7 @@ class Int8Linear(PackedLinear):
 
     def __init__(self, weight: Int8Weight, product: Product) -> None:
         self.static = weight.static
-        """How its inputs are quantised; None: token by token."""
+        """Quantisation of its inputs; None: token by token."""
         self._bias = weight.bias
         self._product = product
 
@@ -127,7 +127,7 @@ class WholeInt8Packing:
 
 
 def has_vnni() -> bool:
-    """Whether this CPU multiplies bytes and adds them up in 32 bits, by torch's own words."""
+    """True if this CPU multiplies bytes and adds them up in 32 bits, as torch reports it."""
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_vnni") or capabilities.get("avx_vnni"))
 

@@ -271,7 +271,7 @@ def _attend_chunk(
 
 
 def _context(cache: Tensor, blocks: Tensor) -> Tensor:
-    """What `blocks` hold, as [1, kv_heads, tokens, head_dim]."""
+    """The contents of `blocks`, as [1, kv_heads, tokens, head_dim]."""
     # Gathering whole blocks and turning them afterwards is far faster than gathering from a
     # transposed view, although it copies twice.
     gathered = _read(cache, blocks).transpose(0, 1)  # [kv_heads, blocks, block_size, head_dim]

@@ -21,7 +21,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 LIBRARIES: Final = HERE / "lib"
-"""Where the package has its libraries; git ignores it."""
+"""The package's libraries; git ignores the folder."""
 
 COMMON_FLAGS: Final = (
     "-O3",
@@ -65,7 +65,7 @@ def variants() -> dict[str, tuple[str, ...]]:
 
 
 def sources_hash(folder: Path = HERE) -> str:
-    """What the sources are known by; a library of others does not fit the Python beside them."""
+    """Hash of the sources; a library of others does not fit the Python beside them."""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.h"), *folder.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -78,7 +78,7 @@ def library_name(variant: str, sources: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept for the next install: $XDG_CACHE_HOME/tandem/kernels."""
+    """Folder of libraries that are kept for the next install: $XDG_CACHE_HOME/tandem/kernels."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "tandem" / "kernels"
 
@@ -160,7 +160,7 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[str]":
 
 
 def _end(process: "subprocess.Popen[str]") -> str:
-    """What it complained of; empty when all went well."""
+    """The compiler's errors; empty if there are none."""
     _, complaint = process.communicate()
     return complaint.strip()[-2000:] or "it said nothing" if process.returncode else ""
 
@@ -171,7 +171,7 @@ def _check(complaint: str) -> None:
 
 
 def _place(paths: Sequence[Path], folder: Path) -> None:
-    """Copy files so that nobody ever sees half of one."""
+    """Copy files atomically: no process ever reads half of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
         half = folder / f".{path.name}.{os.getpid()}"

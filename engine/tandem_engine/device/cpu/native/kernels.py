@@ -57,7 +57,7 @@ class NativeKernels:
         self.is_native = True
         """True while the last model is computed in one call, without torch."""
         self._last_reason: str | None = None
-        """Why it was not, as the last warning said it."""
+        """Reason of the last warning, why it was not."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """float32 for float16, else the same."""
@@ -300,7 +300,7 @@ class NativeKernels:
 
 
 def _fits(x: Tensor, cache: Tensor) -> bool:
-    """Whether there are kernels for a cache of this type beside `x`."""
+    """True if there are kernels for a cache of this type beside `x`."""
     return kv_int8.is_int8(cache) or computed_in(cache.dtype) == x.dtype
 
 

@@ -34,9 +34,9 @@ NEEDED_FLAGS: Final[Mapping[str, frozenset[str]]] = {
 """Variant → flags of /proc/cpuinfo that its instructions need."""
 
 KINDS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
-"""What the kernels compute in → the end of their names."""
+"""Type of activations → suffix of the kernels' names."""
 WEIGHT_KINDS: Final = {**KINDS, torch.float16: "f16"}
-"""What their weights, and caches that are not in 8 bits, may be of → the same."""
+"""Type of weights, and of caches that are not in 8 bits → the same."""
 
 _P, _I, _F = c_void_p, c_int64, c_float
 _PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {

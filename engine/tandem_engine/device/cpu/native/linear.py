@@ -68,7 +68,7 @@ class PanelPacking:
         self._pack(rows.data_ptr(), first, len(rows), self._inputs, self._panels.data_ptr())
 
     def finish(self, bias: Tensor | None) -> PanelLinear:
-        """What was put."""
+        """The layer of all rows that were put."""
         return PanelLinear(self._panels, self._outputs, self._inputs, bias)
 
 
@@ -142,12 +142,12 @@ class Int8PanelPacking:
     def finish(
         self, scales: Tensor, bias: Tensor | None, static: StaticInput | None
     ) -> Int8PanelLinear:
-        """What was put."""
+        """The layer of all rows that were put."""
         return Int8PanelLinear(self._panels, self._sums, self._inputs, scales, bias, static=static)
 
 
 def input_args(static: StaticInput | None) -> InputArgs:
-    """How rows are quantised; None: each by its own largest magnitude."""
+    """Quantisation of rows; None: each by its own largest magnitude."""
     return InputArgs(static.scale, static.zero_point) if static else InputArgs(0.0, SHIFT)
 
 

@@ -35,7 +35,7 @@ class NativeRowSampler:
             num_workspaces = self._library.num_threads
             count = num_workspaces * self._library.sampling_workspace(args.vocab)
             if count > len(self._workspaces):
-                # Written to at once, so that whoever measures the first step finds all of it.
+                # Written to at once, so that a measurement of the first step counts all of it.
                 self._workspaces = torch.empty(count).fill_(0.0)
             args.workspaces, args.num_workspaces = self._workspaces.data_ptr(), num_workspaces
             self._library.sample(byref(args))

@@ -22,16 +22,16 @@ _LOG = logging.getLogger(__name__)
 THREADS_VARIABLE: Final = "TANDEM_THREADS"
 """Exactly so many compute threads, whatever the manifest says."""
 PIN_VARIABLE: Final = "TANDEM_PIN"
-"""Where they may run: see `Pin`."""
+"""CPUs on which they may run: see `Pin`."""
 RETRY_S: Final = 5.0
-"""How often a replica that has fewer cores than it wants looks for free ones."""
+"""Interval at which a replica with fewer cores than desired looks for free ones."""
 
 Apply = Callable[[ThreadPlan], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadSettings:
-    """What the environment says."""
+    """Settings in the environment."""
 
     num_threads: int | None = None
     """Exactly so many; None: as the manifest says, or one a core."""
@@ -118,7 +118,7 @@ class ComputeThreads:
 
     @property
     def is_settled(self) -> bool:
-        """Whether what others do changes nothing."""
+        """True when other replicas cannot change the plan any more."""
         if self._unpinned_reason():
             return not self._counts_replicas
         return len(self.plan.cpus) == self._wanted
@@ -151,7 +151,7 @@ class ComputeThreads:
 
     @property
     def _counts_replicas(self) -> bool:
-        """Whether replicas that are not pinned share the threads out."""
+        """True if replicas that are not pinned divide the threads among them."""
         return self._settings.pin is not Pin.OFF and self._locks.is_possible
 
     def _first_plan(self) -> ThreadPlan:

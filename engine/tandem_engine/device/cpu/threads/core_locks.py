@@ -19,7 +19,7 @@ _MOST_REPLICAS: Final = 1024
 
 
 class CoreLocks:
-    """What this process has claimed; from any of its threads.
+    """The locks that this process holds; for any of its threads.
 
     Args:
         folder: Where the files are; made if it is not there.
@@ -34,7 +34,7 @@ class CoreLocks:
 
     @property
     def is_possible(self) -> bool:
-        """Whether this process may claim anything in the folder."""
+        """True if this process may lock files in the folder."""
         try:
             self._make_folder()
         except OSError:
@@ -103,13 +103,13 @@ class CoreLocks:
         return not is_free
 
     def _opened(self, path: Path) -> int | None:
-        """A file that can be locked, whoever made it."""
+        """Open a file that can be locked, of any owner."""
         try:
             self._make_folder()
             try:
                 return _open(path, os.O_CREAT)
             except PermissionError:
-                # The kernel may refuse to "create" a file that is there and somebody else's.
+                # The kernel may refuse to "create" a file that exists and has another owner.
                 return _open(path)
         except OSError:
             return None
@@ -131,14 +131,14 @@ class CoreLocks:
 
 
 def _open(path: Path, create: int = 0) -> int:
-    # Anybody may have put anything there: a link to a file that we would then make, a pipe whose
-    # other end nobody opens.
+    # Any user can put anything there: a link to a file that would then be created, a pipe whose
+    # other end is never opened.
     safely = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     file = os.open(path, os.O_RDONLY | create | safely, 0o644)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
         os.close(file)
-        raise PermissionError(f"{path} is no file")
+        raise PermissionError(f"{path} is not a regular file")
     if found.st_uid == os.geteuid():
         os.fchmod(file, 0o644)  # not subject to the umask, as in open
     return file

@@ -1,4 +1,4 @@
-"""Which cores a replica computes on, and with how many threads: decisions alone.
+"""Cores and number of threads of a replica: decisions alone.
 
 One thread a physical core: the kernels keep a core's arithmetic units busy, so a second thread on
 its other logical CPU brings nothing, and shares its caches.
@@ -10,19 +10,19 @@ from enum import StrEnum
 
 
 class Pin(StrEnum):
-    """Where threads may run: the values of TANDEM_PIN."""
+    """CPUs on which threads may run: the values of TANDEM_PIN."""
 
     AUTO = "auto"
-    """The team on cores of its own, if this machine lets it have some; within them it may move."""
+    """The pool on cores of its own, if it can lock some; within them threads may move."""
     ON = "on"
-    """Each thread on one core, whatever else runs there; for a machine that nobody shares."""
+    """Each thread on one core, also if others run there; for a machine without other load."""
     OFF = "off"
     """Wherever the kernel's scheduler puts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCores:
-    """What this process can know of its processor."""
+    """The processor, as far as this process can see it."""
 
     allowed: frozenset[int]
     """Logical CPUs that this process may run on; at least one."""
@@ -33,7 +33,7 @@ class HostCores:
     quota: float | None = None
     """CPU time that the cgroup grants, in CPUs; None: no limit."""
     is_container: bool = False
-    """Whether other containers may run beside this one, unseen."""
+    """True if other containers may run beside this one, unseen."""
 
     @property
     def cores(self) -> list[int]:
@@ -54,15 +54,15 @@ class HostCores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadPlan:
-    """How many threads compute, and where."""
+    """Number and CPUs of the compute threads."""
 
     num_threads: int
     cpus: tuple[int, ...] = ()
     """Logical CPUs, one a thread; empty: anywhere."""
     own: bool = False
-    """Whether each thread stays on a CPU of its own, not only the team on its CPUs."""
+    """True if each thread stays on a CPU of its own; else all threads share the CPUs."""
     reason: str = ""
-    """Why they are not pinned."""
+    """Reason for which they are not pinned."""
 
     def describe(self) -> str:
         """One line for a person."""
@@ -93,9 +93,9 @@ def unpinned_reason(host: HostCores, pin: Pin, num_threads: int) -> str:
 def _container_reason(host: HostCores, num_threads: int) -> str:
     """The same in a container, which sees no locks of others."""
     if len(host.allowed) == host.num_online:
-        return "in a container that may use all CPUs, nobody knows who else does"
+        return "this container may use all CPUs, and does not see which others use them, too"
     if num_threads < len(host.cores):
-        return "in a container, nobody knows which of its CPUs another one has chosen"
+        return "this container does not see which of its CPUs another one has chosen"
     return ""
 
 

@@ -19,7 +19,7 @@ def read_host_cores(
     allowed: frozenset[int] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> HostCores:
-    """What this process can know.
+    """Read what this process can see of the processor.
 
     Args:
         root: Where /proc and /sys are; a test passes another one.
