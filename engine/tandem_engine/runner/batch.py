@@ -64,7 +64,7 @@ class Feed:
         """
         if sampled is None:
             return token_ids
-        # A row whose logits were not finite has failed, too; it needs some token until it is removed.
+        # A row whose logits were not finite has failed; it needs some token until it is removed.
         if self.targets is None or self.sources is None:
             return sampled.clamp(min=PADDING)
         token_ids[self.targets] = sampled[self.sources].clamp_(min=PADDING)

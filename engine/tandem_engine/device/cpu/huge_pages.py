@@ -1,9 +1,9 @@
-"""Memory in huge pages, for what is read from front to back in every step.
+"""Memory in huge pages, for weights, which every step reads from front to back.
 
 The first touch of a huge page makes its thread wait until the kernel has put 2 MB of free
 memory together: nothing where there are such pieces, and 5 ms where memory is in small ones, which
-for weights of 1 GB was most of the time to load them. So an engine waits for it as long as it has
-budget, writes the rest of its weights into small pages, and joins these in its spare time
+for weights of 1 GB was most of the time to load them. So an engine waits for it within a
+budget, writes the rest of its weights into small pages, and collapses these while it is idle
 (`idle_work`).
 """
 
@@ -29,7 +29,7 @@ ALIGNMENT: Final = 64
 _MADV_COLLAPSE: Final = 25
 """Linux 6.1; Python has no name for it."""
 BUDGET_S: Final = 1.0
-"""By which huge pages may lengthen the time to load a model, beyond what small ones take."""
+"""Time that huge pages may add to loading a model, beyond that of small ones."""
 _SAMPLES: Final = 3
 """Huge pages filled with small ones, to know what those take; the quickest counts."""
 _NOT_NOW: Final = (0, errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
@@ -43,8 +43,8 @@ class HugePages:
     up fewer addresses and fetches ahead further.
 
     Args:
-        budget: None: all pages are huge at the first touch, whatever it takes. Else they are as
-            long as it lasts, and small from then on, where the kernel can join them later
+        budget: None: all pages are huge at the first touch, whatever it takes. Else they are
+            until it is spent, and small from then on, where the kernel can collapse them later
             (`collapse_next`).
     """
 
@@ -69,10 +69,10 @@ class HugePages:
         return chunk[begin : begin + size].view(dtype)
 
     def collapse_next(self) -> bool:
-        """Join one more page of what was handed out and written; false: there is none left.
+        """Collapse one more page that was handed out and written; false: there is none left.
 
-        It takes about a millisecond, all but a moment of which others read and write what is in it.
-        A page that the kernel cannot make now is left to its own daemon.
+        It takes about a millisecond, for most of which other threads can use the page. A page that
+        the kernel cannot collapse now is left to its own daemon.
         """
         while self._small:
             if self._small[0].collapse_next():
@@ -81,7 +81,7 @@ class HugePages:
         return False
 
     def _make_pages(self, chunk: Tensor, end: int) -> None:
-        """Take the pages up to byte `end` of a chunk, huge ones while there is budget."""
+        """Take the pages up to byte `end` of a chunk, huge ones while the budget lasts."""
         while self._budget is not None and self._made < end:
             address = chunk.data_ptr() + self._made
             self._made += HUGE_PAGE
@@ -98,10 +98,10 @@ class HugePages:
 
 
 class TouchBudget:
-    """For how long making huge pages may hold others up, in seconds of the maker's CPU time.
+    """The time that touching huge pages may take, in seconds of the thread's CPU time.
 
-    Waiting for other programs is not the fault of the pages; putting free memory together is work
-    of the thread that wants the page.
+    Waiting for other programs does not count; compacting free memory is work of the thread that
+    touches the page.
 
     Args:
         seconds: In all.
@@ -138,7 +138,7 @@ class TouchBudget:
 
 
 class _Mapped:
-    """Pages that are to be joined where they are small, unless they are given back before."""
+    """Small pages to collapse, unless they are freed before."""
 
     def __init__(self, mapping: "weakref.ref[mmap.mmap]", address: int, size: int) -> None:
         self._mapping = mapping
@@ -170,7 +170,7 @@ def can_collapse() -> bool:
     """True if this kernel collapses pages on request (MADV_COLLAPSE); tried once."""
     mapping = _map(HUGE_PAGE, in_huge_pages=False)
     page = _bytes_of(mapping, HUGE_PAGE)
-    page[0] = 1  # there is nothing to join where nothing is written
+    page[0] = 1  # only pages that are written can be collapsed
     return _advise(page.data_ptr(), HUGE_PAGE, _MADV_COLLAPSE) in _NOT_NOW
 
 

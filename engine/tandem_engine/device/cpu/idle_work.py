@@ -1,8 +1,8 @@
 """Background work that must not delay steps: collapsing pages, beside an engine that serves.
 
-Beside a step it would take a core from it, and all threads of a step wait for the slowest. So it is
-done in small pieces: one after another while no step runs, and after each step as much as comes to
-a small share of it, so that it gets done where steps never end.
+During a step it would take a core from it, and all threads of a step wait for the slowest. So it is
+done in small pieces: one after another while no step runs, and after each step for a small share of
+its time, so that it ends even if steps never do.
 """
 
 import threading
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Final
 
 SHARE: Final = 0.02
-"""Of the time of steps that run one after the other."""
+"""Share of the time of consecutive steps that pieces may take."""
 _QUIET_S: Final = 0.02
-"""So long there was no step, for the device to count as idle."""
+"""Seconds without a step after which the device counts as idle."""
 
 
 class IdleWork:
@@ -63,7 +63,7 @@ class IdleWork:
                 self._quiet_since = self._clock()
 
     def run_if_idle(self) -> bool:
-        """Do a piece if there was no step for a while; whether one was done."""
+        """Do a piece if there was no step for a while; return True if one was done."""
         if not self._busy.acquire(blocking=False):
             return False
         try:
@@ -75,7 +75,7 @@ class IdleWork:
             self._busy.release()
 
     def _spend(self) -> None:
-        """Do pieces for the share of the steps so far; what one takes too long is owed."""
+        """Do pieces for the share of the steps so far; excess time is owed."""
         while self._credit_s > 0 and not self._is_over:
             began = self._clock()
             self._do_piece()

@@ -15,14 +15,13 @@ V1_FILES: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 """Limit and usage of a group."""
 V2_FILES: Final = ("memory.max", "memory.current")
 _RESET_PEAK: Final = "5"
-_LOOK_EVERY_S: Final = 0.001
+_POLL_S: Final = 0.001
 
 
 def available_memory(root: Path = ROOT) -> int:
     """Bytes that this process can still take without swapping, or being killed.
 
-    That is the kernel's MemAvailable, or less where a cgroup (version 1 or 2) that holds this
-    process has less left. A test passes another `root`.
+    The kernel's MemAvailable, or less where a cgroup (version 1 or 2) of this process has less left. A test passes another `root`.
     """
     return max(0, min([_machine_available(root), *_cgroups_available(root)]))
 
@@ -36,10 +35,10 @@ def resident_memory(root: Path = ROOT) -> int:
 def peak_memory(work: Callable[[], object], root: Path = ROOT) -> int:
     """Bytes of main memory that this process holds at most while `work` runs.
 
-    The kernel's own high-water mark, set back before, counts whatever is touched, by torch, by
+    The kernel's high-water mark, reset before, counts all pages that are touched, by torch, by
     native kernels and by libraries alike, which no allocator's statistics do. It is exact but for
-    pages that other threads take meanwhile. Where the kernel does not let it be set back, the
-    resident memory is looked at every millisecond.
+    pages that other threads take meanwhile. Where the kernel does not let it be reset, the
+    resident memory is polled every millisecond.
 
     Memory that was freed and that the C library keeps goes back first: taken again by `work`, it
     would hide what `work` needs.
@@ -58,7 +57,7 @@ def give_back_free_memory() -> None:
 
 
 def _reset_peak(root: Path) -> bool:
-    """Set the high-water mark back to what is resident; false: it cannot be set back or read."""
+    """Reset the high-water mark to what is resident; return False if that is not possible."""
     try:
         (root / "proc/self/clear_refs").write_text(_RESET_PEAK)
         return _peak(root) > 0
@@ -80,7 +79,7 @@ def _sampled_peak(work: Callable[[], object]) -> int:
 
     def look() -> None:
         nonlocal peak
-        while not is_done.wait(_LOOK_EVERY_S):
+        while not is_done.wait(_POLL_S):
             peak = max(peak, resident_memory())
 
     thread = threading.Thread(target=look, name="tandem-peak", daemon=True)

@@ -35,7 +35,7 @@ SHARE_OF_AVAILABLE = 0.8
 
 
 class CpuEvent:
-    """An event of the past: what it marks is done."""
+    """An event of the past: the work that it marks is done."""
 
     def record(self, stream: Stream) -> None:
         """Nothing is under way that could be marked."""
@@ -87,7 +87,7 @@ class CpuRuntime:
         self._native = NativeKernels(self._library, self._pages) if self._library else None
         self.kernels: Kernels = self._native or ReferenceKernels()
         self._threads = _compute_threads(self._library)
-        # Found out once: what is available shrinks as this very process fills it.
+        # Read once: the available memory shrinks as this process fills it.
         self._memory_bytes = memory_bytes or int(
             SHARE_OF_AVAILABLE * (available_memory() + resident_memory())
         )
@@ -115,11 +115,11 @@ class CpuRuntime:
         return plan.describe()
 
     def begin_steps(self) -> None:
-        """Leave the cores to the kernels' threads, and join the pages that weights lie in.
+        """Leave the cores to the kernels' threads, and collapse the pages of the weights.
 
-        After an operator, torch's threads spin for milliseconds, in which the kernels' threads want
-        the cores. What is left to torch in a step is small, and one thread does it as fast, unless
-        the kernels cannot compute all of a step.
+        After an operator, torch's threads spin for milliseconds, in which the kernels' threads need
+        the cores. torch's part of a step is small, and as fast with one thread, unless the kernels
+        cannot compute all of a step.
         """
         if self._native and self._native.is_native:
             torch.set_num_threads(1)
@@ -127,7 +127,7 @@ class CpuRuntime:
             self._idle_work.begin()
 
     def step(self) -> AbstractContextManager[None]:
-        """Join no pages while a step is computed."""
+        """Collapse no pages while a step is computed."""
         return self._idle_work.step()
 
 
@@ -135,7 +135,7 @@ def _compute_threads(library: Library | None) -> ComputeThreads:
     host = read_host_cores()
     settings = read_thread_settings(host)
     if library is None:
-        settings = replace(settings, pin=Pin.OFF)  # torch's threads are torch's to place
+        settings = replace(settings, pin=Pin.OFF)  # torch places its own threads
     return ComputeThreads(
         host, settings, _core_locks(), library.use_threads if library else _ignore
     )

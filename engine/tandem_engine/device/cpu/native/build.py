@@ -55,7 +55,7 @@ LINK_FLAGS: Final = (
 
 
 class BuildFailed(Exception):
-    """There are no kernels, and why; the engine runs without, slower."""
+    """The kernels cannot be built; the engine runs without, slower."""
 
 
 def variants() -> dict[str, tuple[str, ...]]:
@@ -87,11 +87,11 @@ def build(target: Path = LIBRARIES, *, cache: Path | None = None) -> list[Path]:
     """Bring the libraries of all variants to `target`, and remove older ones there.
 
     Args:
-        target: A folder; made if it is not there.
-        cache: Where to look for, and leave, what was compiled; None: `cache_folder()`.
+        target: A folder; created if missing.
+        cache: Folder of libraries compiled before, and of new ones; None: `cache_folder()`.
 
     Raises:
-        BuildFailed: No compiler, or it refused.
+        BuildFailed: There is no compiler, or it fails.
     """
     compiler = _compiler()
     kept = (cache or cache_folder()) / _build_hash(compiler)
@@ -114,7 +114,7 @@ def _compiler() -> str:
     path = shutil.which(name)
     if path is None:
         raise BuildFailed(
-            f"there is no compiler '{name}'; install g++ 11 or newer, or name one: CXX"
+            f"there is no compiler '{name}'; install g++ 11 or newer, or set CXX to one"
         )
     return path
 
@@ -167,7 +167,7 @@ def _end(process: "subprocess.Popen[str]") -> str:
 
 def _check(complaint: str) -> None:
     if complaint:
-        raise BuildFailed(f"the compiler refused the kernels:\n{complaint}")
+        raise BuildFailed(f"the compiler failed on the kernels:\n{complaint}")
 
 
 def _place(paths: Sequence[Path], folder: Path) -> None:
@@ -183,7 +183,7 @@ def _keep(paths: Sequence[Path], folder: Path) -> None:
     try:
         _place(paths, folder)
     except OSError as error:
-        # A home that cannot be written costs the next install half a minute, no more.
+        # Without a writable home the next install takes half a minute longer.
         print(f"Tandem's kernels are not kept in {folder}: {error}.", file=sys.stderr)  # noqa: T201
 
 

@@ -31,7 +31,7 @@ _PANELS: Final = (PanelLinear, Int8PanelLinear)
 
 
 def unsupported_reason(packed_model: PackedModel) -> str | None:
-    """The reason why the library does not compute all of it; None: it does."""
+    """Reason for which the library does not compute all of it; None: it does."""
     if packed_model.dtype not in WEIGHT_KINDS:
         kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_KINDS)
         return f"the dtype is {str(packed_model.dtype).removeprefix('torch.')}, not one of {kinds}"
@@ -91,13 +91,13 @@ class NativeForward:
             num_blocks=cache_blocks.shape[2],
             block_size=metadata.block_size,
             is_cache_int8=is_int8,
-            activations=self._room(metadata.num_tokens).data_ptr(),
+            activations=self._activations_for(metadata.num_tokens).data_ptr(),
             logits=logits.data_ptr(),
         )
         self._forward(byref(self._model), byref(step))
         return logits
 
-    def _room(self, num_tokens: int) -> Tensor:
+    def _activations_for(self, num_tokens: int) -> Tensor:
         count = self._count_activations(byref(self._model), num_tokens)
         if count > len(self._activations):
             self._activations = self._activations.new_empty(count)

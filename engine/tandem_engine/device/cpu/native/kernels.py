@@ -66,7 +66,7 @@ class NativeKernels:
     def packing(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
     ) -> LinearPacking:
-        """Weights are cut into panels, in huge pages."""
+        """Cut weights into panels, in huge pages."""
         if dtype not in WEIGHT_KINDS or inputs % FLOAT_UNIT:
             return self._reference.packing(outputs, inputs, computed_in(dtype), device)
         return PanelPacking(self.library, self._pages, outputs, inputs, dtype)
@@ -74,7 +74,7 @@ class NativeKernels:
     def packing_int8(
         self, outputs: int, inputs: int, device: torch.device | str, *, is_static: bool
     ) -> Int8Packing:
-        """Weights are cut into panels, in huge pages."""
+        """Cut weights into panels, in huge pages."""
         if inputs % INT8_UNIT:
             return self._reference.packing_int8(outputs, inputs, device, is_static=is_static)
         return Int8PanelPacking(self.library, self._pages, outputs, inputs)
@@ -223,9 +223,7 @@ class NativeKernels:
         self.is_native = reason is None
         if reason is None:
             return NativeForward(self.library, packed_model)
-        if (
-            reason != self._last_reason
-        ):  # of one model several decoders are made: one measures steps
+        if reason != self._last_reason:  # a model has several decoders: one measures steps
             self._last_reason = reason
             _LOG.warning(
                 "The native forward pass is not used, so steps take several times as long: %s.",

@@ -19,7 +19,7 @@ from tandem_engine.device.cpu.threads.cores import ThreadPlan
 _LOG = logging.getLogger(__name__)
 
 REFERENCE: Final = "reference"
-"""The choice of no native kernels at all."""
+"""Choice of no native kernels at all."""
 AUTO: Final = "auto"
 
 _AVX512: Final = frozenset(
@@ -257,7 +257,7 @@ class Library:
         return self._functions[name, dtype]
 
     def padded(self, outputs: int) -> int:
-        """Outputs that a packed weight has room for: in whole panels."""
+        """Round outputs up to whole panels."""
         return -(-outputs // self._panel) * self._panel
 
     @property
@@ -266,7 +266,7 @@ class Library:
         return int(self._num_threads())
 
     def use_threads(self, plan: ThreadPlan) -> None:
-        """Compute so from the next call on, in the whole process; its children are not pinned."""
+        """Apply a plan from the next call on, in the whole process; its children are not pinned."""
         cpus = (c_int64 * len(plan.cpus))(*plan.cpus)
         self._set_threads(plan.num_threads, cpus, len(plan.cpus), plan.own)
 

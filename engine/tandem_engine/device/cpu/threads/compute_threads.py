@@ -73,18 +73,18 @@ def _pin(text: str | None) -> Pin:
 
 
 class ComputeThreads:
-    """Chooses the threads of this process, and goes on looking for cores where some are missing.
+    """Chooses the threads of this process, and keeps looking for cores while some are missing.
 
-    Replicas on one machine share its cores by locks. Each takes what is free, at most what it
-    wants, and computes on that. One that finds less free than its fair share computes unpinned,
-    with that many threads, and so do all where cores cannot be claimed. They look for more now and
-    then, since others end.
+    Replicas on one machine divide its cores by locks. Each takes free ones, at most as many as it
+    desires, and computes on them. One that finds fewer than its fair share computes unpinned,
+    with that many threads, and so do all where cores cannot be locked. They retry at intervals,
+    since other replicas end.
 
     Args:
         host: The processor.
         settings: What the environment says.
         locks: Those of this process.
-        apply: Puts a plan into force.
+        apply: Applies a plan.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ComputeThreads:
         self._apply = apply
         self._changing = threading.Lock()
         self._stop = threading.Event()
-        self._wanted = 1
+        self._desired = 1
         self.plan = ThreadPlan(num_threads=1, reason="nothing was asked for")
 
     def choose(self, asked: int | None) -> ThreadPlan:
@@ -104,14 +104,14 @@ class ComputeThreads:
         self.stop()
         with self._changing:
             most = self._host.most_threads
-            self._wanted = self._settings.num_threads or min(asked or most, most)
+            self._desired = self._settings.num_threads or min(asked or most, most)
             self._apply_plan(self._first_plan())
         if not self.is_settled:
             self._retry_later()
         return self.plan
 
     def stop(self) -> None:
-        """Give the cores back, and look for no others."""
+        """Release the cores, and look for no others."""
         self._stop.set()
         with self._changing:
             self._locks.release()
@@ -121,17 +121,17 @@ class ComputeThreads:
         """True when other replicas cannot change the plan any more."""
         if self._unpinned_reason():
             return not self._counts_replicas
-        return len(self.plan.cpus) == self._wanted
+        return len(self.plan.cpus) == self._desired
 
     def retry(self) -> None:
-        """Take cores that have become free; without cores of its own, the share that is fair."""
+        """Lock cores that have become free; without cores of its own, take the fair share."""
         if reason := self._unpinned_reason():
             plan = self._without_locks(reason)
             if plan != self.plan:
                 self._apply_plan(plan)
                 _LOG.info("%s", plan.describe())
             return
-        held = self._locks.take(self._host.cores, self._wanted)
+        held = self._locks.take(self._host.cores, self._desired)
         if len(held) > len(self.plan.cpus) and len(held) >= self._fewest:
             self._apply_plan(self._pinned(held))
             _LOG.info("%s", self.plan.describe())
@@ -140,13 +140,13 @@ class ComputeThreads:
 
     @property
     def _fewest(self) -> int:
-        """Cores of its own with which it is better off than without."""
+        """Fewest cores of its own with which it computes faster than without."""
         return self._settings.num_threads or self.plan.num_threads
 
     def _unpinned_reason(self) -> str:
-        reason = unpinned_reason(self._host, self._settings.pin, self._wanted)
+        reason = unpinned_reason(self._host, self._settings.pin, self._desired)
         if not reason and not self._locks.is_possible:
-            reason = f"it cannot claim cores, since {self._locks.folder} cannot be written"
+            reason = f"it cannot lock cores, since {self._locks.folder} cannot be written"
         return reason
 
     @property
@@ -157,7 +157,7 @@ class ComputeThreads:
     def _first_plan(self) -> ThreadPlan:
         if reason := self._unpinned_reason():
             return self._without_locks(reason)
-        held = self._locks.take(self._host.cores, self._wanted)
+        held = self._locks.take(self._host.cores, self._desired)
         if len(held) >= self._fair_share(len(self._host.cores)):
             return self._pinned(held)
         return self._unpinned()
@@ -174,17 +174,19 @@ class ComputeThreads:
         )
 
     def _without_locks(self, reason: str) -> ThreadPlan:
-        """Threads where no cores can be claimed."""
-        count = self._fair_share(self._host.most_threads) if self._counts_replicas else self._wanted
+        """Plan threads where no cores can be locked."""
+        count = (
+            self._fair_share(self._host.most_threads) if self._counts_replicas else self._desired
+        )
         return ThreadPlan(num_threads=count, reason=reason)
 
     def _fair_share(self, num_cores: int) -> int:
-        """Threads of each replica, were all alike; from here on others count this one."""
+        """Threads of each replica if all are alike; from here on others count this one."""
         if self._settings.num_threads:
             self._locks.num_replicas()
             return self._settings.num_threads
         count = self._locks.num_replicas()
-        return fair_threads(self._wanted, num_cores=num_cores, num_replicas=count)
+        return fair_threads(self._desired, num_cores=num_cores, num_replicas=count)
 
     def _apply_plan(self, plan: ThreadPlan) -> None:
         self.plan = plan

@@ -1,9 +1,9 @@
-"""Cores that replicas on one machine have claimed, so that each computes on its own.
+"""Locks on cores, so that replicas on one machine compute on cores of their own.
 
-A claim is a lock (flock) on a file named after the core. It goes with the process, however that
-ends, so there is nothing to tidy up. The folder is the same for all users, and nothing is ever
-written into a file, so anyone may lock a file that somebody else has made. Replicas that do not see
-the same folder, as in containers, do not see each other's locks: see `cores.unpinned_reason`.
+A lock (flock) is on a file named after the core. The kernel releases it with the process, however
+that ends. All users share the folder, and nothing is ever written into a file, so any user may lock
+a file of another. Replicas that do not see the same folder, as in containers, do not see each
+other's locks: see `cores.unpinned_reason`.
 """
 
 import fcntl
@@ -22,15 +22,15 @@ class CoreLocks:
     """The locks that this process holds; for any of its threads.
 
     Args:
-        folder: Where the files are; made if it is not there.
+        folder: Holds the files; created if missing.
     """
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
         self._held: dict[str, int] = {}
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         # A child has the parent's open files, and with them its locks for as long as it lives.
-        os.register_at_fork(after_in_child=self._start_anew)
+        os.register_at_fork(after_in_child=self._reset_in_child)
 
     @property
     def is_possible(self) -> bool:
@@ -48,12 +48,12 @@ class CoreLocks:
         return sorted(map(int, names))
 
     def take(self, cores: Iterable[int], most: int) -> list[int]:
-        """Claim free ones of `cores`, in their order, until this process holds `most`.
+        """Lock free ones of `cores`, in their order, until this process holds `most`.
 
         Returns:
-            All that it holds.
+            All cores that it holds.
         """
-        with self._turn:
+        with self._lock:
             for core in cores:
                 if len(self.cores) >= most:
                     break
@@ -62,21 +62,21 @@ class CoreLocks:
 
     def num_replicas(self) -> int:
         """Processes that compute on this machine, as far as they see this folder; at least 1."""
-        with self._turn:
+        with self._lock:
             if not any(name.startswith("replica-") for name in self._held):
-                places = (f"replica-{number}" for number in range(_MOST_REPLICAS))
-                next((place for place in places if self._take(place)), None)
-            return max(1, sum(map(self._is_taken, self.folder.glob("replica-*"))))
+                slots = (f"replica-{number}" for number in range(_MOST_REPLICAS))
+                next((slot for slot in slots if self._take(slot)), None)
+            return max(1, sum(map(self._is_held, self.folder.glob("replica-*"))))
 
     def release_cores(self) -> None:
-        """Give the cores back, and still count as a replica."""
-        with self._turn:
+        """Release the cores, and still count as a replica."""
+        with self._lock:
             for core in self.cores:
                 os.close(self._held.pop(f"core-{core}"))
 
     def release(self) -> None:
-        """Give all back."""
-        with self._turn:
+        """Release all locks."""
+        with self._lock:
             self._forget()
 
     def _take(self, name: str) -> bool:
@@ -91,7 +91,7 @@ class CoreLocks:
         self._held[name] = file
         return True
 
-    def _is_taken(self, path: Path) -> bool:
+    def _is_held(self, path: Path) -> bool:
         if path.name in self._held:
             return True
         file = self._opened(path)
@@ -120,8 +120,8 @@ class CoreLocks:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o1777)  # not subject to the umask, as in mkdir
 
-    def _start_anew(self) -> None:
-        self._turn = threading.Lock()
+    def _reset_in_child(self) -> None:
+        self._lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
