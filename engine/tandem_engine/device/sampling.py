@@ -17,7 +17,7 @@ class RowSamplingParams:
     """Sampling parameters of one row, for its whole life."""
 
     temperature: float
-    """0: the likeliest token is taken, and what follows has no part in it but for the bias."""
+    """0: the argmax is taken, and the fields below do not matter but for the bias."""
     margin: float
     """Lower bound by min_p of a logit relative to the largest: 0 or less."""
     top_k: int
@@ -30,7 +30,7 @@ class RowSamplingParams:
     frequency_penalty: float
     presence_penalty: float
     num_logprobs: int | None
-    """None: none are asked for; else that of the token, and of so many of the likeliest."""
+    """None: none are asked for; else that of the token, and of so many top tokens."""
     biased: TokenIds
     """Tokens whose logits are changed first."""
     biases: Values
@@ -47,20 +47,20 @@ class RowState(NamedTuple):
     counts: Values | None = None
     """Occurrences of each of `seen` in the output."""
     banned: TokenIds | None = None
-    """Tokens that may not come; None: all may."""
+    """Tokens that may not be sampled; None: all may."""
 
 
 class Sampled(NamedTuple):
     """The tokens of a step, and log-probabilities, which are the model's own."""
 
     token_ids: Tensor
-    """int64 [rows]; below 0: the logits, as they were changed, are no finite numbers."""
+    """int64 [rows]; below 0: the adjusted logits are not finite."""
     logprobs: Tensor
     """float32 [rows]: of the tokens, in rows that ask."""
     top_ids: Tensor
-    """int64 [rows, most]: the likeliest tokens, best first; below 0: there are no more."""
+    """int64 [rows, width]: the top tokens, best first; below 0: there are no more."""
     top_logprobs: Tensor
-    """float32 [rows, most]."""
+    """float32 [rows, width]."""
 
 
 class StepSampling(Protocol):
@@ -77,11 +77,11 @@ class StepSampling(Protocol):
 
 
 class RowSampler(Protocol):
-    """A device's own sampling. It chooses as `tandem_engine.sampling` does in torch.
+    """A device's own sampling, by the rules of `tandem_engine.sampling` in torch.
 
     The rules are the same to the letter, and so is the number that a draw looks up; but weights and
     their sums are rounded elsewhere. So a token can be another one where that number comes within
-    a millionth of the whole mass of the border between two tokens, or where `top_p` comes that
+    a millionth of the whole mass of the boundary between two tokens, or where `top_p` comes that
     close to what the tokens before its last one add up to.
     """
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's folder to a decoder on a device."""
+"""Loads a checkpoint's folder into a decoder on a device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ def load_decoder(
 ) -> Decoder:
     """Read a checkpoint in Hugging Face layout into a decoder on `runtime`'s device.
 
-    They go from the file straight into the form that the device's kernels read: the host holds
+    Tensors go from the file straight into the form that the device's kernels read: the host holds
     them at most once (not at all for another device), and one tensor besides. Weights that are
     quantised here are held in 8 bits only.
 
@@ -107,12 +107,12 @@ def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> Non
 
 
 @contextmanager
-def _naming(place: Path | str) -> Iterator[None]:
-    """Name the place in what is raised within, by those who do not know it."""
+def _naming(path: Path | str) -> Iterator[None]:
+    """Name the file or folder in errors that are raised within."""
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(f"{place}: {error}") from error
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _describe(scheme: Scheme, parameters: Parameters) -> str | None:

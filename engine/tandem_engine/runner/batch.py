@@ -1,4 +1,4 @@
-"""The flat batch: all tokens of all rows of a step side by side, rows of one token first."""
+"""The flat batch: the tokens of all rows of a step side by side, rows of one token first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

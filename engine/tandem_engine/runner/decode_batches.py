@@ -1,4 +1,4 @@
-"""A step that goes on where the one before it stopped, laid out without looking at its rows.
+"""A step that continues the previous one, laid out without reading its rows.
 
 Nearly every step of a busy engine is one: the same rows, in the same order, each with the token
 that it has just got. Then all that changes are positions, by one, and tokens, which the device has.
@@ -18,7 +18,7 @@ _ALL_FED = Feed(None, None)
 
 @dataclass(slots=True)
 class DecodeBatches:
-    """Keeps the last batch, if the next one may go on with it."""
+    """Keeps the last batch if the next one may continue it."""
 
     block_size: int
     """Tokens of a KV block."""
@@ -26,7 +26,7 @@ class DecodeBatches:
     _batch: FlatBatch | None = None
 
     def forget(self) -> None:
-        """Look at the rows of the next step: one that was known is another now."""
+        """Read the rows of the next step: one that was known has changed."""
         self._step = self._batch = None
 
     def remember(self, step: Step, batch: FlatBatch) -> None:
@@ -38,7 +38,7 @@ class DecodeBatches:
             self.forget()
 
     def advance(self, step: Step) -> FlatBatch | None:
-        """The batch of `step`, if it goes on with the last one; its tokens are all fed."""
+        """Return the batch of `step` if it continues the last one; its tokens are all fed."""
         last, batch = self._step, self._batch
         if last is None or batch is None or not _has_same_rows(step, last):
             return None
@@ -76,7 +76,7 @@ def _has_same_rows(step: Step, last: Step) -> bool:
         and not step.beam_moves
         and len(step.sequence_ids) == step.num_decodes
         and step.sequence_ids == last.sequence_ids
-        # Tables are compared by what they are first, and only then by what is in them.
+        # Tables are compared by identity first, and only then by their contents.
         and step.block_tables == last.block_tables
         and step.num_tokens == last.num_tokens
     )

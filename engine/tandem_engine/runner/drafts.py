@@ -13,10 +13,10 @@ from tandem_engine.api.step import SampledToken
 
 
 class Drafter(Protocol):
-    """Guesses how sequences go on."""
+    """Proposes continuations of sequences."""
 
     def propose(self, tokens: Sequence[int], count: int) -> Sequence[int]:
-        """At most `count` tokens that may follow `tokens`; none is an answer too.
+        """Return at most `count` tokens that may follow `tokens`; none is allowed, too.
 
         Args:
             tokens: Prompt and output of one sequence.
@@ -45,7 +45,7 @@ def accepted(
         drafts: The guesses.
 
     Returns:
-        1 … drafts + 1 tokens; none when the first position came to nothing.
+        1 … drafts + 1 tokens; none when the first position has none.
     """
     tokens: list[SampledToken] = []
     for at, token in enumerate(sampled):

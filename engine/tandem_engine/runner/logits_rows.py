@@ -42,7 +42,7 @@ class LogitsRows:
 def split(batch: FlatBatch, rows: Rows) -> tuple[LogitsRows, LogitsRows]:
     """The rows of beams, and those of all other sequences.
 
-    A row that completes the prompt of several choices brings them into being; each is sampled
+    A row that completes the prompt of several choices creates them; each is sampled
     from the logits of that one row.
     """
     beams, others = LogitsRows(), LogitsRows()

@@ -60,7 +60,7 @@ class ModelRunner:
         self._last: StepHandle | None = None
 
     def add(self, request: Request) -> None:
-        """Learn the prompt and the sampling of a request before its first step."""
+        """Add a request, with its prompt and sampling, before its first step."""
         self._rows.add(request)
 
     def remove(self, sequence_id: str) -> None:
@@ -72,7 +72,7 @@ class ModelRunner:
     def run(self, step: Step) -> StepResult:
         """Compute `step`: move beams → copy blocks → flatten → forward → sample."""
         if self._thread.is_running:
-            # Another thread would bring a crowd of compute threads of its own.
+            # Another thread would start a set of torch threads of its own.
             return self.submit(step).result()
         handle = self._prepare_handle(step)
         handle.compute(self._compute)
@@ -80,11 +80,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, step: Step) -> StepHandle:
-        """Begin to compute `step` on a thread of its own, after all that was handed in before.
+        """Begin to compute `step` on a thread of its own, after all that was submitted before.
 
-        Rows of the step before this one may wait for its tokens: they are put into the batch as
-        they come out, without a way round over Python. It must be a step whose rows yield one token
-        each, without drafts, beams and choices to bring about.
+        Rows of the step may wait for tokens of the previous one: they are put into the batch as
+        they come out, without a detour over Python. It must be a step whose rows yield one token
+        each, without drafts, beams and choices to create.
         """
         handle = self._prepare_handle(step)
         self._thread.put(lambda: handle.compute(self._compute))
@@ -95,7 +95,7 @@ class ModelRunner:
         self._thread.close()
 
     def _prepare_handle(self, step: Step) -> StepHandle:
-        """Lay a step out; what cannot be laid out has its copies made and comes to nothing."""
+        """Lay a step out; one that cannot be laid out has its copies made, and fails."""
         try:
             batch = self._batch_of(step)
         except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
@@ -114,7 +114,7 @@ class ModelRunner:
         return self.prepare(step) if step.sequence_ids else None
 
     def _compute(self, handle: StepHandle) -> None:
-        """All of a step that the device does."""
+        """Do the device's part of a step."""
         with self._runtime.step():
             self._compute_step(handle)
 
@@ -135,7 +135,7 @@ class ModelRunner:
             self.sample(logits, handle)
 
     def sample(self, logits: Tensor, handle: StepHandle) -> None:
-        """One token a row, as in most steps: without drafts, beams and choices to bring about."""
+        """Sample one token a row, as in most steps: no drafts, beams and choices to create."""
         batch = handle.batch
         if batch is not None:
             handle.set_tokens(self._sampler.sample_step(logits, batch.yielding))
@@ -156,7 +156,7 @@ class ModelRunner:
         return batch
 
     def _awaited(self) -> Mapping[Row, int]:
-        """The rows that get a token of the step that is still computed → its place in there."""
+        """The rows that wait for a token of the step that is still computed → its index there."""
         last = self._last
         if last is None or last.is_collected or last.batch is None:
             return NO_AWAITED

@@ -1,4 +1,4 @@
-"""A step on its way through the device: handed in, computed, and its tokens taken."""
+"""The handle of a step that was submitted: its computation, its tokens, its failure."""
 
 import logging
 import threading
@@ -22,16 +22,16 @@ NOT_FINITE: Final = "the model's logits are not finite numbers"
 class StepHandle:
     """One step whose rows yield one token each; implements `tandem_engine.api.step.StepHandle`.
 
-    The thread that computes and the one that handed the step in both come here: the first needs
+    The thread that computes and the one that submitted the step both use it: the first needs
     the tokens of the step before, where it draws or penalises, and the other delivers them.
 
     Args:
-        step: What is computed.
+        step: The step.
         batch: Its tensors; None: it has no rows.
-        before: The step that was handed in before it, if its tokens are fed into this one.
-        sample: Finds the tokens of rows that yield anything but one token each.
-        error: Why its rows cannot be computed. Its copies are made all the same: those whose blocks
-            they move have nothing to do with it.
+        before: The previous step, if its tokens are fed into this one.
+        sample: Samples rows that yield anything but one token each.
+        error: Reason why its rows cannot be computed. Its copies are made all the same, since they
+            move blocks of other sequences, too.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StepHandle:
         return self._error is not None
 
     def compute(self, work: Callable[["StepHandle"], None]) -> None:
-        """Carry out `work`, which may end with `choose` or `keep`; an exception is kept."""
+        """Run `work`, which may end with `set_tokens` or `set_logits`; an exception is kept."""
         try:
             self._catch(lambda: work(self))
         finally:
@@ -72,18 +72,18 @@ class StepHandle:
             self._done.set()
 
     def set_tokens(self, tokens: StepTokens) -> None:
-        """Take the tokens."""
+        """Set the sampled tokens."""
         self.tokens = tokens
 
     def set_logits(self, logits: Tensor) -> None:
-        """Take the logits of rows that are sampled where the result is asked for.
+        """Set the logits of rows that are sampled when the result is asked for.
 
         They fork, move and end, which the thread that computes must not do to them.
         """
         self._logits = logits
 
     def tokens_to_feed(self) -> Tensor | None:
-        """The tokens for the step after this one; None: it has failed, with all of its rows.
+        """Return the tokens for the next step; None: this one has failed, with all of its rows.
 
         Raises:
             RuntimeError: they are not known yet, which is a bug of the caller.
@@ -93,9 +93,9 @@ class StepHandle:
         return None if self.tokens is None else self.tokens.token_ids
 
     def commit(self) -> None:
-        """Let the rows know their tokens, once; an exception is kept.
+        """Append the tokens to the rows, once; an exception is kept.
 
-        The step after this one asks for it too, and has other rows that can go on.
+        The next step calls it, too, and may have other rows that can continue.
         """
         with self._commit_lock:
             if self._error is not None or self._result is not None or self.tokens is None:
@@ -129,7 +129,7 @@ class StepHandle:
             self._result = self._sample(logits, self.batch)
 
     def _lost(self, error: Exception) -> StepResult:
-        """Its rows have come to nothing; raise where its copies have, too."""
+        """Fail its rows; raise if its copies failed, too."""
         _LOG.error("A step of %d rows failed", len(self.step.sequence_ids), exc_info=error)
         if not self.has_copied:
             raise error

@@ -13,7 +13,7 @@ from tandem_engine.sampling.top_tokens import top_tokens
 
 
 def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] | None]:
-    """The likeliest continuations of each beam, best first.
+    """Return the top continuations of each beam, best first.
 
     As in `transformers`, bias, penalties and min_tokens change log-probabilities, which are not
     normalised anew, and temperature has no part. Equal ones stand in the order of the token id, so
@@ -25,7 +25,7 @@ def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] |
         rows: One beam a row of logits.
 
     Returns:
-        None where the logits are no numbers, so that this row alone fails.
+        None where the logits are not finite, so that this row alone fails.
     """
     table = adjust(torch.log_softmax(logits, dim=-1), rows)
     counts = [min(_num_candidates(row), table.shape[1]) for row in rows]

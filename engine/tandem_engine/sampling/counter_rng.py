@@ -1,4 +1,4 @@
-"""Chance that a seed decides: a number for (seed, position), with no state in between.
+"""A counter-based random number generator: a number for (seed, position), without state.
 
 A counter-based generator makes a request's tokens independent of what else is in the batch, of
 pre-emption and of the number of steps: position k always gets the same number.
@@ -19,7 +19,7 @@ _TO_UNIT: Final = 2.0**-53
 def uniform(
     seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each pair of a seed and a position."""
+    """Return a number in [0, 1) for each pair of a seed and a position."""
     bits = _mix(_mix(seeds) + (positions + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * _TO_UNIT
 

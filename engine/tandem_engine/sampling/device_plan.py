@@ -27,7 +27,7 @@ class DevicePlan:
 
     @classmethod
     def of(cls, rows: Sequence[Row], sampler: RowSampler) -> "DevicePlan":
-        """Gather what stays."""
+        """Prepare some rows for sampling."""
         return cls(
             step=sampler.prepare([row.device_params for row in rows]),
             rows=rows,
@@ -72,7 +72,7 @@ def _logprobs(sampled: Sampled, shown: Sequence[int]) -> Logprobs:
 
 
 def _pairs(token_ids: list[int], logprobs: list[float]) -> tuple[tuple[int, float], ...]:
-    """The likeliest tokens of a row, which asks for fewer than another where the last is none."""
+    """Return the top tokens of a row; fewer than of other rows where the last ids are below 0."""
     pairs = zip(token_ids, logprobs, strict=True)
     if not token_ids or token_ids[-1] >= 0:
         return tuple(pairs)

@@ -12,7 +12,7 @@ from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
 
 _WIDTHS: Final = (256, 2048, 16384)
-"""Tokens that are looked at to find the likeliest; after the last of them all are."""
+"""Numbers of tokens that are scanned for the top ones; after the last of them all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Filters:
         )
 
     def select(self, at: Tensor) -> "Filters":
-        """Of some rows; without what is not needed for the likeliest tokens."""
+        """Return the filters of some rows, as far as top tokens need them."""
         return Filters(
             temperature=self.temperature[at],
             margin=None,
@@ -82,9 +82,9 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
     probabilities in the order of the vocabulary, not of probability: a rounding difference
     between two batches then moves a boundary by that difference, and never reorders tokens.
 
-    min_p leaves out what is less likely than so many times the likeliest token, then top_k keeps
-    the likeliest, then top_p of those the first that add up to their share. Of tokens with equal
-    logits the first ones of the vocabulary stay. The likeliest token always does.
+    min_p leaves out tokens less likely than that share of the top token, then top_k keeps the top
+    ones, then top_p of those the first that add up to their share. Of tokens with equal logits the
+    first ones of the vocabulary stay. The top token always does.
 
     Args:
         logits: float32 [rows, vocabulary].
@@ -106,15 +106,15 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
 
 
 def _weights(logits: Tensor, best: Tensor, filters: Filters) -> Tensor:
-    """Probabilities but for one factor a row: the likeliest token has 1."""
+    """Probabilities but for one factor a row: the top token has 1."""
     return logits.sub(best).div_(filters.temperature).exp_()
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Rows of which top_k and top_p leave the likeliest tokens.
+    """Rows of which top_k and top_p leave the top tokens.
 
-    Each is looked at in as many tokens as it needs itself, and with those alone that need as many:
+    Each is scanned in as many tokens as it needs itself, and with those alone that need as many:
     a row whose tokens are all about as likely costs the others nothing.
     """
 
@@ -135,7 +135,7 @@ class _Cut:
         return chosen
 
     def _draw_of(self, width: int, which: list[int], chosen: Tensor) -> list[int]:
-        """Draw some rows from their `width` likeliest tokens; returns those that need more."""
+        """Draw some rows from their `width` top tokens; return those that need more."""
         is_all = len(which) == len(self.logits)
         at = torch.tensor(which, device=self.logits.device)
         logits = self.logits if is_all else self.logits[at]

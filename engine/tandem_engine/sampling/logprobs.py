@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen tokens and of the likeliest ones, for rows that ask.
+"""Log-probabilities of the sampled tokens and of the top tokens, for rows that ask.
 
 They are the model's own: before bias, penalties and temperature.
 """

@@ -49,7 +49,7 @@ class Sampler:
             rows: The sequences, in the same order.
 
         Returns:
-            A token a row; None where the logits are no numbers, so that this row alone fails.
+            A token a row; None where the logits are not finite, so that this row alone fails.
         """
         return to_sampled_tokens(self.sample_step(logits, rows))
 
@@ -126,7 +126,7 @@ class _ReferencePlan:
         )
 
     def sample_step(self, logits: Tensor) -> StepTokens:
-        """Adjust, then the likeliest, then what is drawn."""
+        """Adjust the logits, take the argmax, then draw."""
         raw = logits
         if self.adjustments is not None:
             logits = self.adjustments.apply(logits)

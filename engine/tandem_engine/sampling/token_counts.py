@@ -10,7 +10,7 @@ _SPARE: Final = 64
 
 
 class TokenCounts:
-    """The different tokens of a prompt and its output, and how often each stands in the output.
+    """The distinct tokens of a prompt and its output, and the occurrences of each in the output.
 
     Penalties look at these and at no other token of the vocabulary, and a step adds one token to
     each sequence: to count all of them anew would cost more with each.
@@ -31,7 +31,7 @@ class TokenCounts:
         self._noted = 0
 
     def update(self, output: Sequence[int]) -> None:
-        """Count what has come to the output since the last call; nothing of it ever goes."""
+        """Count the tokens added to the output since the last call; none is ever removed."""
         for token_id in output[self._noted :]:
             at = self._index.get(token_id)
             if at is None:

@@ -1,4 +1,4 @@
-"""The likeliest tokens of each row, equal ones in the order of the vocabulary."""
+"""The top tokens of each row, equal ones in the order of the vocabulary."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The first of each row's largest logits; NaN counts as the largest.
+    """Return the first of each row's largest logits; NaN counts as the largest.
 
     Returns:
-        int64 [rows], and bool [rows], whether its logit is no finite number; None: all are.
+        int64 [rows], and bool [rows], true where its logit is not finite; None: all are finite.
     """
     if logits.device.type != "cpu":
         best, ids = logits.max(dim=-1)
         return ids, ~torch.isfinite(best)
-    # torch looks at one number at a time here. And after a forward pass, which has read all of the
+    # torch compares one number at a time here. And after a forward pass, which has read all of the
     # weights, every function that was not called for a while costs 50 µs: so few of them.
     array = logits.numpy()
     ids = torch.from_numpy(array.argmax(axis=-1))
@@ -24,12 +24,12 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def top_tokens(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """The `counts` likeliest tokens of each row with their values, best first.
+    """Return the `counts` top tokens of each row with their values, best first.
 
-    topk promises no order among equals, so all that reach the last value are looked at.
+    topk guarantees no order among equals, so all that reach the last value are compared.
 
     Args:
-        table: float32 [rows, vocabulary]. Nothing is found in a row with NaN.
+        table: float32 [rows, vocabulary]. A row with NaN has none.
         counts: One a row, at width the vocabulary.
     """
     width = max(counts, default=0)
@@ -45,7 +45,7 @@ def top_tokens(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, flo
 
 
 def _at_least(row: Tensor, floor: Tensor, count: int) -> list[tuple[int, float]]:
-    """Of the equals at `floor` as many as are wanted: there may be as many as tokens."""
+    """Return `count` values of at least `floor`, the first of those that equal it."""
     ids = torch.nonzero(row >= floor).flatten()
     values = row[ids]
     if len(ids) > count:

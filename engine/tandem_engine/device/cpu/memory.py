@@ -21,7 +21,8 @@ _POLL_S: Final = 0.001
 def available_memory(root: Path = ROOT) -> int:
     """Bytes that this process can still take without swapping, or being killed.
 
-    The kernel's MemAvailable, or less where a cgroup (version 1 or 2) of this process has less left. A test passes another `root`.
+    The kernel's MemAvailable, or less where a cgroup (version 1 or 2) of this process has less
+    left. A test passes another `root`.
     """
     return max(0, min([_machine_available(root), *_cgroups_available(root)]))
 

@@ -13,7 +13,7 @@ from tandem_engine.device.sampling import RowSamplingParams, RowState, Sampled
 
 
 class NativeRowSampler:
-    """Implements `sampling.RowSampler`; the room that threads work in is kept from step to step.
+    """Implements `sampling.RowSampler`; its workspaces are kept from step to step.
 
     Args:
         library: The kernels.
@@ -22,11 +22,11 @@ class NativeRowSampler:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._workspaces = torch.empty(0)
-        # Two threads may come at once, and there is one room.
+        # Two threads may call at once, and the workspaces are shared.
         self._lock = threading.Lock()
 
     def prepare(self, rows: Sequence[RowSamplingParams]) -> "NativeStepSampling":
-        """Bring all that stays into the library's form."""
+        """Convert the rows' parameters into the library's form."""
         return NativeStepSampling(self, rows)
 
     def sample(self, args: SamplingArgs) -> None:
@@ -45,7 +45,7 @@ class NativeStepSampling:
     """Implements `sampling.StepSampling`.
 
     Args:
-        sampler: Where the library and its room are.
+        sampler: The library and its workspaces.
         rows: How they are sampled.
     """
 
@@ -109,7 +109,7 @@ def _row_args(row: RowSamplingParams) -> SampledRowArgs:
 
 
 def _point(args: SampledRowArgs, name: str, count: str | None, array: Any) -> None:
-    """Let a row's arguments point at an array, or at none."""
+    """Point a row's arguments at an array, or at none."""
     length = 0 if array is None else len(array)
     # `array.ctypes` makes an object that takes three times as long.
     setattr(args, name, array.__array_interface__["data"][0] if length else None)
