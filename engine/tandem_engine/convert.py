@@ -120,7 +120,7 @@ class _Job:
         self._has_offsets = output_format == "msmodelslim"
         linears = _check(checkpoint, config, head=head)
         self.unties = head and config.tie_word_embeddings
-        names = sorted(checkpoint.names(), key=checkpoint.place)
+        names = sorted(checkpoint.names(), key=checkpoint.file_position)
         if config.tie_word_embeddings:
             names = [name for name in names if name != f"{HEAD}.weight"]
         stems = {f"{linear}.weight": linear for linear in linears}
@@ -219,11 +219,11 @@ def _refuse_target(source: Path, target: Path) -> None:
 
 
 def _refuse_small_disk(target: Path, needed: int) -> None:
-    place = next(parent for parent in target.absolute().parents if parent.is_dir())
-    free = shutil.disk_usage(place).free
+    parent = next(one for one in target.absolute().parents if one.is_dir())
+    free = shutil.disk_usage(parent).free
     if needed > free:
         raise CheckpointError(
-            f"{target} needs {needed / 2**20:.0f} MiB, and {place} has {free / 2**20:.0f} MiB "
+            f"{target} needs {needed / 2**20:.0f} MiB, and {parent} has {free / 2**20:.0f} MiB "
             "left; make room, or name a folder on another disk"
         )
 

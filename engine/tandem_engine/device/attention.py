@@ -86,11 +86,11 @@ class AttentionMetadata:
     blocks: Int32s
     """Ids of the blocks that hold the rows' contexts, row by row, in token order."""
     token_positions: Ints
-    """[tokens]: place of each token in its sequence, from 0."""
+    """[tokens]: position of each token in its sequence, from 0."""
     token_blocks: Ints
     """[tokens]: id of the block where K and V of each token go."""
     token_offsets: Ints
-    """[tokens]: their place in that block."""
+    """[tokens]: their offset in that block."""
 
     @property
     def num_rows(self) -> int:

@@ -72,7 +72,7 @@ def write(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
         rows: [tokens, kv_heads, head_dim], of any float type.
         cache: See the module.
         blocks: [tokens] int64.
-        offsets: [tokens] int64, places in the blocks.
+        offsets: [tokens] int64, offsets in the blocks.
     """
     rows = rows.float()
     scales = scales_of_rows(rows)

@@ -20,7 +20,7 @@ class Drafter(Protocol):
 
         Args:
             tokens: Prompt and output of one sequence.
-            count: Guesses that the step has room for.
+            count: Most guesses that the step can take.
         """
 
 

@@ -38,7 +38,7 @@ _LAYERS: Final = 2
 
 # The flattest distribution that a request can ask for, cut by its mass, so that most tokens are
 # looked at; every penalty, a bias, and log-probabilities besides. In torch that copies the logits
-# many times over; a device's own kernel copies none of them, and its room is set up for good.
+# many times over; a device's own kernel copies none of them, and its workspace is set up once.
 _SAMPLING: Final = SamplingParams(
     max_tokens=1,
     temperature=100.0,
@@ -95,7 +95,7 @@ def profile_steps(
     base = bench.cost(few)
     per_row = _price(bench.cost(*requests) - base, NUM_ROWS - 1)
     per_context = _price(bench.cost(later) - base, later.start) if later.start else 0
-    # The last one, as the room for activations is kept from step to step.
+    # The last one, as the memory of activations is kept from step to step.
     per_token = _price(bench.cost(*prompts) - base, many * longest - few.length)
     bench.close()
     return StepCost(

@@ -23,7 +23,7 @@ class _Ends:
     """End tokens that may not come yet, of the rows that are too short for them."""
 
     rows: Sequence[int]
-    places: Tensor
+    indices: Tensor
     """int64: in the logits of all rows, side by side."""
 
 
@@ -37,7 +37,7 @@ class Adjustments:
     rows: Sequence[Row]
     vocab_size: int
     device: torch.device
-    bias_places: Tensor
+    bias_indices: Tensor
     """int64: in the logits of all rows, side by side."""
     biases: Tensor
     with_minimum: Sequence[int]
@@ -53,13 +53,13 @@ class Adjustments:
         if not asking:
             return None
         biased = [at for at in asking if rows[at].sampling.logit_bias]
-        places = [at * vocab_size + rows[at].device_params.biased for at in biased]
+        indices = [at * vocab_size + rows[at].device_params.biased for at in biased]
         biases = [rows[at].device_params.biases for at in biased]
         return cls(
             rows=rows,
             vocab_size=vocab_size,
             device=device,
-            bias_places=_joined(places, np.int64).to(device),
+            bias_indices=_joined(indices, np.int64).to(device),
             biases=_joined(biases, np.float32).to(device),
             with_minimum=[at for at in asking if rows[at].sampling.min_tokens],
             penalised=[at for at in asking if has_penalty(rows[at].sampling)],
@@ -77,7 +77,7 @@ class Adjustments:
         logits = logits.clone(memory_format=torch.contiguous_format)
         flat = logits.view(-1)
         if len(self.biases):
-            flat[self.bias_places] += self.biases
+            flat[self.bias_indices] += self.biases
         if self.penalised:
             self._penalise(flat)
         if ends is not None:
@@ -94,14 +94,14 @@ class Adjustments:
         if not short:
             return None
         if self._ends is None or self._ends.rows != short:
-            places = [
+            indices = [
                 at * self.vocab_size + token_id
                 for at in short
                 for token_id in self.rows[at].request.stop_token_ids
                 if token_id < self.vocab_size
             ]
-            self._ends = _Ends(short, torch.tensor(places, dtype=torch.int64, device=self.device))
-        return self._ends.places if len(self._ends.places) else None
+            self._ends = _Ends(short, torch.tensor(indices, dtype=torch.int64, device=self.device))
+        return self._ends.indices if len(self._ends.indices) else None
 
     def _penalise(self, flat: Tensor) -> None:
         """Repetition as in CTRL (Keskar et al., 2019), presence and frequency as OpenAI has them.
@@ -109,26 +109,26 @@ class Adjustments:
         In double precision, rounded once, so that every device comes to the same bits.
         """
         counted = [self.rows[at].token_counts for at in self.penalised]
-        lengths = np.array([len(counted.ids) for counted in counted])
+        lengths = np.array([len(row.ids) for row in counted])
         if not lengths.sum():
             return
         first = np.repeat(np.array(self.penalised) * self.vocab_size, lengths)
-        places = torch.from_numpy(first + np.concatenate([counted.ids for counted in counted]))
+        indices = torch.from_numpy(first + np.concatenate([row.ids for row in counted]))
         params = [self.rows[at].sampling for at in self.penalised]
 
         def spread(values: list[float]) -> Tensor:
             each = np.repeat(np.array(values, dtype=np.float32).astype(np.float64), lengths)
             return torch.from_numpy(each).to(self.device)
 
-        places = places.to(self.device)
-        counts = torch.from_numpy(np.concatenate([counted.counts for counted in counted]))
+        indices = indices.to(self.device)
+        counts = torch.from_numpy(np.concatenate([row.counts for row in counted]))
         counts = counts.to(self.device, torch.float64)
         repetition = spread([p.repetition_penalty for p in params])
-        chosen = flat[places].double()
-        chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-        chosen -= spread([p.frequency_penalty for p in params]) * counts
-        chosen -= spread([p.presence_penalty for p in params]) * (counts > 0)
-        flat[places] = chosen.float()
+        values = flat[indices].double()
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= spread([p.frequency_penalty for p in params]) * counts
+        values -= spread([p.presence_penalty for p in params]) * (counts > 0)
+        flat[indices] = values.float()
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> Tensor:

@@ -19,11 +19,11 @@ class DevicePlan:
     step: StepSampling
     rows: Sequence[Row]
     counted: Sequence[int]
-    """Places of the rows with penalties."""
+    """Indices of the rows with penalties."""
     shown: Sequence[int]
-    """Places of the rows that ask for log-probabilities."""
+    """Indices of the rows that ask for log-probabilities."""
     ends: dict[int, TokenIds]
-    """Place of a row with `min_tokens` → the tokens that may not come before."""
+    """Index of a row with `min_tokens` → the tokens that may not come before."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], sampler: RowSampler) -> "DevicePlan":

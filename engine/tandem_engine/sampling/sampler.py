@@ -91,7 +91,7 @@ class _Drawn:
     """Rows that are drawn in the same way."""
 
     at: list[int]
-    """Their places among all rows."""
+    """Their indices among all rows."""
     rows: tuple[Row, ...]
     filters: Filters
 
@@ -115,9 +115,11 @@ class _ReferencePlan:
             if not row.sampling.is_greedy:
                 groups.setdefault(is_cut(row, vocab_size), []).append(at)
         drawn = []
-        for places in groups.values():
-            own = tuple(rows[at] for at in places)
-            drawn.append(_Drawn(places, own, Filters.of(own, vocab_size=vocab_size, device=device)))
+        for indices in groups.values():
+            own = tuple(rows[at] for at in indices)
+            drawn.append(
+                _Drawn(indices, own, Filters.of(own, vocab_size=vocab_size, device=device))
+            )
         return cls(
             rows=rows,
             adjustments=Adjustments.of(rows, vocab_size=vocab_size, device=device),

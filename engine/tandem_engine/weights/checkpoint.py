@@ -146,7 +146,7 @@ class Checkpoint:
         """The file that holds the tensor."""
         return self.entry(name).path
 
-    def place(self, name: str) -> tuple[str, int]:
+    def file_position(self, name: str) -> tuple[str, int]:
         """A key that sorts tensors as they lie on disk."""
         entry = self.entry(name)
         return str(entry.path), entry.start

@@ -54,7 +54,7 @@ def fill(
     """
     check(checkpoint, parts, is_harmless=is_harmless)
     # In the order of the files, so that a disk reads them from front to back.
-    ordered = sorted(parts, key=lambda part: checkpoint.place(part.name))
+    ordered = sorted(parts, key=lambda part: checkpoint.file_position(part.name))
     total = sum(checkpoint.entry(part.name).num_bytes for part in parts)
     done = 0
     report = progress or (lambda _done, _total: None)

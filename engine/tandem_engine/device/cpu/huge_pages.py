@@ -182,7 +182,7 @@ def _touch_huge(address: int) -> None:
 
 
 def _fill_small() -> None:
-    """Write to as many small pages as a huge one takes the place of."""
+    """Write to as many small pages as one huge page has."""
     with _map(HUGE_PAGE, in_huge_pages=False) as mapping:
         for at in range(0, HUGE_PAGE, mmap.PAGESIZE):
             mapping[at] = 1
@@ -200,7 +200,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _map(size: int, *, in_huge_pages: bool) -> mmap.mmap:
-    """Memory with room for `size` bytes that begin at a huge page."""
+    """Map memory for `size` bytes that begin at a huge page."""
     # Python's usual is shared memory, which has no huge pages.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapping = mmap.mmap(-1, -(-size // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE, flags=private)

@@ -51,7 +51,7 @@ class Int8Linear(PackedLinear):
         """[tokens, in] → [tokens, out]."""
         if self.static is None:
             return self.multiply(*quantize_tokens(x), dtype=x.dtype)
-        # What is not finite has no place in 8 bits: its row must not be finite, either.
+        # 8 bits cannot hold values that are not finite; the row of one must not be finite, either.
         sound = torch.where(x.isfinite().all(dim=1), 1.0, torch.nan)
         return self.multiply(quantize_static(x, self.static), sound, dtype=x.dtype)
 

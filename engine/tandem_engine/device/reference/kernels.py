@@ -254,7 +254,7 @@ def _join(x: Tensor, units: DecodeUnits, rows: int, how: str) -> Tensor:
 def _attend_chunk(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, chunk: Chunk, scale: float, *, out: Tensor
 ) -> None:
-    """Attention of one row's chunk over the row's context, into the chunk's place in `out`."""
+    """Attention of one row's chunk over the row's context, into its rows of `out`."""
     keys = _context(k_cache, chunk.blocks).to(q.dtype)
     values = _context(v_cache, chunk.blocks).to(q.dtype)
     for tile in chunk.tiles:

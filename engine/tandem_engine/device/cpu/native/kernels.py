@@ -168,7 +168,7 @@ class NativeKernels:
         *,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Norm and turn Q in place, K into the cache; copy V there."""
+        """Norm and rotate Q in place, K into the cache; copy V there."""
         if qkv.dtype not in KINDS or not _fits(qkv, k_cache):
             return self._reference.prepare_attention(
                 qkv, rope, k_cache, v_cache, metadata, norms=norms
