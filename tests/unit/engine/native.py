@@ -13,7 +13,7 @@ from tandem_engine.device.cpu.native.library import AUTO, load_library
 from tandem_engine.device.cpu.threads.cores import ThreadPlan
 
 FOLDER = os.environ.get("TANDEM_TEST_KERNELS")
-"""Where other kernels are than the package's; `tools.check_native` has one variant there."""
+"""Folder of other kernels than the package's; `tools.check_native` has one variant there."""
 
 
 def native_kernels(variant: str = AUTO) -> NativeKernels:

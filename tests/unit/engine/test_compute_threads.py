@@ -131,7 +131,7 @@ def test_a_link_that_somebody_planted_is_not_followed(folder: Path, tmp_path: Pa
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_pipe_that_somebody_planted_holds_nobody_up(folder: Path) -> None:
+def test_a_planted_pipe_blocks_no_process(folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "core-0")
     os.mkfifo(folder / "replica-0")

@@ -1,4 +1,4 @@
-"""Which cores are chosen: by tables, and by what must hold for any machine."""
+"""The choice of cores: by tables, and by properties that hold for any machine."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def test_cores_are_allowed_and_no_two_share_arithmetic_units(
         pytest.param(host(quota=2), Pin.ON, 2, "", id="a quota, all the same"),
         pytest.param(host(quota=4), Pin.AUTO, 4, "", id="a quota of all CPUs"),
         pytest.param(
-            host(is_container=True, num_online=4), Pin.AUTO, 4, "nobody knows", id="a container"
+            host(is_container=True, num_online=4), Pin.AUTO, 4, "does not see", id="a container"
         ),
         pytest.param(
             host(is_container=True), Pin.AUTO, 4, "", id="a container with CPUs of its own"

@@ -144,7 +144,7 @@ def test_without_a_compiler_the_build_says_what_to_install(
 
 
 class HookInterface:
-    """What hatchling's own does as far as our hook knows: it says where the source tree is."""
+    """Hatchling's builder as far as our hook needs it: the path of the source tree."""
 
     root = str(ROOT)
 
@@ -309,7 +309,9 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
 
     assert huge_kib() - before > CHUNK_BYTES / 2**11  # half of it; the kernel need not find all
     assert torch.equal(kept, expected)
-    assert resident_memory() - resident < CHUNK_BYTES / 2  # what nobody wrote takes up nothing
+    assert (
+        resident_memory() - resident < CHUNK_BYTES / 2
+    )  # pages that were not written take up nothing
     assert not unwritten.any()
 
 

@@ -52,14 +52,14 @@ def sampler_of(kernels: NativeKernels) -> Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """What one row can draw, in the order of the vocabulary, and where each token begins."""
+    """The tokens that one row can draw, in the order of the vocabulary, and the start of each."""
 
     tokens: Tensor
     ends: Tensor
     """Cumulated weights, the last one 1."""
 
     def hold(self, token: int, number: float) -> bool:
-        """Whether `number` draws `token`, but for rounding."""
+        """True if `number` draws `token`, but for rounding."""
         found = (self.tokens == token).nonzero().flatten().tolist()
         if not found:
             return False
@@ -86,7 +86,7 @@ def borders(logits: Tensor, one: Row, top_p: float) -> Borders:
 
 
 def number_of(seed: int, position: int) -> float:
-    """What decides the draw."""
+    """The random number of the draw."""
     return uniform(np.array([seed], np.uint64), np.array([position], np.uint64)).item()
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are computed in one native call a step, and what is said where one is not."""
+"""The checkpoints that are computed in one native call a step, and the warning for others."""
 
 import logging
 import shutil

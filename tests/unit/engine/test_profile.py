@@ -1,4 +1,4 @@
-"""What steps cost, measured on small ones, beside a large one that is really run."""
+"""The cost of steps, measured on small ones, beside a large one that is really run."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -72,7 +72,7 @@ def held_by_a_large_step(decoder: Decoder, runtime: CpuRuntime) -> int:
 
 
 def profiled(checkpoint: Path, kernels: str) -> tuple[StepCost, int]:
-    """What steps cost, and what a large one holds."""
+    """The cost of steps, and the memory of a large one."""
     runtime = CpuRuntime(memory_bytes=1 << 30, kernels=kernels)
     decoder = load_decoder(checkpoint, runtime=runtime)
     cost = profile_steps(decoder, runtime, block_size=BLOCK, kv_dtype=decoder.dtype)

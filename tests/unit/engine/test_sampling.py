@@ -272,7 +272,7 @@ def test_what_a_row_asks_for_stays_whoever_comes_and_goes() -> None:
 
 
 class Work:
-    """Counts the values that are put in order, whoever does it."""
+    """Counts the values that are sorted, by any function."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
