@@ -81,7 +81,7 @@ def build_engine(
     runtime.begin_steps()
     capacity = _capacity(config, decoder, room, fitted)
     num_host_blocks = _num_host_blocks(config, decoder, room, capacity)
-    chosen = list(_chosen(config.schedule, max_positions, fitted))
+    chosen = list(_reductions(config.schedule, max_positions, fitted))
     limits = _limits(config, decoder, capacity, fitted)
     config = config.model_copy(update={"schedule": in_force(config.schedule, limits, config.slo)})
     for one in consequences(config.schedule, config.slo, max_seq_len=limits.max_seq_len):
@@ -222,7 +222,7 @@ def _fit(
     return fitted
 
 
-def _chosen(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
+def _reductions(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
     """Report sizes that are smaller than asked for, because the memory holds no more."""
     if fitted.max_seq_len < max_positions:
         yield f"maxSeqLen {fitted.max_seq_len} of the model's {max_positions}"

@@ -68,7 +68,7 @@ def quantize_checkpoint(
     progress: Progress | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Conversion:
-    """Write the checkpoint in `source` anew, its linear layers in 8 bits.
+    """Write a copy of the checkpoint in `source` with linear layers in 8 bits.
 
     `target` is there when all of it is written, or not at all. Memory holds one tensor at a time.
 

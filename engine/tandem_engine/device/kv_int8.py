@@ -3,7 +3,7 @@
     k[t, h] ≈ scale[t, h] * q[t, h]        -127 ≤ q ≤ 127, a scale for each token and KV head
 
 K is quantised after it is turned, V as it is; the scale is the largest magnitude over 127. A row
-with a number that is not finite has a scale that is none, so that whatever reads it is none either.
+with a number that is not finite has the scale NaN, so that all results that read it are NaN, too.
 
 What one block holds of one KV head is a *page*: the values of its tokens, and behind them their
 scales, so that a block that is copied, swapped or shared takes its scales along.

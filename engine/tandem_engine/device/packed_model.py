@@ -1,4 +1,4 @@
-"""A decoder's parameters as one device's kernels want them: what a forward pass reads."""
+"""A decoder's parameters in the layout of one device's kernels: the input of a forward pass."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,9 +10,9 @@ from tandem_engine.device.attention import AttentionMetadata
 
 
 class PackedLinear:
-    """x @ weight.T + bias, in whatever form the kernels that packed it read fastest.
+    """x @ weight.T + bias, in the layout that the kernels that packed it read fastest.
 
-    A base of each such form; what is in it is known only to the kernels whose form it is.
+    The base of each such layout, which only the kernels that packed it can read.
     """
 
     __slots__ = ()

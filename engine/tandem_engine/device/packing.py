@@ -1,4 +1,4 @@
-"""Linear layers on their way from a checkpoint into the form that a device's kernels multiply with.
+"""Packing of linear layers, from a checkpoint into the layout that a device's kernels multiply.
 
 Rows go there straight from the file, so that no weight is held twice and none is copied twice.
 """
@@ -57,7 +57,7 @@ class PackingKernels(Protocol):
 
 
 class ShapesOnly:
-    """Packs nothing: for parameters on the device `meta`, which have shapes and no memory."""
+    """Packs nothing: for parameters on the device `meta`, which have shapes but no memory."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """The same."""
@@ -81,7 +81,7 @@ class _NullPacking:
 
 
 def _never_filled(*given: object) -> Exception:
-    return AssertionError(f"only shapes are looked at, and {len(given)} values came; a bug")
+    return AssertionError(f"only shapes are packed, but {len(given)} values came; this is a bug")
 
 
 def pack(kernels: PackingKernels, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:

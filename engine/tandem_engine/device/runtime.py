@@ -1,6 +1,6 @@
 """The interface of a device: memory, streams, events and a dozen kernels.
 
-Whatever is written against these protocols runs on any backend. A backend is one module of this
+Code that uses these protocols alone runs on any backend. A backend is one module of this
 package (see `registry`); `reference` holds the kernels in plain torch, which the others must equal.
 """
 
@@ -129,7 +129,7 @@ class Kernels(PackingKernels, SamplingKernels, Protocol):
 
         Query head h reads KV head h // (heads / kv_heads) (Ainslie et al., "GQA", 2023); scores are
         multiplied by `scale`; softmax and its sums are in float32. The step's own tokens must be
-        in the cache. What stands behind a row's last token has no effect, even if it is no number.
+        in the cache. Slots behind a row's last token have no effect, even if they hold NaN.
 
         Args:
             q: [tokens, heads, head_dim]; heads side by side, tokens any distance apart.
@@ -174,14 +174,14 @@ class DeviceRuntime(Protocol):
         """Bytes of `memory` that this process holds at most while `work` runs."""
 
     def set_num_threads(self, num_threads: int | None) -> str:
-        """Use so many compute threads on the host, at least 1; None leaves it to the device.
+        """Use `num_threads` compute threads on the host, at least 1; None leaves it to the device.
 
         Returns:
-            One line for a person: how many there are, and where.
+            A description for the log: their number and CPUs.
         """
 
     def begin_steps(self) -> None:
-        """Called once when the model is loaded, before its first step."""
+        """Prepare for steps; called once, when the model is loaded."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Entered for each step: what the device puts off for its spare time stands still in it."""
+        """Enter for each step: the device's idle work pauses meanwhile."""

@@ -50,7 +50,7 @@ class Decoder:
         config: Its shape.
         packed_model: Its parameters.
         kernels: The device's, which also packed the packed_model.
-        quantization: What is in 8 bits, in words; None: nothing.
+        quantization: Describes the layers in 8 bits, for the log; None: there are none.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class QuantizedLinear:
 
     def expect_zeros(self, name: str, count: int, *, is_column: bool = False) -> Part:
         """A tensor that must be all zeros; `finished` makes sure."""
-        # Looked at later: an error that is raised while the file is open would hold its memory.
+        # Checked later: an error that is raised while the file is open would hold its memory.
         self.zeros[name] = torch.empty(count, device=self.scales.device)
         take = partial(_fill, self.zeros[name])
         return Part(name, (count,), take, (*FLOATS, *_INT8), is_column)

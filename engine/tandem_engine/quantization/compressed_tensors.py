@@ -45,14 +45,14 @@ _NO_MATTER: Final = frozenset(
 
 
 def read_compressed_tensors(path: Path, config: Mapping[str, Any]) -> Scheme:
-    """Understand a `quantization_config`.
+    """Parse a `quantization_config`.
 
     Args:
         path: The config.json that holds it, for errors.
         config: Its value.
 
     Raises:
-        CheckpointError: It asks for something else than W8A8 as above.
+        CheckpointError: It is not W8A8 as above.
     """
     where = _Location(path, "quantization_config")
     where.require(config, {"format": _FORMAT}, _CONFIG)
@@ -136,7 +136,7 @@ class _Location:
     def require(
         self, fields: Mapping[str, Any], wanted: Mapping[str, Any], others: Iterable[str]
     ) -> None:
-        """Refuse a field that is not as wanted; one that is unknown may only be empty."""
+        """Refuse a field with another value; an unknown field must be empty."""
         for field, value in wanted.items():
             found = fields.get(field)
             if found != value or type(found) is not type(value):

@@ -119,6 +119,6 @@ def scales_of_rows(rows: Tensor) -> Tensor:
         return rows.new_ones(rows.shape[:-1])
     # A tenth of the time that torch's norm of infinite order takes.
     largest = rows.abs().amax(dim=-1)
-    # A row of zeros has any scale; 0 would divide 0 by 0. What is no number must stay one that is
-    # none: the sampler looks for it.
+    # Any scale suits a row of zeros; 0 would divide 0 by 0. NaN must stay NaN, since the sampler
+    # checks for it.
     return torch.where(largest == 0, 1.0, largest / LARGEST)

@@ -38,7 +38,7 @@ _MUST_BE_EMPTY: Final = (
 
 
 def read_modelslim(path: Path, document: Mapping[str, Any]) -> Scheme:
-    """Understand a description.
+    """Parse a description.
 
     Args:
         path: The file, for errors.

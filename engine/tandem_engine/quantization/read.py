@@ -1,4 +1,4 @@
-"""Find out how a checkpoint is quantised, and whether that is what was asked for."""
+"""Reads how a checkpoint is quantised, and checks it against the setting."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def resolve_scheme(asked: Quantization, folder: Path | str) -> Scheme:
 
     Raises:
         CheckpointError: As `read_scheme`.
-        ConfigError: It is quantised, and shall not be.
+        ConfigError: It is quantised, but the setting is none.
     """
     found = read_scheme(folder)
     if asked == "none" and found.is_quantized:

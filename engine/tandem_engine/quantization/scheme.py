@@ -10,7 +10,7 @@ class LinearKind(StrEnum):
     """Arithmetic of one linear layer, under msModelSlim's names."""
 
     FLOAT = "FLOAT"
-    """As it is."""
+    """In float."""
 
     DYNAMIC = "W8A8_DYNAMIC"
     """In 8 bits; inputs are quantised token by token."""
@@ -53,4 +53,4 @@ AT_LOAD_SCHEME: Final = Scheme(
     Format.AT_LOAD,
     lambda name: LinearKind.FLOAT if name == HEAD else LinearKind.DYNAMIC,
 )
-"""All but the head, whose errors go straight into the choice of a token."""
+"""All but the head, whose errors would directly change the sampled tokens."""

@@ -43,7 +43,7 @@ class FlatBatch:
     """Tokens that the step before this one yields; None: all are known."""
     is_simple: bool = False
     """True if every row that yields does so for itself alone, and one token: there are no drafts,
-    no beams, and no choices to bring about."""
+    no beams, and no choices to create."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def accepted(
 
     Args:
         sampled: The token at each position: before the first draft, and behind each draft. None
-            where the logits were no numbers.
+            where the logits were not finite.
         drafts: The guesses.
 
     Returns:

@@ -26,13 +26,13 @@ from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.runner.runner import ModelRunner
 
 NUM_TOKENS: Final = 1024
-"""Of the step that tells what a token costs."""
+"""Tokens of the step that gives the cost of a token."""
 CONTEXT: Final = 4096
-"""Tokens of the row that tells what reading its context costs."""
+"""Tokens of the row that gives the cost of reading its context."""
 NUM_ROWS: Final = 16
-"""Of the step that tells what a row costs."""
+"""Rows of the step that gives the cost of a row."""
 _CHOICES: Final = 2
-"""Of a request there: its logits are copied for each, as those of rows that fork are."""
+"""Choices of a request there: its logits are copied for each, as those of rows that fork."""
 _FEW_TOKENS: Final = 64
 _LAYERS: Final = 2
 

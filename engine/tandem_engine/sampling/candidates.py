@@ -16,8 +16,8 @@ def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] |
     """Return the top continuations of each beam, best first.
 
     As in `transformers`, bias, penalties and min_tokens change log-probabilities, which are not
-    normalised anew, and temperature has no part. Equal ones stand in the order of the token id, so
-    that a search does not depend on the device. Tokens that cannot come (−inf) are left out, so
+    normalised again, and temperature has no effect. Equal ones are sorted by token id, so that a
+    search does not depend on the device. Tokens that may not be sampled (−inf) are left out, so
     there may be fewer than asked for.
 
     Args:

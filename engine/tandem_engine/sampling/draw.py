@@ -166,7 +166,7 @@ class _Cut:
         return at[~is_done].tolist()
 
     def _total(self, logits: Tensor, best: Tensor, filters: Filters, is_whole: Tensor) -> Tensor:
-        """[rows, 1]: the mass of all tokens; of rows that do not need it nothing is said."""
+        """[rows, 1]: the mass of all tokens; undefined for rows that do not need it."""
         if is_whole.all():
             return torch.zeros_like(best, dtype=torch.float64)
         return _weights(logits, best, filters).sum(dim=-1, keepdim=True, dtype=torch.float64)

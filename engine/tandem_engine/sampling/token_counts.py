@@ -13,7 +13,7 @@ class TokenCounts:
     """The distinct tokens of a prompt and its output, and the occurrences of each in the output.
 
     Penalties look at these and at no other token of the vocabulary, and a step adds one token to
-    each sequence: to count all of them anew would cost more with each.
+    each sequence: counting all of them again would cost more with each.
 
     Args:
         prompt: Tokens of the prompt.

@@ -18,7 +18,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _STEPS_BETWEEN_LOOKS: Final = 1024
-"""Steps after which the clock is looked at, which costs more than a step; a power of two."""
+"""Steps between readings of the clock, which cost more than a step; a power of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ class Vocabulary:
 
 
 class Pieces(dict[int, str | bytes]):
-    """Token id → what it stands for; filled where it is looked at.
+    """Token id → its text or bytes; filled on first use.
 
     Args:
         vocabulary: What knows it.

@@ -123,7 +123,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     ("then", "reason"),
     [
         pytest.param("echo no such flag >&2; exit 1", "no such flag", id="it refuses"),
-        pytest.param("exit 1", "it said nothing", id="it refuses without a word"),
+        pytest.param("exit 1", "no output", id="it fails without a word"),
     ],
 )
 def test_a_compiler_that_fails_is_named_with_its_words(

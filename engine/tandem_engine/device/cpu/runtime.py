@@ -38,7 +38,7 @@ class CpuEvent:
     """An event of the past: the work that it marks is done."""
 
     def record(self, stream: Stream) -> None:
-        """Nothing is under way that could be marked."""
+        """Do nothing: all work is done."""
 
     def synchronize(self) -> None:
         """Return at once."""
@@ -56,7 +56,7 @@ class CpuStream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing to switch back."""
+        """Do nothing: there is no stream to restore."""
 
     def wait(self, event: Event) -> None:
         """Return at once: `event` is of the past."""

@@ -108,18 +108,18 @@ class FloatProduct:
 class WholeInt8Packing:
     """See `packing.Int8Packing`: oneDNN wants the weight as a whole.
 
-    It is let go when the layer is finished: oneDNN has a copy of its own.
+    It is freed when the layer is finished: oneDNN has a copy of its own.
     """
 
     def __init__(self, outputs: int, inputs: int, device: torch.device | str) -> None:
         self._values = torch.empty(outputs, inputs, dtype=torch.int8, device=device)
 
     def put(self, first: int, rows: Tensor) -> None:
-        """Copy them."""
+        """Copy the rows into the weight."""
         self._values[first : first + len(rows)] = rows
 
     def finish(self, scales: Tensor, bias: Tensor | None, static: StaticInput | None) -> Int8Linear:
-        """Put the weight into the form that this machine multiplies fastest."""
+        """Pack the weight in the layout that this machine multiplies fastest."""
         weight = Int8Weight(self._values, scales, bias, static)
         self._values = torch.empty(0, dtype=torch.int8)
         is_fast = weight.values.device.type == "cpu" and has_vnni()

@@ -23,7 +23,7 @@ It bounds the working memory, and what fits a core's cache need not come from me
 
 @dataclass(frozen=True, slots=True)
 class PlainLinear(PackedLinear):
-    """A weight as it is."""
+    """A weight in its own layout."""
 
     weight: Tensor
     """[out, in]."""
@@ -38,11 +38,11 @@ class PlainPacking:
         self._weight = weight
 
     def put(self, first: int, rows: Tensor) -> None:
-        """Copy them."""
+        """Copy the rows into the weight."""
         self._weight[first : first + len(rows)] = rows
 
     def finish(self, bias: Tensor | None) -> PlainLinear:
-        """Nothing is moved."""
+        """Return the weight as it is."""
         return PlainLinear(self._weight, bias)
 
 
@@ -56,7 +56,7 @@ class ReferenceKernels:
     def packing(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
     ) -> PlainPacking:
-        """A weight as it is."""
+        """A weight in its own layout."""
         return PlainPacking(torch.empty(outputs, inputs, dtype=dtype, device=device))
 
     def packing_int8(
@@ -142,7 +142,7 @@ class ReferenceKernels:
         return None
 
     def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:  # noqa: ARG002
-        """None: one by one, so that each can be looked at."""
+        """None: kernels are called one by one, so that each can be inspected."""
         return None
 
 

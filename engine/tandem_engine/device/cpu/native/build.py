@@ -100,10 +100,10 @@ def build(target: Path = LIBRARIES, *, cache: Path | None = None) -> list[Path]:
     if not all((kept / name).is_file() for name in names):
         with tempfile.TemporaryDirectory(prefix="tandem-kernels-") as folder:
             made = _compile_all(compiler, Path(folder))
-            _place(made, target)
+            _install(made, target)
             _keep(made, kept)
     else:
-        _place([kept / name for name in names], target)
+        _install([kept / name for name in names], target)
     for old in set(target.glob("kernels-*.so")) - {target / name for name in names}:
         old.unlink(missing_ok=True)
     return [target / name for name in names]
@@ -162,7 +162,7 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[str]":
 def _end(process: "subprocess.Popen[str]") -> str:
     """The compiler's errors; empty if there are none."""
     _, complaint = process.communicate()
-    return complaint.strip()[-2000:] or "it said nothing" if process.returncode else ""
+    return complaint.strip()[-2000:] or "no output" if process.returncode else ""
 
 
 def _check(complaint: str) -> None:
@@ -170,7 +170,7 @@ def _check(complaint: str) -> None:
         raise BuildFailed(f"the compiler failed on the kernels:\n{complaint}")
 
 
-def _place(paths: Sequence[Path], folder: Path) -> None:
+def _install(paths: Sequence[Path], folder: Path) -> None:
     """Copy files atomically: no process ever reads half of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
@@ -181,7 +181,7 @@ def _place(paths: Sequence[Path], folder: Path) -> None:
 
 def _keep(paths: Sequence[Path], folder: Path) -> None:
     try:
-        _place(paths, folder)
+        _install(paths, folder)
     except OSError as error:
         # Without a writable home the next install takes half a minute longer.
         print(f"Tandem's kernels are not kept in {folder}: {error}.", file=sys.stderr)  # noqa: T201

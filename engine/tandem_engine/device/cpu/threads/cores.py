@@ -65,7 +65,7 @@ class ThreadPlan:
     """Reason for which they are not pinned."""
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Describe the plan in one line, for the log."""
         count = f"Compute threads: {self.num_threads}"
         if not self.cpus:
             return f"{count}, not pinned: {self.reason}"
@@ -108,7 +108,7 @@ def parse_cpus(text: str) -> frozenset[int]:
     """The CPUs of a kernel's list, such as "0-1,4".
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not such a list.
     """
     found: set[int] = set()
     for part in text.strip().split(","):
