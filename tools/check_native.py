@@ -114,7 +114,7 @@ def _runtime(name: str) -> str:
     asked = [_compiler(), f"-print-file-name={name}"]
     found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(found).is_absolute():
-        sys.exit(f"There is no {name}; it comes with g++ (Debian's libgcc-12-dev).")
+        sys.exit(f"{name} not found; install g++ (Debian: libgcc-12-dev).")
     return str(Path(found).resolve())
 
 

@@ -213,7 +213,7 @@ def _refuse_target(source: Path, target: Path) -> None:
         raise CheckpointError(f"{source} is not a folder; name the folder of a checkpoint")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
-            f"{target} is there already, and nothing is overwritten; name another folder, "
+            f"{target} exists already and is not overwritten; name another folder, "
             "or remove it first"
         )
 

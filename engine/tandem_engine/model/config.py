@@ -28,7 +28,7 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 _MOST_POSITIONS: Final = 2**32 - 1
 """MindIE's upper limit of maxSeqLen."""
 _WIDEST: Final = 2**24
-"""Far above any width, vocabulary or number of layers; products of two of them are no trouble."""
+"""Far above any width, vocabulary or number of layers; a product of two of them fits 64 bits."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -60,7 +60,7 @@ class DecoderConfig:
     qk_norm: bool
     """True if each head of Q and K is normalised before it is rotated."""
     dtype: str | None
-    """One of DTYPES; None when the checkpoint does not say."""
+    """One of DTYPES; None when the checkpoint does not name it."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end an answer; generation_config.json wins over config.json."""
 

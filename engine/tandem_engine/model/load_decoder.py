@@ -95,7 +95,7 @@ def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> Non
     names = frozenset(checkpoint.names())
     last = f"model.layers.{config.num_layers - 1}"
     if not any(name.startswith(f"{last}.") for name in names):
-        checkpoint.entry(f"{last}.input_layernorm.weight")  # says that it is missing
+        checkpoint.entry(f"{last}.input_layernorm.weight")  # raises: it is missing
     layout = allocate_parameters(
         config, dtype=torch.bfloat16, device="meta", kernels=ShapesOnly(), scheme=scheme
     )

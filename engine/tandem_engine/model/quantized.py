@@ -54,7 +54,7 @@ class QuantizedLinear:
     zeros: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that the checkpoint may hold, if all of their values are 0."""
     passed_over: set[str] = field(default_factory=set)
-    """Tensors that the checkpoint may hold and that say nothing new."""
+    """Tensors that the checkpoint may hold and that are redundant."""
 
     @property
     def num_bytes(self) -> int:
@@ -74,7 +74,7 @@ class QuantizedLinear:
                 yield from self._static_parts(self.static, name, number, rows)
 
     def expect_zeros(self, name: str, count: int, *, is_column: bool = False) -> Part:
-        """A tensor that must be all zeros; `finished` makes sure."""
+        """A tensor that must be all zeros, which `finished` checks."""
         # Checked later: an error that is raised while the file is open would hold its memory.
         self.zeros[name] = torch.empty(count, device=self.scales.device)
         take = partial(_fill, self.zeros[name])

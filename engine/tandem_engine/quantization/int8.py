@@ -99,7 +99,7 @@ def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_static(x: Tensor, static: StaticInput) -> Tensor:
-    """Quantise activations by a scale that is given; what lies outside is cut off.
+    """Quantise activations by a given scale; values outside of the range are clamped.
 
     Args:
         x: [tokens, in], of any float type.

@@ -115,7 +115,7 @@ class Vocabulary:
         return piece.encode() if isinstance(piece, str) else piece
 
     def token_text(self, token_id: int) -> str:
-        """A token as text, special ones included; what is no UTF-8 becomes U+FFFD."""
+        """A token as text, special ones included; invalid UTF-8 becomes U+FFFD."""
         piece = self.all[token_id]
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 

@@ -199,11 +199,10 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     (target / "mine").write_text("precious")
 
     assert refusal(folder, target) == (
-        f"{target} is there already, and nothing is overwritten; name another folder, "
-        "or remove it first"
+        f"{target} exists already and is not overwritten; name another folder, or remove it first"
     )
     assert [path.name for path in target.iterdir()] == ["mine"]
-    assert "is there already" in refusal(folder, folder)
+    assert "exists already" in refusal(folder, folder)
 
 
 def test_an_empty_folder_is_filled(folder: Path, tmp_path: Path) -> None:

@@ -401,9 +401,7 @@ def test_a_layer_that_modelslim_does_not_describe_is_named(folder: Path) -> None
     del document[f"{FIRST}.v_proj.weight"]
     path.write_text(json.dumps(document))
 
-    assert refusal(folder) == (
-        f"{path} does not say of which kind the tensor {FIRST}.v_proj.weight is"
-    )
+    assert refusal(folder) == (f"{path} does not name the kind of the tensor {FIRST}.v_proj.weight")
 
 
 def test_norms_that_undo_a_shift_of_outliers_take_the_place_of_the_old_ones(folder: Path) -> None:
