@@ -147,7 +147,7 @@ def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | Non
         return None
     if not isinstance(source, str):
         raise CheckpointError(
-            f"{folder / SETTINGS_FILE}: chat_template is neither a text nor a list of named templates."
+            f"{folder / SETTINGS_FILE}: chat_template is neither a text nor a list of templates."
         )
     try:
         return ChatTemplate(source, _special_tokens(settings))

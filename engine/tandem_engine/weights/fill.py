@@ -75,21 +75,21 @@ def check(
     """
     for part in parts:
         checkpoint.check(part.name, part.shape, dtypes=part.dtypes, is_column=part.is_column)
-    _refuse_strangers(checkpoint, {part.name for part in parts}, is_harmless)
+    _refuse_unknown(checkpoint, {part.name for part in parts}, is_harmless)
 
 
-def _refuse_strangers(
+def _refuse_unknown(
     checkpoint: Checkpoint, known: set[str], is_harmless: Callable[[str], bool]
 ) -> None:
     # A bias or a norm that is not applied makes a model that runs and is wrong, so this is an
     # error and no warning, which is easily missed.
-    strangers = sorted(
+    unknown = sorted(
         name for name in checkpoint.names() if name not in known and not is_harmless(name)
     )
-    if strangers:
-        others = f" and {len(strangers) - 1} more" if strangers[1:] else ""
+    if unknown:
+        others = f" and {len(unknown) - 1} more" if unknown[1:] else ""
         raise CheckpointError(
-            f"{checkpoint.path_of(strangers[0])} holds the tensor {strangers[0]}{others}, "
-            "for which the model that config.json describes has no place; "
+            f"{checkpoint.path_of(unknown[0])} holds the tensor {unknown[0]}{others}, "
+            "which the model that config.json describes does not have; "
             "the weights and config.json do not belong together"
         )
