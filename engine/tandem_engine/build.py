@@ -110,15 +110,15 @@ def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRu
     their keys and values, even in 8 bits and without weights.
     """
     limit = model.max_position_embeddings
-    wanted = config.max_seq_len or limit
-    if wanted > limit:
+    max_seq_len = config.max_seq_len or limit
+    if max_seq_len > limit:
         raise ConfigError(
-            f"maxSeqLen is {wanted}, the model is made for {limit} tokens at most; lower it."
+            f"maxSeqLen is {max_seq_len}, the model is made for {limit} tokens at most; lower it."
         )
-    if config.max_input_token_len is not None and config.max_input_token_len >= wanted:
+    if config.max_input_token_len is not None and config.max_input_token_len >= max_seq_len:
         raise ConfigError(
             f"maxInputTokenLen is {config.max_input_token_len}; it must be below maxSeqLen "
-            f"{wanted}, so that there is room for an answer."
+            f"{max_seq_len}, so that there is room for an answer."
         )
     total = runtime.memory().total
     of_token = kv_bytes_per_token(
@@ -129,13 +129,13 @@ def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRu
     )
     of_token += _ANGLE_BYTES * model.head_dim
     most = max(1, total // of_token)
-    if config.max_seq_len is not None and wanted > most:
+    if config.max_seq_len is not None and max_seq_len > most:
         raise ConfigError(
-            f"maxSeqLen is {wanted}; keys, values and angles of such a sequence take at least "
-            f"{in_gib(wanted * of_token)}, and this replica's memory is {in_gib(total)}: "
+            f"maxSeqLen is {max_seq_len}; keys, values and angles of such a sequence take at least "
+            f"{in_gib(max_seq_len * of_token)}, and this replica's memory is {in_gib(total)}: "
             f"lower maxSeqLen, or raise resources.memory."
         )
-    return min(wanted, most)
+    return min(max_seq_len, most)
 
 
 def _load(

@@ -87,7 +87,7 @@ class ForwardPass(Protocol):
             cache_blocks: [layers, 2, num_blocks, kv_heads, block_size, head_dim], or as in
                 `kv_int8`.
             metadata: Rows, contexts and blocks of the step.
-            logits_rows: [n] int64, tokens of the flat batch whose successor is wanted.
+            logits_rows: [n] int64, tokens of the flat batch whose next token is sampled.
 
         Returns:
             [n, vocab] float32.

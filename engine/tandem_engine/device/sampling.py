@@ -43,7 +43,7 @@ class RowState(NamedTuple):
     position: int
     """Of its next token in the output."""
     seen: TokenIds | None = None
-    """Tokens that penalties look at; None: there are no penalties."""
+    """Tokens that penalties apply to; None: there are no penalties."""
     counts: Values | None = None
     """Occurrences of each of `seen` in the output."""
     banned: TokenIds | None = None

@@ -141,10 +141,10 @@ class _Fields:
         """The value, or None where there is none or it is null."""
         return self.values.get(key)
 
-    def refuse(self, key: str, wanted: str) -> CheckpointError:
+    def refuse(self, key: str, expected: str) -> CheckpointError:
         if self.get(key) is None:
             return self.error(f"{self.within}{key} is missing")
-        return self.error(f"{self.within}{key} is {json.dumps(self.get(key))}, not {wanted}")
+        return self.error(f"{self.within}{key} is {json.dumps(self.get(key))}, not {expected}")
 
     def count(self, key: str, default: int | None = None, *, most: int = _WIDEST) -> int:
         value = default if self.get(key) is None else self.get(key)

@@ -98,7 +98,7 @@ class Decoder:
             token_ids: [tokens] int64, all rows one after another.
             kv_cache: Written at the slots of the step, read up to each row's context.
             metadata: Rows, contexts and blocks of the step.
-            logits_rows: [n] int64, tokens of the flat batch whose successor is wanted.
+            logits_rows: [n] int64, tokens of the flat batch whose next token is sampled.
 
         Returns:
             [n, vocab] float32.
@@ -126,7 +126,7 @@ class Decoder:
         for number, layer in enumerate(packed_model.layers):
             x = self._attention(layer, x, kv_cache[number], metadata)
             if number == last:
-                # K and V are written; what follows matters for the wanted rows alone.
+                # K and V are written; from here on only the rows of the logits are computed.
                 x, residual = x.index_select(0, logits_rows), residual.index_select(0, logits_rows)
             x = kernels.linear(x, layer.output)
             x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, packed_model.eps)

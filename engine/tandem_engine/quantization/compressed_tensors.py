@@ -111,12 +111,12 @@ def _targets(where: "_Location", group: Any) -> list[str]:
     where.require(group, {}, _GROUP)
     if group.get("format") not in (None, _FORMAT):
         raise where.refusal("format", group["format"], _FORMAT)
-    for field, wanted in (("weights", _WEIGHTS), ("input_activations", _ACTIVATIONS)):
+    for field, expected in (("weights", _WEIGHTS), ("input_activations", _ACTIVATIONS)):
         arguments = group.get(field)
         if not isinstance(arguments, dict):
             raise where.refusal(field, arguments, "an object that says int8")
         inner = _Location(where.path, f"{where.within}.{field}")
-        inner.require({**_DEFAULTS, **arguments}, wanted, ())
+        inner.require({**_DEFAULTS, **arguments}, expected, ())
     return where.texts("targets", group.get("targets"))
 
 
@@ -126,23 +126,23 @@ class _Location:
     def __init__(self, path: Path, within: str) -> None:
         self.path, self.within = path, within
 
-    def refusal(self, field: str, value: Any, wanted: str) -> CheckpointError:
+    def refusal(self, field: str, value: Any, expected: str) -> CheckpointError:
         name = f"{self.within}.{field}" if field else self.within
         return CheckpointError(
-            f"{self.path}: {name} is {json.dumps(value)}; supported is {wanted} "
+            f"{self.path}: {name} is {json.dumps(value)}; supported is {expected} "
             "(W8A8: weights int8 by channel, activations int8 by token, both symmetric)"
         )
 
     def require(
-        self, fields: Mapping[str, Any], wanted: Mapping[str, Any], others: Iterable[str]
+        self, fields: Mapping[str, Any], expected: Mapping[str, Any], others: Iterable[str]
     ) -> None:
         """Refuse a field with another value; an unknown field must be empty."""
-        for field, value in wanted.items():
+        for field, value in expected.items():
             found = fields.get(field)
             if found != value or type(found) is not type(value):
                 raise self.refusal(field, found, json.dumps(value))
         for field, value in fields.items():
-            is_known = field in wanted or field in others or field in _NO_MATTER
+            is_known = field in expected or field in others or field in _NO_MATTER
             if not is_known and not _is_empty(value):
                 raise self.refusal(field, value, "null")
 

@@ -31,7 +31,7 @@ class _Ends:
 class Adjustments:
     """Adjustments of some rows, in tensors that are made once while the rows stay.
 
-    Penalties look at the tokens that were seen and at no others, those of all rows in one list.
+    Penalties apply to the tokens that were seen alone; those of all rows are in one list.
     """
 
     rows: Sequence[Row]

@@ -12,7 +12,7 @@ _SPARE: Final = 64
 class TokenCounts:
     """The distinct tokens of a prompt and its output, and the occurrences of each in the output.
 
-    Penalties look at these and at no other token of the vocabulary, and a step adds one token to
+    Penalties apply to these and to no other token of the vocabulary, and a step adds one token to
     each sequence: counting all of them again would cost more with each.
 
     Args:

@@ -78,12 +78,12 @@ def _sampled_peak(work: Callable[[], object]) -> int:
     peak = resident_memory()
     is_done = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         nonlocal peak
         while not is_done.wait(_POLL_S):
             peak = max(peak, resident_memory())
 
-    thread = threading.Thread(target=look, name="tandem-peak", daemon=True)
+    thread = threading.Thread(target=poll, name="tandem-peak", daemon=True)
     thread.start()
     try:
         work()

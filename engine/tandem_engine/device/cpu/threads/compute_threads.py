@@ -195,10 +195,10 @@ class ComputeThreads:
     def _retry_later(self) -> None:
         self._stop = stop = threading.Event()
 
-        def look() -> None:
+        def retry() -> None:
             while not self.is_settled and not stop.wait(RETRY_S):
                 with self._changing:
                     if not stop.is_set():
                         self.retry()
 
-        threading.Thread(target=look, name="tandem-cores", daemon=True).start()
+        threading.Thread(target=retry, name="tandem-cores", daemon=True).start()

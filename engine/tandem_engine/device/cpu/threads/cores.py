@@ -99,9 +99,9 @@ def _container_reason(host: HostCores, num_threads: int) -> str:
     return ""
 
 
-def fair_threads(wanted: int, *, num_cores: int, num_replicas: int) -> int:
+def fair_threads(desired: int, *, num_cores: int, num_replicas: int) -> int:
     """Threads of each of several replicas, none of which has cores of its own."""
-    return max(1, min(wanted, num_cores // max(1, num_replicas)))
+    return max(1, min(desired, num_cores // max(1, num_replicas)))
 
 
 def parse_cpus(text: str) -> frozenset[int]:
