@@ -7,8 +7,8 @@ READY   := $(VENV)/.ready
 # Several processes, since most of the time is spent waiting for pods (tests/lanes.py).
 PYTEST   = $(BIN)/pytest --numprocesses=3 --dist=loadscope --no-loadscope-reorder
 LOCAL   := examples/tandem-tiny/local.yaml
-NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/native/*.[hc]*) \
-           engine/tandem_engine/device/native/build.py
+NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/cpu/native/*.[hc]*) \
+           engine/tandem_engine/device/cpu/native/build.py
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help

@@ -1,6 +1,6 @@
-"""Hatchling's door to the build of the kernels: at `pip install`, editable or not, and for a wheel.
+"""Hatchling's build hook of the kernels: for `pip install`, editable or not, and for a wheel.
 
-A machine without a compiler gets the package all the same; its engine computes in plain torch.
+Without a compiler the package is installed all the same; its engine computes in plain torch.
 """
 
 import importlib.util
@@ -12,8 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path("engine/tandem_engine/device/native")
-TARGET = "tandem_engine/device/native/lib"
+NATIVE = Path("engine/tandem_engine/device/cpu/native")
+TARGET = "tandem_engine/device/cpu/native/lib"
 
 
 class NativeKernels(BuildHookInterface):
@@ -40,7 +40,7 @@ class NativeKernels(BuildHookInterface):
 
 
 def _load(path: Path) -> ModuleType:
-    """The module at `path`, without its package: that is not installed yet."""
+    """Import the module at `path` without its package, which is not installed yet."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise RuntimeError(f"{path} cannot be imported; is the source tree whole?")

@@ -1,13 +1,13 @@
 """`make check-native`: the tests of the native kernels under sanitizers.
 
-These find what goes well by luck: memory that is not theirs, undefined results, threads that race.
+They find errors that other tests miss: invalid memory, undefined behaviour, data races.
 
     python -m tools.check_native                 both, one after the other
     python -m tools.check_native thread          one of them: address or thread
 
-Each has a library of its own, of one variant, compiled with what the sanitizer needs, and the tests
-run in a Python into which its runtime is preloaded. Of Python and torch, which are not compiled so,
-nothing is reported.
+Each has a library of its own, of one variant, compiled with the sanitizer's flags, and the tests
+run in a Python with its runtime preloaded. Python and torch are not compiled so, and nothing is
+reported of them.
 """
 
 import os
@@ -19,20 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandem_engine.device.native import build
-from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.cpu.native import build
+from tandem_engine.device.cpu.native.library import runnable_variants
 
 FOLDER_VARIABLE: Final = "TANDEM_TEST_KERNELS"
-"""Variable that names the kernels for tests; see tests/unit/engine/native.py."""
-_TESTS: Final = ("kernels", "sampling", "forward", "team")
+"""Folder of the kernels for tests; see tests/unit/engine/native.py."""
+_TESTS: Final = ("kernels", "sampling", "forward", "thread_pool")
 _COMMON: Final = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 _FAILED: Final = 66
-"""Exit code of what a sanitizer has ended."""
+"""Exit code of a process that a sanitizer has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sanitizer:
-    """One way of looking for faults."""
+    """A sanitizer: its flags, and how tests run under it."""
 
     flags: tuple[str, ...]
     runtimes: tuple[str, ...]
@@ -61,7 +61,7 @@ SANITIZERS: Final = {
             "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1:"
             f"report_signal_unsafe=0:exitcode={_FAILED}"
         },
-        # A child of a process with threads may not start any under it.
+        # Under it the child of a process with threads cannot start threads.
         deselect="child or signals",
     ),
 }
@@ -71,7 +71,7 @@ def main(names: Sequence[str]) -> None:
     """Run the tests under each sanitizer that is named; exit with 1 at the first fault."""
     for name in names or list(SANITIZERS):
         if name not in SANITIZERS:
-            sys.exit(f"'{name}' is no sanitizer; there are {', '.join(SANITIZERS)}.")
+            sys.exit(f"'{name}' is not a sanitizer; choose from {', '.join(SANITIZERS)}.")
         with tempfile.TemporaryDirectory(prefix="tandem-sanitized-") as folder:
             _check(name, SANITIZERS[name], Path(folder))
 
@@ -88,7 +88,7 @@ def _check(name: str, sanitizer: Sanitizer, folder: Path) -> None:
     tests = [f"tests/unit/engine/test_native_{test}.py" for test in _TESTS]
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k"]
     done = _run(
-        # The same addresses each time: a new layout may be one that the runtime does not know.
+        # The same addresses each time: the runtime does not support every memory layout.
         ["setarch", "-R", sys.executable, *command, f"not ({sanitizer.deselect})", *tests],
         env={
             **os.environ,
@@ -106,15 +106,15 @@ def _compile(source: Path, target: Path, variant: str, sanitizer: Sanitizer) -> 
     flags = [*common, *_COMMON, *sanitizer.flags, *build.variants()[variant], f"-I{build.HERE}"]
     kind = ["-shared"] if target.suffix == ".so" else []
     if _run([_compiler(), *flags, *kind, str(source), "-o", str(target)]):
-        sys.exit(f"The compiler refused {source}.")
+        sys.exit(f"The compiler failed on {source}.")
 
 
 def _runtime(name: str) -> str:
-    """Path of a library of the compiler's own."""
+    """Path of a library that comes with the compiler."""
     asked = [_compiler(), f"-print-file-name={name}"]
     found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(found).is_absolute():
-        sys.exit(f"There is no {name}; it comes with g++ (Debian's libgcc-12-dev).")
+        sys.exit(f"{name} not found; install g++ (Debian: libgcc-12-dev).")
     return str(Path(found).resolve())
 
 

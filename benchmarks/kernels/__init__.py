@@ -1,1 +1,1 @@
-"""What each kernel of the engine takes, and a whole step: native beside the reference."""
+"""Times of each kernel of the engine, and of a whole step: native beside the reference."""

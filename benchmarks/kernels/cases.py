@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.kernels.measure import Work
 from benchmarks.kernels.shapes import Batch, make_cache, make_rope, random_tensor
 from tandem_engine.device import kv_int8
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import pack, pack_int8
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
@@ -28,11 +28,11 @@ class Case:
     make: Callable[[Kernels], Work]
     """The work, on kernels of either kind; tensors are made here."""
     num_bytes: int
-    """What it must read and write at least."""
+    """Bytes that it must read and write at least."""
     operations: int = 0
     """Of its products; a multiplication counts 2."""
     in_a_row: int = 1
-    """How often it works in a turn (`Stopwatch.alternate`)."""
+    """Calls in a turn (`Stopwatch.alternate`)."""
 
 
 def cases_of(config: DecoderConfig, batches: list[Batch]) -> Iterator[Case]:

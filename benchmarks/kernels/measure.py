@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
 from benchmarks.kernels.shapes import random_tensor
-from tandem_engine.device.huge_pages import zeros_in_huge_pages
-from tandem_engine.device.native.kernels import NativeKernels
+from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
+from tandem_engine.device.cpu.native.kernels import NativeKernels
 from tandem_engine.device.packing import pack
 
 Work = Callable[[], object]
@@ -25,7 +25,7 @@ _PEAK_SHAPE: Final = (512, 1024, 6144)
 
 @dataclass(frozen=True, slots=True)
 class Stopwatch:
-    """How long something takes.
+    """Measures durations.
 
     With one thread it is that thread's CPU time, which other processes hardly change; with more it
     is the time on the wall, which says little on a busy machine.
@@ -33,7 +33,7 @@ class Stopwatch:
 
     num_threads: int
     seconds: float
-    """How long each measurement goes on, at least three rounds."""
+    """Seconds of each measurement, at least three rounds."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -69,7 +69,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this machine did in this run."""
+    """Limits of this machine, measured in this run."""
 
     read_bytes_per_s: float
     """Random data in huge pages, read once from front to back."""

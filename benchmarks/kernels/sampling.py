@@ -19,7 +19,7 @@ VOCAB_SIZE: Final = 151_936
 """Qwen3's."""
 NUM_ROWS: Final = 16
 _SPREAD: Final = 3.0
-"""Standard deviation of the logits: the likeliest token then has about a tenth of the mass."""
+"""Standard deviation of the logits: the top token then has about a tenth of the mass."""
 _IN_A_ROW: Final = 10
 """In a step the logits come from the product before, and are in the caches still."""
 _NUM_SEEN: Final = 2000
@@ -62,7 +62,7 @@ def _case(name: str, logits: Tensor, params: list[SamplingParams]) -> Case:
     def make(kernels: Kernels) -> Work:
         rows = [_row(at, one, vocab_size) for at, one in enumerate(params)]
         sampler = Sampler(kernels.row_sampler())
-        return lambda: sampler.choose(logits, rows)
+        return lambda: sampler.sample_step(logits, rows)
 
     return Case(
         kernel=f"sample, {name}",

@@ -16,11 +16,11 @@ from benchmarks.kernels.shapes import MODELS, Batch
 from benchmarks.kernels.steps import StepTimes, measure_steps
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.cores import ThreadPlan
-from tandem_engine.device.host_cores import read_host_cores
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import load_library
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import load_library
+from tandem_engine.device.cpu.threads.cores import ThreadPlan
+from tandem_engine.device.cpu.threads.host_cores import read_host_cores
+from tandem_engine.device.reference.kernels import ReferenceKernels
 
 KERNEL_BATCHES: Final = [
     Batch.decode(1, 64),
@@ -39,7 +39,7 @@ STEP_BATCHES: Final = [Batch.decode(1, 64), Batch.decode(16, 64), Batch.prompt(2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure; see the command line."""
+    """The cases to measure; see the command line."""
 
     models: tuple[str, ...]
     variant: str

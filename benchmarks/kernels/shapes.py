@@ -11,7 +11,7 @@ from tandem_engine.device.attention import AttentionMetadata, build_attention_me
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.network import build_network
+from tandem_engine.model.pack_model import pack_model
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, Scheme
@@ -113,7 +113,7 @@ def make_decoder(config: DecoderConfig, kernels: Kernels, scheme: Scheme = FLOAT
         is_norm = len(part.shape) == 1
         part.take(torch.ones(part.shape).bfloat16() if is_norm else random_tensor(*part.shape))
     rope = make_rope(config)
-    return Decoder(config, build_network(config, parameters, rope), kernels)
+    return Decoder(config, pack_model(config, parameters, rope), kernels)
 
 
 def make_rope(config: DecoderConfig) -> RopeTable:

@@ -72,7 +72,7 @@ def _forward(decoder: Decoder, batch: Batch) -> Work:
 
 def _products(decoder: Decoder, batch: Batch, kernels: Kernels) -> Work:
     """Every linear layer of the step once, on rows of random numbers."""
-    config, network = decoder.config, decoder.network
+    config, packed_model = decoder.config, decoder.packed_model
     wide = config.num_heads * config.head_dim
     rows = {
         width: random_tensor(batch.num_tokens, width)
@@ -81,18 +81,18 @@ def _products(decoder: Decoder, batch: Batch, kernels: Kernels) -> Work:
     last_rows = random_tensor(len(batch.rows), config.hidden_size)
 
     def work() -> None:
-        for layer in network.layers:
+        for layer in packed_model.layers:
             kernels.linear(rows[config.hidden_size], layer.qkv)
             kernels.linear(rows[wide], layer.output)
             kernels.linear(rows[config.hidden_size], layer.gate_up)
             kernels.linear(rows[config.intermediate_size], layer.down)
-        kernels.linear(last_rows, network.head)
+        kernels.linear(last_rows, packed_model.head)
 
     return work
 
 
 def weight_bytes(config: DecoderConfig, layers: torch.dtype = torch.bfloat16) -> int:
-    """What a step must read of the model at least; its head is in bfloat16 also in W8A8."""
+    """Bytes that a step must read of the model at least; its head is in bfloat16 also in W8A8."""
     head = config.vocab_size * config.hidden_size
     of_layers = num_multiplied(config) - head
     return layers.itemsize * of_layers + torch.bfloat16.itemsize * head

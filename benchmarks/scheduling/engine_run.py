@@ -26,7 +26,7 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 

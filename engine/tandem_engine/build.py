@@ -34,7 +34,7 @@ from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
@@ -81,7 +81,7 @@ def build_engine(
     runtime.begin_steps()
     capacity = _capacity(config, decoder, memory, fitted)
     num_host_blocks = _num_host_blocks(config, decoder, memory, capacity)
-    chosen = list(_chosen(config.schedule, max_positions, fitted))
+    chosen = list(_reductions(config.schedule, max_positions, fitted))
     limits = _limits(config, decoder, capacity, fitted)
     config = config.model_copy(update={"schedule": in_force(config.schedule, limits, config.slo)})
     for one in consequences(config.schedule, config.slo, max_seq_len=limits.max_seq_len):
@@ -110,15 +110,15 @@ def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRu
     their keys and values, even in 8 bits and without weights.
     """
     limit = model.max_position_embeddings
-    wanted = config.max_seq_len or limit
-    if wanted > limit:
+    max_seq_len = config.max_seq_len or limit
+    if max_seq_len > limit:
         raise ConfigError(
-            f"maxSeqLen is {wanted}, the model is made for {limit} tokens at most; lower it."
+            f"maxSeqLen is {max_seq_len}, the model is made for {limit} tokens at most; lower it."
         )
-    if config.max_input_token_len is not None and config.max_input_token_len >= wanted:
+    if config.max_input_token_len is not None and config.max_input_token_len >= max_seq_len:
         raise ConfigError(
             f"maxInputTokenLen is {config.max_input_token_len}; it must be below maxSeqLen "
-            f"{wanted}, so that there is room for an answer."
+            f"{max_seq_len}, so that there is room for an answer."
         )
     total = runtime.memory().total
     of_token = kv_bytes_per_token(
@@ -129,13 +129,13 @@ def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRu
     )
     of_token += _ANGLE_BYTES * model.head_dim
     most = max(1, total // of_token)
-    if config.max_seq_len is not None and wanted > most:
+    if config.max_seq_len is not None and max_seq_len > most:
         raise ConfigError(
-            f"maxSeqLen is {wanted}; keys, values and angles of such a sequence take at least "
-            f"{in_gib(wanted * of_token)}, and this replica's memory is {in_gib(total)}: "
+            f"maxSeqLen is {max_seq_len}; keys, values and angles of such a sequence take at least "
+            f"{in_gib(max_seq_len * of_token)}, and this replica's memory is {in_gib(total)}: "
             f"lower maxSeqLen, or raise resources.memory."
         )
-    return min(wanted, most)
+    return min(max_seq_len, most)
 
 
 def _load(
@@ -226,8 +226,8 @@ def _fit(
     return fitted
 
 
-def _chosen(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
-    """What is less than it might be, because the memory holds no more."""
+def _reductions(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
+    """Report sizes that are smaller than asked for, because the memory holds no more."""
     if fitted.max_seq_len < max_positions:
         yield f"maxSeqLen {fitted.max_seq_len} of the model's {max_positions}"
     if fitted.max_batch_size < asked.max_batch_size:

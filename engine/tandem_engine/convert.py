@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.documents import CONFIG_FILE, read_object
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
@@ -23,7 +23,7 @@ from tandem_engine.quantization.modelslim import DESCRIPTION_FILE, modelslim_des
 from tandem_engine.quantization.read import read_scheme
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, HEAD, Format, LinearKind, Scheme
 from tandem_engine.weights.checkpoint import Checkpoint
-from tandem_engine.weights.load import Progress, check
+from tandem_engine.weights.fill import Progress, check
 from tandem_engine.weights.write import SHARD_BYTES, NewTensor, write_tensors
 
 OutputFormat = Literal["compressed-tensors", "msmodelslim"]
@@ -38,7 +38,7 @@ _INDEX: Final = ".index.json"
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """How far one layer in 8 bits is from what it was."""
+    """The error of one layer in 8 bits."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was written."""
+    """Sizes and errors of a checkpoint that was written."""
 
     bytes_before: int
     """Tensors of the checkpoint in float."""
@@ -68,7 +68,7 @@ def quantize_checkpoint(
     progress: Progress | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Conversion:
-    """Write the checkpoint in `source` anew, its linear layers in 8 bits.
+    """Write a copy of the checkpoint in `source` with linear layers in 8 bits.
 
     `target` is there when all of it is written, or not at all. Memory holds one tensor at a time.
 
@@ -106,7 +106,7 @@ def quantize_checkpoint(
 
 
 class _Job:
-    """What is to be written, from what."""
+    """The tensors to write, and their sources."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Job:
         self._has_offsets = output_format == "msmodelslim"
         linears = _check(checkpoint, config, head=head)
         self.unties = head and config.tie_word_embeddings
-        names = sorted(checkpoint.names(), key=checkpoint.place)
+        names = sorted(checkpoint.names(), key=checkpoint.file_position)
         if config.tie_word_embeddings:
             names = [name for name in names if name != f"{HEAD}.weight"]
         stems = {f"{linear}.weight": linear for linear in linears}
@@ -148,7 +148,7 @@ class _Job:
         for name, stem in self._steps:
             made = self._kept(name) if stem is None else self._quantized(name, stem)
             done += self._checkpoint.entry(name).num_bytes
-            # Before they are handed out: after the last one nobody asks again.
+            # Before they are handed out: the generator is not resumed after the last one.
             progress(done, total)
             yield from made
 
@@ -213,17 +213,17 @@ def _refuse_target(source: Path, target: Path) -> None:
         raise CheckpointError(f"{source} is not a folder; name the folder of a checkpoint")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
-            f"{target} is there already, and nothing is overwritten; name another folder, "
+            f"{target} exists already and is not overwritten; name another folder, "
             "or remove it first"
         )
 
 
 def _refuse_small_disk(target: Path, needed: int) -> None:
-    place = next(parent for parent in target.absolute().parents if parent.is_dir())
-    free = shutil.disk_usage(place).free
+    parent = next(one for one in target.absolute().parents if one.is_dir())
+    free = shutil.disk_usage(parent).free
     if needed > free:
         raise CheckpointError(
-            f"{target} needs {needed / 2**20:.0f} MiB, and {place} has {free / 2**20:.0f} MiB "
+            f"{target} needs {needed / 2**20:.0f} MiB, and {parent} has {free / 2**20:.0f} MiB "
             "left; make room, or name a folder on another disk"
         )
 

@@ -11,7 +11,7 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
-from tandem_engine.api.step import Advance, Flight, Runner, Step, StepResult
+from tandem_engine.api.step import Advance, Runner, Step, StepHandle, StepResult
 from tandem_engine.scheduler.records.records import Records, StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 
@@ -39,12 +39,12 @@ class _Launched:
 
     step: Step
     record: StepRecord | None
-    flight: Flight
+    handle: StepHandle
 
 
 @dataclass(frozen=True, slots=True)
 class _OnDemand:
-    """A step that is computed when its result is asked for; a `Flight`."""
+    """A step that is computed when its result is asked for; a `StepHandle`."""
 
     runner: Runner
     step: Step
@@ -57,7 +57,7 @@ class _OnDemand:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A step that could not be submitted; a `Flight`."""
+    """A step that could not be submitted; a `StepHandle`."""
 
     error: Exception
     has_failed = True
@@ -127,9 +127,9 @@ class Engine:
         expired = self._expire(now)
         current = self._next or self._launch(self._scheduler.schedule(now))
         # No step can count on the tokens of one that has failed.
-        self._next = None if current.flight.has_failed else self._launch_next(now)
+        self._next = None if current.handle.has_failed else self._launch_next(now)
         try:
-            result = current.flight.result()
+            result = current.handle.result()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
             result = StepResult(failed=_lost_with(current.step, error))
         failed = self._scheduler.all_of(result.failed)
@@ -180,7 +180,7 @@ class Engine:
             return None
         return _Launched(step, self._scheduler.records.last, self._submit(step))
 
-    def _submit(self, step: Step) -> Flight:
+    def _submit(self, step: Step) -> StepHandle:
         try:
             return self._runner.submit(step)
         except Exception as error:  # noqa: BLE001 - it is the step's, and raised in its turn

@@ -1,4 +1,4 @@
-"""Stand-ins whose answers can be worked out on paper; for tests, the simulator and the docs."""
+"""Fakes whose answers can be computed by hand; for tests, the simulator and the docs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from tandem_engine.api.request import Request
 from tandem_engine.api.step import BlockCopy, Candidate, SampledToken, Step, StepResult
 
 WRONG_DRAFT: Final = -1
-"""What the counting draft guesses where it is to be wrong: no sequence ever has this token."""
+"""Guess of the counting draft where it is to be wrong: no sequence ever has this token."""
 
 
 class CountingRunner:
@@ -19,7 +19,7 @@ class CountingRunner:
     Beams are the exception: they get made-up continuations, always the same ones for the same
     tokens, and have the tokens that `beam_moves` gives them.
 
-    It keeps the promises of `tandem_engine.api.step.Runner` and checks the scheduler's, with an
+    It implements `tandem_engine.api.step.Runner` and checks the scheduler's side of it, with an
     AssertionError where one is broken:
 
     - rows were added before, stand in a step once, and compute what follows on what is computed:
@@ -50,7 +50,7 @@ class CountingRunner:
         self._ledger = _Ledger(block_size) if checks else None
 
     def add(self, request: Request) -> None:
-        """Learn a request."""
+        """Add a request."""
         first, *others = request.sequences
         self._sequences[first] = _Sequence(first, request, _prompt_history(request, self._ledger))
         if not request.sampling.use_beam_search:
@@ -96,20 +96,20 @@ class CountingRunner:
         return StepResult(tokens=tokens, candidates=candidates)
 
     def submit(self, step: Step) -> "_Counted":
-        """Compute `step` now, and tell what came of it when asked."""
+        """Compute `step` now; the handle returns the result."""
         try:
             return _Counted(self.run(step), None)
-        except Exception as error:  # noqa: BLE001 - the promise of `Runner.submit`
-            # They may be in one more step before anybody learns of it.
+        except Exception as error:  # noqa: BLE001 - as `Runner.submit` specifies
+            # They may be in one more step before the failure is known.
             self.lose((*step.sequence_ids, *step.moved))
             return _Counted(None, error)
 
     def lose(self, sequence_ids: Iterable[str]) -> None:
-        """Compute no more of these, whatever is asked of them until they are removed."""
+        """Ignore these sequences in steps until they are removed."""
         self._lost.update(sequence_ids)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored. One that does not exist yet never will."""
@@ -147,7 +147,7 @@ class CountingRunner:
         ]
 
     def _compute(self, row: "_Sequence", step: Step, at: int, drafts: list[int]) -> bool:
-        """Take over what row `at` of the step computes; tell whether it yields."""
+        """Record what row `at` of the step computes; return True if it yields."""
         start, end = step.starts[at], step.starts[at] + step.num_tokens[at]
         known = row.num_known
         yields = end - len(drafts) == known
@@ -191,18 +191,18 @@ class CountingRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What came of a step."""
+    """The result of a step."""
 
     counted: StepResult | None
     error: Exception | None
 
     @property
     def has_failed(self) -> bool:
-        """A device tells so at the end only."""
+        """A device reports it at the end only."""
         return False
 
     def result(self) -> StepResult:
-        """Tell it, or raise what the step raised."""
+        """Return it, or raise what the step raised."""
         if self.counted is None:
             raise self.error or RuntimeError("The step ended without a result; this is a bug.")
         return self.counted
@@ -215,8 +215,8 @@ class _Sequence:
     sequence_id: str
     request: Request
     histories: list[int] | None
-    """For each known token, a number that stands for it and all tokens before it. None: nobody
-    looks."""
+    """For each known token, a number that stands for it and all tokens before it. None: not
+    checked."""
     output: list[int] = field(default_factory=list)
     num_computed: int = 0
 
@@ -250,7 +250,7 @@ class _Sequence:
 
 
 class _Contents:
-    """What stands in the blocks of one memory: for each slot written, the token's history."""
+    """The contents of the blocks of one memory: for each slot written, the token's history."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -262,7 +262,7 @@ class _Contents:
             self._slots[target] = other.slots(source)
 
     def slots(self, block: int) -> list[int]:
-        """What stands in a block, as a new list."""
+        """Contents of a block, as a new list."""
         return list(self._slots.get(block, ()))
 
     def first_wrong(self, table: Sequence[int], histories: list[int], end: int) -> int | None:
@@ -296,7 +296,7 @@ class _Ledger:
         self._holders: dict[int, set[str]] = {}
 
     def hold(self, step: Step) -> None:
-        """Note the step's tables, and who holds no blocks any more."""
+        """Record the step's tables, and the sequences that hold no blocks any more."""
         for sequence_id in step.preempted:
             self._forget(sequence_id)
         rows = set(step.sequence_ids)
@@ -434,6 +434,6 @@ def _after(history: int, token: int) -> int:
 
 
 def _common(left: list[int], right: list[int]) -> int:
-    """How many places from the first on are equal."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))

@@ -20,8 +20,8 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.load import load_decoder
-from tandem_engine.sampling.chance import derive_seed
+from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.sampling.counter_rng import derive_seed
 from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.text.codec import load_codec
 from tests.tiny import TINY, held_out

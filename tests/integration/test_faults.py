@@ -27,14 +27,14 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 
 ENGINE = str(Path(tandem_engine.__file__).parent)
 BLOCK_SIZE = 16
 NUM_BLOCKS = 13
 NUM_HOST_BLOCKS = 8
 NUM_OUTPUT = 34
-COLLECTED = {"ModelRunner.submit", "ModelRunner.run", "Flight.result"}
+COLLECTED = {"ModelRunner.submit", "ModelRunner.run", "StepHandle.result"}
 COMPUTED = {"ModelRunner._compute"}
 EVENTS = {"call", "return", "c_call"}
 FAULT = "there is no such kernel"

@@ -297,7 +297,7 @@ async def test_numbers_that_went_wrong_do_not_reach_who_gets_the_blocks_next(
     async with front_of(checkpoint, num_kv_blocks=32) as front:
         expected = tokens(await read(front, params(temperature=0.0)))
         runner: Any = front._loop._engine._runner
-        norm = runner._decoder.network.layers[0].attention_norm  # before K and V
+        norm = runner._decoder.packed_model.layers[0].attention_norm  # before K and V
         sound = norm.clone()
         norm.fill_(torch.nan)
         with pytest.raises(RequestFailed, match="not finite numbers"):

@@ -22,7 +22,7 @@ from tandem_engine.convert import quantize_checkpoint
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tests.tiny import TINY, held_out
 from tests.unit.engine.quantized_checkpoints import linear_names
 

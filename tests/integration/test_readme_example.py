@@ -45,7 +45,7 @@ from dataclasses import asdict
 from tandem_engine.api.config import EngineConfig
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.build import build_engine
-from tandem_engine.device.host_memory import resident_memory
+from tandem_engine.device.cpu.memory import resident_memory
 
 async def main():
     said = []

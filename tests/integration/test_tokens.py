@@ -16,7 +16,7 @@ from tandem_engine.build import _engine
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.runner import ModelRunner
 from tests.tiny import TINY

@@ -111,7 +111,7 @@ class Advance(NamedTuple):
     finish_reason: FinishReason | None = None
 
 
-class Flight(Protocol):
+class StepHandle(Protocol):
     """A step that was submitted and may still be computed."""
 
     @property
@@ -133,9 +133,9 @@ class Runner(Protocol):
         """Learn the prompt and the sampling of a request before its first step."""
 
     def run(self, step: Step) -> StepResult:
-        """Compute `step`; as to exceptions, see `Flight.result`."""
+        """Compute `step`; as to exceptions, see `StepHandle.result`."""
 
-    def submit(self, step: Step) -> Flight:
+    def submit(self, step: Step) -> StepHandle:
         """Begin to compute `step`, after all that were submitted before; do not wait for it.
 
         One step may be submitted while the one before it is computed, if the rows of that one yield

@@ -1,4 +1,4 @@
-"""What attention must know of one step: computed once on the host, read by every layer.
+"""Rows, contexts and blocks of one step, for attention: computed once on the host.
 
 One step is one flat batch. The tokens of all rows lie one after another, without padding:
 
@@ -45,7 +45,7 @@ class Tile:
     """Queries of one chunk that attend to the same keys."""
 
     tokens: slice
-    """Where the queries lie in the flat batch."""
+    """Slice of the flat batch that holds the queries."""
     num_keys: int
     """Tokens of the row's context up to and including the last query."""
     mask: Tensor | None
@@ -75,7 +75,7 @@ class AttentionMetadata:
     num_decode_rows: int
     """Leading rows that bring exactly one token."""
     device: torch.device | str
-    """Where the tensors go."""
+    """Device of the tensors."""
 
     row_starts: Int32s
     """[rows + 1]: first token of each row in the flat batch; the last entry counts all tokens."""
@@ -86,11 +86,11 @@ class AttentionMetadata:
     blocks: Int32s
     """Ids of the blocks that hold the rows' contexts, row by row, in token order."""
     token_positions: Ints
-    """[tokens]: place of each token in its sequence, from 0."""
+    """[tokens]: position of each token in its sequence, from 0."""
     token_blocks: Ints
     """[tokens]: id of the block where K and V of each token go."""
     token_offsets: Ints
-    """[tokens]: their place in that block."""
+    """[tokens]: their offset in that block."""
 
     @property
     def num_rows(self) -> int:
@@ -215,7 +215,7 @@ def _check(
 
 
 def _starts(lengths: Ints) -> Ints:
-    """Where each of the pieces begins that follow one another, and where the last one ends."""
+    """Start of each of the consecutive pieces, and the end of the last one."""
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
 
 

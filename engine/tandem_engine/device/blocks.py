@@ -1,4 +1,4 @@
-"""Moving whole KV blocks: from block to block on the device, and between device and host.
+"""Copies of whole KV blocks: from block to block on the device, and between device and host.
 
 On the device all layers lie in one tensor, [layers, 2, num_blocks, kv_heads, block_size,
 head_dim], so that a block of every layer moves in one operation. On the host a block is one

@@ -3,10 +3,10 @@
     k[t, h] ≈ scale[t, h] * q[t, h]        -127 ≤ q ≤ 127, a scale for each token and KV head
 
 K is quantised after it is turned, V as it is; the scale is the largest magnitude over 127. A row
-with a number that is not finite has a scale that is none, so that whatever reads it is none either.
+with a number that is not finite has the scale NaN, so that all results that read it are NaN, too.
 
 What one block holds of one KV head is a *page*: the values of its tokens, and behind them their
-scales, so that whoever copies, swaps or shares a block does it with its scales.
+scales, so that a block that is copied, swapped or shared takes its scales along.
 
     page:   int8 [block_size, head_dim] | float32 [block_size]
     cache:  int8 [num_blocks, kv_heads, block_size, head_dim + 4]; the last two are a page
@@ -21,13 +21,13 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.quantization.int8 import scales_of_rows
 
 SCALE_BYTES: Final = torch.float32.itemsize
-"""What a token and KV head takes beside its values."""
+"""Bytes of a token and KV head beside its values."""
 MOST_HEAD_DIM: Final = 512
 """The sums of kernels that multiply in integers fit 32 bits up to here."""
 
 
 def is_int8(cache: Tensor) -> bool:
-    """Whether a cache, of K or of V, is in 8 bits."""
+    """True if a cache, of K or of V, is in 8 bits."""
     return cache.dtype == torch.int8
 
 
@@ -37,7 +37,7 @@ def head_dim_of(cache: Tensor) -> int:
 
 
 def row_elements(head_dim: int, dtype: torch.dtype) -> int:
-    """What one token and KV head takes in a cache, in elements of `dtype`.
+    """Size of one token and KV head in a cache, in elements of `dtype`.
 
     Raises:
         ConfigError: A head of this size cannot be in 8 bits.
@@ -72,7 +72,7 @@ def write(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
         rows: [tokens, kv_heads, head_dim], of any float type.
         cache: See the module.
         blocks: [tokens] int64.
-        offsets: [tokens] int64, places in the blocks.
+        offsets: [tokens] int64, offsets in the blocks.
     """
     rows = rows.float()
     scales = scales_of_rows(rows)
@@ -83,6 +83,6 @@ def write(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
 
 
 def read_blocks(cache: Tensor, blocks: Tensor) -> Tensor:
-    """What some blocks stand for, [blocks, kv_heads, block_size, head_dim] float32."""
+    """Dequantised values of some blocks, [blocks, kv_heads, block_size, head_dim] float32."""
     gathered = cache.index_select(0, blocks)
     return values_of(gathered).float().mul_(scales_of(gathered).unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""Linear layers on their way from a checkpoint into the form that a device's kernels multiply with.
+"""Packing of linear layers, from a checkpoint into the layout that a device's kernels multiply.
 
 Rows go there straight from the file, so that no weight is held twice and none is copied twice.
 """
@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tandem_engine.device.network import PackedLinear
+from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.quantization.int8 import Int8Weight, StaticInput
 
 
@@ -39,8 +39,8 @@ class Int8Packing(Protocol):
         """The layer, once all rows are there; for the others see `Int8Weight`."""
 
 
-class Packs(Protocol):
-    """What kernels offer for it: the part of `runtime.Kernels` that loading a model needs."""
+class PackingKernels(Protocol):
+    """The part of `runtime.Kernels` that loading a model needs."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """Type of activations, norms and biases where weights are of `dtype`."""
@@ -57,7 +57,7 @@ class Packs(Protocol):
 
 
 class ShapesOnly:
-    """Packs nothing: for parameters on the device `meta`, which have shapes and no memory."""
+    """Packs nothing: for parameters on the device `meta`, which have shapes but no memory."""
 
     def computed_in(self, dtype: torch.dtype) -> torch.dtype:
         """The same."""
@@ -65,14 +65,14 @@ class ShapesOnly:
 
     def packing(self, *_layer: object) -> LinearPacking:
         """One that is never filled."""
-        return _Nothing()
+        return _NullPacking()
 
     def packing_int8(self, *_layer: object, is_static: bool) -> Int8Packing:  # noqa: ARG002
         """One that is never filled."""
-        return _Nothing()
+        return _NullPacking()
 
 
-class _Nothing:
+class _NullPacking:
     def put(self, first: int, rows: Tensor) -> None:
         raise _never_filled(first, rows)
 
@@ -81,10 +81,10 @@ class _Nothing:
 
 
 def _never_filled(*given: object) -> Exception:
-    return AssertionError(f"only shapes are looked at, and {len(given)} values came; a bug")
+    return AssertionError(f"only shapes are packed, but {len(given)} values came; this is a bug")
 
 
-def pack(kernels: Packs, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+def pack(kernels: PackingKernels, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """Pack a weight [out, in] that is there as a whole, on the host: in tests and benchmarks."""
     outputs, inputs = weight.shape
     packing = kernels.packing(outputs, inputs, weight.dtype, weight.device)
@@ -92,7 +92,7 @@ def pack(kernels: Packs, weight: Tensor, bias: Tensor | None = None) -> PackedLi
     return packing.finish(bias)
 
 
-def pack_int8(kernels: Packs, weight: Int8Weight) -> PackedLinear:
+def pack_int8(kernels: PackingKernels, weight: Int8Weight) -> PackedLinear:
     """The same for a layer in 8 bits."""
     outputs, inputs = weight.values.shape
     packing = kernels.packing_int8(

@@ -7,7 +7,7 @@ from typing import cast
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.runtime import DeviceRuntime
 
-BACKENDS = {"cpu": "tandem_engine.device.cpu:CpuRuntime"}
+BACKENDS = {"cpu": "tandem_engine.device.cpu.runtime:CpuRuntime"}
 """Name → "module:attribute" of a callable that takes `memory_bytes` and returns a runtime."""
 
 

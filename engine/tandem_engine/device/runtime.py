@@ -1,6 +1,6 @@
-"""What the engine asks of a device: memory, streams, events and a dozen kernels.
+"""The interface of a device: memory, streams, events and a dozen kernels.
 
-Whatever is written against these protocols runs on any backend. A backend is one module of this
+Code that uses these protocols alone runs on any backend. A backend is one module of this
 package (see `registry`); `reference` holds the kernels in plain torch, which the others must equal.
 """
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.network import ForwardPass, Network, PackedLinear
-from tandem_engine.device.packing import Packs
-from tandem_engine.device.sampling import Samples
+from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
+from tandem_engine.device.packing import PackingKernels
+from tandem_engine.device.sampling import SamplingKernels
 
 
 class Memory(NamedTuple):
@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     total: int
     """The most that this process should ever hold."""
     used: int
-    """What it holds now."""
+    """Bytes that it holds now."""
 
 
 class Event(Protocol):
@@ -66,7 +66,7 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-class Kernels(Packs, Samples, Protocol):
+class Kernels(PackingKernels, SamplingKernels, Protocol):
     """The operations that a decoder is made of. Results are new tensors of the inputs' dtype."""
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
@@ -129,7 +129,7 @@ class Kernels(Packs, Samples, Protocol):
 
         Query head h reads KV head h // (heads / kv_heads) (Ainslie et al., "GQA", 2023); scores are
         multiplied by `scale`; softmax and its sums are in float32. The step's own tokens must be
-        in the cache. What stands behind a row's last token has no effect, even if it is no number.
+        in the cache. Slots behind a row's last token have no effect, even if they hold NaN.
 
         Args:
             q: [tokens, heads, head_dim]; heads side by side, tokens any distance apart.
@@ -142,8 +142,8 @@ class Kernels(Packs, Samples, Protocol):
             [tokens, heads * head_dim].
         """
 
-    def forward_pass(self, network: Network) -> ForwardPass | None:
-        """The whole of a network in one call; None: the decoder calls kernels one by one."""
+    def forward_pass(self, packed_model: PackedModel) -> ForwardPass | None:
+        """The forward pass of a whole model; None: the decoder calls kernels one by one."""
 
 
 class DeviceRuntime(Protocol):
@@ -155,7 +155,7 @@ class DeviceRuntime(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors live."""
+        """The device of tensors."""
 
     @property
     def kernels(self) -> Kernels:
@@ -168,20 +168,20 @@ class DeviceRuntime(Protocol):
         """A new event."""
 
     def memory(self) -> Memory:
-        """How much this process may hold, and holds."""
+        """Bytes that this process may hold, and holds."""
 
     def peak_memory(self, work: Callable[[], object]) -> int:
         """Bytes of `memory` that this process holds at most while `work` runs."""
 
     def set_num_threads(self, num_threads: int | None) -> str:
-        """Use so many compute threads on the host, at least 1; None leaves it to the device.
+        """Use `num_threads` compute threads on the host, at least 1; None leaves it to the device.
 
         Returns:
-            One line for a person: how many there are, and where.
+            A description for the log: their number and CPUs.
         """
 
     def begin_steps(self) -> None:
-        """Called once when the model is loaded, before its first step."""
+        """Prepare for steps; called once, when the model is loaded."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Entered for each step: what the device puts off for its spare time stands still in it."""
+        """Enter for each step: the device's idle work pauses meanwhile."""

@@ -13,13 +13,13 @@ Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSampling:
-    """How one row is sampled, as long as there is the row."""
+class RowSamplingParams:
+    """Sampling parameters of one row, for its whole life."""
 
     temperature: float
-    """0: the likeliest token is taken, and what follows has no part in it but for the bias."""
+    """0: the argmax is taken, and the fields below do not matter but for the bias."""
     margin: float
-    """How far below the largest logit min_p lets one be: 0 or less."""
+    """Lower bound by min_p of a logit relative to the largest: 0 or less."""
     top_k: int
     """0: off."""
     top_p: float
@@ -30,43 +30,43 @@ class RowSampling:
     frequency_penalty: float
     presence_penalty: float
     num_logprobs: int | None
-    """None: none are asked for; else that of the token, and of so many of the likeliest."""
+    """None: none are asked for; else that of the token, and of so many top tokens."""
     biased: TokenIds
     """Tokens whose logits are changed first."""
     biases: Values
-    """What is added to each."""
+    """Added to each."""
 
 
-class RowNow(NamedTuple):
-    """What a row is in this very step."""
+class RowState(NamedTuple):
+    """The part of a row's sampling that changes with each step."""
 
     position: int
     """Of its next token in the output."""
     seen: TokenIds | None = None
-    """Tokens that penalties look at; None: there are no penalties."""
+    """Tokens that penalties apply to; None: there are no penalties."""
     counts: Values | None = None
-    """How often each of `seen` stands in the output."""
-    barred: TokenIds | None = None
-    """Tokens that may not come; None: all may."""
+    """Occurrences of each of `seen` in the output."""
+    banned: TokenIds | None = None
+    """Tokens that may not be sampled; None: all may."""
 
 
 class Sampled(NamedTuple):
     """The tokens of a step, and log-probabilities, which are the model's own."""
 
     token_ids: Tensor
-    """int64 [rows]; below 0: the logits, as they were changed, are no finite numbers."""
+    """int64 [rows]; below 0: the adjusted logits are not finite."""
     logprobs: Tensor
     """float32 [rows]: of the tokens, in rows that ask."""
     top_ids: Tensor
-    """int64 [rows, most]: the likeliest tokens, best first; below 0: there are no more."""
+    """int64 [rows, width]: the top tokens, best first; below 0: there are no more."""
     top_logprobs: Tensor
-    """float32 [rows, most]."""
+    """float32 [rows, width]."""
 
 
 class StepSampling(Protocol):
     """Samples the same rows step after step."""
 
-    def __call__(self, logits: Tensor, now: Sequence[RowNow]) -> Sampled:
+    def __call__(self, logits: Tensor, now: Sequence[RowState]) -> Sampled:
         """One token a row.
 
         Args:
@@ -77,20 +77,20 @@ class StepSampling(Protocol):
 
 
 class RowSampler(Protocol):
-    """A device's own sampling. It chooses as `tandem_engine.sampling` does in torch.
+    """A device's own sampling, by the rules of `tandem_engine.sampling` in torch.
 
     The rules are the same to the letter, and so is the number that a draw looks up; but weights and
     their sums are rounded elsewhere. So a token can be another one where that number comes within
-    a millionth of the whole mass of the border between two tokens, or where `top_p` comes that
+    a millionth of the whole mass of the boundary between two tokens, or where `top_p` comes that
     close to what the tokens before its last one add up to.
     """
 
-    def prepare(self, rows: Sequence[RowSampling]) -> StepSampling:
+    def prepare(self, rows: Sequence[RowSamplingParams]) -> StepSampling:
         """Get ready to sample such rows."""
 
 
-class Samples(Protocol):
-    """What kernels offer for it."""
+class SamplingKernels(Protocol):
+    """The part of `runtime.Kernels` that sampling needs."""
 
     def row_sampler(self) -> RowSampler | None:
         """A sampler for one runner; None: sample in torch."""

@@ -26,7 +26,7 @@ from tandem_engine.front.choice import choices_of
 from tandem_engine.front.loop import EngineLoop
 from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.front.stream import BestOfStream, RequestStream
-from tandem_engine.sampling.chance import derive_seed
+from tandem_engine.sampling.counter_rng import derive_seed
 from tandem_engine.text.codec import CheckpointCodec
 
 _LOG = logging.getLogger(__name__)

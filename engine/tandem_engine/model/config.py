@@ -28,7 +28,7 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 _MOST_POSITIONS: Final = 2**32 - 1
 """MindIE's upper limit of maxSeqLen."""
 _WIDEST: Final = 2**24
-"""Far above any width, vocabulary or number of layers; products of two of them are no trouble."""
+"""Far above any width, vocabulary or number of layers; a product of two of them fits 64 bits."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -52,22 +52,22 @@ class DecoderConfig:
     """Longest sequence that the checkpoint is made for, in tokens, its rope scaling counted in."""
     rope: Rope
     tie_word_embeddings: bool
-    """Whether the output head is the embedding."""
+    """True if the output head is the embedding."""
     qkv_bias: bool
     output_bias: bool
-    """Whether the projection after attention has a bias."""
+    """True if the projection after attention has a bias."""
     mlp_bias: bool
     qk_norm: bool
-    """Whether each head of Q and K is normalised before it is rotated."""
+    """True if each head of Q and K is normalised before it is rotated."""
     dtype: str | None
-    """One of DTYPES; None when the checkpoint does not say."""
+    """One of DTYPES; None when the checkpoint does not name it."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end an answer; generation_config.json wins over config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """What config.json leaves unsaid, because it is in the code of the architecture."""
+    """Properties of an architecture that config.json omits, because its code has them."""
 
     qkv_bias: bool | None = None  # None: as attention_bias says
     output_bias: bool | None = None
@@ -141,10 +141,10 @@ class _Fields:
         """The value, or None where there is none or it is null."""
         return self.values.get(key)
 
-    def refuse(self, key: str, wanted: str) -> CheckpointError:
+    def refuse(self, key: str, expected: str) -> CheckpointError:
         if self.get(key) is None:
             return self.error(f"{self.within}{key} is missing")
-        return self.error(f"{self.within}{key} is {json.dumps(self.get(key))}, not {wanted}")
+        return self.error(f"{self.within}{key} is {json.dumps(self.get(key))}, not {expected}")
 
     def count(self, key: str, default: int | None = None, *, most: int = _WIDEST) -> int:
         value = default if self.get(key) is None else self.get(key)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
-from tandem_engine.device.huge_pages import zeros_in_huge_pages
-from tandem_engine.device.network import Network, NetworkLayer
+from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
+from tandem_engine.device.packed_model import PackedLayer, PackedModel
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tandem_engine.model.config import DecoderConfig
 
@@ -48,39 +48,39 @@ class Decoder:
 
     Args:
         config: Its shape.
-        network: Its parameters.
-        kernels: The device's, which also packed the network.
-        quantization: What is in 8 bits, in words; None: nothing.
+        packed_model: Its parameters.
+        kernels: The device's, which also packed the packed_model.
+        quantization: Describes the layers in 8 bits, for the log; None: there are none.
     """
 
     def __init__(
         self,
         config: DecoderConfig,
-        network: Network,
+        packed_model: PackedModel,
         kernels: Kernels,
         *,
         quantization: str | None = None,
     ) -> None:
         self.config = config
-        self.network = network
+        self.packed_model = packed_model
         self.quantization = quantization
         self._kernels = kernels
-        self._forward_pass = kernels.forward_pass(network)
+        self._forward_pass = kernels.forward_pass(packed_model)
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the weights that are not in 8 bits, and of the KV cache unless it is int8."""
-        return self.network.dtype
+        return self.packed_model.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.network.norm.device
+        """The device of the parameters."""
+        return self.packed_model.norm.device
 
     @property
     def max_positions(self) -> int:
         """Tokens that one sequence may have."""
-        return len(self.network.rope)
+        return len(self.packed_model.rope)
 
     def forward(
         self,
@@ -98,7 +98,7 @@ class Decoder:
             token_ids: [tokens] int64, all rows one after another.
             kv_cache: Written at the slots of the step, read up to each row's context.
             metadata: Rows, contexts and blocks of the step.
-            logits_rows: [n] int64, tokens of the flat batch whose successor is wanted.
+            logits_rows: [n] int64, tokens of the flat batch whose next token is sampled.
 
         Returns:
             [n, vocab] float32.
@@ -116,34 +116,36 @@ class Decoder:
         logits_rows: Tensor,
     ) -> Tensor:
         """The same, kernel by kernel: what a forward pass of the device's own must equal."""
-        network, kernels = self.network, self._kernels
-        residual = kernels.embedding(token_ids, network.embedding)  # [tokens, hidden]
-        x = kernels.rms_norm(residual, network.layers[0].attention_norm, network.eps)
-        next_norms = [layer.attention_norm for layer in network.layers[1:]] + [network.norm]
-        last = len(network.layers) - 1
-        for number, layer in enumerate(network.layers):
+        packed_model, kernels = self.packed_model, self._kernels
+        residual = kernels.embedding(token_ids, packed_model.embedding)  # [tokens, hidden]
+        x = kernels.rms_norm(residual, packed_model.layers[0].attention_norm, packed_model.eps)
+        next_norms = [layer.attention_norm for layer in packed_model.layers[1:]] + [
+            packed_model.norm
+        ]
+        last = len(packed_model.layers) - 1
+        for number, layer in enumerate(packed_model.layers):
             x = self._attention(layer, x, kv_cache[number], metadata)
             if number == last:
-                # K and V are written; what follows matters for the wanted rows alone.
+                # K and V are written; from here on only the rows of the logits are computed.
                 x, residual = x.index_select(0, logits_rows), residual.index_select(0, logits_rows)
             x = kernels.linear(x, layer.output)
-            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, network.eps)
+            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, packed_model.eps)
             x = kernels.silu_mul(kernels.linear(x, layer.gate_up))
             x = kernels.linear(x, layer.down)
-            x, residual = kernels.add_rms_norm(x, residual, next_norms[number], network.eps)
-        return kernels.linear(x, network.head).float()
+            x, residual = kernels.add_rms_norm(x, residual, next_norms[number], packed_model.eps)
+        return kernels.linear(x, packed_model.head).float()
 
     def _attention(
-        self, layer: NetworkLayer, x: Tensor, cache: LayerCache, metadata: AttentionMetadata
+        self, layer: PackedLayer, x: Tensor, cache: LayerCache, metadata: AttentionMetadata
     ) -> Tensor:
         """[tokens, hidden] → [tokens, heads * head_dim], before the output projection."""
-        network, kernels = self.network, self._kernels
+        packed_model, kernels = self.packed_model, self._kernels
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
-            norms = HeadNorms(layer.q_norm, layer.k_norm, network.eps)
+            norms = HeadNorms(layer.q_norm, layer.k_norm, packed_model.eps)
         qkv = kernels.linear(x, layer.qkv)
-        q = kernels.prepare_attention(qkv, network.rope, *cache, metadata, norms=norms)
-        return kernels.paged_attention(q, *cache, metadata, network.scale)
+        q = kernels.prepare_attention(qkv, packed_model.rope, *cache, metadata, norms=norms)
+        return kernels.paged_attention(q, *cache, metadata, packed_model.scale)
 
 
 def allocate_kv_cache(

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tandem_engine.device.network import PackedLinear
-from tandem_engine.device.packing import LinearPacking, Packs
+from tandem_engine.device.packed_model import PackedLinear
+from tandem_engine.device.packing import LinearPacking, PackingKernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.quantized import (
     QuantizedLinear,
@@ -22,7 +22,7 @@ from tandem_engine.model.quantized import (
     norm_parts,
 )
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, HEAD, LinearKind, Scheme
-from tandem_engine.weights.load import Part
+from tandem_engine.weights.fill import Part
 
 _EMBEDDING: Final = "model.embed_tokens"
 
@@ -109,7 +109,7 @@ def allocate_parameters(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    kernels: Packs,
+    kernels: PackingKernels,
     scheme: Scheme = FLOAT_SCHEME,
 ) -> Parameters:
     """Parameters of the right shapes, not yet filled.
@@ -189,7 +189,7 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
 
 
 def is_harmless(config: DecoderConfig, parameters: Parameters, name: str) -> bool:
-    """Whether a tensor that fills no parameter may stand in a checkpoint all the same."""
+    """True if a checkpoint may hold this tensor although it fills no parameter."""
     # Frequencies follow from config.json; older checkpoints hold them once per layer.
     return (
         name.endswith(".rotary_emb.inv_freq")

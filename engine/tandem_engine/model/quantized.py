@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.device.network import PackedLinear
-from tandem_engine.device.packing import Int8Packing, Packs
+from tandem_engine.device.packed_model import PackedLinear
+from tandem_engine.device.packing import Int8Packing, PackingKernels
 from tandem_engine.quantization.int8 import SHIFT, StaticInput, quantize_rows
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
 from tandem_engine.weights.checkpoint import FLOATS
-from tandem_engine.weights.load import Part
+from tandem_engine.weights.fill import Part
 
 _INT8: Final = ("I8",)
 _LOWEST, _HIGHEST = -128, 127
@@ -22,7 +22,7 @@ _LOWEST, _HIGHEST = -128, 127
 
 @dataclass(frozen=True, slots=True)
 class _StaticTensors:
-    """What a checkpoint says about inputs with one scale; see `quantization.modelslim`."""
+    """The fields of a checkpoint on inputs with one scale; see `quantization.modelslim`."""
 
     input_scales: Tensor
     """[projections] float32."""
@@ -54,7 +54,7 @@ class QuantizedLinear:
     zeros: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that the checkpoint may hold, if all of their values are 0."""
     passed_over: set[str] = field(default_factory=set)
-    """Tensors that the checkpoint may hold and that say nothing new."""
+    """Tensors that the checkpoint may hold and that are redundant."""
 
     @property
     def num_bytes(self) -> int:
@@ -74,8 +74,8 @@ class QuantizedLinear:
                 yield from self._static_parts(self.static, name, number, rows)
 
     def expect_zeros(self, name: str, count: int, *, is_column: bool = False) -> Part:
-        """A tensor that must be all zeros; `finished` makes sure."""
-        # Looked at later: an error that is raised while the file is open would hold its memory.
+        """A tensor that must be all zeros, which `finished` checks."""
+        # Checked later: an error that is raised while the file is open would hold its memory.
         self.zeros[name] = torch.empty(count, device=self.scales.device)
         take = partial(_fill, self.zeros[name])
         return Part(name, (count,), take, (*FLOATS, *_INT8), is_column)
@@ -180,7 +180,7 @@ def allocate_quantized(
     *,
     bias: bool,
     device: torch.device | str,
-    kernels: Packs,
+    kernels: PackingKernels,
 ) -> QuantizedLinear:
     """One that is not yet filled; `kind` is not FLOAT."""
     rows = sum(widths)

@@ -26,7 +26,7 @@ class RopeDefault:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return 1.0
 
 
@@ -43,7 +43,7 @@ class RopeLinear:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return 1.0
 
 
@@ -72,7 +72,7 @@ class RopeLlama3:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return 1.0
 
 
@@ -85,7 +85,7 @@ class RopeYarn:
     original_max_position_embeddings: int
     """Tokens that the model saw before it was extended."""
     attention_factor: float | None = None
-    """What cosines and sines are multiplied by; None: follows from the others."""
+    """Factor of cosines and sines; None: follows from the others."""
     beta_fast: float = 32.0
     """Turns within the original length from which a wave is kept."""
     beta_slow: float = 1.0
@@ -93,7 +93,7 @@ class RopeYarn:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    """Whether the ends of the ramp are rounded to whole pairs."""
+    """True if the ends of the ramp are rounded to whole pairs."""
 
     def inverse_frequencies(self, head_dim: int) -> Tensor:
         """Angle per position of each pair, in radians: [head_dim / 2] float32."""
@@ -111,7 +111,7 @@ class RopeYarn:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -119,7 +119,7 @@ class RopeYarn:
         return self._sharpness(1.0)
 
     def _pair_with_turns(self, turns: float, head_dim: int) -> float:
-        """Which pair makes so many turns within the original length."""
+        """Index of the pair that makes so many turns within the original length."""
         length = self.original_max_position_embeddings
         return (head_dim * math.log(length / (turns * 2 * math.pi))) / (2 * math.log(self.theta))
 
@@ -152,7 +152,7 @@ class RopeDynamic:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return 1.0
 
 
@@ -170,11 +170,11 @@ class RopeLong:
     long_factor: tuple[float, ...]
     """Factors of the pairs where there are longer ones."""
     factor: float
-    """How many times as long as before; decides the amplitude."""
+    """Ratio of the extended to the original length; decides the amplitude."""
     original_max_position_embeddings: int
     """Tokens that the model saw before it was extended."""
     attention_factor: float | None = None
-    """What cosines and sines are multiplied by; None: follows from the others."""
+    """Factor of cosines and sines; None: follows from the others."""
     num_positions: int = 0
     """Tokens of the longest sequence that is served."""
 
@@ -187,7 +187,7 @@ class RopeLong:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.factor <= 1:

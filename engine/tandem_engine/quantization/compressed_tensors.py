@@ -24,7 +24,7 @@ _ANY_LINEAR: Final = "Linear"
 _PATTERN: Final = "re:"
 _PATTERNS: Final = "targets or ignore"
 _MATCH_S: Final = 1.0
-"""How long a pattern may take for a name; one that backtracks would take for ever."""
+"""Seconds that a pattern may take for a name; a backtracking one would take for ever."""
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "num_bits": 8,
@@ -32,7 +32,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "symmetric": True,
     "dynamic": False,
 }
-"""What a field means that is left out, as far as it is not nothing."""
+"""Defaults of fields that are left out, unless they are empty."""
 _WEIGHTS: Final[Mapping[str, Any]] = {"strategy": "channel", **_DEFAULTS}
 _ACTIVATIONS: Final[Mapping[str, Any]] = {"strategy": "token", **_DEFAULTS, "dynamic": True}
 _GROUP: Final = ("weights", "input_activations", "targets", "format")
@@ -45,16 +45,16 @@ _NO_MATTER: Final = frozenset(
 
 
 def read_compressed_tensors(path: Path, config: Mapping[str, Any]) -> Scheme:
-    """Understand a `quantization_config`.
+    """Parse a `quantization_config`.
 
     Args:
         path: The config.json that holds it, for errors.
         config: Its value.
 
     Raises:
-        CheckpointError: It asks for something else than W8A8 as above.
+        CheckpointError: It is not W8A8 as above.
     """
-    where = _Place(path, "quantization_config")
+    where = _Location(path, "quantization_config")
     where.require(config, {"format": _FORMAT}, _CONFIG)
     status = config.get("quantization_status")
     if status not in (None, "compressed", "frozen"):
@@ -65,7 +65,7 @@ def read_compressed_tensors(path: Path, config: Mapping[str, Any]) -> Scheme:
     targets = [
         target
         for name, group in groups.items()
-        for target in _targets(_Place(path, f"{where.within}.config_groups.{name}"), group)
+        for target in _targets(_Location(path, f"{where.within}.config_groups.{name}"), group)
     ]
     ignore = where.texts("ignore", config.get("ignore") or [])
     where.compile([*targets, *ignore])
@@ -105,44 +105,44 @@ def compressed_tensors_config(*, head: bool) -> dict[str, Any]:
     }
 
 
-def _targets(where: "_Place", group: Any) -> list[str]:
+def _targets(where: "_Location", group: Any) -> list[str]:
     if not isinstance(group, dict):
         raise where.refusal("", group, "an object")
     where.require(group, {}, _GROUP)
     if group.get("format") not in (None, _FORMAT):
         raise where.refusal("format", group["format"], _FORMAT)
-    for field, wanted in (("weights", _WEIGHTS), ("input_activations", _ACTIVATIONS)):
+    for field, expected in (("weights", _WEIGHTS), ("input_activations", _ACTIVATIONS)):
         arguments = group.get(field)
         if not isinstance(arguments, dict):
             raise where.refusal(field, arguments, "an object that says int8")
-        inner = _Place(where.path, f"{where.within}.{field}")
-        inner.require({**_DEFAULTS, **arguments}, wanted, ())
+        inner = _Location(where.path, f"{where.within}.{field}")
+        inner.require({**_DEFAULTS, **arguments}, expected, ())
     return where.texts("targets", group.get("targets"))
 
 
-class _Place:
+class _Location:
     """An object within config.json, for the sentences on what is wrong in it."""
 
     def __init__(self, path: Path, within: str) -> None:
         self.path, self.within = path, within
 
-    def refusal(self, field: str, value: Any, wanted: str) -> CheckpointError:
+    def refusal(self, field: str, value: Any, expected: str) -> CheckpointError:
         name = f"{self.within}.{field}" if field else self.within
         return CheckpointError(
-            f"{self.path}: {name} is {json.dumps(value)}; supported is {wanted} "
+            f"{self.path}: {name} is {json.dumps(value)}; supported is {expected} "
             "(W8A8: weights int8 by channel, activations int8 by token, both symmetric)"
         )
 
     def require(
-        self, fields: Mapping[str, Any], wanted: Mapping[str, Any], others: Iterable[str]
+        self, fields: Mapping[str, Any], expected: Mapping[str, Any], others: Iterable[str]
     ) -> None:
-        """Refuse a field that is not as wanted; one that is unknown may only be empty."""
-        for field, value in wanted.items():
+        """Refuse a field with another value; an unknown field must be empty."""
+        for field, value in expected.items():
             found = fields.get(field)
             if found != value or type(found) is not type(value):
                 raise self.refusal(field, found, json.dumps(value))
         for field, value in fields.items():
-            is_known = field in wanted or field in others or field in _NO_MATTER
+            is_known = field in expected or field in others or field in _NO_MATTER
             if not is_known and not _is_empty(value):
                 raise self.refusal(field, value, "null")
 

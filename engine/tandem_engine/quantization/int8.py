@@ -8,7 +8,7 @@ The sum is exact, in 32 bits. Activations have no sign, because the instructions
 take one operand without sign (VPDPBUSD); symmetric values are shifted by 128.
 
 *Dynamic*: x_scale is found for each token when it is computed, its largest magnitude over 127.
-*Static*: one x_scale and one zero point for all tokens, found by whoever made the checkpoint.
+*Static*: one x_scale and one zero point for all tokens, which the checkpoint gives.
 The scheme is that of Dettmers et al., "LLM.int8()", 2022, without its float columns.
 
 A weight's scale is its row's largest magnitude over 127. A search for the smaller one of least
@@ -31,7 +31,7 @@ _CHUNK_VALUES: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class StaticInput:
-    """How all inputs of a linear layer are quantised: u = round(x / scale) + zero_point."""
+    """Quantisation of all inputs of a linear layer: u = round(x / scale) + zero_point."""
 
     scale: float
     zero_point: int
@@ -99,7 +99,7 @@ def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_static(x: Tensor, static: StaticInput) -> Tensor:
-    """Quantise activations by a scale that is given; what lies outside is cut off.
+    """Quantise activations by a given scale; values outside of the range are clamped.
 
     Args:
         x: [tokens, in], of any float type.
@@ -119,6 +119,6 @@ def scales_of_rows(rows: Tensor) -> Tensor:
         return rows.new_ones(rows.shape[:-1])
     # A tenth of the time that torch's norm of infinite order takes.
     largest = rows.abs().amax(dim=-1)
-    # A row of zeros has any scale; 0 would divide 0 by 0. What is no number must stay one that is
-    # none: the sampler looks for it.
+    # Any scale suits a row of zeros; 0 would divide 0 by 0. NaN must stay NaN, since the sampler
+    # checks for it.
     return torch.where(largest == 0, 1.0, largest / LARGEST)

@@ -38,7 +38,7 @@ _MUST_BE_EMPTY: Final = (
 
 
 def read_modelslim(path: Path, document: Mapping[str, Any]) -> Scheme:
-    """Understand a description.
+    """Parse a description.
 
     Args:
         path: The file, for errors.
@@ -65,7 +65,7 @@ def read_modelslim(path: Path, document: Mapping[str, Any]) -> Scheme:
     def kind_of(name: str) -> LinearKind:
         tensor = f"{name}.weight"
         if tensor not in kinds:
-            raise CheckpointError(f"{path} does not say of which kind the tensor {tensor} is")
+            raise CheckpointError(f"{path} does not name the kind of the tensor {tensor}")
         return LinearKind(kinds[tensor])
 
     return Scheme(Format.MODELSLIM, kind_of)

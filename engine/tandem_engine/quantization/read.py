@@ -1,4 +1,4 @@
-"""Find out how a checkpoint is quantised, and whether that is what was asked for."""
+"""Reads how a checkpoint is quantised, and checks it against the setting."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Sche
 
 
 def read_scheme(folder: Path | str) -> Scheme:
-    """How the checkpoint in `folder` is quantised.
+    """Read how the checkpoint in `folder` is quantised.
 
     Raises:
         CheckpointError: It is quantised in a way that is not computed; the text names the file,
@@ -44,11 +44,11 @@ def read_scheme(folder: Path | str) -> Scheme:
 
 
 def resolve_scheme(asked: Quantization, folder: Path | str) -> Scheme:
-    """What is done with the checkpoint in `folder` where `asked` is asked for.
+    """Resolve the setting `asked` for the checkpoint in `folder`.
 
     Raises:
         CheckpointError: As `read_scheme`.
-        ConfigError: It is quantised, and shall not be.
+        ConfigError: It is quantised, but the setting is none.
     """
     found = read_scheme(folder)
     if asked == "none" and found.is_quantized:

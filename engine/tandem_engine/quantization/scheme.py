@@ -1,4 +1,4 @@
-"""Which linear layers of a checkpoint are in 8 bits, and in which format that is written."""
+"""The linear layers of a checkpoint that are in 8 bits, and the format that says so."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Final
 
 
 class LinearKind(StrEnum):
-    """How one linear layer is computed, under msModelSlim's names."""
+    """Arithmetic of one linear layer, under msModelSlim's names."""
 
     FLOAT = "FLOAT"
-    """As it is."""
+    """In float."""
 
     DYNAMIC = "W8A8_DYNAMIC"
     """In 8 bits; inputs are quantised token by token."""
@@ -20,7 +20,7 @@ class LinearKind(StrEnum):
 
 
 class Format(StrEnum):
-    """Where the integers come from, in words for a person."""
+    """Source of the integers, for messages."""
 
     FLOAT = "a float checkpoint"
     """Nothing is quantised."""
@@ -36,7 +36,7 @@ HEAD: Final = "lm_head"
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What a checkpoint, or a setting, says about its linear layers."""
+    """Kinds of the linear layers, from a checkpoint or a setting."""
 
     format: Format
     kind_of: Callable[[str], LinearKind]
@@ -44,7 +44,7 @@ class Scheme:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any layer may be in 8 bits."""
+        """True if any layer may be in 8 bits."""
         return self.format is not Format.FLOAT
 
 
@@ -53,4 +53,4 @@ AT_LOAD_SCHEME: Final = Scheme(
     Format.AT_LOAD,
     lambda name: LinearKind.FLOAT if name == HEAD else LinearKind.DYNAMIC,
 )
-"""All but the head, whose errors go straight into the choice of a token."""
+"""All but the head, whose errors would directly change the sampled tokens."""

@@ -1,1 +1,1 @@
-"""Steps to tensors to tokens: the only place of the engine where the three meet."""
+"""From steps to tensors to tokens: the only package of the engine that knows all three."""

@@ -1,7 +1,7 @@
-"""The flat batch: all tokens of all rows of a step side by side, rows of one token first."""
+"""The flat batch: the tokens of all rows of a step side by side, rows of one token first."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
 
@@ -13,9 +13,9 @@ from tandem_engine.device.attention import AttentionMetadata, build_attention_me
 from tandem_engine.sampling.row import Row
 
 PADDING: Final = 0
-"""Stands where a draft was asked for and none came; computed, but never sampled from."""
+"""Token in place of a draft that was asked for and not proposed; computed, never sampled from."""
 NO_DRAFTS: Final[Mapping[str, Sequence[int]]] = {}
-NOBODY: Final[Mapping[Row, int]] = {}
+NO_AWAITED: Final[Mapping[Row, int]] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,32 +42,32 @@ class FlatBatch:
     fed: "Feed | None" = None
     """Tokens that the step before this one yields; None: all are known."""
     is_simple: bool = False
-    """Whether every row that yields does so for itself alone, and one token: there are no drafts,
-    no beams, and no choices to bring about."""
+    """True if every row that yields does so for itself alone, and one token: there are no drafts,
+    no beams, and no choices to create."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Where tokens go that were not known when the batch was laid out."""
+    """Indices of tokens that were not known when the batch was laid out."""
 
-    places: Tensor | None
-    """int64: in `token_ids`; None: all of them, in order."""
+    targets: Tensor | None
+    """int64 indices of `token_ids`; None: all, in order."""
     sources: Tensor | None
-    """int64: among the tokens that the step before has chosen; None: all of them, in order."""
+    """int64 indices of the previous step's tokens; None: all, in order."""
 
-    def fill(self, token_ids: Tensor, chosen: Tensor | None) -> Tensor:
-        """The tokens with those that are known at last.
+    def fill(self, token_ids: Tensor, sampled: Tensor | None) -> Tensor:
+        """Return the tokens, completed by those of the previous step.
 
         Args:
             token_ids: The batch's.
-            chosen: By the step before; None: it has failed, and with it the rows that wait for it.
+            sampled: Tokens of the previous step; None: it failed, and with it the rows that wait.
         """
-        if chosen is None:
+        if sampled is None:
             return token_ids
-        # A row whose logits were no numbers has failed too; it needs some token until it is gone.
-        if self.places is None or self.sources is None:
-            return chosen.clamp(min=PADDING)
-        token_ids[self.places] = chosen[self.sources].clamp_(min=PADDING)
+        # A row whose logits were not finite has failed; it needs some token until it is removed.
+        if self.targets is None or self.sources is None:
+            return sampled.clamp(min=PADDING)
+        token_ids[self.targets] = sampled[self.sources].clamp_(min=PADDING)
         return token_ids
 
 
@@ -78,7 +78,7 @@ def flatten(
     block_size: int,
     device: torch.device,
     drafts: Mapping[str, Sequence[int]] = NO_DRAFTS,
-    awaited: Mapping[Row, int] = NOBODY,
+    awaited: Mapping[Row, int] = NO_AWAITED,
 ) -> FlatBatch:
     """Lay out the tokens of `step`.
 
@@ -88,65 +88,92 @@ def flatten(
         block_size: Tokens of a KV block.
         device: Where the tensors go.
         drafts: Sequence id → drafts, at most as many as the step asks for.
-        awaited: Rows that get a token of the step before this one, which is still computed → its
-            place among the tokens of that step.
+        awaited: Rows that wait for a token of the previous step, which is still computed → its
+            index among the tokens of that step.
     """
     step = _short_rows_first(step)
-    token_ids: list[int] = []
-    ends: list[int] = []
-    yield_at: list[int] = []
-    yielding: list[Row] = []
-    places: list[int] = []
-    sources: list[int] = []
-    is_simple = not step.num_drafts
+    columns = _Columns()
     # Once a row, in every step: what most rows do not need costs them no more than a test.
     for sequence_id, length, start in zip(
         step.sequence_ids, step.num_tokens, step.starts, strict=True
     ):
         row = rows[sequence_id]
-        output = row.output
         end = start + length
         num_drafts = step.num_drafts.get(sequence_id, 0) if step.num_drafts else 0
-        num_known = len(row.prompt) + len(output)
-        if row in awaited:
-            num_known += 1
-            places.append(len(token_ids))
-            sources.append(awaited[row])
-            token_ids.append(PADDING)
-        elif length == 1 and end == num_known and output:
-            token_ids.append(output[-1])
-        else:
-            token_ids += row.tokens_between(start, end)
-        ends.append(end)
+        num_known = columns.add_known(row, start, end, awaited)
         if end - num_drafts == num_known:
-            yielding.append(row)
-            # The first token of a request is also that of its other choices, which it brings about.
-            is_simple = is_simple and (row.is_single or row.is_choice_with(num_known))
-            yield_at.append(len(token_ids) - 1)
+            columns.add_yielding(row, num_known)
         if num_drafts:
-            of_row = drafts.get(sequence_id, ())
-            yield_at += range(len(token_ids), len(token_ids) + len(of_row))
-            token_ids += of_row
-            token_ids += [PADDING] * (num_drafts - len(of_row))
+            columns.add_drafts(drafts.get(sequence_id, ()), num_drafts)
     return FlatBatch(
-        token_ids=_tensor(token_ids, step, device),
+        token_ids=_tensor(columns.token_ids, step, device),
         attention=build_attention_metadata(
             query_lens=step.num_tokens,
-            context_lens=ends,
+            context_lens=columns.ends,
             block_tables=step.block_tables,
             block_size=block_size,
             device=device,
         ),
-        yield_at=torch.tensor(yield_at, dtype=torch.int64, device=device),
-        yielding=yielding,
+        yield_at=_index(columns.yield_at, device),
+        yielding=columns.yielding,
         drafts=drafts,
-        fed=Feed(_index(places, device), _index(sources, device)) if places else None,
-        is_simple=is_simple,
+        fed=columns.feed(device),
+        is_simple=columns.are_simple and not step.num_drafts,
     )
 
 
-def _index(places: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(places, dtype=torch.int64, device=device)
+@dataclass(slots=True)
+class _Columns:
+    """The columns of a batch, to which one row after another is added."""
+
+    token_ids: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    yield_at: list[int] = field(default_factory=list)
+    yielding: list[Row] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    are_simple: bool = True
+    """True while every row that yields does so for itself alone."""
+
+    def add_known(self, row: Row, start: int, end: int, awaited: Mapping[Row, int]) -> int:
+        """Add the row's tokens from `start` on that are no drafts; return how many it knows."""
+        output = row.output
+        num_known = len(row.prompt) + len(output)
+        self.ends.append(end)
+        if row in awaited:
+            self.targets.append(len(self.token_ids))
+            self.sources.append(awaited[row])
+            self.token_ids.append(PADDING)
+            return num_known + 1
+        if end == num_known and end - start == 1 and output:
+            self.token_ids.append(output[-1])
+        else:
+            self.token_ids += row.tokens_between(start, end)
+        return num_known
+
+    def add_yielding(self, row: Row, num_known: int) -> None:
+        """Let the row yield behind the last token that was added."""
+        self.yielding.append(row)
+        # The first token of a request is also that of its other choices, which it creates.
+        if not (row.is_single or row.is_choice_with(num_known)):
+            self.are_simple = False
+        self.yield_at.append(len(self.token_ids) - 1)
+
+    def add_drafts(self, drafts: Sequence[int], count: int) -> None:
+        """Add the drafts of the row that was added last, padded to `count`."""
+        self.yield_at += range(len(self.token_ids), len(self.token_ids) + len(drafts))
+        self.token_ids += drafts
+        self.token_ids += [PADDING] * (count - len(drafts))
+
+    def feed(self, device: torch.device) -> Feed | None:
+        """Indices of the tokens that the previous step yields; None: all are known."""
+        if not self.targets:
+            return None
+        return Feed(_index(self.targets, device), _index(self.sources, device))
+
+
+def _index(numbers: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 def _tensor(token_ids: list[int], step: Step, device: torch.device) -> Tensor:

@@ -10,9 +10,9 @@ Work = Callable[[], None]
 
 
 class ComputeThread:
-    """Carries out work one after another; started by the first of it.
+    """Runs work items one after another; the first one starts it.
 
-    A native kernel holds no lock of Python's while it computes, so whoever hands in work can
+    A native kernel holds no lock of Python's while it computes, so its caller can
     prepare the next meanwhile.
     """
 
@@ -22,14 +22,14 @@ class ComputeThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a thread."""
+        """True while there is a thread."""
         return self._thread is not None
 
     def put(self, work: Work) -> None:
-        """Let work be done after all that was put here before; it must not raise."""
+        """Queue work behind all that was put before; it must not raise."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="tandem-compute", daemon=True)
-            # If it cannot start there is none, and the next work tries again.
+            # If the start fails there is no thread, and the next work tries again.
             thread.start()
             self._thread = thread
         self._queue.put(work)
@@ -45,5 +45,5 @@ class ComputeThread:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
-            # Nothing of a step that is over is held until the next one comes.
+            # Release what a finished step holds before the next one comes.
             del work

@@ -13,14 +13,14 @@ from tandem_engine.api.step import SampledToken
 
 
 class Drafter(Protocol):
-    """Guesses how sequences go on."""
+    """Proposes continuations of sequences."""
 
     def propose(self, tokens: Sequence[int], count: int) -> Sequence[int]:
-        """At most `count` tokens that may follow `tokens`; none is an answer too.
+        """Return at most `count` tokens that may follow `tokens`; none is allowed, too.
 
         Args:
             tokens: Prompt and output of one sequence.
-            count: Guesses that the step has room for.
+            count: Most guesses that the step can take.
         """
 
 
@@ -37,15 +37,15 @@ def usable(proposal: Sequence[int], count: int, vocab_size: int) -> list[int]:
 def accepted(
     sampled: Sequence[SampledToken | None], drafts: Sequence[int]
 ) -> Sequence[SampledToken]:
-    """What the row yields: the tokens up to the first that its draft did not foresee.
+    """Return the tokens that the row yields: up to the first that its draft did not foresee.
 
     Args:
         sampled: The token at each position: before the first draft, and behind each draft. None
-            where the logits were no numbers.
+            where the logits were not finite.
         drafts: The guesses.
 
     Returns:
-        1 … drafts + 1 tokens; none when the first position came to nothing.
+        1 … drafts + 1 tokens; none when the first position has none.
     """
     tokens: list[SampledToken] = []
     for at, token in enumerate(sampled):

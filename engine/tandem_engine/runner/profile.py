@@ -1,4 +1,4 @@
-"""What steps need beside weights and KV cache, measured by steps that are run.
+"""Memory of steps beside weights and KV cache, measured by steps that are run.
 
 The largest step itself would take minutes of every start: 8,192 prompt tokens through all layers
 of a model are that much work for a CPU. But all that a step holds is of a fixed size, or grows in
@@ -26,19 +26,19 @@ from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.runner.runner import ModelRunner
 
 NUM_TOKENS: Final = 1024
-"""Of the step that tells what a token costs."""
+"""Tokens of the step that gives the cost of a token."""
 CONTEXT: Final = 4096
-"""Tokens of the row that tells what reading its context costs."""
+"""Tokens of the row that gives the cost of reading its context."""
 NUM_ROWS: Final = 16
-"""Of the step that tells what a row costs."""
+"""Rows of the step that gives the cost of a row."""
 _CHOICES: Final = 2
-"""Of a request there: its logits are copied for each, as those of rows that fork are."""
-_FEW: Final = 64
+"""Choices of a request there: its logits are copied for each, as those of rows that fork."""
+_FEW_TOKENS: Final = 64
 _LAYERS: Final = 2
 
 # The flattest distribution that a request can ask for, cut by its mass, so that most tokens are
 # looked at; every penalty, a bias, and log-probabilities besides. In torch that copies the logits
-# many times over; a device's own kernel copies none of them, and its room is set up for good.
+# many times over; a device's own kernel copies none of them, and its workspace is set up once.
 _SAMPLING: Final = SamplingParams(
     max_tokens=1,
     temperature=100.0,
@@ -81,7 +81,7 @@ def profile_steps(
     """
     longest = min(NUM_TOKENS, decoder.max_positions)
     context = min(CONTEXT, decoder.max_positions)
-    few = _Row(length=min(_FEW, longest), choices=1)
+    few = _Row(length=min(_FEW_TOKENS, longest), choices=1)
     many = NUM_TOKENS // longest
     prompts = (*(_Row(length=longest),) * (many - 1), _Row(length=longest, choices=1))
     requests = (_Row(length=1, choices=_CHOICES),) * (NUM_ROWS // _CHOICES)
@@ -91,11 +91,11 @@ def profile_steps(
     bench = _Bench(
         decoder, runtime, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype
     )
-    set_up = bench.held_for_good(few)
+    set_up = bench.retained(few)
     base = bench.cost(few)
     per_row = _price(bench.cost(*requests) - base, NUM_ROWS - 1)
     per_context = _price(bench.cost(later) - base, later.start) if later.start else 0
-    # The last one, as the room for activations is kept from step to step.
+    # The last one, as the memory of activations is kept from step to step.
     per_token = _price(bench.cost(*prompts) - base, many * longest - few.length)
     bench.close()
     return StepCost(
@@ -120,9 +120,9 @@ class _Bench:
         num_blocks: int,
         kv_dtype: torch.dtype,
     ) -> None:
-        layers = decoder.network.layers[:_LAYERS]
+        layers = decoder.packed_model.layers[:_LAYERS]
         config = replace(decoder.config, num_layers=len(layers))
-        network = replace(decoder.network, layers=layers)
+        packed_model = replace(decoder.packed_model, layers=layers)
         cache = allocate_kv_cache(
             config,
             num_blocks=num_blocks,
@@ -135,10 +135,13 @@ class _Bench:
         self._runtime = runtime
         self._block_size = block_size
         self._runner: ModelRunner | None = ModelRunner(
-            Decoder(config, network, runtime.kernels), cache, runtime=runtime, block_size=block_size
+            Decoder(config, packed_model, runtime.kernels),
+            cache,
+            runtime=runtime,
+            block_size=block_size,
         )
 
-    def held_for_good(self, *rows: _Row) -> int:
+    def retained(self, *rows: _Row) -> int:
         """Bytes that are still held once a step is over: what the first one sets up."""
         before = self._held()
         self.cost(*rows)

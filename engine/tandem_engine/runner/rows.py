@@ -1,4 +1,4 @@
-"""The sequences that a runner knows: how they come, fork, move and go."""
+"""The sequences of a runner: how they are added, fork, move and are removed."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ class Rows:
         self._dropped: dict[str, Row] = {}
 
     def add(self, request: Request) -> None:
-        """Take the first sequence of `request`, and expect the other choices."""
+        """Add the first sequence of `request`, and expect the other choices."""
         row = row_of(request)
         self.by_id[row.sequence_id] = row
         if not request.sampling.use_beam_search:
@@ -57,7 +57,7 @@ class Rows:
         return others
 
     def move(self, moves: Mapping[str, BeamMove]) -> None:
-        """Let every beam of `moves` become what it says, all at once.
+        """Apply the moves of beams, all at once.
 
         Raises:
             KeyError: a parent is unknown, which is a bug of the scheduler.

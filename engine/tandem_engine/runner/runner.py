@@ -11,13 +11,13 @@ from tandem_engine.api.step import Candidate, SampledToken, Step, StepResult
 from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.model.decoder import Decoder, KVCache
-from tandem_engine.runner.batch import NO_DRAFTS, NOBODY, FlatBatch, flatten
+from tandem_engine.runner.batch import NO_AWAITED, NO_DRAFTS, FlatBatch, flatten
 from tandem_engine.runner.compute import ComputeThread
-from tandem_engine.runner.decodes import Decodes
+from tandem_engine.runner.decode_batches import DecodeBatches
 from tandem_engine.runner.drafts import Drafter, accepted, usable
-from tandem_engine.runner.flight import NOT_FINITE, Flight
-from tandem_engine.runner.places import Places, split
+from tandem_engine.runner.logits_rows import LogitsRows, split
 from tandem_engine.runner.rows import Rows
+from tandem_engine.runner.step_handle import NOT_FINITE, StepHandle
 from tandem_engine.sampling.candidates import candidates_of
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.sampler import Sampler
@@ -54,95 +54,95 @@ class ModelRunner:
         self._drafter = drafter
         self._sampler = Sampler(runtime.kernels.row_sampler())
         self._rows = Rows()
-        self._decodes = Decodes(block_size)
+        self._decode_batches = DecodeBatches(block_size)
         self._thread = ComputeThread()
         # The last step that had rows.
-        self._last: Flight | None = None
+        self._last: StepHandle | None = None
 
     def add(self, request: Request) -> None:
-        """Learn the prompt and the sampling of a request before its first step."""
+        """Add a request, with its prompt and sampling, before its first step."""
         self._rows.add(request)
 
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored. One that does not exist yet never will."""
         self._rows.remove(sequence_id)
-        self._decodes.forget()
+        self._decode_batches.forget()
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
         """Compute `step`: move beams → copy blocks → flatten → forward → sample."""
         if self._thread.is_running:
-            # Another thread would bring a crowd of compute threads of its own.
+            # Another thread would start a set of torch threads of its own.
             return self.submit(step).result()
-        flight = self._launch(step)
-        flight.compute(self._compute)
-        return flight.result()
+        handle = self._prepare_handle(step)
+        handle.compute(self._compute)
+        return handle.result()
 
     @torch.inference_mode()
-    def submit(self, step: Step) -> Flight:
-        """Begin to compute `step` on a thread of its own, after all that was handed in before.
+    def submit(self, step: Step) -> StepHandle:
+        """Begin to compute `step` on a thread of its own, after all that was submitted before.
 
-        Rows of the step before this one may wait for its tokens: they are put into the batch as
-        they come out, without a way round over Python. It must be a step whose rows yield one token
-        each, without drafts, beams and choices to bring about.
+        Rows of the step may wait for tokens of the previous one: they are put into the batch as
+        they come out, without a detour over Python. It must be a step whose rows yield one token
+        each, without drafts, beams and choices to create.
         """
-        flight = self._launch(step)
-        self._thread.put(lambda: flight.compute(self._compute))
-        return flight
+        handle = self._prepare_handle(step)
+        self._thread.put(lambda: handle.compute(self._compute))
+        return handle
 
     def close(self) -> None:
         """End the thread that computes, if there is one."""
         self._thread.close()
 
-    def _launch(self, step: Step) -> Flight:
-        """Lay a step out; what cannot be laid out has its copies made and comes to nothing."""
+    def _prepare_handle(self, step: Step) -> StepHandle:
+        """Lay a step out; one that cannot be laid out has its copies made, and fails."""
         try:
-            batch = self._lay_out(step)
-        except Exception as error:  # noqa: BLE001 - the step fails with it, and nobody else
-            self._decodes.forget()
-            return Flight(step, None, None, self.sample_any, error)
+            batch = self._batch_of(step)
+        except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
+            self._decode_batches.forget()
+            return StepHandle(step, None, None, self.sample_any, error)
         before = self._last if batch is not None and batch.fed is not None else None
-        flight = Flight(step, batch, before, self.sample_any)
+        handle = StepHandle(step, batch, before, self.sample_any)
         if batch is not None:
-            self._last = flight
-        return flight
+            self._last = handle
+        return handle
 
-    def _lay_out(self, step: Step) -> FlatBatch | None:
+    def _batch_of(self, step: Step) -> FlatBatch | None:
         if step.beam_moves:
             self._rows.move(step.beam_moves)
-            self._decodes.forget()
+            self._decode_batches.forget()
         return self.prepare(step) if step.sequence_ids else None
 
-    def _compute(self, flight: Flight) -> None:
-        """All of a step that the device does."""
+    def _compute(self, handle: StepHandle) -> None:
+        """Do the device's part of a step."""
         with self._runtime.step():
-            self._compute_held(flight)
+            self._compute_step(handle)
 
-    def _compute_held(self, flight: Flight) -> None:
-        self._copy(flight.step)
-        flight.has_copied = True
-        batch, before = flight.batch, flight.before
+    def _compute_step(self, handle: StepHandle) -> None:
+        self._copy(handle.step)
+        handle.has_copied = True
+        batch, before = handle.batch, handle.before
         if batch is None:
             return
         if batch.fed is not None and before is not None:
-            batch.token_ids = batch.fed.fill(batch.token_ids, before.fed())
+            batch.token_ids = batch.fed.fill(batch.token_ids, before.tokens_to_feed())
         logits = self.forward(batch)
         if not batch.is_simple:
-            flight.keep(logits)
+            handle.set_logits(logits)
         elif batch.yielding:
             if before is not None:
-                before.settle()
-            self.sample(logits, flight)
+                before.commit()
+            self.sample(logits, handle)
 
-    def sample(self, logits: Tensor, flight: Flight) -> None:
-        """One token a row, as in most steps: without drafts, beams and choices to bring about."""
-        batch = flight.batch
+    def sample(self, logits: Tensor, handle: StepHandle) -> None:
+        """Sample one token a row, as in most steps: no drafts, beams and choices to create."""
+        batch = handle.batch
         if batch is not None:
-            flight.choose(self._sampler.choose(logits, batch.yielding))
+            handle.set_tokens(self._sampler.sample_step(logits, batch.yielding))
 
     def prepare(self, step: Step) -> FlatBatch:
         """The batch of a step that has rows."""
-        batch = self._decodes.go_on(step)
+        batch = self._decode_batches.advance(step)
         if batch is None:
             batch = flatten(
                 step,
@@ -152,14 +152,14 @@ class ModelRunner:
                 drafts=self._propose(step.num_drafts) if step.num_drafts else NO_DRAFTS,
                 awaited=self._awaited(),
             )
-        self._decodes.note(step, batch)
+        self._decode_batches.remember(step, batch)
         return batch
 
     def _awaited(self) -> Mapping[Row, int]:
-        """The rows that get a token of the step that is still computed → its place in there."""
+        """The rows that wait for a token of the step that is still computed → its index there."""
         last = self._last
         if last is None or last.is_collected or last.batch is None:
-            return NOBODY
+            return NO_AWAITED
         return {row: at for at, row in enumerate(last.batch.yielding)}
 
     def forward(self, batch: FlatBatch) -> Tensor:
@@ -199,7 +199,7 @@ class ModelRunner:
         }
 
     def sample_any(self, logits: Tensor, batch: FlatBatch) -> StepResult:
-        """What the rows yield, whatever they are, given the logits of their yielding positions."""
+        """Sample rows of any kind, given the logits of their yielding positions."""
         beams, drawn = split(batch, self._rows)
         failed: dict[str, str] = {}
         tokens = self._tokens_of(logits, drawn, batch.drafts, failed)
@@ -209,16 +209,16 @@ class ModelRunner:
     def _tokens_of(
         self,
         logits: Tensor,
-        places: Places,
+        logits_rows: LogitsRows,
         drafts: Mapping[str, Sequence[int]],
         failed: dict[str, str],
     ) -> dict[str, Sequence[SampledToken]]:
         """Append its new tokens to each row; one that has none goes to `failed`."""
         tokens: dict[str, Sequence[SampledToken]] = {}
-        if not places.rows:
+        if not logits_rows.rows:
             return tokens
-        sampled = iter(self._sampler.sample(places.logits_of(logits), places.positions))
-        for row, count in zip(places.rows, places.counts, strict=True):
+        sampled = iter(self._sampler.sample(logits_rows.logits_of(logits), logits_rows.positions))
+        for row, count in zip(logits_rows.rows, logits_rows.counts, strict=True):
             of_row = list(islice(sampled, count))
             got = accepted(of_row, drafts.get(row.sequence_id, ()) if count > 1 else ())
             if got:
@@ -230,14 +230,14 @@ class ModelRunner:
 
 
 def _candidates_of(
-    logits: Tensor, places: Places, failed: dict[str, str]
+    logits: Tensor, logits_rows: LogitsRows, failed: dict[str, str]
 ) -> dict[str, Sequence[Candidate]]:
     """The continuations of each beam; a beam without any goes to `failed`."""
     candidates: dict[str, Sequence[Candidate]] = {}
-    if not places.rows:
+    if not logits_rows.rows:
         return candidates
-    found = candidates_of(places.logits_of(logits), places.rows)
-    for row, of_row in zip(places.rows, found, strict=True):
+    found = candidates_of(logits_rows.logits_of(logits), logits_rows.rows)
+    for row, of_row in zip(logits_rows.rows, found, strict=True):
         if of_row is None:
             failed[row.sequence_id] = NOT_FINITE
         else:

@@ -1,4 +1,4 @@
-"""What is done to logits before anything is chosen: bias, penalties, minimum length.
+"""Adjustments of logits before sampling: bias, penalties, minimum length.
 
 In the order of vLLM's sampler (`vllm/v1/sample/sampler.py`): the bias is added to the model's own
 logits, as OpenAI describes `logit_bias`, and penalties see what it made of them. OpenAI's own
@@ -23,21 +23,21 @@ class _Ends:
     """End tokens that may not come yet, of the rows that are too short for them."""
 
     rows: Sequence[int]
-    places: Tensor
+    indices: Tensor
     """int64: in the logits of all rows, side by side."""
 
 
 @dataclass(slots=True)
 class Adjustments:
-    """What rows ask for, in tensors that are made once while the rows stay.
+    """Adjustments of some rows, in tensors that are made once while the rows stay.
 
-    Penalties look at the tokens that were seen and at no others, those of all rows in one list.
+    Penalties apply to the tokens that were seen alone; those of all rows are in one list.
     """
 
     rows: Sequence[Row]
     vocab_size: int
     device: torch.device
-    bias_places: Tensor
+    bias_indices: Tensor
     """int64: in the logits of all rows, side by side."""
     biases: Tensor
     with_minimum: Sequence[int]
@@ -53,13 +53,13 @@ class Adjustments:
         if not asking:
             return None
         biased = [at for at in asking if rows[at].sampling.logit_bias]
-        places = [at * vocab_size + rows[at].asked.biased for at in biased]
-        biases = [rows[at].asked.biases for at in biased]
+        indices = [at * vocab_size + rows[at].device_params.biased for at in biased]
+        biases = [rows[at].device_params.biases for at in biased]
         return cls(
             rows=rows,
             vocab_size=vocab_size,
             device=device,
-            bias_places=_joined(places, np.int64).to(device),
+            bias_indices=_joined(indices, np.int64).to(device),
             biases=_joined(biases, np.float32).to(device),
             with_minimum=[at for at in asking if rows[at].sampling.min_tokens],
             penalised=[at for at in asking if has_penalty(rows[at].sampling)],
@@ -77,7 +77,7 @@ class Adjustments:
         logits = logits.clone(memory_format=torch.contiguous_format)
         flat = logits.view(-1)
         if len(self.biases):
-            flat[self.bias_places] += self.biases
+            flat[self.bias_indices] += self.biases
         if self.penalised:
             self._penalise(flat)
         if ends is not None:
@@ -85,7 +85,7 @@ class Adjustments:
         return logits
 
     def _ends_now(self) -> Tensor | None:
-        """Where the end tokens of rows stand that are too short for them; None: there are none."""
+        """Indices of the end tokens of rows that are too short for them; None: there are none."""
         short = [
             at
             for at in self.with_minimum
@@ -94,41 +94,41 @@ class Adjustments:
         if not short:
             return None
         if self._ends is None or self._ends.rows != short:
-            places = [
+            indices = [
                 at * self.vocab_size + token_id
                 for at in short
                 for token_id in self.rows[at].request.stop_token_ids
                 if token_id < self.vocab_size
             ]
-            self._ends = _Ends(short, torch.tensor(places, dtype=torch.int64, device=self.device))
-        return self._ends.places if len(self._ends.places) else None
+            self._ends = _Ends(short, torch.tensor(indices, dtype=torch.int64, device=self.device))
+        return self._ends.indices if len(self._ends.indices) else None
 
     def _penalise(self, flat: Tensor) -> None:
         """Repetition as in CTRL (Keskar et al., 2019), presence and frequency as OpenAI has them.
 
         In double precision, rounded once, so that every device comes to the same bits.
         """
-        tallies = [self.rows[at].tally for at in self.penalised]
-        lengths = np.array([len(tally.ids) for tally in tallies])
+        counted = [self.rows[at].token_counts for at in self.penalised]
+        lengths = np.array([len(row.ids) for row in counted])
         if not lengths.sum():
             return
         first = np.repeat(np.array(self.penalised) * self.vocab_size, lengths)
-        places = torch.from_numpy(first + np.concatenate([tally.ids for tally in tallies]))
+        indices = torch.from_numpy(first + np.concatenate([row.ids for row in counted]))
         params = [self.rows[at].sampling for at in self.penalised]
 
         def spread(values: list[float]) -> Tensor:
             each = np.repeat(np.array(values, dtype=np.float32).astype(np.float64), lengths)
             return torch.from_numpy(each).to(self.device)
 
-        places = places.to(self.device)
-        counts = torch.from_numpy(np.concatenate([tally.counts for tally in tallies]))
+        indices = indices.to(self.device)
+        counts = torch.from_numpy(np.concatenate([row.counts for row in counted]))
         counts = counts.to(self.device, torch.float64)
         repetition = spread([p.repetition_penalty for p in params])
-        chosen = flat[places].double()
-        chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-        chosen -= spread([p.frequency_penalty for p in params]) * counts
-        chosen -= spread([p.presence_penalty for p in params]) * (counts > 0)
-        flat[places] = chosen.float()
+        values = flat[indices].double()
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= spread([p.frequency_penalty for p in params]) * counts
+        values -= spread([p.presence_penalty for p in params]) * (counts > 0)
+        flat[indices] = values.float()
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> Tensor:

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from tandem_engine.api.step import Candidate
 from tandem_engine.sampling.adjust import adjust
-from tandem_engine.sampling.likeliest import likeliest_few
 from tandem_engine.sampling.row import Row
+from tandem_engine.sampling.top_tokens import top_tokens
 
 
 def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] | None]:
-    """The likeliest continuations of each beam, best first.
+    """Return the top continuations of each beam, best first.
 
     As in `transformers`, bias, penalties and min_tokens change log-probabilities, which are not
-    normalised anew, and temperature has no part. Equal ones stand in the order of the token id, so
-    that a search does not depend on the device. Tokens that cannot come (−inf) are left out, so
+    normalised again, and temperature has no effect. Equal ones are sorted by token id, so that a
+    search does not depend on the device. Tokens that may not be sampled (−inf) are left out, so
     there may be fewer than asked for.
 
     Args:
@@ -25,13 +25,13 @@ def candidates_of(logits: Tensor, rows: Sequence[Row]) -> list[list[Candidate] |
         rows: One beam a row of logits.
 
     Returns:
-        None where the logits are no numbers, so that this row alone fails.
+        None where the logits are not finite, so that this row alone fails.
     """
     table = adjust(torch.log_softmax(logits, dim=-1), rows)
     counts = [min(_num_candidates(row), table.shape[1]) for row in rows]
     return [
         [Candidate(*pair) for pair in of_row if pair[1] > -math.inf] or None
-        for of_row in likeliest_few(table, counts)
+        for of_row in top_tokens(table, counts)
     ]
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem_engine.sampling.chance import uniform
+from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
 
 _WIDTHS: Final = (256, 2048, 16384)
-"""Tokens that are looked at to find the likeliest; after the last of them all are."""
+"""Numbers of tokens that are scanned for the top ones; after the last of them all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Filters:
 
     temperature: Tensor
     margin: Tensor | None
-    """How far below the largest logit min_p lets one be, 0 or less; None: no row has a min_p."""
+    """Lower bound by min_p relative to the largest logit, 0 or less; None: no row has a min_p."""
     top_k: Tensor
     top_p: Tensor
     """2, which no sum reaches, where a row has none."""
     first_widths: tuple[int, ...]
-    """How many tokens are looked at first in each row; 0: nothing is cut off."""
+    """Number of tokens scanned first in each row; 0: nothing is cut off."""
     seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
 
     @classmethod
@@ -52,7 +52,7 @@ class Filters:
         )
 
     def select(self, at: Tensor) -> "Filters":
-        """Of some rows; without what is not needed for the likeliest tokens."""
+        """Return the filters of some rows, as far as top tokens need them."""
         return Filters(
             temperature=self.temperature[at],
             margin=None,
@@ -64,13 +64,13 @@ class Filters:
 
 
 def is_cut(row: Row, vocab_size: int) -> bool:
-    """Whether top_k or top_p leaves a row only its likeliest tokens."""
+    """True if top_k or top_p leaves a row only its top tokens."""
     return 0 < row.sampling.top_k < vocab_size or row.sampling.top_p < 1.0
 
 
 def _width_for(top_k: int, vocab_size: int) -> int:
     if top_k == vocab_size:
-        return min(_WIDTHS[0], vocab_size)  # top_p alone cuts: nobody knows how many stay
+        return min(_WIDTHS[0], vocab_size)  # top_p alone cuts: the number that stays is unknown
     # One more than stay: whether the last one that does is as likely as the next.
     return next((width for width in _WIDTHS if top_k < width < vocab_size), vocab_size)
 
@@ -82,9 +82,9 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
     probabilities in the order of the vocabulary, not of probability: a rounding difference
     between two batches then moves a boundary by that difference, and never reorders tokens.
 
-    min_p leaves out what is less likely than so many times the likeliest token, then top_k keeps
-    the likeliest, then top_p of those the first that add up to their share. Of tokens with equal
-    logits the first ones of the vocabulary stay. The likeliest token always does.
+    min_p leaves out tokens less likely than that share of the top token, then top_k keeps the top
+    ones, then top_p of those the first that add up to their share. Of tokens with equal logits the
+    first ones of the vocabulary stay. The top token always does.
 
     Args:
         logits: float32 [rows, vocabulary].
@@ -106,15 +106,15 @@ def draw(logits: Tensor, rows: Sequence[Row], filters: Filters) -> Tensor:
 
 
 def _weights(logits: Tensor, best: Tensor, filters: Filters) -> Tensor:
-    """Probabilities but for one factor a row: the likeliest token has 1."""
+    """Probabilities but for one factor a row: the top token has 1."""
     return logits.sub(best).div_(filters.temperature).exp_()
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Rows of which top_k and top_p leave the likeliest tokens.
+    """Rows of which top_k and top_p leave the top tokens.
 
-    Each is looked at in as many tokens as it needs itself, and with those alone that need as many:
+    Each is scanned in as many tokens as it needs itself, and with those alone that need as many:
     a row whose tokens are all about as likely costs the others nothing.
     """
 
@@ -135,13 +135,13 @@ class _Cut:
         return chosen
 
     def _draw_of(self, width: int, which: list[int], chosen: Tensor) -> list[int]:
-        """Draw some rows from their `width` likeliest tokens; returns those that need more."""
+        """Draw some rows from their `width` top tokens; return those that need more."""
         is_all = len(which) == len(self.logits)
         at = torch.tensor(which, device=self.logits.device)
         logits = self.logits if is_all else self.logits[at]
         best, numbers = self.best[at], self.numbers[at]
         filters = self.filters.select(at)
-        values, ids = _likeliest(logits, width)
+        values, ids = _top(logits, width)
         weights = _weights(values, best, filters).double()
         is_kept = torch.arange(width, device=logits.device) < filters.top_k
         weights = weights * is_kept
@@ -166,13 +166,13 @@ class _Cut:
         return at[~is_done].tolist()
 
     def _total(self, logits: Tensor, best: Tensor, filters: Filters, is_whole: Tensor) -> Tensor:
-        """[rows, 1]: the mass of all tokens; of rows that do not need it nothing is said."""
+        """[rows, 1]: the mass of all tokens; undefined for rows that do not need it."""
         if is_whole.all():
             return torch.zeros_like(best, dtype=torch.float64)
         return _weights(logits, best, filters).sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
-def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Of each row the `width` largest logits from the largest on, and their tokens."""
     if width < logits.shape[1]:
         values, ids = logits.topk(width, dim=-1)
@@ -191,7 +191,7 @@ def _settle_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) 
         num_kept: [rows, 1], how many of them stay.
     """
     last = values.gather(1, num_kept - 1)
-    # Where all that were looked at stay, nobody knows the next one: taken for equal.
+    # Where all that were scanned stay, the next one is unknown: taken for equal.
     following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
     for row in ((following == last) & (last > -torch.inf)).squeeze(1).nonzero().flatten().tolist():
         end = int(num_kept[row])

@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen tokens and of the likeliest ones, for rows that ask.
+"""Log-probabilities of the sampled tokens and of the top tokens, for rows that ask.
 
 They are the model's own: before bias, penalties and temperature.
 """
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.output import TokenLogprob
-from tandem_engine.sampling.chosen import Logprobs
-from tandem_engine.sampling.likeliest import likeliest_few
 from tandem_engine.sampling.row import Row
+from tandem_engine.sampling.step_tokens import Logprobs
+from tandem_engine.sampling.top_tokens import top_tokens
 
 
 def logprobs_of(logits: Tensor, chosen: Tensor, rows: Sequence[Row]) -> Logprobs:
@@ -33,7 +33,7 @@ def logprobs_of(logits: Tensor, chosen: Tensor, rows: Sequence[Row]) -> Logprobs
     which = [at for at, _, _ in asking]
     table = torch.log_softmax(logits[which], dim=-1)
     own = table.gather(1, chosen[which].to(table.device).unsqueeze(1)).flatten().tolist()
-    best = likeliest_few(table, [min(count, table.shape[1]) for _, count, _ in asking])
+    best = top_tokens(table, [min(count, table.shape[1]) for _, count, _ in asking])
     return {
         at: TokenLogprob(token_id=token_id, logprob=logprob, top=tuple(of_row))
         for (at, _, token_id), logprob, of_row in zip(asking, own, best, strict=True)

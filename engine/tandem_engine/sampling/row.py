@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.device.sampling import RowSampling
-from tandem_engine.sampling.tally import Tally
+from tandem_engine.device.sampling import RowSamplingParams
+from tandem_engine.sampling.token_counts import TokenCounts
 
 _UNSIGNED_64 = 0xFFFFFFFFFFFFFFFF
 
@@ -23,33 +23,33 @@ class Row:
     sequence_id: str
     request: Request
     sampling: SamplingParams
-    """How to sample."""
+    """Sampling parameters."""
     prompt: tuple[int, ...]
     seed: int
     """The seed in force, as 64 unsigned bits."""
     is_plain: bool
-    """Whether the logits are taken as they are: no bias, no penalty, no minimum length."""
+    """True if the logits are not adjusted: no bias, no penalty, no minimum length."""
     is_single: bool
-    """Whether it is the only sequence of its request, and no beam."""
+    """True if it is the only sequence of its request, and no beam."""
     output: list[int] = field(default_factory=list)
     """Tokens so far, beside the prompt."""
-    _tally: Tally | None = None
-    _asked: RowSampling | None = None
+    _token_counts: TokenCounts | None = None
+    _params: RowSamplingParams | None = None
 
     @property
-    def asked(self) -> RowSampling:
-        """How it is sampled, in the form that devices take; made once, and kept by its twins."""
-        if self._asked is None:
-            self._asked = _asked_of(self.sampling, self.seed)
-        return self._asked
+    def device_params(self) -> RowSamplingParams:
+        """Sampling parameters in the form that devices take; made once, and shared by its twins."""
+        if self._params is None:
+            self._params = _device_params(self.sampling, self.seed)
+        return self._params
 
     @property
-    def tally(self) -> Tally:
+    def token_counts(self) -> TokenCounts:
         """Its tokens, counted; only rows with penalties ask."""
-        if self._tally is None:
-            self._tally = Tally(self.prompt)
-        self._tally.follow(self.output)
-        return self._tally
+        if self._token_counts is None:
+            self._token_counts = TokenCounts(self.prompt)
+        self._token_counts.update(self.output)
+        return self._token_counts
 
     @property
     def num_output(self) -> int:
@@ -67,7 +67,7 @@ class Row:
         return [*self.prompt, *self.output]
 
     def is_choice_with(self, num_known: int) -> bool:
-        """Whether it goes its own way, with so many tokens known: it is no beam, and has begun."""
+        """True if with so many known tokens it is independent: it is no beam, and has begun."""
         return num_known > len(self.prompt) and not self.sampling.use_beam_search
 
     def tokens_between(self, start: int, end: int) -> Sequence[int]:
@@ -79,8 +79,8 @@ class Row:
             return self.prompt[start:end]
         return [*self.prompt[start:], *self.output[: end - num_prompt]]
 
-    def ahead(self, tokens: Sequence[int]) -> "Row":
-        """What the row were if it had yielded `tokens` too; the row itself is not changed."""
+    def with_output(self, tokens: Sequence[int]) -> "Row":
+        """Return a copy of the row with `tokens` appended; the row itself is not changed."""
         return self._twin(self.sequence_id, [*self.output, *tokens])
 
     def become(self, sequence_id: str, token_id: int) -> "Row":
@@ -97,7 +97,7 @@ class Row:
             is_plain=self.is_plain,
             is_single=self.is_single,
             output=output,
-            _asked=self._asked,
+            _params=self._params,
         )
 
 
@@ -116,7 +116,7 @@ def row_of(request: Request, index: int = 0) -> Row:
 
 
 def has_penalty(sampling: SamplingParams) -> bool:
-    """Whether tokens that were seen already become less (or more) likely."""
+    """True if tokens that were seen already become less (or more) likely."""
     return (
         sampling.repetition_penalty != 1.0
         or sampling.presence_penalty != 0.0
@@ -125,16 +125,16 @@ def has_penalty(sampling: SamplingParams) -> bool:
 
 
 def min_p_margin(params: SamplingParams) -> float:
-    """How far below the largest logit min_p lets a row's logits be: 0 or less."""
+    """Lower bound by min_p of a row's logits relative to the largest: 0 or less."""
     return params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
 
 
-def _asked_of(params: SamplingParams, seed: int) -> RowSampling:
+def _device_params(params: SamplingParams, seed: int) -> RowSamplingParams:
     def single(value: float) -> float:
         """In single precision, as the reference has it in its tensors."""
         return float(np.float32(value))
 
-    return RowSampling(
+    return RowSamplingParams(
         temperature=0.0 if params.is_greedy else single(params.temperature),
         margin=min_p_margin(params),
         top_k=max(0, params.top_k),

@@ -10,21 +10,21 @@ from torch import Tensor
 from tandem_engine.api.step import SampledToken
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.sampling.adjust import Adjustments
-from tandem_engine.sampling.chosen import NO_TOKEN, Chosen
+from tandem_engine.sampling.device_plan import DevicePlan
 from tandem_engine.sampling.draw import Filters, draw, is_cut
-from tandem_engine.sampling.likeliest import likeliest
 from tandem_engine.sampling.logprobs import logprobs_of
-from tandem_engine.sampling.on_device import DevicePlan
 from tandem_engine.sampling.row import Row
+from tandem_engine.sampling.step_tokens import NO_TOKEN, StepTokens
+from tandem_engine.sampling.top_tokens import argmax
 
 # What a NamedTuple calls, past a function of its own that takes as long again.
 _NEW: Final = tuple.__new__
 
 
 class _Plan(Protocol):
-    """How some rows are sampled, found out once while they stay the same."""
+    """Sampling of some rows, prepared once while they stay the same."""
 
-    def choose(self, logits: Tensor) -> Chosen:
+    def sample_step(self, logits: Tensor) -> StepTokens:
         """One token a row; the logits are float32 [rows, vocabulary], as the model gave them."""
 
 
@@ -49,13 +49,13 @@ class Sampler:
             rows: The sequences, in the same order.
 
         Returns:
-            A token a row; None where the logits are no numbers, so that this row alone fails.
+            A token a row; None where the logits are not finite, so that this row alone fails.
         """
-        return name_tokens(self.choose(logits, rows))
+        return to_sampled_tokens(self.sample_step(logits, rows))
 
-    def choose(self, logits: Tensor, rows: Sequence[Row]) -> Chosen:
+    def sample_step(self, logits: Tensor, rows: Sequence[Row]) -> StepTokens:
         """The same as tensors, which the next step can be fed with."""
-        return self._plan_for(tuple(rows), logits).choose(logits)
+        return self._plan_for(tuple(rows), logits).sample_step(logits)
 
     def _plan_for(self, rows: tuple[Row, ...], logits: Tensor) -> _Plan:
         vocab_size = logits.shape[1]
@@ -72,7 +72,7 @@ class Sampler:
         return _ReferencePlan.of(rows, vocab_size=logits.shape[1], device=logits.device)
 
 
-def name_tokens(chosen: Chosen) -> list[SampledToken | None]:
+def to_sampled_tokens(chosen: StepTokens) -> list[SampledToken | None]:
     """The tokens with their log-probabilities, for rows that ask; None: the row has no token."""
     token_ids: list[int] = chosen.token_ids.tolist()
     if not chosen.logprobs:
@@ -91,7 +91,7 @@ class _Drawn:
     """Rows that are drawn in the same way."""
 
     at: list[int]
-    """Their places among all rows."""
+    """Their indices among all rows."""
     rows: tuple[Row, ...]
     filters: Filters
 
@@ -115,9 +115,11 @@ class _ReferencePlan:
             if not row.sampling.is_greedy:
                 groups.setdefault(is_cut(row, vocab_size), []).append(at)
         drawn = []
-        for places in groups.values():
-            own = tuple(rows[at] for at in places)
-            drawn.append(_Drawn(places, own, Filters.of(own, vocab_size=vocab_size, device=device)))
+        for indices in groups.values():
+            own = tuple(rows[at] for at in indices)
+            drawn.append(
+                _Drawn(indices, own, Filters.of(own, vocab_size=vocab_size, device=device))
+            )
         return cls(
             rows=rows,
             adjustments=Adjustments.of(rows, vocab_size=vocab_size, device=device),
@@ -125,13 +127,13 @@ class _ReferencePlan:
             drawn=tuple(drawn),
         )
 
-    def choose(self, logits: Tensor) -> Chosen:
-        """Adjust, then the likeliest, then what is drawn."""
+    def sample_step(self, logits: Tensor) -> StepTokens:
+        """Adjust the logits, take the argmax, then draw."""
         raw = logits
         if self.adjustments is not None:
             logits = self.adjustments.apply(logits)
         # NaN counts as the largest, so a row that holds one shows it here.
-        chosen, is_wrong = likeliest(logits)
+        chosen, is_wrong = argmax(logits)
         for group in self.drawn:
             is_all = len(group.at) == len(self.rows)
             drawn = draw(logits if is_all else logits[group.at], group.rows, group.filters)
@@ -143,4 +145,6 @@ class _ReferencePlan:
                 chosen[group.at] = drawn
         if is_wrong is not None:
             chosen[is_wrong] = NO_TOKEN
-        return Chosen(chosen, logprobs_of(raw, chosen, self.rows) if self.shows_logprobs else {})
+        return StepTokens(
+            chosen, logprobs_of(raw, chosen, self.rows) if self.shows_logprobs else {}
+        )

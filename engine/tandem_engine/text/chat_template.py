@@ -1,4 +1,4 @@
-"""Renders a checkpoint's chat template, in a sandbox: it is code from whoever made the model.
+"""Renders a checkpoint's chat template, in a sandbox: it is code that comes with the model.
 
 Offers templates what transformers does: `raise_exception`, `strftime_now`, `tojson`, `break` and
 `continue`, `{% generation %}`, and the variables `messages`, `tools`, `documents`,
@@ -140,7 +140,7 @@ def _to_json(
 
 
 def _words(error: Exception) -> str:
-    """What an error says, in one line and without its last full stop."""
+    """The message of an error, in one line and without its last full stop."""
     said = " ".join(str(error).split()).removesuffix(".")
     words = said if isinstance(error, TemplateError) and said else f"{type(error).__name__} {said}"
     return words.strip() if len(words) <= _LONGEST_REASON else words[:_LONGEST_REASON] + "…"

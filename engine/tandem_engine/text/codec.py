@@ -91,7 +91,7 @@ class CheckpointCodec:
         return self.encode(text, add_special_tokens=False)
 
     def context(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> PromptContext:
-        """What decodes the outputs that go on from a prompt."""
+        """Context for decoding the outputs that continue a prompt."""
         return PromptContext(
             self._tokenizer, self._vocabulary, prompt, skip_special_tokens=skip_special_tokens
         )
@@ -147,7 +147,7 @@ def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | Non
         return None
     if not isinstance(source, str):
         raise CheckpointError(
-            f"{folder / SETTINGS_FILE}: chat_template is no text and no list of named ones."
+            f"{folder / SETTINGS_FILE}: chat_template is neither a text nor a list of templates."
         )
     try:
         return ChatTemplate(source, _special_tokens(settings))

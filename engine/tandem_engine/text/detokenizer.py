@@ -31,7 +31,7 @@ class Detokenizer(Protocol):
         """The text that `token_id` completes; empty while a character is incomplete."""
 
     def flush(self) -> str:
-        """What is still held back when the output ends, as U+FFFD where it is no character."""
+        """Text that is still held back when the output ends, U+FFFD where it is no character."""
 
 
 class PromptContext:
@@ -92,7 +92,7 @@ class TableDetokenizer:
         return self._join(token_id, piece)
 
     def flush(self) -> str:
-        """What is still held back when the output ends, as U+FFFD where it is no character."""
+        """Text that is still held back when the output ends, U+FFFD where it is no character."""
         data, self._half = self._half, b""
         return self._less_shown(data.decode(errors=self._errors))
 
@@ -142,7 +142,7 @@ class WindowDetokenizer:
         return self._show(text)
 
     def flush(self) -> str:
-        """What is still held back when the output ends, as U+FFFD where it is no character."""
+        """Text that is still held back when the output ends, U+FFFD where it is no character."""
         return self._show(self._decode(self._tokens))
 
     def _show(self, text: str) -> str:

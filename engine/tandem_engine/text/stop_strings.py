@@ -62,7 +62,7 @@ class State:
             else:
                 self.met = depth
         self.is_open = bool(self.branches)
-        """Whether a stop string goes on from here."""
+        """True if a stop string goes on from here."""
 
     def link(self, shorter: "State") -> None:
         """Say what its longest proper end is that begins a stop string."""
@@ -106,6 +106,6 @@ class StopStrings:
         return held[:cut], False
 
     def flush(self) -> str:
-        """What was held back when the output ends without a stop string."""
+        """Text that was held back when the output ends without a stop string."""
         held, self._held, self._state = self._held, "", self._automaton.root
         return held

@@ -18,12 +18,12 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _STEPS_BETWEEN_LOOKS: Final = 1024
-"""Steps after which the clock is looked at, which costs more than a step; a power of two."""
+"""Steps between readings of the clock, which cost more than a step; a power of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderLimits:
-    """What one rendering may take. Twenty thousand messages take a tenth of it."""
+    """Limits of one rendering. Twenty thousand messages take a tenth of it."""
 
     steps: int = 2_000_000
     """Rounds of loops and calls."""
@@ -36,7 +36,7 @@ class RenderLimits:
 
 
 class _Budget:
-    """What one rendering has left."""
+    """The remaining budget of one rendering."""
 
     def __init__(self, limits: RenderLimits) -> None:
         self.limits = limits

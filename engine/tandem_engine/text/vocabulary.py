@@ -1,4 +1,4 @@
-"""What each token of a vocabulary stands for: a text, or bytes that are no text by themselves.
+"""The text of each token of a vocabulary, or bytes that are no text by themselves.
 
 Most decoders of tokenizer.json look at one token at a time, but for the beginning of a text and for
 characters that are spread over tokens. Of these a table is kept, so that decoding is a look-up:
@@ -27,7 +27,7 @@ _MOST_LOOKED_AT: Final = 1024
 """Tokens at the end of a prompt, which may all be special: a longer one counts as having text."""
 
 EACH_BYTE: Final = "tandem-each-byte"
-"""How bytes that are no character are shown: each as U+FFFD, as byte fallback does it."""
+"""Error handler that shows each byte that is no character as U+FFFD, as byte fallback does."""
 
 
 def _show_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -41,14 +41,14 @@ codecs.register_error(EACH_BYTE, _show_each_byte)
 
 @dataclass(frozen=True, slots=True)
 class DecoderKind:
-    """How a decoder treats what does not stand in one token alone."""
+    """A decoder's treatment of text that spans tokens."""
 
     errors: str
-    """What becomes of bytes that are no character: a name of Python's error handlers."""
+    """Handler of bytes that are no character: a name of Python's error handlers."""
     is_byte_level: bool = False
     has_byte_tokens: bool = False
     strips: bool = False
-    """Whether one space at the beginning of the whole text is dropped."""
+    """True if one space at the beginning of the whole text is dropped."""
 
 
 def decoder_kind(tokenizer: Tokenizer) -> DecoderKind | None:
@@ -83,7 +83,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, kind: DecoderKind) -> None:
         self.kind = kind
         self.all = Pieces(self)
-        """What each token stands for."""
+        """The text or bytes of each token."""
         self.without_special = Pieces(self, _special_ids(tokenizer))
         """The same, with nothing for special tokens."""
         self._tokenizer = tokenizer
@@ -91,7 +91,7 @@ class Vocabulary:
         self._byte_of = byte_of_symbol()
 
     def piece(self, token_id: int) -> str | bytes:
-        """What a token stands for within a text; bytes where these are no text by themselves."""
+        """Text of a token within a longer text; bytes where these are no text by themselves."""
         symbol = self._tokenizer.id_to_token(token_id)
         if not symbol:  # the decoder skips ids that no token has
             return ""
@@ -115,7 +115,7 @@ class Vocabulary:
         return piece.encode() if isinstance(piece, str) else piece
 
     def token_text(self, token_id: int) -> str:
-        """A token as text, special ones included; what is no UTF-8 becomes U+FFFD."""
+        """A token as text, special ones included; invalid UTF-8 becomes U+FFFD."""
         piece = self.all[token_id]
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 
@@ -126,7 +126,7 @@ class Vocabulary:
 
 
 class Pieces(dict[int, str | bytes]):
-    """Token id → what it stands for; filled where it is looked at.
+    """Token id → its text or bytes; filled on first use.
 
     Args:
         vocabulary: What knows it.
@@ -145,10 +145,10 @@ class Pieces(dict[int, str | bytes]):
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:
-    """What of a prompt matters to the text that goes on from it."""
+    """The end of a prompt, as far as the text that continues it depends on it."""
 
     is_empty: bool
-    """Whether it has no text at all, so that the first token of the output begins the text."""
+    """True if it has no text at all, so that the first token of the output begins the text."""
     half_character: bytes
     """The bytes with which a character begins that the prompt does not end."""
 

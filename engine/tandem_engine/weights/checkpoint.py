@@ -131,7 +131,7 @@ class Checkpoint:
         return iter(self._entries)
 
     def entry(self, name: str) -> Entry:
-        """Where the tensor is and what it is.
+        """Location, type and shape of a tensor.
 
         Raises:
             CheckpointError: There is no such tensor.
@@ -146,7 +146,7 @@ class Checkpoint:
         """The file that holds the tensor."""
         return self.entry(name).path
 
-    def place(self, name: str) -> tuple[str, int]:
+    def file_position(self, name: str) -> tuple[str, int]:
         """A key that sorts tensors as they lie on disk."""
         entry = self.entry(name)
         return str(entry.path), entry.start
@@ -287,7 +287,7 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 
 
 def _read_header(path: Path) -> dict[str, Entry]:
-    """What one safetensors file holds, every range checked against its length."""
+    """Tensors of one safetensors file, every range checked against its length."""
     try:
         return _read_header_of(path)
     except OSError as error:

@@ -30,9 +30,9 @@ from benchmarks.kernels.steps import (
     weight_bytes,
 )
 from tandem_engine.device import kv_int8
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME
-from tandem_engine.sampling.chosen import Chosen
+from tandem_engine.sampling.step_tokens import StepTokens
 from tests.unit.engine.native import native_kernels
 
 # A layer: qkv (2 + 2) · 8 by 16, output 16 by 16, gate and up 48 by 16, down 16 by 24:
@@ -167,8 +167,8 @@ def test_every_way_of_sampling_runs_on_both_kinds_and_chooses_the_same() -> None
 
     for one in found:
         got, expected = one.make(native)(), one.make(reference)()
-        assert isinstance(got, Chosen)
-        assert isinstance(expected, Chosen)
+        assert isinstance(got, StepTokens)
+        assert isinstance(expected, StepTokens)
         assert torch.equal(got.token_ids, expected.token_ids)
         assert bool(got.logprobs) == (one.kernel == "sample, logprobs 20")
     assert len({one.kernel for one in found}) == len(found)

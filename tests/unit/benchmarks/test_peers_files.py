@@ -42,7 +42,7 @@ from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import Measurement, summarize
 from tandem_engine.device.registry import open_device
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_serve.api.manifest import parse_manifest
 
 ROOF = Roofline(bandwidth=37e9, bf16={16: 300e9, 512: 436e9}, w8a8={})

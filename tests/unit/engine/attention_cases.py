@@ -48,13 +48,13 @@ class Batch:
 
 
 def attend(kernels: Kernels, batch: Batch, *, elsewhere: float = 50.0) -> tuple[Tensor, Tensor]:
-    """What the paged kernel gives, and plain attention of each row by itself."""
+    """Return the paged kernel's result, and plain attention of each row by itself."""
     head_dim, size = batch.head_dim, batch.block_size
     generator = torch.Generator().manual_seed(batch.seed)
     need = [-(-(new + before) // size) for new, before in batch.rows]
     ids = torch.randperm(sum(need) + 3, generator=generator).tolist()
     tables = [[ids.pop() for _ in range(count)] for count in need]
-    # What is not of these rows is there, and large: whoever reads it does not go unnoticed.
+    # Slots of no row hold large values, so that a kernel that reads them is noticed.
     k_cache, v_cache = (cache_full_of(elsewhere, batch, sum(need) + 3) for _ in range(2))
     queries, expected = [], []
     for (new, before), table in zip(batch.rows, tables, strict=True):

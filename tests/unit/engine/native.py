@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem_engine.device.cores import ThreadPlan
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import AUTO, load_library
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import AUTO, load_library
+from tandem_engine.device.cpu.threads.cores import ThreadPlan
 
 FOLDER = os.environ.get("TANDEM_TEST_KERNELS")
-"""Where other kernels are than the package's; `tools.check_native` has one variant there."""
+"""Folder of other kernels than the package's; `tools.check_native` has one variant there."""
 
 
 def native_kernels(variant: str = AUTO) -> NativeKernels:
@@ -22,7 +22,7 @@ def native_kernels(variant: str = AUTO) -> NativeKernels:
     library = load_library(variant, Path(FOLDER)) if FOLDER else load_library(variant)
     if library is None and shutil.which("g++") is None:
         pytest.skip("there is no g++ that could have built the kernels")
-    assert library is not None, "build them: python -m tandem_engine.device.native.build"
+    assert library is not None, "build them: python -m tandem_engine.device.cpu.native.build"
     return NativeKernels(library)
 
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.int8 import Int8Linear, WholeInt8Packing
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.reference.int8_linear import Int8Linear, WholeInt8Packing
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.quantization.int8 import Int8Weight, StaticInput
 
 LINEARS = (

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import SampledToken, Step, StepResult
-from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.drafts import Drafter
 from tandem_engine.runner.runner import ModelRunner

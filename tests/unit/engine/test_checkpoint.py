@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.network import PackedLinear
-from tandem_engine.device.reference import PlainLinear
+from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.packed_model import PackedLinear
+from tandem_engine.device.reference.kernels import PlainLinear
 from tandem_engine.model.decoder import Decoder
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.weights.checkpoint import Checkpoint, check_readable
 
 RUNTIME = CpuRuntime(memory_bytes=1 << 30, kernels="reference")  # keeps weights as they are
@@ -26,9 +26,9 @@ MakeCheckpoint = Callable[..., Path]
 
 def parameters(decoder: Decoder) -> list[Tensor]:
     """All of a decoder's parameters, in one order."""
-    network = decoder.network
-    found = [embedding(decoder), network.norm, plain(network.head).weight]
-    for layer in network.layers:
+    packed_model = decoder.packed_model
+    found = [embedding(decoder), packed_model.norm, plain(packed_model.head).weight]
+    for layer in packed_model.layers:
         found += [layer.attention_norm, layer.mlp_norm]
         for linear in map(plain, (layer.qkv, layer.output, layer.gate_up, layer.down)):
             found += [linear.weight] + ([] if linear.bias is None else [linear.bias])
@@ -41,7 +41,7 @@ def plain(packed: PackedLinear) -> PlainLinear:
 
 
 def embedding(decoder: Decoder) -> Tensor:
-    table = decoder.network.embedding
+    table = decoder.packed_model.embedding
     return table if isinstance(table, Tensor) else plain(table).weight
 
 
@@ -84,7 +84,7 @@ def test_shards_load_like_a_single_file(folder: Path, sharded: Path) -> None:
 def test_projections_that_read_the_same_input_are_one_matrix(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
 
-    layer = load_decoder(folder, runtime=RUNTIME).network.layers[1]
+    layer = load_decoder(folder, runtime=RUNTIME).packed_model.layers[1]
     qkv, gate_up = plain(layer.qkv), plain(layer.gate_up)
 
     def stacked(kind: str, *names: str) -> Tensor:
@@ -103,8 +103,8 @@ def test_a_tied_head_is_the_embedding_itself(make_checkpoint: MakeCheckpoint) ->
     )
     untied = load_decoder(make_checkpoint("Qwen3ForCausalLM"), runtime=RUNTIME)
 
-    assert tied.network.head is tied.network.embedding
-    assert not torch.equal(plain(untied.network.head).weight, embedding(untied))
+    assert tied.packed_model.head is tied.packed_model.embedding
+    assert not torch.equal(plain(untied.packed_model.head).weight, embedding(untied))
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
@@ -147,7 +147,7 @@ def test_the_decoder_outlives_its_files(folder: Path) -> None:
 
     (folder / "model.safetensors").write_bytes(b"")
 
-    assert torch.equal(decoder.network.norm, expected)
+    assert torch.equal(decoder.packed_model.norm, expected)
 
 
 def test_tensors_that_do_not_start_at_a_multiple_of_their_size_are_read(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_what_is_known_to_be_harmless_is_passed_over(
 
     decoder = load_decoder(folder, runtime=RUNTIME)
 
-    assert plain(decoder.network.head).weight.any()
+    assert plain(decoder.packed_model.head).weight.any()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Claims between processes, and the threads that a replica chooses by them."""
+"""CoreLocks between processes, and the threads that a replica chooses by them."""
 
 import os
 import subprocess
@@ -12,11 +12,15 @@ from typing import Self
 import pytest
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device import threads
-from tandem_engine.device.claims import Claims
-from tandem_engine.device.cores import HostCores, Pin, ThreadPlan
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.threads import ComputeThreads, ThreadSettings, read_thread_settings
+from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.cpu.threads import compute_threads
+from tandem_engine.device.cpu.threads.compute_threads import (
+    ComputeThreads,
+    ThreadSettings,
+    read_thread_settings,
+)
+from tandem_engine.device.cpu.threads.core_locks import CoreLocks
+from tandem_engine.device.cpu.threads.cores import HostCores, Pin, ThreadPlan
 from tests.unit.engine.native import native_kernels
 
 FOUR = HostCores(allowed=frozenset(range(4)), num_online=4, siblings={})
@@ -24,17 +28,17 @@ WAIT_S = 120
 OTHER = """
 import sys
 from pathlib import Path
-from tandem_engine.device.claims import Claims
-claims = Claims(Path(sys.argv[1]))
-cores = claims.take(map(int, sys.argv[2].split(",")), 99)
-print(cores, claims.num_replicas(), flush=True)
+from tandem_engine.device.cpu.threads.core_locks import CoreLocks
+locks = CoreLocks(Path(sys.argv[1]))
+cores = locks.take(map(int, sys.argv[2].split(",")), 99)
+print(cores, locks.num_replicas(), flush=True)
 sys.stdin.read()
 """
 
 
 @contextmanager
 def other_replica(folder: Path, cores: str) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that claims what it can of `cores`, and holds it until this ends."""
+    """Another process that locks what it can of `cores`, and holds it until this ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", OTHER, str(folder), cores],
         stdin=subprocess.PIPE,
@@ -62,9 +66,9 @@ class Chooser:
         host: HostCores = FOUR,
     ) -> None:
         self.plans: list[ThreadPlan] = []
-        self.claims = Claims(folder)
+        self.locks = CoreLocks(folder)
         settings = ThreadSettings(num_threads=num_threads, pin=pin)
-        self.threads = ComputeThreads(host, settings, self.claims, self.plans.append)
+        self.threads = ComputeThreads(host, settings, self.locks, self.plans.append)
 
     def __enter__(self) -> Self:
         return self
@@ -79,10 +83,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_no_core_is_claimed_twice_by_two_processes(folder: Path) -> None:
-    claims = Claims(folder)
+    locks = CoreLocks(folder)
     with other_replica(folder, "0,2"):
-        assert claims.take([0, 1, 2, 3], 3) == [1, 3]
-        assert claims.num_replicas() == 2
+        assert locks.take([0, 1, 2, 3], 3) == [1, 3]
+        assert locks.num_replicas() == 2
 
 
 def test_claims_go_with_the_process_however_it_ends(folder: Path) -> None:
@@ -90,11 +94,11 @@ def test_claims_go_with_the_process_however_it_ends(folder: Path) -> None:
         process.kill()
         process.wait()
 
-        assert Claims(folder).take([0, 1], 2) == [0, 1]
+        assert CoreLocks(folder).take([0, 1], 2) == [0, 1]
 
 
 def test_claims_that_were_given_back_can_be_had(folder: Path) -> None:
-    one, other = Claims(folder), Claims(folder)
+    one, other = CoreLocks(folder), CoreLocks(folder)
     assert one.take([0, 1], 2) == [0, 1]
 
     one.release_cores()
@@ -104,12 +108,12 @@ def test_claims_that_were_given_back_can_be_had(folder: Path) -> None:
 
 
 def test_a_child_holds_no_claims_of_its_parent(folder: Path) -> None:
-    claims = Claims(folder)
-    assert claims.take([0], 1) == [0]
+    locks = CoreLocks(folder)
+    assert locks.take([0], 1) == [0]
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write_end, f"{claims.cores} {claims.take([0], 1)}".encode())
+        os.write(write_end, f"{locks.cores} {locks.take([0], 1)}".encode())
         os.read(os.open("/dev/zero", os.O_RDONLY), 0)
         os._exit(0)
     os.waitpid(child, 0)
@@ -123,24 +127,24 @@ def test_a_link_that_somebody_planted_is_not_followed(folder: Path, tmp_path: Pa
     folder.mkdir()
     (folder / "core-0").symlink_to(tmp_path / "elsewhere")
 
-    assert Claims(folder).take([0, 1], 2) == [1]
+    assert CoreLocks(folder).take([0, 1], 2) == [1]
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_pipe_that_somebody_planted_holds_nobody_up(folder: Path) -> None:
+def test_a_planted_pipe_blocks_no_process(folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "core-0")
     os.mkfifo(folder / "replica-0")
-    claims = Claims(folder)
+    locks = CoreLocks(folder)
 
-    assert claims.take([0, 1], 2) == [1]
-    assert claims.num_replicas() == 1
+    assert locks.take([0, 1], 2) == [1]
+    assert locks.num_replicas() == 1
 
 
 def test_folder_and_files_are_for_all_users(folder: Path) -> None:
     mask = os.umask(0o077)
     try:
-        Claims(folder).take([0], 1)
+        CoreLocks(folder).take([0], 1)
     finally:
         os.umask(mask)
 
@@ -176,7 +180,7 @@ def test_a_core_that_is_less_than_the_fair_share_is_left_alone(folder: Path) -> 
         plan = chooser.threads.choose(4)
 
         assert (plan.num_threads, plan.cpus) == (2, ())
-        assert Claims(folder).take([3], 1) == [3]
+        assert CoreLocks(folder).take([3], 1) == [3]
 
 
 def test_a_replica_without_a_core_computes_with_its_fair_share_anywhere(folder: Path) -> None:
@@ -193,7 +197,7 @@ def test_a_number_of_the_environment_is_kept_whatever_others_have(folder: Path) 
 
         assert (plan.num_threads, plan.cpus) == (2, ())
         # The one that is free is not held back from others.
-        assert Claims(folder).take([3], 1) == [3]
+        assert CoreLocks(folder).take([3], 1) == [3]
 
 
 def test_nothing_is_claimed_where_nothing_is_pinned(folder: Path) -> None:
@@ -216,13 +220,13 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_a_replica_takes_the_cores_of_one_that_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "RETRY_S", 0.001)
+    monkeypatch.setattr(compute_threads, "RETRY_S", 0.001)
     with Chooser(folder) as chooser:
         with other_replica(folder, "0,1,2,3"):
             assert chooser.threads.choose(4).cpus == ()
 
         end = time.monotonic() + WAIT_S
-        while not chooser.threads.is_content and time.monotonic() < end:
+        while not chooser.threads.is_settled and time.monotonic() < end:
             time.sleep(0.001)
 
         assert chooser.plans[-1] == ThreadPlan(num_threads=4, cpus=(0, 1, 2, 3))
@@ -231,7 +235,7 @@ def test_a_replica_takes_the_cores_of_one_that_ends(
 def test_replicas_in_a_container_share_its_quota(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "RETRY_S", 0.001)
+    monkeypatch.setattr(compute_threads, "RETRY_S", 0.001)
     host = HostCores(allowed=frozenset(range(8)), num_online=8, siblings={}, quota=4.0)
     with Chooser(folder, host=host) as chooser:
         assert chooser.threads.choose(None).num_threads == 4
@@ -256,10 +260,10 @@ def test_a_replica_does_not_take_fewer_cores_than_it_has_threads(folder: Path) -
             # A third of four cores is one; what it wants, and shall keep, is set higher here.
             chooser.threads.choose(4)
         chooser.threads.plan = ThreadPlan(num_threads=2, reason="fair")
-        chooser.threads.look_again()
+        chooser.threads.retry()
 
         assert chooser.threads.plan.num_threads == 2
-        assert Claims(folder).take([3], 1) == [3]
+        assert CoreLocks(folder).take([3], 1) == [3]
 
 
 def test_the_environment_says_how_many_and_where() -> None:

@@ -68,7 +68,7 @@ def test_what_is_written_equals_what_is_quantised_at_load_to_the_bit(
         assert torch.equal(one.scales, other.scales)
         assert same(one.bias, other.bias)
     assert written.dtype == at_load.dtype == torch.bfloat16
-    assert torch.equal(written.network.norm, at_load.network.norm)
+    assert torch.equal(written.packed_model.norm, at_load.packed_model.norm)
 
 
 def same(one: Tensor | None, other: Tensor | None) -> bool:
@@ -132,8 +132,8 @@ def test_the_head_goes_along_when_asked(
     head = stored["model.embed_tokens.weight" if tied else "lm_head.weight"]
     again = packed[-1].values * packed[-1].scales.unsqueeze(1)
     assert float((again - head).norm() / head.norm()) < 0.01
-    assert isinstance(decoder.network.embedding, Tensor)
-    assert torch.equal(decoder.network.embedding, stored["model.embed_tokens.weight"])
+    assert isinstance(decoder.packed_model.embedding, Tensor)
+    assert torch.equal(decoder.packed_model.embedding, stored["model.embed_tokens.weight"])
     assert not decoder.config.tie_word_embeddings
 
 
@@ -199,11 +199,10 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     (target / "mine").write_text("precious")
 
     assert refusal(folder, target) == (
-        f"{target} is there already, and nothing is overwritten; name another folder, "
-        "or remove it first"
+        f"{target} exists already and is not overwritten; name another folder, or remove it first"
     )
     assert [path.name for path in target.iterdir()] == ["mine"]
-    assert "is there already" in refusal(folder, folder)
+    assert "exists already" in refusal(folder, folder)
 
 
 def test_an_empty_folder_is_filled(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which cores are chosen: by tables, and by what must hold for any machine."""
+"""The choice of cores: by tables, and by properties that hold for any machine."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_engine.device.cores import (
+from tandem_engine.device.cpu.threads.cores import (
     HostCores,
     Pin,
     ThreadPlan,
     fair_threads,
     format_cpus,
     parse_cpus,
-    why_not_pinned,
+    unpinned_reason,
 )
-from tandem_engine.device.host_cores import read_host_cores
+from tandem_engine.device.cpu.threads.host_cores import read_host_cores
 
 FOUR = frozenset(range(4))
 
@@ -91,7 +91,7 @@ def test_cores_are_allowed_and_no_two_share_arithmetic_units(
         pytest.param(host(quota=2), Pin.ON, 2, "", id="a quota, all the same"),
         pytest.param(host(quota=4), Pin.AUTO, 4, "", id="a quota of all CPUs"),
         pytest.param(
-            host(is_container=True, num_online=4), Pin.AUTO, 4, "nobody knows", id="a container"
+            host(is_container=True, num_online=4), Pin.AUTO, 4, "does not see", id="a container"
         ),
         pytest.param(
             host(is_container=True), Pin.AUTO, 4, "", id="a container with CPUs of its own"
@@ -104,7 +104,7 @@ def test_cores_are_allowed_and_no_two_share_arithmetic_units(
 def test_threads_are_pinned_only_to_what_is_the_process_s_own(
     machine: HostCores, pin: Pin, threads: int, reason: str
 ) -> None:
-    found = why_not_pinned(machine, pin, threads)
+    found = unpinned_reason(machine, pin, threads)
 
     assert reason in found
     assert bool(reason) == bool(found)
@@ -147,7 +147,7 @@ def test_lists_of_cpus_can_be_written_and_read(cpus: frozenset[int]) -> None:
     ],
 )
 def test_a_plan_says_how_many_threads_and_where_or_why_not(plan: ThreadPlan, words: str) -> None:
-    assert plan.in_words() == words
+    assert plan.describe() == words
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

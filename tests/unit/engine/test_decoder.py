@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
-from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.kvcache.capacity import kv_bytes_per_token
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 
 BLOCK_SIZE = 4
 RUNTIME = CpuRuntime(memory_bytes=1 << 30)

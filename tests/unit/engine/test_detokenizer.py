@@ -55,7 +55,7 @@ def shown(name: str, prompt: Sequence[int], ids: Iterable[int], *, skips: bool =
 
 
 def runs_of_bytes_are_whole_or_nothing(name: str, ids: Sequence[int], *, skips: bool) -> bool:
-    """Whether no run of byte tokens has both characters and bytes that are none.
+    """True if no run of byte tokens has both characters and bytes that are none.
 
     Of such a run transformers shows no character at all; a stream has shown them already.
     """

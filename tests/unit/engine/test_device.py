@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.host_memory import available_memory
+from tandem_engine.device.cpu.memory import available_memory
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 
@@ -32,9 +32,9 @@ def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
 def test_a_backend_is_imported_only_when_it_is_chosen() -> None:
     code = (
         "import json, sys, tandem_engine.device.registry as registry\n"
-        "before = 'tandem_engine.device.cpu' in sys.modules\n"
+        "before = 'tandem_engine.device.cpu.runtime' in sys.modules\n"
         "registry.open_device('cpu')\n"
-        "print(json.dumps([before, 'tandem_engine.device.cpu' in sys.modules]))"
+        "print(json.dumps([before, 'tandem_engine.device.cpu.runtime' in sys.modules]))"
     )
 
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem_engine.device.host_memory import give_back_free_memory, peak_memory, resident_memory
+from tandem_engine.device.cpu.memory import give_back_free_memory, peak_memory, resident_memory
 
 MIB = 2**20
 SIZE = 200 * MIB

@@ -8,11 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem_engine.device.host_memory import give_back_free_memory, resident_memory
-from tandem_engine.device.int8 import FloatProduct, Int8Linear, OneDnnProduct, Product, has_vnni
-from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.cpu.memory import give_back_free_memory, resident_memory
+from tandem_engine.device.cpu.native.library import runnable_variants
 from tandem_engine.device.packing import pack_int8
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.int8_linear import (
+    FloatProduct,
+    Int8Linear,
+    OneDnnProduct,
+    Product,
+    has_vnni,
+)
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.quantization.int8 import (
     Int8Weight,
     StaticInput,

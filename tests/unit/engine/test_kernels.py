@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from tandem_engine.device import attention, reference
+from tandem_engine.device import attention
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.packing import pack
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference import kernels as reference
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tests.unit.engine.attention_cases import TOLERANCE, Batch, attend, batches, random, turned
 

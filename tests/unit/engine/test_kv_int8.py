@@ -9,8 +9,8 @@ from torch import Tensor
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import build_attention_metadata
-from tandem_engine.device.native.library import runnable_variants
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.cpu.native.library import runnable_variants
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms, Kernels
 from tests.unit.engine.attention_cases import Batch, attend, batches, cache_full_of, random
 from tests.unit.engine.native import native_kernels

@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.device.attention import build_attention_metadata
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import runnable_variants
-from tandem_engine.device.native.linear import PanelLinear
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import runnable_variants
+from tandem_engine.device.cpu.native.linear import PanelLinear
 from tandem_engine.device.packing import pack, pack_int8
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.quantization.int8 import Int8Weight, StaticInput
 from tests.unit.engine.attention_cases import random
 from tests.unit.engine.native import native_kernels

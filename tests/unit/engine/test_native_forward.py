@@ -1,4 +1,4 @@
-"""The whole forward pass in one call, against the same network kernel by kernel in torch."""
+"""The whole forward pass in one call, against the same model kernel by kernel in torch."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import runnable_variants
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import runnable_variants
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.device.runtime import Kernels
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
-from tandem_engine.model.network import build_network
+from tandem_engine.model.pack_model import pack_model
 from tandem_engine.model.parameters import Parameters, allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
 from tandem_engine.quantization.scheme import AT_LOAD_SCHEME, FLOAT_SCHEME, Scheme
@@ -103,8 +103,8 @@ def decoder_of(
         dtype=kernels.computed_in(dtype),
         device="cpu",
     )
-    network = build_network(config, parameters_of(config, kernels, dtype, scheme, held_in), rope)
-    return Decoder(config, network, kernels)
+    packed_model = pack_model(config, parameters_of(config, kernels, dtype, scheme, held_in), rope)
+    return Decoder(config, packed_model, kernels)
 
 
 def layout(rows: list[tuple[int, int]]) -> AttentionMetadata:
@@ -233,9 +233,9 @@ def test_one_call_with_a_cache_in_8_bits_gives_what_the_kernels_give_one_by_one(
 
 
 def test_layers_in_8_bits_are_computed_in_one_call(kernels: NativeKernels) -> None:
-    network = decoder_of(kernels, torch.bfloat16, AT_LOAD_SCHEME).network
+    packed_model = decoder_of(kernels, torch.bfloat16, AT_LOAD_SCHEME).packed_model
 
-    assert kernels.forward_pass(network) is not None
+    assert kernels.forward_pass(packed_model) is not None
 
 
 @pytest.mark.parametrize("scheme", [FLOAT_SCHEME, AT_LOAD_SCHEME], ids=["float", "w8a8"])
@@ -322,7 +322,7 @@ def test_float16_weights_are_computed_with_in_float32(
             for decoder in (native, torchs, exact)
         )
 
-    assert kernels.is_whole
+    assert kernels.is_native
     assert distance(got, expected) < 1e-3
     assert distance(got, expected) < distance(plain, expected)
 
@@ -332,10 +332,10 @@ def test_what_float16_cannot_hold_as_an_activation_does_not_overflow(
 ) -> None:
     metadata, tokens, wanted = layout([(9, 0)]), torch.arange(9), torch.tensor([8])
     decoder = decoder_of(kernels, torch.float16, tie_word_embeddings=False)
-    embedding = decoder.network.embedding
+    embedding = decoder.packed_model.embedding
     assert isinstance(embedding, Tensor)
     embedding.copy_(embedding.float() * (6e4 / float(embedding.abs().max())))
-    for layer in decoder.network.layers:
+    for layer in decoder.packed_model.layers:
         layer.mlp_norm.mul_(300)
 
     with torch.inference_mode():

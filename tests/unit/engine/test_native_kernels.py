@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import runnable_variants
-from tandem_engine.device.native.linear import Int8PanelLinear, PanelLinear
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import runnable_variants
+from tandem_engine.device.cpu.native.linear import Int8PanelLinear, PanelLinear
 from tandem_engine.device.packing import pack, pack_int8
-from tandem_engine.device.reference import PlainLinear, ReferenceKernels
+from tandem_engine.device.reference.kernels import PlainLinear, ReferenceKernels
 from tandem_engine.device.runtime import HeadNorms
 from tandem_engine.quantization.int8 import Int8Weight
 from tests.unit.engine.attention_cases import Batch, attend, batches, random

@@ -14,20 +14,20 @@ import pytest
 import torch
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.host_memory import resident_memory
-from tandem_engine.device.huge_pages import (
+from tandem_engine.device.cpu.huge_pages import (
     CHUNK_BYTES,
     HUGE_PAGE,
     HugePages,
-    Patience,
+    TouchBudget,
     can_collapse,
     zeros_in_huge_pages,
 )
-from tandem_engine.device.native import build
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import NEEDED_FLAGS, load_library, runnable_variants
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.cpu.memory import resident_memory
+from tandem_engine.device.cpu.native import build
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import NEEDED_FLAGS, load_library, runnable_variants
+from tandem_engine.device.cpu.runtime import CpuRuntime
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tests.unit.engine.native import native_kernels
 
 ROOT = Path(__file__).parents[3]
@@ -123,7 +123,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     ("then", "reason"),
     [
         pytest.param("echo no such flag >&2; exit 1", "no such flag", id="it refuses"),
-        pytest.param("exit 1", "it said nothing", id="it refuses without a word"),
+        pytest.param("exit 1", "no output", id="it fails without a word"),
     ],
 )
 def test_a_compiler_that_fails_is_named_with_its_words(
@@ -144,7 +144,7 @@ def test_without_a_compiler_the_build_says_what_to_install(
 
 
 class HookInterface:
-    """What hatchling's own does as far as our hook knows: it says where the source tree is."""
+    """Hatchling's builder as far as our hook needs it: the path of the source tree."""
 
     root = str(ROOT)
 
@@ -222,7 +222,7 @@ def test_missing_kernels_are_warned_about_once_with_the_way_out(
 
     (warning,) = caplog.messages
     assert "Install g++ 11 or newer" in warning
-    assert "python -m tandem_engine.device.native.build" in warning
+    assert "python -m tandem_engine.device.cpu.native.build" in warning
 
 
 @pytest.mark.usefixtures("_no_warning_was_given_yet")
@@ -258,7 +258,7 @@ def test_there_is_one_openmp_in_the_process() -> None:
     native_kernels()
     code = (
         "import re, torch\n"
-        "from tandem_engine.device.cpu import CpuRuntime\n"
+        "from tandem_engine.device.cpu.runtime import CpuRuntime\n"
         "from tandem_engine.device.packing import pack\n"
         "kernels = CpuRuntime().kernels\n"
         "kernels.linear(torch.ones(64, 512), pack(kernels, torch.ones(512, 512)))\n"
@@ -295,7 +295,7 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
         pytest.skip("this kernel does not join pages (Linux 6.1 does)")
     if "[always]" in HUGE_PAGES_MODE.read_text():
         pytest.skip("this kernel gives huge pages at once")
-    pages = HugePages(patience=Patience(0))
+    pages = HugePages(budget=TouchBudget(0))
     kept, gone = pages.empty(CHUNK_BYTES, torch.uint8), pages.empty(CHUNK_BYTES, torch.uint8)
     unwritten = pages.empty(CHUNK_BYTES, torch.uint8)
     kept.random_(generator=torch.Generator().manual_seed(0))
@@ -304,17 +304,19 @@ def test_pages_are_joined_when_they_are_written_and_hold_what_they_held() -> Non
     del gone
     resident = resident_memory()
 
-    while pages.join_next():
+    while pages.collapse_next():
         pass
 
     assert huge_kib() - before > CHUNK_BYTES / 2**11  # half of it; the kernel need not find all
     assert torch.equal(kept, expected)
-    assert resident_memory() - resident < CHUNK_BYTES / 2  # what nobody wrote takes up nothing
+    assert (
+        resident_memory() - resident < CHUNK_BYTES / 2
+    )  # pages that were not written take up nothing
     assert not unwritten.any()
 
 
 def test_memory_that_is_let_go_is_not_kept_to_join_its_pages() -> None:
-    pages = HugePages(patience=Patience(0))
+    pages = HugePages(budget=TouchBudget(0))
     large = pages.empty(2 * CHUNK_BYTES, torch.uint8)
     large.fill_(1)
     pages.empty(1, torch.uint8)
@@ -360,21 +362,21 @@ class Clock:
 
 def test_patience_lasts_as_long_as_pages_take_no_longer_than_usual() -> None:
     clock = Clock()
-    patience = Patience(0.010, usual=0.001, clock=clock)
+    budget = TouchBudget(0.010, usual=0.001, clock=clock)
 
     for _ in range(1000):
-        patience.spend(clock.passing(0.001))
+        budget.spend(clock.passing(0.001))
 
-    assert patience.is_left
+    assert budget.is_left
 
 
 def test_patience_ends_when_pages_have_taken_that_much_longer() -> None:
     clock = Clock()
-    patience = Patience(0.010, usual=0.001, clock=clock)
+    budget = TouchBudget(0.010, usual=0.001, clock=clock)
     num_pages = 0
 
-    while patience.is_left:
-        patience.spend(clock.passing(0.005))
+    while budget.is_left:
+        budget.spend(clock.passing(0.005))
         num_pages += 1
 
     assert num_pages == 3  # 4 ms too much for each
@@ -386,13 +388,13 @@ def test_pages_are_huge_from_the_start_while_patience_lasts_and_small_from_then_
     if "[madvise]" not in HUGE_PAGES_MODE.read_text():
         pytest.skip("this kernel gives huge pages at once, or not at all")
     clock = Clock()
-    patience = Patience(1.0, usual=0.0, clock=clock)
-    pages = HugePages(patience=patience)
+    budget = TouchBudget(1.0, usual=0.0, clock=clock)
+    pages = HugePages(budget=budget)
     before = huge_kib()
 
     patient = pages.empty(CHUNK_BYTES // 2, torch.uint8)
     while_patient = huge_kib() - before
-    patience.spend(clock.passing(1.0))
+    budget.spend(clock.passing(1.0))
     hasty = pages.empty(CHUNK_BYTES // 2, torch.uint8)
     hasty.fill_(1)
 
@@ -403,7 +405,7 @@ def test_pages_are_huge_from_the_start_while_patience_lasts_and_small_from_then_
 
 
 def test_what_nobody_asked_for_takes_up_nothing() -> None:
-    pages = HugePages(patience=Patience())
+    pages = HugePages(budget=TouchBudget())
     pages.empty(1, torch.uint8)
     before = resident_memory()
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import runnable_variants
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.sampling.adjust import adjust
-from tandem_engine.sampling.chance import uniform
+from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
 from tandem_engine.sampling.sampler import Sampler
 from tests.unit.engine.native import native_kernels, threads_of
@@ -52,14 +52,14 @@ def sampler_of(kernels: NativeKernels) -> Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """What one row can draw, in the order of the vocabulary, and where each token begins."""
+    """The tokens that one row can draw, in the order of the vocabulary, and the start of each."""
 
     tokens: Tensor
     ends: Tensor
     """Cumulated weights, the last one 1."""
 
     def hold(self, token: int, number: float) -> bool:
-        """Whether `number` draws `token`, but for rounding."""
+        """True if `number` draws `token`, but for rounding."""
         found = (self.tokens == token).nonzero().flatten().tolist()
         if not found:
             return False
@@ -86,7 +86,7 @@ def borders(logits: Tensor, one: Row, top_p: float) -> Borders:
 
 
 def number_of(seed: int, position: int) -> float:
-    """What decides the draw."""
+    """The random number of the draw."""
     return uniform(np.array([seed], np.uint64), np.array([position], np.uint64)).item()
 
 
@@ -213,8 +213,8 @@ def test_hardly_a_token_is_not_the_references(kernels: NativeKernels) -> None:
             row(seed=100 * seed + at, **params)  # type: ignore[arg-type]
             for at, params in enumerate(MANY_WAYS)
         ]
-        expected = Sampler().choose(logits, rows).token_ids
-        differ += int((sampler_of(kernels).choose(logits, rows).token_ids != expected).sum())
+        expected = Sampler().sample_step(logits, rows).token_ids
+        differ += int((sampler_of(kernels).sample_step(logits, rows).token_ids != expected).sum())
 
     assert differ <= 1
 
@@ -273,9 +273,9 @@ def test_a_row_without_finite_numbers_fails_alone(
 def test_what_min_tokens_bars_may_be_no_number(kernels: NativeKernels) -> None:
     logits = torch.zeros(1, 40)
     logits[0, 4], logits[0, 9] = math.nan, 5.0
-    barred = row(temperature=0.0, stop_token_ids=(4,), min_tokens=1, logprobs=2)
+    banned = row(temperature=0.0, stop_token_ids=(4,), min_tokens=1, logprobs=2)
 
-    [token] = sampler_of(kernels).sample(logits, [barred])
+    [token] = sampler_of(kernels).sample(logits, [banned])
 
     assert token is not None
     assert token.token_id == 9
@@ -294,9 +294,9 @@ def test_a_row_that_grows_is_sampled_as_it_is_now(kernels: NativeKernels) -> Non
         row(seed=2, top_p=0.9, frequency_penalty=0.4),
     ]
     native, reference = sampler_of(kernels), Sampler()
-    for _ in range(80):  # more than a tally has room for at first
-        expected = reference.choose(logits, rows).token_ids.tolist()
-        assert native.choose(logits, rows).token_ids.tolist() == expected
+    for _ in range(80):  # more than a counted has room for at first
+        expected = reference.sample_step(logits, rows).token_ids.tolist()
+        assert native.sample_step(logits, rows).token_ids.tolist() == expected
         for one, token in zip(rows, expected, strict=True):
             one.output.append(token)
 
@@ -305,9 +305,9 @@ def test_logits_may_lie_anyhow(kernels: NativeKernels) -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(4))
     rows = [row(seed=at) for at in range(3)]
 
-    got = sampler_of(kernels).choose(logits[::2], rows).token_ids
+    got = sampler_of(kernels).sample_step(logits[::2], rows).token_ids
 
-    assert torch.equal(got, Sampler().choose(logits[::2].clone(), rows).token_ids)
+    assert torch.equal(got, Sampler().sample_step(logits[::2].clone(), rows).token_ids)
 
 
 @SHARED

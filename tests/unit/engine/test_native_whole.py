@@ -1,4 +1,4 @@
-"""Which checkpoints are computed in one native call a step, and what is said where one is not."""
+"""The checkpoints that are computed in one native call a step, and the warning for others."""
 
 import logging
 import shutil
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
-from tandem_engine.device.cpu import CpuRuntime
-from tandem_engine.device.native.kernels import NativeKernels
-from tandem_engine.device.native.library import load_library, runnable_variants
+from tandem_engine.device.cpu.native.kernels import NativeKernels
+from tandem_engine.device.cpu.native.library import load_library, runnable_variants
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tests.unit.engine.native import native_kernels
 from tests.unit.engine.quantized_checkpoints import LINEARS, linear_names, to_static
 
@@ -43,9 +43,9 @@ def loaded(folder: Path, kernels: str | None = None, **settings: Any) -> tuple[C
     return runtime, load_decoder(folder, runtime=runtime, **settings)
 
 
-def is_whole(runtime: CpuRuntime) -> bool:
+def is_native(runtime: CpuRuntime) -> bool:
     assert isinstance(runtime.kernels, NativeKernels)
-    return runtime.kernels.is_whole
+    return runtime.kernels.is_native
 
 
 @torch.inference_mode()
@@ -89,7 +89,7 @@ def test_a_float16_checkpoint_gives_torchs_tokens_in_one_call(
     runtime, native = loaded(folder)
     _, reference = loaded(folder, "reference", dtype="float32")
 
-    assert is_whole(runtime)
+    assert is_native(runtime)
     assert native.dtype == torch.float16
     assert_alike(native, reference, 2e-3)
 
@@ -109,7 +109,7 @@ def test_static_activations_give_torchs_tokens_in_one_call(
     runtime, native = loaded(folder, variant)
     _, reference = loaded(folder, "reference", dtype="float32")
 
-    assert is_whole(runtime)
+    assert is_native(runtime)
     # A digit decides which integer an activation becomes.
     assert_alike(native, reference, 0.03)
 
@@ -145,7 +145,7 @@ def test_a_width_that_the_kernels_cannot_multiply_is_warned_of_once(
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1
     assert said in warnings[0]
-    assert not is_whole(runtime)
+    assert not is_native(runtime)
     assert kept == 2  # what torch computes, it does not compute with one thread
     _, reference = loaded(folder, "reference", quantization=quantization, dtype="float32")
     if quantization == "auto":
@@ -157,11 +157,11 @@ def test_a_dtype_that_the_kernels_do_not_know_is_warned_of_once(
     make_checkpoint: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime, decoder = loaded(make_checkpoint("LlamaForCausalLM"))
-    object.__setattr__(decoder.network, "dtype", torch.float64)
+    object.__setattr__(decoder.packed_model, "dtype", torch.float64)
     caplog.set_level(logging.WARNING)
 
-    # A second decoder is made of the network to measure steps.
-    assert [runtime.kernels.forward_pass(decoder.network) for _ in range(2)] == [None, None]
+    # A second decoder is made of the packed model to measure steps.
+    assert [runtime.kernels.forward_pass(decoder.packed_model) for _ in range(2)] == [None, None]
 
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "the dtype is float64, not one of float32, bfloat16, float16" in warning
@@ -200,5 +200,5 @@ def test_what_is_computed_in_one_call_is_not_warned_of(
 
     runtime, _ = loaded(make_checkpoint("Qwen3ForCausalLM", dtype=dtype), quantization=quantization)
 
-    assert is_whole(runtime)
+    assert is_native(runtime)
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""What steps cost, measured on small ones, beside a large one that is really run."""
+"""The cost of steps, measured on small ones, beside a large one that is really run."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -12,10 +12,10 @@ import torch
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step
-from tandem_engine.device.cpu import CpuRuntime
+from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
-from tandem_engine.model.load import load_decoder
+from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.runner import ModelRunner
 
@@ -72,7 +72,7 @@ def held_by_a_large_step(decoder: Decoder, runtime: CpuRuntime) -> int:
 
 
 def profiled(checkpoint: Path, kernels: str) -> tuple[StepCost, int]:
-    """What steps cost, and what a large one holds."""
+    """The cost of steps, and the memory of a large one."""
     runtime = CpuRuntime(memory_bytes=1 << 30, kernels=kernels)
     decoder = load_decoder(checkpoint, runtime=runtime)
     cost = profile_steps(decoder, runtime, block_size=BLOCK, kv_dtype=decoder.dtype)
@@ -120,8 +120,10 @@ def test_nothing_of_the_measurement_stays(checkpoint: Path) -> None:
 def test_a_model_that_does_not_run_is_refused(make_checkpoint: Callable[..., Path]) -> None:
     runtime = CpuRuntime(memory_bytes=1 << 30, kernels="reference")
     decoder = load_decoder(make_checkpoint("LlamaForCausalLM"), runtime=runtime)
-    network = replace(decoder.network, norm=torch.full_like(decoder.network.norm, torch.nan))
-    broken = Decoder(decoder.config, network, runtime.kernels)
+    packed_model = replace(
+        decoder.packed_model, norm=torch.full_like(decoder.packed_model.norm, torch.nan)
+    )
+    broken = Decoder(decoder.config, packed_model, runtime.kernels)
 
     with pytest.raises(ConfigError, match="The model does not run: the model's logits are not"):
         profile_steps(broken, runtime, block_size=16, kv_dtype=torch.float32)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError, ConfigError
-from tandem_engine.device.reference import ReferenceKernels
+from tandem_engine.device.reference.kernels import ReferenceKernels
 from tandem_engine.model.quantized import allocate_quantized
 from tandem_engine.quantization.int8 import StaticInput
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
@@ -401,9 +401,7 @@ def test_a_layer_that_modelslim_does_not_describe_is_named(folder: Path) -> None
     del document[f"{FIRST}.v_proj.weight"]
     path.write_text(json.dumps(document))
 
-    assert refusal(folder) == (
-        f"{path} does not say of which kind the tensor {FIRST}.v_proj.weight is"
-    )
+    assert refusal(folder) == (f"{path} does not name the kind of the tensor {FIRST}.v_proj.weight")
 
 
 def test_norms_that_undo_a_shift_of_outliers_take_the_place_of_the_old_ones(folder: Path) -> None:
@@ -414,8 +412,8 @@ def test_norms_that_undo_a_shift_of_outliers_take_the_place_of_the_old_ones(fold
 
     decoder, _ = load(folder)
 
-    assert bool((decoder.network.layers[0].attention_norm == 7).all())
-    assert not bool((decoder.network.layers[1].attention_norm == 7).any())
+    assert bool((decoder.packed_model.layers[0].attention_norm == 7).all())
+    assert not bool((decoder.packed_model.layers[1].attention_norm == 7).any())
 
 
 def test_files_of_weights_without_an_index_are_refused(folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tandem_engine.api.step import BlockCopy, Step
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.flight import NOT_FINITE
+from tandem_engine.runner.step_handle import NOT_FINITE
 from tests.unit.engine.runner_bench import (  # noqa: F401 - a fixture that is used by itself
     PROMPT,
     Bench,
@@ -51,13 +51,13 @@ def in_turn(bench: Bench, steps: list[Step]) -> list[dict[str, list[int]]]:
 
 def one_ahead(bench: Bench, steps: list[Step]) -> list[dict[str, list[int]]]:
     """Each step is handed in before the one before it is asked for."""
-    said, flight = [], bench.runner.submit(steps[0])
+    said, handle = [], bench.runner.submit(steps[0])
     for following in [*steps[1:], None]:
         after = None if following is None else bench.runner.submit(following)
-        result = flight.result()
+        result = handle.result()
         said.append({name: ids_of(got) for name, got in result.tokens.items()})
         if after is not None:
-            flight = after
+            handle = after
     return said
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.device.native.library import runnable_variants
+from tandem_engine.device.cpu.native.library import runnable_variants
 from tandem_engine.device.sampling import RowSampler
 from tandem_engine.sampling.candidates import candidates_of
-from tandem_engine.sampling.chance import derive_seed, uniform
+from tandem_engine.sampling.counter_rng import derive_seed, uniform
 from tandem_engine.sampling.row import Row, row_of
 from tandem_engine.sampling.sampler import Sampler
 from tests.unit.engine.native import native_kernels
@@ -262,17 +262,17 @@ def test_rows_whose_plan_failed_are_not_sampled_by_the_one_before(
 def test_what_a_row_asks_for_stays_whoever_comes_and_goes() -> None:
     biased, sampler = row(logit_bias={9: 5.0, 3: -1.0}), new_sampler()
     sampler.sample(torch.randn(1, VOCAB), [biased])
-    asked = biased.asked
+    params = biased.device_params
 
     sampler.sample(torch.randn(2, VOCAB), [row(seed=1), biased])
 
-    assert biased.asked is asked
-    assert biased.ahead([3]).asked is asked
-    assert (asked.biased.tolist(), asked.biases.tolist()) == ([9, 3], [5.0, -1.0])
+    assert biased.device_params is params
+    assert biased.with_output([3]).device_params is params
+    assert (params.biased.tolist(), params.biases.tolist()) == ([9, 3], [5.0, -1.0])
 
 
 class Work:
-    """Counts the values that are put in order, whoever does it."""
+    """Counts the values that are sorted, by any function."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0

@@ -64,7 +64,7 @@ def test_what_may_become_a_stop_string_is_held_back(
 
 
 def read(automaton: StopAutomaton, pieces: Sequence[str], num_ignored: int = 0) -> tuple[str, bool]:
-    """What is shown of pieces in all, and whether a stop string ended it."""
+    """The text that is shown of pieces in all, and true if a stop string ended it."""
     finder, shown = StopStrings(automaton), ""
     for number, piece in enumerate(pieces, 1):
         text, met = finder.push(piece, may_end=number > num_ignored)
@@ -186,7 +186,7 @@ def test_as_many_and_as_long_stop_strings_as_are_allowed_are_taken() -> None:
 
 
 def outputs_of(text: str, *, stop: tuple[str, ...], min_tokens: int) -> list[Output]:
-    """What a choice gives out whose tokens are the bytes of `text`, up to a stop string."""
+    """The output of a choice whose tokens are the bytes of `text`, up to a stop string."""
     sampling = SamplingParams(max_tokens=len(text), min_tokens=min_tokens, stop=stop)
     request = Request(
         request_id="r", prompt_token_ids=(0,), sampling=sampling, max_new_tokens=len(text)

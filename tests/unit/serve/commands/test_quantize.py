@@ -53,7 +53,7 @@ def test_a_folder_that_is_there_is_refused_in_one_sentence(source: Path, tmp_pat
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == (
-        f"error: {source} is there already, and nothing is overwritten; name another folder, "
+        f"error: {source} exists already and is not overwritten; name another folder, "
         "or remove it first\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]

@@ -1,0 +1,1 @@
+"""The CPU backend: always there; its kernels are native where a compiler built them."""

@@ -1,0 +1,1 @@
+"""Compute threads of the CPU backend: number, cores, and the locks by which replicas share them."""

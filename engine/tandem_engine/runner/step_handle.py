@@ -1,0 +1,150 @@
+"""The handle of a step that was submitted: its computation, its tokens, its failure."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from torch import Tensor
+
+from tandem_engine.api.step import SampledToken, Step, StepResult
+from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.sampling.sampler import to_sampled_tokens
+from tandem_engine.sampling.step_tokens import StepTokens
+
+_LOG = logging.getLogger(__name__)
+
+Sample = Callable[[Tensor, FlatBatch], StepResult]
+
+NOT_FINITE: Final = "the model's logits are not finite numbers"
+
+
+class StepHandle:
+    """One step whose rows yield one token each; implements `tandem_engine.api.step.StepHandle`.
+
+    The thread that computes and the one that submitted the step both use it: the first needs
+    the tokens of the step before, where it draws or penalises, and the other delivers them.
+
+    Args:
+        step: The step.
+        batch: Its tensors; None: it has no rows.
+        before: The previous step, if its tokens are fed into this one.
+        sample: Samples rows that yield anything but one token each.
+        error: Reason why its rows cannot be computed. Its copies are made all the same, since they
+            move blocks of other sequences, too.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        batch: FlatBatch | None,
+        before: "StepHandle | None",
+        sample: Sample,
+        error: Exception | None = None,
+    ) -> None:
+        self.step = step
+        self.batch = batch
+        self.before = before
+        self.tokens: StepTokens | None = None
+        """A token for each row that yields; None: it failed, or is not done."""
+        self.is_collected = False
+        """True once its caller has the result."""
+        self.has_copied = False
+        """True once its copies are made: a failure is then confined to its rows."""
+        self._sample = sample
+        self._logits: Tensor | None = None
+        self._result: StepResult | None = None
+        self._error = error
+        self._commit_lock = threading.Lock()
+        self._done = threading.Event()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it is known already to have failed."""
+        return self._error is not None
+
+    def compute(self, work: Callable[["StepHandle"], None]) -> None:
+        """Run `work`, which may end with `set_tokens` or `set_logits`; an exception is kept."""
+        try:
+            self._catch(lambda: work(self))
+        finally:
+            self.before = None
+            self._done.set()
+
+    def set_tokens(self, tokens: StepTokens) -> None:
+        """Set the sampled tokens."""
+        self.tokens = tokens
+
+    def set_logits(self, logits: Tensor) -> None:
+        """Set the logits of rows that are sampled when the result is asked for.
+
+        They fork, move and end, which the thread that computes must not do to them.
+        """
+        self._logits = logits
+
+    def tokens_to_feed(self) -> Tensor | None:
+        """Return the tokens for the next step; None: this one has failed, with all of its rows.
+
+        Raises:
+            RuntimeError: they are not known yet, which is a bug of the caller.
+        """
+        if self.tokens is None and self._error is None:
+            raise RuntimeError("The step before yields more than a token a row; this is a bug.")
+        return None if self.tokens is None else self.tokens.token_ids
+
+    def commit(self) -> None:
+        """Append the tokens to the rows, once; an exception is kept.
+
+        The next step calls it, too, and may have other rows that can continue.
+        """
+        with self._commit_lock:
+            if self._error is not None or self._result is not None or self.tokens is None:
+                return
+            self._catch(self._append_tokens)
+
+    def result(self) -> StepResult:
+        """Wait for the end; see `tandem_engine.api.step.StepHandle`."""
+        self._done.wait()
+        self.is_collected = True
+        self.commit()
+        if self._error is None and self._result is None:
+            self._catch(self._finish)
+        if self._error is not None:
+            return self._lost(self._error)
+        return self._result or StepResult()
+
+    def _catch(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
+            self._error = error
+
+    def _append_tokens(self) -> None:
+        if self.batch is not None and self.tokens is not None:
+            self._result = _append(self.batch, to_sampled_tokens(self.tokens))
+
+    def _finish(self) -> None:
+        logits, self._logits = self._logits, None
+        if self.batch is not None and logits is not None:
+            self._result = self._sample(logits, self.batch)
+
+    def _lost(self, error: Exception) -> StepResult:
+        """Fail its rows; raise if its copies failed, too."""
+        _LOG.error("A step of %d rows failed", len(self.step.sequence_ids), exc_info=error)
+        if not self.has_copied:
+            raise error
+        cause = f"{type(error).__name__}: {error}"
+        return StepResult(failed=dict.fromkeys(self.step.sequence_ids, cause))
+
+
+def _append(batch: FlatBatch, tokens: list[SampledToken | None]) -> StepResult:
+    """Append a token to each row that yields."""
+    failed: dict[str, str] = {}
+    got: dict[str, Sequence[SampledToken]] = {}
+    for row, token in zip(batch.yielding, tokens, strict=True):
+        if token is None:
+            failed[row.sequence_id] = NOT_FINITE
+        else:
+            row.output.append(token[0])
+            got[row.sequence_id] = (token,)
+    return StepResult(tokens=got, failed=failed)

@@ -1,0 +1,56 @@
+"""The top tokens of each row, equal ones in the order of the vocabulary."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the first of each row's largest logits; NaN counts as the largest.
+
+    Returns:
+        int64 [rows], and bool [rows], true where its logit is not finite; None: all are finite.
+    """
+    if logits.device.type != "cpu":
+        best, ids = logits.max(dim=-1)
+        return ids, ~torch.isfinite(best)
+    # torch compares one number at a time here. And after a forward pass, which has read all of the
+    # weights, every function that was not called for a while costs 50 µs: so few of them.
+    array = logits.numpy()
+    ids = torch.from_numpy(array.argmax(axis=-1))
+    are_finite = torch.from_numpy(array.max(axis=-1)).isfinite()
+    return ids, None if are_finite.all() else ~are_finite
+
+
+def top_tokens(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """Return the `counts` top tokens of each row with their values, best first.
+
+    topk guarantees no order among equals, so all that reach the last value are compared.
+
+    Args:
+        table: float32 [rows, vocabulary]. A row with NaN has none.
+        counts: One a row, at width the vocabulary.
+    """
+    width = max(counts, default=0)
+    if width == 0:
+        return [[] for _ in counts]
+    best = table.topk(width, dim=-1).values
+    last = torch.tensor([max(0, count - 1) for count in counts], device=table.device)
+    floors = best.gather(1, last.unsqueeze(1))
+    return [
+        _at_least(row, floor, count) if count else []
+        for row, floor, count in zip(table, floors, counts, strict=True)
+    ]
+
+
+def _at_least(row: Tensor, floor: Tensor, count: int) -> list[tuple[int, float]]:
+    """Return `count` values of at least `floor`, the first of those that equal it."""
+    ids = torch.nonzero(row >= floor).flatten()
+    values = row[ids]
+    if len(ids) > count:
+        above = values > floor
+        is_first = (~above).cumsum(0) <= count - above.sum()
+        ids, values = ids[above | is_first], values[above | is_first]
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
