@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tandem_operator.crd.status import status_schema
+from tandem_operator.crd.status_schema import status_schema
 from tests.unit.docs.pages import ROOT, code_spans, rows
 
 PAGE: Final = ROOT / "docs" / "reference" / "conditions.md"
