@@ -110,7 +110,7 @@ def test_an_infinite_rate_sends_all_at_once() -> None:
     [
         ({"cases": (CASE,)}, "The case 4x32x16 needs 48 tokens a request; the model takes 40"),
         ({"cases": (Case(0, Shape(1, 1)),)}, "The case 0x1x1 has no callers"),
-        ({"cases": (Case(0, Shape(1, 1)),), "rate": math.inf}, "say how many with --requests"),
+        ({"cases": (Case(0, Shape(1, 1)),), "rate": math.inf}, "give their number with --requests"),
         ({"cases": (Case(0, Shape(1, 1)),), "rate": 1e-9}, "none arrives within 20 s"),
     ],
 )

@@ -136,7 +136,7 @@ def test_the_only_service_needs_no_name(record: Record) -> None:
     create_record(record)
 
     assert choose(None) == record
-    with pytest.raises(ServeError, match="No service 'other' runs here; there is tiny"):
+    with pytest.raises(ServeError, match="No service 'other' runs here; running: tiny"):
         choose("other")
 
 
