@@ -73,7 +73,7 @@ def test_s_and_m_have_the_sizes_of_the_goals(name: str, millions: float) -> None
 
 
 def test_an_unknown_model_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(WrongUsage, match="no model 'L'; it must be one of S, M"):
+    with pytest.raises(WrongUsage, match="Unknown model 'L'; it must be one of S, M"):
         find_shape("L")
 
 
