@@ -223,8 +223,12 @@ def test_a_template_that_cannot_be_read_is_one_sentence(source: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "template", "words"),
     [
-        ({"chat_template": {"a": 1}}, None, "chat_template is no text"),
-        ({"chat_template": [{"name": "default", "template": 5}]}, None, "chat_template is no text"),
+        ({"chat_template": {"a": 1}}, None, "chat_template is neither a text"),
+        (
+            {"chat_template": [{"name": "default", "template": 5}]},
+            None,
+            "chat_template is neither a text",
+        ),
         ({}, b"\xff{{", "is not UTF-8"),
     ],
 )
