@@ -57,8 +57,8 @@ class ByteCodec:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the bytes, special tokens in angle brackets if they are wanted."""
-        wanted = (i for i in token_ids if i < NUM_BYTES or not skip_special_tokens)
-        return b"".join(map(self.token_bytes, wanted)).decode(errors="replace")
+        shown = (i for i in token_ids if i < NUM_BYTES or not skip_special_tokens)
+        return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
 
     def token_text(self, token_id: int) -> str:
         """One token as text."""
@@ -203,8 +203,8 @@ class FakeFront:
         self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
     ) -> Sequence[StepExplanation]:
         """The newest of `kept_steps`."""
-        wanted = [one for one in self.kept_steps if one.number >= since][-limit:]
-        return wanted if with_decodes else [_without_decodes(one) for one in wanted]
+        found = [one for one in self.kept_steps if one.number >= since][-limit:]
+        return found if with_decodes else [_without_decodes(one) for one in found]
 
     def metrics(self) -> bytes:
         """One line in Prometheus' text format."""

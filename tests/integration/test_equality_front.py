@@ -90,7 +90,7 @@ async def others(front: AsyncEngine) -> dict[str, Tokens]:
 
 
 @cache
-def wanted() -> dict[str, Said]:
+def expected() -> dict[str, Said]:
     """What transformers says to each prompt in each search; prompt and search → outputs."""
     return {
         f"{name}, {number}": transformers_search(prompt, **search)
@@ -155,7 +155,7 @@ async def beams(front: AsyncEngine) -> dict[str, Said]:
 
 
 def test_the_searches_that_are_compared_find_different_things() -> None:
-    found = wanted()
+    found = expected()
 
     assert len({said[0] for said in found.values()}) > len(PROMPTS)
     assert all(len(set(said)) == len(said) for said in found.values())
@@ -176,7 +176,7 @@ def test_beams_that_lose_their_blocks_are_those_of_transformers_whatever_the_str
         [said for beam in one.sequences[: one.sampling.n] if (said := outcome.tokens[beam])]
         for one in requests
     ]
-    assert found == list(wanted().values())
+    assert found == list(expected().values())
     assert all(
         outcome.tokens[one.request_id] == truth().tokens[one.request_id] for one in crowd()[:6]
     )
@@ -188,7 +188,7 @@ async def test_beams_among_other_requests_are_those_of_transformers(*, caches: b
     async with front_of(mixed(48, enable_prefix_cache=caches)) as front:
         found, said = await asyncio.gather(beams(front), others(front))
 
-        assert found == wanted()
+        assert found == expected()
         assert said == truth().tokens
         assert front.stats().num_preemptions == 0
         assert (front.stats().num_hit_tokens > 0) == caches
@@ -205,7 +205,7 @@ async def test_beams_that_lose_their_blocks_are_those_of_transformers(
     ) as front:
         said, found = await asyncio.gather(others(front), beams(front))
 
-        assert found == wanted()
+        assert found == expected()
         assert said == truth().tokens
         stats = front.stats()
         assert stats.num_free_kv_blocks == stats.num_kv_blocks

@@ -59,7 +59,7 @@ SCHEDULES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FaultPoint:
     """Where a fault may be."""
 
     is_engine_thread: bool
@@ -76,9 +76,9 @@ class Place:
 class Faults:
     """Counts the events of the code that is watched, and raises at one of them."""
 
-    at: Place | None = None
+    at: FaultPoint | None = None
     error: type[Exception] = RuntimeError
-    places: list[Place] = field(default_factory=list)
+    places: list[FaultPoint] = field(default_factory=list)
     has_raised: bool = False
     _local: threading.local = field(default_factory=threading.local)
     step: int = 0
@@ -107,7 +107,7 @@ class Faults:
         local = self._local
         number = local.number = getattr(local, "number", -1) + 1
         if self.at is None:
-            place = Place(is_engine_thread, number, event, name, self.step, self.copies)
+            place = FaultPoint(is_engine_thread, number, event, name, self.step, self.copies)
             self.places.append(place)
         elif (self.at.is_engine_thread, self.at.number) == (is_engine_thread, number):
             self.has_raised = True
@@ -211,8 +211,8 @@ def run(engine: Engine, faults: Faults | None) -> Outcome:
     return outcome
 
 
-def engine_of(decoder: Decoder, wanted: ScheduleConfig) -> Engine:
-    config = EngineConfig(model_path="", schedule=wanted, num_host_blocks=NUM_HOST_BLOCKS)
+def engine_of(decoder: Decoder, desired: ScheduleConfig) -> Engine:
+    config = EngineConfig(model_path="", schedule=desired, num_host_blocks=NUM_HOST_BLOCKS)
     capacity = Capacity(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_seq_len=128)
     runtime = open_device("cpu")
     return _engine(config, decoder, capacity, runtime, num_host_blocks=NUM_HOST_BLOCKS)
@@ -231,9 +231,9 @@ def watch(engine: Engine, faults: Faults) -> None:
         setattr(runner, name, noted)
 
 
-def answer(decoder: Decoder, wanted: ScheduleConfig, faults: Faults) -> Outcome:
+def answer(decoder: Decoder, desired: ScheduleConfig, faults: Faults) -> Outcome:
     """One run, with what it leaves behind."""
-    engine = engine_of(decoder, wanted)
+    engine = engine_of(decoder, desired)
     watch(engine, faults)
     with injected(faults):
         outcome = run(engine, faults)
@@ -245,9 +245,9 @@ def answer(decoder: Decoder, wanted: ScheduleConfig, faults: Faults) -> Outcome:
     return outcome
 
 
-def chosen(places: list[Place], each: int) -> list[Place]:
+def chosen(places: list[FaultPoint], each: int) -> list[FaultPoint]:
     """Of each thread, function and event: the first ones, with and without copies, and the last."""
-    kinds: dict[tuple[Any, ...], list[Place]] = {}
+    kinds: dict[tuple[Any, ...], list[FaultPoint]] = {}
     for place in places:
         kind = (place.is_engine_thread, place.event, place.name, place.copies)
         kinds.setdefault(kind, []).append(place)

@@ -163,9 +163,9 @@ async def test_aborts_at_random_moments_leave_no_block_and_disturb_no_request(
 
 async def test_requests_that_lose_their_blocks_say_the_same_in_the_end(checkpoint: Path) -> None:
     async with front_of(checkpoint) as roomy, front_of(checkpoint, num_kv_blocks=32) as scarce:
-        wanted = params(max_tokens=60, temperature=0.0)
-        expected = tokens(await read(roomy, wanted))
-        results = await asyncio.gather(*(read(scarce, wanted, f"r{i}") for i in range(12)))
+        desired = params(max_tokens=60, temperature=0.0)
+        expected = tokens(await read(roomy, desired))
+        results = await asyncio.gather(*(read(scarce, desired, f"r{i}") for i in range(12)))
 
         assert all(tokens(outputs) == expected for outputs in results)
         assert scarce.stats().num_preemptions > 0
@@ -240,9 +240,9 @@ async def test_logprobs_come_one_a_token_with_the_likeliest(checkpoint: Path) ->
 
 async def test_live_settings_change_between_steps_and_lose_nothing(checkpoint: Path) -> None:
     async with front_of(checkpoint) as front:
-        wanted = params(max_tokens=60, temperature=0.0)
-        expected = tokens(await read(front, wanted))
-        running = [asyncio.create_task(read(front, wanted, f"r{i}")) for i in range(12)]
+        desired = params(max_tokens=60, temperature=0.0)
+        expected = tokens(await read(front, desired))
+        running = [asyncio.create_task(read(front, desired, f"r{i}")) for i in range(12)]
         for chunk in (16, 512, 32):
             split = SplitFuseConfig(split_chunk_tokens=chunk, split_start_batch_size=0)
             changed = MIX.model_copy(update={"split_fuse": split, "max_batch_size": 4})

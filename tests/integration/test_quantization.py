@@ -121,8 +121,8 @@ def logits(
 
 def mean_kl(expected: Tensor, got: Tensor) -> float:
     """Kullback-Leibler divergence of the next token's distribution, in nats."""
-    wanted, found = (torch.log_softmax(each.double(), dim=-1) for each in (expected, got))
-    return float((wanted.exp() * (wanted - found)).sum(dim=-1).mean())
+    desired, found = (torch.log_softmax(each.double(), dim=-1) for each in (expected, got))
+    return float((desired.exp() * (desired - found)).sum(dim=-1).mean())
 
 
 def test_probabilities_stay_near_those_of_float(model_m: Path) -> None:

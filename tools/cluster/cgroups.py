@@ -97,8 +97,10 @@ def _parent(hierarchy: Hierarchy) -> Path:
             if set((folder / "cgroup.subtree_control").read_text().split()) >= _NEEDED_V2:
                 return folder
         if folder == hierarchy.mounted_at:
-            wanted = ", ".join(sorted(_NEEDED_V2))
-            raise Unavailable(f"no cgroup above {hierarchy.own} hands on the controllers {wanted}")
+            expected = ", ".join(sorted(_NEEDED_V2))
+            raise Unavailable(
+                f"no cgroup above {hierarchy.own} hands on the controllers {expected}"
+            )
         folder = folder.parent
 
 

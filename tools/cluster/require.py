@@ -72,13 +72,15 @@ def _missing_program() -> str | None:
 
 
 def _missing_go() -> str | None:
-    wanted = ".".join(map(str, GO_VERSION))
+    expected = ".".join(map(str, GO_VERSION))
     if shutil.which("go") is None:
-        return f"Go {wanted} or later, and there is no `go` on the PATH (https://go.dev/dl)"
+        return f"Go {expected} or later, and there is no `go` on the PATH (https://go.dev/dl)"
     version = go_version()
     parsed = parse_go_version(version)
     if parsed is None or parsed < GO_VERSION:
-        return f"Go {wanted} or later, and this is {version or 'an older one'} (https://go.dev/dl)"
+        return (
+            f"Go {expected} or later, and this is {version or 'an older one'} (https://go.dev/dl)"
+        )
     return None
 
 

@@ -194,9 +194,9 @@ class BlockPool(CountedBlocks):
         return self._caches_prefixes
 
     @caches_prefixes.setter
-    def caches_prefixes(self, wanted: bool) -> None:
-        self._caches_prefixes = wanted
-        if not wanted:
+    def caches_prefixes(self, enabled: bool) -> None:
+        self._caches_prefixes = enabled
+        if not enabled:
             self.forget()
 
     def blocks_for(self, num_tokens: int) -> int:

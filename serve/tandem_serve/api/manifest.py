@@ -133,11 +133,11 @@ def _check_type(document: Mapping[str, Any]) -> None:
         raise ManifestError(problems)
 
 
-def _type_problems(document: Mapping[str, Any], field: str, wanted: str) -> Iterator[str]:
+def _type_problems(document: Mapping[str, Any], field: str, expected: str) -> Iterator[str]:
     if field not in document:
-        yield f"{field}: is missing; write {field}: {wanted}"
-    elif document[field] != wanted:
-        yield f"{field}: '{document[field]}' is not supported; allowed: {wanted}"
+        yield f"{field}: is missing; write {field}: {expected}"
+    elif document[field] != expected:
+        yield f"{field}: '{document[field]}' is not supported; allowed: {expected}"
 
 
 def _as_written(document: Mapping[str, Any]) -> dict[str, Any]:

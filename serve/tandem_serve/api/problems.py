@@ -157,19 +157,19 @@ def _nearest(value: Any, details: ErrorDetails) -> str:
     return f" (did you mean '{folded[near[0]]}'?)" if near else ""
 
 
-def _wrong_kind(value: Any, wanted: str) -> str:
+def _wrong_kind(value: Any, kind: str) -> str:
     """A value of the wrong kind, with what YAML made of it and how to write it."""
     if value is None:
-        return f"is empty, expected {wanted}; give a value or leave the line out"
-    if wanted == "text" and not isinstance(value, list | dict):
+        return f"is empty, expected {kind}; give a value or leave the line out"
+    if kind == "text" and not isinstance(value, list | dict):
         return f"{_yaml_kind(value)}, expected text; put it in quotes"
-    if isinstance(value, str) and wanted in {"a whole number", "a number", "true or false"}:
-        return f"{as_yaml(value)} is text, expected {wanted}{_unquoted(value, wanted)}"
-    return f"{_yaml_kind(value)}, expected {wanted}"
+    if isinstance(value, str) and kind in {"a whole number", "a number", "true or false"}:
+        return f"{as_yaml(value)} is text, expected {kind}{_unquoted(value, kind)}"
+    return f"{_yaml_kind(value)}, expected {kind}"
 
 
-def _unquoted(value: str, wanted: str) -> str:
-    plain = value.lower() in {"true", "false"} if wanted == "true or false" else value.isdecimal()
+def _unquoted(value: str, kind: str) -> str:
+    plain = value.lower() in {"true", "false"} if kind == "true or false" else value.isdecimal()
     return "; write it without quotes" if plain else ""
 
 

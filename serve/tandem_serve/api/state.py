@@ -44,8 +44,10 @@ class ServiceState:
     @property
     def is_ready(self) -> bool:
         """True when all desired replicas run; old ones may still finish their requests."""
-        wanted = [one for one in self.replicas if one.state != "STOPPING"]
-        return self.status == "RUNNING" and len(self.running) == len(wanted) == self.target_replicas
+        expected = [one for one in self.replicas if one.state != "STOPPING"]
+        return (
+            self.status == "RUNNING" and len(self.running) == len(expected) == self.target_replicas
+        )
 
 
 def service_state(answer: Mapping[str, Any], name: str) -> ServiceState | None:

@@ -141,21 +141,21 @@ def new_steps(
     Where step numbers restart (the engine was restarted, or another replica answers), so does this,
     with a note; another note counts the steps that came too fast.
     """
-    wanted, most = 0, limit
+    next_number, most = 0, limit
     while True:
-        report = source.report(since=wanted, limit=most, with_decodes=with_decodes)
-        if wanted and (report.newest is None or report.newest < wanted - 1):
+        report = source.report(since=next_number, limit=most, with_decodes=with_decodes)
+        if next_number and (report.newest is None or report.newest < next_number - 1):
             print_note(
                 "Step numbers restart: the engine was restarted, or another replica answers."
             )
-            wanted, most = 0, limit
+            next_number, most = 0, limit
             continue
         over = [step for step in report.steps if step.seconds is not None]
-        if wanted and over and over[0].number > wanted:
-            print_note(f"{over[0].number - wanted} steps came too fast to be shown.")
+        if next_number and over and over[0].number > next_number:
+            print_note(f"{over[0].number - next_number} steps came too fast to be shown.")
         yield from over
         if over:
-            wanted, most = over[-1].number + 1, MAX_KEPT_STEPS
+            next_number, most = over[-1].number + 1, MAX_KEPT_STEPS
         pause()
 
 

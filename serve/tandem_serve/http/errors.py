@@ -197,7 +197,7 @@ def deadline_exceeded(message: str) -> ApiError:
     """The answer was not done in time: 504, whether it was begun or not.
 
     It is what gRPC's DEADLINE_EXCEEDED is over HTTP. 408 is for a request that comes too slowly,
-    and 503 asks to send it again: OpenAI's clients would do so at once, in vain, were it not for
+    and 503 asks to send it again: OpenAI's clients would do so at once, needlessly, were it not for
     the header.
     """
     return ApiError(

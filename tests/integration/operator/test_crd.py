@@ -188,9 +188,9 @@ def storing(api: Cluster) -> Iterator[Store]:
         client = AsyncClient(KubeConfig.from_file(api.kubeconfig), dry_run=True)
 
         def store(document: dict[str, Any]) -> dict[str, Any] | None:
-            wanted: GenericNamespacedResource = SERVICES.from_dict(document)
+            expected: GenericNamespacedResource = SERVICES.from_dict(document)
             try:
-                stored = runner.run(client.create(wanted))
+                stored = runner.run(client.create(expected))
             except ApiError as refused:
                 if refused.status.reason != "Invalid":
                     raise

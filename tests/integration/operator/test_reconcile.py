@@ -101,14 +101,14 @@ def test_a_rayservice_edited_by_hand_is_mended(
 ) -> None:
     namespace.apply(manifest())
     settle(namespace, operator)
-    before = wanted_part(namespace)
+    before = desired_part(namespace)
 
     namespace.patch("rayservice", "tiny", edit)
 
-    until(lambda: wanted_part(namespace) == before, "it is as it was")
+    until(lambda: desired_part(namespace) == before, "it is as it was")
 
 
-def wanted_part(namespace: Namespace) -> tuple[Any, Any]:
+def desired_part(namespace: Namespace) -> tuple[Any, Any]:
     found = namespace.get("rayservice", "tiny")
     assert found
     return found["spec"], found["metadata"]["labels"]
@@ -179,13 +179,13 @@ def test_a_token_that_was_deleted_comes_back_as_it_was(
     """Running pods have the old one: any other would lock them out."""
     namespace.apply(manifest())
     settle(namespace, operator)
-    before, cluster = token(namespace), wanted_part(namespace)
+    before, cluster = token(namespace), desired_part(namespace)
 
     namespace.kubectl("delete", "secret", namespace.token_secret("tiny"))
     until(lambda: "Secret/tiny-token" in namespace.children("tiny"), "it is back by itself")
 
     assert token(namespace) == before
-    assert wanted_part(namespace) == cluster
+    assert desired_part(namespace) == cluster
 
 
 def test_a_token_that_a_pod_waits_for_comes_back_at_once(

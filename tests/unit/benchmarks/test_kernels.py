@@ -211,11 +211,11 @@ def test_decoders_have_the_same_weights_each_time() -> None:
         make_decoder(TINY, reference),
         make_decoder(TINY, native, AT_LOAD_SCHEME),
     ]
-    tokens, wanted = torch.arange(5), torch.tensor([4])
+    tokens, desired = torch.arange(5), torch.tensor([4])
 
     with torch.inference_mode():
         logits = [
-            one.forward(tokens, make_cache(TINY, PROMPT), PROMPT.layout(), logits_rows=wanted)
+            one.forward(tokens, make_cache(TINY, PROMPT), PROMPT.layout(), logits_rows=desired)
             for one in decoders
         ]
 

@@ -20,6 +20,7 @@ def test_every_retired_word_stands_once_with_its_successor() -> None:
     retired = [cells for header, cells in rows(PAGE) if header[0] == "retired"]
     terms = {cells[0] for header, cells in rows(PAGE) if header[0] == "term"}
 
-    assert len({old for old, _ in retired}) == len(retired) > 40
-    assert all(new and old != new for old, new in retired)
-    assert not terms & {old.strip("`") for old, _ in retired}
+    assert len({old for old, _, _ in retired}) == len(retired) > 40
+    assert all(new and old != new for old, _, new in retired)
+    assert {kind for _, kind, _ in retired} == {"name", "phrase"}
+    assert not terms & {old.strip("`") for old, _, _ in retired}

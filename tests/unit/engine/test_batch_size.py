@@ -26,14 +26,14 @@ def schedule(**given: Any) -> ScheduleConfig:
 
 
 def test_which_policy_the_settings_ask_for() -> None:
-    promise = Slo(tpot=LatencyTarget(target="50ms"))
+    latency = Slo(tpot=LatencyTarget(target="50ms"))
     dynamic = schedule(dynamic_batch_size_enable=True)
     model = StepTimeModel()
 
     assert isinstance(batch_size_for(schedule(), Slo(), model), FixedBatchSize)
-    assert isinstance(batch_size_for(schedule(), promise, model), PredictedBatchSize)
+    assert isinstance(batch_size_for(schedule(), latency, model), PredictedBatchSize)
     assert isinstance(batch_size_for(dynamic, Slo(), model), BisectedBatchSize)
-    assert isinstance(batch_size_for(dynamic, promise, model), BisectedBatchSize)
+    assert isinstance(batch_size_for(dynamic, latency, model), BisectedBatchSize)
 
 
 @pytest.mark.parametrize(

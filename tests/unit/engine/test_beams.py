@@ -229,7 +229,7 @@ def test_every_token_has_the_logprob_of_its_candidate() -> None:
     )
 
 
-def test_the_search_is_as_wide_as_its_sequences_however_few_are_wanted() -> None:
+def test_the_search_is_as_wide_as_its_sequences_however_few_are_asked_for() -> None:
     search = search_of(num_best=1, early_stopping=True)
 
     steps = Beams(search, AFTER).run()

@@ -110,13 +110,13 @@ def test_threads_are_pinned_only_to_what_is_the_process_s_own(
     assert bool(reason) == bool(found)
 
 
-@given(wanted=st.integers(1, 64), num_cores=st.integers(1, 64), num_replicas=st.integers(0, 99))
+@given(expected=st.integers(1, 64), num_cores=st.integers(1, 64), num_replicas=st.integers(0, 99))
 def test_shares_of_all_replicas_fit_the_cores_or_are_single_threads(
-    wanted: int, num_cores: int, num_replicas: int
+    expected: int, num_cores: int, num_replicas: int
 ) -> None:
-    threads = fair_threads(wanted, num_cores=num_cores, num_replicas=num_replicas)
+    threads = fair_threads(expected, num_cores=num_cores, num_replicas=num_replicas)
 
-    assert 1 <= threads <= wanted
+    assert 1 <= threads <= expected
     assert threads == 1 or threads * num_replicas <= num_cores
 
 

@@ -82,7 +82,7 @@ def mixed(priority: int = 5) -> list[Request]:
 def steps_until_all_end(bench: Bench, many: list[Request], stream: Stream) -> int:
     """Steps until they have ended while others come at every step."""
     bench.add(*many)
-    wanted = {each for one in many for each in one.sequences}
+    expected = {each for one in many for each in one.sequences}
     most = bound(len(many) - 1, rows=bench.scheduler._policies.schedule.max_batch_size)
     for number in range(most):
         bench.add(*stream.next(bench.now))
@@ -90,16 +90,16 @@ def steps_until_all_end(bench: Bench, many: list[Request], stream: Stream) -> in
         bench.now += STEP_S
         assert not progress.failed
         for advance in progress.advances:
-            if advance.sequence_id in wanted:
+            if advance.sequence_id in expected:
                 bench.said.setdefault(advance.sequence_id, []).extend(
                     token.token_id for token in advance.tokens
                 )
             if advance.finish_reason is not None:
-                wanted.discard(advance.sequence_id)
-        if not wanted:
+                expected.discard(advance.sequence_id)
+        if not expected:
             bench.scheduler.check_integrity()
             return number + 1
-    raise AssertionError(f"{sorted(wanted)} have not ended after {most} steps: {bench.record}")
+    raise AssertionError(f"{sorted(expected)} have not ended after {most} steps: {bench.record}")
 
 
 def bench_of(schedule: ScheduleConfig, slo: Slo | None = None, num_blocks: int = 8) -> Bench:

@@ -102,15 +102,15 @@ class TestBeams:
     def alone(
         self, num_prompt: int = 20, num_output: int = 8, width: int = 4
     ) -> dict[str, list[int]]:
-        wanted = request("a", num_prompt, num_output, n=width, use_beam_search=True)
-        bench = Bench(mix(64), wanted, num_blocks=200)
+        expected = request("a", num_prompt, num_output, n=width, use_beam_search=True)
+        bench = Bench(mix(64), expected, num_blocks=200)
         bench.finish()
         return bench.said
 
     def beams(self, *, width: int = 4, prompt: int = 20, output: int = 8, **given: object) -> Bench:
         schedule = mix(64, schedule=given.pop("schedule", {}))
-        wanted = request("a", prompt, output, n=width, use_beam_search=True)
-        return Bench(schedule, wanted, **given)  # type: ignore[arg-type]
+        expected = request("a", prompt, output, n=width, use_beam_search=True)
+        return Bench(schedule, expected, **given)  # type: ignore[arg-type]
 
     def test_they_move_together_and_answer_at_the_end(self) -> None:
         bench = self.beams()
@@ -234,7 +234,7 @@ class TestEnds:
         ]
         assert not scheduler.has_work
 
-    def test_the_first_one_is_told_when_it_is_not_wanted_any_more(self) -> None:
+    def test_the_first_one_is_told_when_it_is_not_needed_any_more(self) -> None:
         bench = Bench(mix(64), request("a", 5, 2, n=2))
         bench.scheduler.abort("a0")
         assert bench.scheduler.take_ended() == []

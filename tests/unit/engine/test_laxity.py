@@ -75,12 +75,12 @@ def test_who_has_had_its_first_token_goes_before_all() -> None:
     assert in_order(short, preempted) == [preempted, short]
 
 
-def test_a_promise_is_lost_when_the_prompt_no_longer_fits_before_the_deadline() -> None:
+def test_a_target_is_lost_when_the_prompt_no_longer_fits_before_the_deadline() -> None:
     # 10 s + 2 s − 2,000 · 0.1 ms.
     assert order().latest_start(prompt(2000, arrived=10.0)) == 11.8
 
 
-def test_without_a_promise_none_is_lost() -> None:
+def test_without_a_target_none_is_lost() -> None:
     assert LaxityOrder(lambda: TOKEN_S).latest_start(prompt(2000)) == inf
 
 
@@ -124,7 +124,7 @@ def asked(waiting: Waiting, now: float) -> list[Sequence]:
     return seen
 
 
-def test_who_has_lost_its_promise_goes_behind_all_that_can_keep_theirs() -> None:
+def test_who_has_lost_its_target_goes_behind_all_that_can_keep_theirs() -> None:
     waiting = Waiting(order())
     lost, late, young = prompt(1, arrived=0.0), prompt(9000, arrived=8.0), prompt(4000, arrived=9.5)
     for one in (lost, late, young):
@@ -215,8 +215,8 @@ def test_the_percentile_of_a_ttft_alone_decides_whether_late_prompts_stand_back(
     percentile: int, first: str
 ) -> None:
     slo = Slo(ttft=LatencyTarget(target="1s", percentile=percentile))
-    one_seat = mix(schedule={"max_batch_size": 1})
-    bench = Bench(one_seat, request("kept", 16, 1), slo=slo)
+    one_slot = mix(schedule={"max_batch_size": 1})
+    bench = Bench(one_slot, request("kept", 16, 1), slo=slo)
     bench.run(1, 0.5)
     bench.add(request("lost", 16, 1, arrived=bench.now))
     bench.run(1, 2.0)

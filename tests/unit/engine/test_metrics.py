@@ -150,7 +150,7 @@ def test_blocks_are_free_cached_or_held_and_no_two_of_them() -> None:
     assert told["tandem_kv_cache_evictions_total",] == 5.0
 
 
-def test_a_pace_is_told_where_a_tpot_is_promised() -> None:
+def test_a_pace_is_told_where_a_tpot_is_targetd() -> None:
     metrics = EngineMetrics("tiny")
     metrics.state(STATS)
     assert samples(metrics)["tandem_tpot_pace_ratio",] == 0.97

@@ -149,7 +149,7 @@ def compare(
     metadata = layout(rows)
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, VOCAB, (metadata.num_tokens,), generator=generator)
-    wanted = torch.randperm(metadata.num_tokens, generator=generator)[: 1 + len(rows)]
+    desired = torch.randperm(metadata.num_tokens, generator=generator)[: 1 + len(rows)]
     native = decoder_of(kernels, dtype, scheme, **shape)
     reference = decoder_of(ReferenceKernels(), dtype, scheme, **shape)
     results: list[tuple[Tensor, Tensor]] = []
@@ -160,7 +160,7 @@ def compare(
             (reference.forward, reference),
         ):
             cache = cache_of(decoder, metadata, kv_dtype)
-            logits = run(tokens, cache, metadata, logits_rows=wanted)
+            logits = run(tokens, cache, metadata, logits_rows=desired)
             assert logits.dtype == torch.float32
             results.append((logits, written(cache, metadata)))
     return results
@@ -245,14 +245,14 @@ def test_what_is_not_finite_inside_a_layer_comes_out_in_its_own_row_alone(
     kernels: NativeKernels, dtype: torch.dtype, bad: float, scheme: Scheme
 ) -> None:
     decoder, metadata = decoder_of(kernels, dtype, scheme), layout([(1, 9), (1, 9), (9, 3)])
-    tokens, wanted = torch.arange(11), torch.tensor([0, 1, 10])
+    tokens, desired = torch.arange(11), torch.tensor([0, 1, 10])
     sound, spoiled = (cache_of(decoder, metadata) for _ in range(2))
     begin, end = metadata.first_block[1:3]
     spoiled.blocks[0, 1, metadata.blocks[begin:end].tolist()] = bad  # V of the second row
 
     with torch.inference_mode():
-        expected = decoder.forward(tokens, sound, metadata, logits_rows=wanted)
-        logits = decoder.forward(tokens, spoiled, metadata, logits_rows=wanted)
+        expected = decoder.forward(tokens, sound, metadata, logits_rows=desired)
+        logits = decoder.forward(tokens, spoiled, metadata, logits_rows=desired)
 
     assert not logits[1].isfinite().any()
     assert expected.isfinite().all()
@@ -291,11 +291,11 @@ def test_a_step_that_wants_no_logits_writes_the_cache_all_the_same(kernels: Nati
 def test_the_same_step_gives_the_same_bits(kernels: NativeKernels) -> None:
     decoder = decoder_of(kernels, torch.bfloat16)
     metadata = layout([(1, 90), (30, 3)])
-    tokens, wanted = torch.arange(31) % VOCAB, torch.tensor([0, 30])
+    tokens, desired = torch.arange(31) % VOCAB, torch.tensor([0, 30])
 
     with torch.inference_mode():
         first, second = (
-            decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=wanted)
+            decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=desired)
             for _ in range(2)
         )
 
@@ -308,7 +308,7 @@ def test_float16_weights_are_computed_with_in_float32(
 ) -> None:
     """So what is rounded is K and V alone, where torch rounds every activation."""
     metadata, tokens = layout([(9, 0), (20, 0)]), torch.arange(29) % VOCAB
-    wanted = torch.tensor([8, 20, 28])
+    desired = torch.tensor([8, 20, 28])
     half, full = torch.float16, torch.float32
     native, torchs = (
         decoder_of(kernels, half, **shape),
@@ -318,7 +318,7 @@ def test_float16_weights_are_computed_with_in_float32(
 
     with torch.inference_mode():
         got, plain, expected = (
-            decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=wanted)
+            decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=desired)
             for decoder in (native, torchs, exact)
         )
 
@@ -330,7 +330,7 @@ def test_float16_weights_are_computed_with_in_float32(
 def test_what_float16_cannot_hold_as_an_activation_does_not_overflow(
     kernels: NativeKernels,
 ) -> None:
-    metadata, tokens, wanted = layout([(9, 0)]), torch.arange(9), torch.tensor([8])
+    metadata, tokens, desired = layout([(9, 0)]), torch.arange(9), torch.tensor([8])
     decoder = decoder_of(kernels, torch.float16, tie_word_embeddings=False)
     embedding = decoder.packed_model.embedding
     assert isinstance(embedding, Tensor)
@@ -339,6 +339,6 @@ def test_what_float16_cannot_hold_as_an_activation_does_not_overflow(
         layer.mlp_norm.mul_(300)
 
     with torch.inference_mode():
-        logits = decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=wanted)
+        logits = decoder.forward(tokens, cache_of(decoder, metadata), metadata, logits_rows=desired)
 
     assert logits.isfinite().all()

@@ -14,8 +14,8 @@ from tests.unit.engine.scheduling import Bench, mix, request, standard
 ORDERS = {**PHASE_ORDERS, **SPLIT_FUSE_ORDERS}
 
 
-def sequence_of(wanted: Request, number: int = 0) -> Sequence:
-    return first_sequence(group_of(wanted, number=number), block_size=16, keeps_keys=False)
+def sequence_of(expected: Request, number: int = 0) -> Sequence:
+    return first_sequence(group_of(expected, number=number), block_size=16, keeps_keys=False)
 
 
 def started(bench: Bench, count: int) -> list[str]:

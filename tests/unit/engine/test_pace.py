@@ -80,7 +80,7 @@ def test_some_rows_may_be_late(leniency: float, late: int, slack_s: float) -> No
     assert pace(leniency).slack(seen, 10.0) == pytest.approx(slack_s)
 
 
-def test_without_rows_or_promise_there_is_no_hurry() -> None:
+def test_without_rows_or_target_there_is_no_hurry() -> None:
     assert pace().slack([], 10.0) == inf
     assert pace(slo=Slo()).slack(rows([(10.0, 1)]), 10.0) == inf
 
@@ -115,7 +115,7 @@ def test_an_answer_that_was_too_slow_makes_the_pace_faster() -> None:
     assert seen.leniency == pytest.approx(START - 0.05)
 
 
-def test_the_promise_that_may_be_lost_less_often_counts_more() -> None:
+def test_the_target_that_may_be_lost_less_often_counts_more() -> None:
     strict = Slo(
         ttft=LatencyTarget(target="2s", percentile=90),
         tpot=LatencyTarget(target="50ms", percentile=99),
@@ -129,7 +129,7 @@ def test_the_promise_that_may_be_lost_less_often_counts_more() -> None:
     assert seen.leniency == pytest.approx(START - 0.1 * 9 / 11)
 
 
-def test_promises_that_are_kept_bring_the_pace_back() -> None:
+def test_targets_that_are_kept_bring_the_pace_back() -> None:
     seen = pace(0.0)
     seen.note_end(0.04)
     assert seen.leniency == pytest.approx(0.01 * START)
@@ -139,7 +139,7 @@ def test_promises_that_are_kept_bring_the_pace_back() -> None:
     assert seen.leniency == pytest.approx(START, abs=0.01)
 
 
-def test_without_a_promised_ttft_only_slow_answers_count() -> None:
+def test_without_a_targetd_ttft_only_slow_answers_count() -> None:
     seen = Pace(Slo(tpot=SLO.tpot))
     seen.note_first_token(1e9)
     assert seen.leniency == START
@@ -188,7 +188,7 @@ def test_a_more_lenient_pace_never_leaves_less_time(
     assert pace(low).slack(rows(told), now) <= pace(high).slack(rows(told), now)
 
 
-def test_a_row_that_meets_every_deadline_keeps_the_promised_mean() -> None:
+def test_a_row_that_meets_every_deadline_keeps_the_targetd_mean() -> None:
     chance = random.Random(2)
     kept = pace(1.0)
     first = now = 5.0
@@ -217,15 +217,15 @@ def served(seconds: float, slo: Slo | None = SLO) -> Bench:
         pytest.param(2.5, 0.963, id="prompt and answer are: one takes back what the other did"),
     ],
 )
-def test_the_scheduler_tells_what_promises_came_to(seconds: float, pace_share: float) -> None:
+def test_the_scheduler_tells_what_targets_came_to(seconds: float, pace_share: float) -> None:
     assert served(seconds).scheduler.stats().tpot_pace == pytest.approx(pace_share)
 
 
-def test_where_nothing_is_promised_there_is_no_pace() -> None:
+def test_where_nothing_is_targetd_there_is_no_pace() -> None:
     assert served(9.0, slo=None).scheduler.stats().tpot_pace is None
 
 
-def test_a_promise_that_comes_later_begins_with_a_pace_of_its_own() -> None:
+def test_a_target_that_comes_later_begins_with_a_pace_of_its_own() -> None:
     bench = served(0.06)
     bench.engine.reconfigure(mix(), Slo(tpot=LatencyTarget(target="20ms")))
 

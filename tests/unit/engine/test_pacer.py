@@ -25,8 +25,8 @@ def output(finish_reason: FinishReason | None = None) -> Output:
 def push(
     pacer: Pacer[str], item: str, now: float, *, name: str = "r", last: bool = False
 ) -> list[str]:
-    wanted = output("length" if last else None)
-    return pacer.push(name, item, wanted, arrived=10.0, now=now)
+    expected = output("length" if last else None)
+    return pacer.push(name, item, expected, arrived=10.0, now=now)
 
 
 def test_off_it_hands_everything_out_at_once() -> None:

@@ -231,11 +231,11 @@ class PoolMachine(RuleBasedStateMachine):
         with pytest.raises(OutOfBlocks):
             self.pool.allocate(self.pool.num_free + more)
 
-    @rule(wanted=st.sampled_from([True, True, False]))
-    def switch(self, wanted: bool) -> None:
-        self.pool.caches_prefixes = wanted
-        self.model.caches = wanted
-        if not wanted:
+    @rule(expected=st.sampled_from([True, True, False]))
+    def switch(self, expected: bool) -> None:
+        self.pool.caches_prefixes = expected
+        self.model.caches = expected
+        if not expected:
             self.model.forget()
 
     @rule()

@@ -198,11 +198,11 @@ class TestNoEvict:
     def test_choices_are_counted_together(self) -> None:
         # Full blocks of the prompt are shared: 2 + 3 · (⌈60 / 16⌉ − 2) = 8, and 1 while the rest
         # of the prompt is copied.
-        wanted = request("a", 40, 20, n=3)
+        expected = request("a", 40, 20, n=3)
 
         for num_blocks, fits in ((9, True), (8, False)):
             bench = Bench(mix(64, schedule={"no_evict": True}), num_blocks=num_blocks)
-            assert bench.engine.can_ever_hold(wanted) is fits
+            assert bench.engine.can_ever_hold(expected) is fits
 
     def test_who_was_admitted_before_it_was_switched_on_comes_back(self) -> None:
         many = [request(each, 16, 30) for each in "abc"]

@@ -212,7 +212,7 @@ def test_a_smaller_batch_lowers_what_may_not_exceed_it() -> None:
 SLO = Slo(ttft=LatencyTarget(target="1s"))
 
 
-def test_a_promise_cuts_every_prompt_and_no_answer() -> None:
+def test_a_target_cuts_every_prompt_and_no_answer() -> None:
     chosen = with_slo_defaults(ScheduleConfig(), SLO, max_seq_len=4096)
 
     assert chosen.is_split_fuse
@@ -221,7 +221,7 @@ def test_a_promise_cuts_every_prompt_and_no_answer() -> None:
     assert list(consequences(resolve_schedule(chosen), SLO, max_seq_len=4096)) == []
 
 
-def test_without_a_promise_the_defaults_are_mindies() -> None:
+def test_without_a_target_the_defaults_are_mindies() -> None:
     schedule = with_slo_defaults(ScheduleConfig(), Slo(), max_seq_len=4096)
 
     assert (schedule.template_type, schedule.max_iter_times) == ("Standard", 512)

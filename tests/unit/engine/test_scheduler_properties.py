@@ -74,7 +74,7 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
     return standard(**given)
 
 
-def promise(target: str) -> LatencyTarget:
+def latency(target: str) -> LatencyTarget:
     return LatencyTarget(target=target)
 
 
@@ -82,9 +82,9 @@ slos = st.sampled_from(
     [
         Slo(),
         Slo(),
-        Slo(ttft=promise("2s")),
-        Slo(tpot=promise("50ms")),
-        Slo(ttft=promise("500ms"), tpot=promise("1ms")),
+        Slo(ttft=latency("2s")),
+        Slo(tpot=latency("50ms")),
+        Slo(ttft=latency("500ms"), tpot=latency("1ms")),
     ]
 )
 prompts = st.tuples(st.sampled_from("abc"), st.integers(1, LONGEST_PROMPT))
@@ -202,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> str:
         number = len(self.requests)
         name = f"r{number}-"
-        wanted = request(
+        expected = request(
             name,
             0,
             num_output,
@@ -214,15 +214,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             use_beam_search=is_beams and n > 1,
             stop_token_ids=() if ends_at is None or is_beams else (ends_at,),
         )
-        wanted = replace(wanted, deadline=self.bench.now + lives_s)
-        if n > self.schedule.max_batch_size or not self.bench.engine.can_ever_hold(wanted):
+        expected = replace(expected, deadline=self.bench.now + lives_s)
+        if n > self.schedule.max_batch_size or not self.bench.engine.can_ever_hold(expected):
             return ""  # the front refuses it
-        self.requests[name] = wanted
+        self.requests[name] = expected
         self.numbers[name] = number
-        for each in wanted.sequences:
-            self.request_of[each] = wanted
-        self.bench.add(wanted)
-        return wanted.sequences[-1] if number % 2 else wanted.sequences[0]
+        for each in expected.sequences:
+            self.request_of[each] = expected
+        self.bench.add(expected)
+        return expected.sequences[-1] if number % 2 else expected.sequences[0]
 
     @rule(sequence=consumes(sequences))
     def abort(self, sequence: str) -> None:
@@ -267,8 +267,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose(self, sequence: str) -> None:
         if not sequence:
             return
-        wanted = self.request_of[sequence]
-        lost = wanted.sequences if wanted.sampling.use_beam_search else (sequence,)
+        expected = self.request_of[sequence]
+        lost = expected.sequences if expected.sampling.use_beam_search else (sequence,)
         self.gone.update(lost)
 
     def one_step(self, seconds: float) -> Progress:
@@ -361,26 +361,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Drafts are at most what is asked for, and never reach beyond the last token."""
         for each, drafts in step.num_drafts.items():
             assert 1 <= drafts <= self.max_drafts
-            wanted = self.request_of[each]
+            expected = self.request_of[each]
             start = step.starts[step.sequence_ids.index(each)]
-            assert start + 1 + drafts < len(wanted.prompt_token_ids) + wanted.max_new_tokens
+            assert start + 1 + drafts < len(expected.prompt_token_ids) + expected.max_new_tokens
 
     def check_order(self, step: Step, now: float) -> None:
         """Who starts for the first time goes before all fresh ones that still wait."""
         record = self.bench.record
         passed = {each for each, reason in record.passed_over if reason in SKIPPING_REASONS}
         started = [
-            wanted
+            expected
             for each in step.sequence_ids
-            if (wanted := self.request_of[each]).request_id not in self.served
+            if (expected := self.request_of[each]).request_id not in self.served
         ]
         waits = [
-            wanted
-            for wanted in self.requests.values()
-            if wanted.request_id not in self.served
-            and wanted not in started
-            and self.bench.scheduler._queues.find(wanted.sequences[0]) is not None
-            and not any(each in passed for each in wanted.sequences)
+            expected
+            for expected in self.requests.values()
+            if expected.request_id not in self.served
+            and expected not in started
+            and self.bench.scheduler._queues.find(expected.sequences[0]) is not None
+            and not any(each in passed for each in expected.sequences)
         ]
         if not started or not waits or self.by_laxity:
             return
@@ -424,16 +424,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def bound_s(self) -> float:
         return 4 * (self.slo.ttft_s or self.schedule.prefill_expected_time / 1e3)
 
-    def place(self, wanted: Request) -> tuple[float, ...]:
-        arrival = (wanted.arrived, self.numbers[wanted.request_id])
-        length = float(len(wanted.prompt_token_ids))
+    def place(self, expected: Request) -> tuple[float, ...]:
+        arrival = (expected.arrived, self.numbers[expected.request_id])
+        length = float(len(expected.prompt_token_ids))
         policy = self.schedule.split_fuse.policy_type
         if policy in {4, 7}:
             return (length, *arrival)
         if policy == 5:
             return (-length, *arrival)
         if self.schedule.prefill_policy_type == 2:
-            return (wanted.priority, *arrival)
+            return (expected.priority, *arrival)
         return arrival
 
     def teardown(self) -> None:
@@ -446,20 +446,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.bench.engine.has_work, f"without end: {self.bench.record}"
         assert self.bench.is_empty
         assert self.runner.removed == Counter(list(self.request_of)), "each id is told once"
-        for each, wanted in self.request_of.items():
+        for each, expected in self.request_of.items():
             if each not in self.gone:
-                self.check_output(each, wanted)
+                self.check_output(each, expected)
         if self.never_evicts:
             assert not self.bench.engine.stats().num_preemptions
 
-    def check_output(self, sequence: str, wanted: Request) -> None:
+    def check_output(self, sequence: str, expected: Request) -> None:
         said = self.bench.said[sequence]
-        if not wanted.sampling.use_beam_search:
-            ends = [end + 1 for end in wanted.stop_token_ids]
-            assert said == list(range(min([wanted.max_new_tokens, *ends])))
+        if not expected.sampling.use_beam_search:
+            ends = [end + 1 for end in expected.stop_token_ids]
+            assert said == list(range(min([expected.max_new_tokens, *ends])))
             return
         # Its steps take as long as they take, and none waits for them.
-        alone = Bench(standard(), replace(wanted, deadline=inf), num_blocks=200)
+        alone = Bench(standard(), replace(expected, deadline=inf), num_blocks=200)
         alone.finish()
         assert said == alone.said[sequence]
 

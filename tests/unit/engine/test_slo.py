@@ -20,10 +20,10 @@ from tandem_engine.api.slo import LatencyTarget, Slo, seconds
 def test_a_duration_is_a_number_and_a_unit(
     duration: str, in_seconds: float, in_milliseconds: str
 ) -> None:
-    promise = LatencyTarget(target=duration)
+    latency = LatencyTarget(target=duration)
 
-    assert promise.target_s == pytest.approx(in_seconds)
-    assert promise.resolved().target == in_milliseconds
+    assert latency.target_s == pytest.approx(in_seconds)
+    assert latency.resolved().target == in_milliseconds
 
 
 @pytest.mark.parametrize("text", ["50", "ms", "-1s", "1 s", "1.s", "1.0000s", "1m", "12345678ms"])
@@ -44,7 +44,7 @@ def test_a_percentile_lies_between_none_and_all(percentile: int) -> None:
         LatencyTarget(target="1s", percentile=percentile)
 
 
-def test_nothing_is_promised_unless_it_is_written() -> None:
+def test_nothing_is_targetd_unless_it_is_written() -> None:
     assert (Slo().ttft_s, Slo().tpot_s) == (None, None)
     assert Slo(tpot=LatencyTarget(target="50ms")).tpot_s == pytest.approx(0.05)
     assert LatencyTarget(target="50ms").percentile == 90

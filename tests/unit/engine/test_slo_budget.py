@@ -51,7 +51,7 @@ def test_a_fixed_budget_is_the_ceiling() -> None:
     assert fixed.choose(view(slack_s=-1.0)) == fixed.choose(view(num_decodes=0)) == 512
 
 
-def test_with_a_tpot_promise_the_budget_follows_it() -> None:
+def test_with_a_tpot_target_the_budget_follows_it() -> None:
     model = StepTimeModel()
     ttft_only = Slo(ttft=LatencyTarget(target="1s"))
 
@@ -136,7 +136,7 @@ def test_a_prompt_is_kept_back_for_so_long_and_no_longer(
     assert budget().choose(view(**given)) == tokens
 
 
-def test_without_a_ttft_promise_a_prompt_is_kept_back_for_a_second() -> None:
+def test_without_a_ttft_target_a_prompt_is_kept_back_for_a_second() -> None:
     slo = Slo(tpot=SLO.tpot)
 
     assert budget(slo=slo).choose(view(slack_s=0.0, prompt_wait_s=0.99)) == 10

@@ -116,7 +116,7 @@ class TestGate:
 
         assert bench.run(1) == [{"a": 20, "b": 20}]
 
-    def test_a_promised_tpot_splits_whatever_the_gate_says(self) -> None:
+    def test_a_targetd_tpot_splits_whatever_the_gate_says(self) -> None:
         slo = Slo(tpot=LatencyTarget(target="10s"))
         schedule = mix(16, start=8, schedule={"max_prefill_tokens": 200})
         bench = Bench(schedule, request("a", 40), slo=slo)

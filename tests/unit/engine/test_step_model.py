@@ -487,10 +487,10 @@ def test_features_that_always_come_together_share_the_cost() -> None:
     st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2),
     st.lists(st.floats(0.0, 50.0), min_size=2, max_size=2),
 )
-def test_a_fit_finds_what_made_the_samples(share: list[float], wanted: list[float]) -> None:
+def test_a_fit_finds_what_made_the_samples(share: list[float], expected: list[float]) -> None:
     memory = FadingSamples(2, pull=1e-9)
     columns = [list(column) for column in zip(*product((0.0, 1.0, *share), repeat=2), strict=True)]
-    targets = [wanted[0] * a + wanted[1] * b for a, b in zip(*columns, strict=True)]
+    targets = [expected[0] * a + expected[1] * b for a, b in zip(*columns, strict=True)]
     memory.add(columns, targets)
 
-    assert memory.fit(1.0) == pytest.approx(wanted, abs=1e-5)
+    assert memory.fit(1.0) == pytest.approx(expected, abs=1e-5)

@@ -68,8 +68,8 @@ def bench_of(
     return kind(schedule, slo=slo, num_blocks=40, num_host_blocks=8, **settings)
 
 
-def come(bench: Bench, wanted: list[Wish], at_step: int) -> None:
-    for number, each in enumerate(wanted):
+def come(bench: Bench, expected: list[Wish], at_step: int) -> None:
+    for number, each in enumerate(expected):
         if each.step == at_step:
             bench.add(
                 request(
@@ -106,16 +106,16 @@ def known(bench: Bench) -> list[dict[str, object]]:
     ],
     ids=["splitfuse with prefixes", "splitfuse in turns", "continuous"],
 )
-@given(wanted=wishes())
+@given(expected=wishes())
 def test_the_quick_way_books_what_the_thorough_one_does(
-    schedule: ScheduleConfig, slo: Slo | None, wanted: list[Wish]
+    schedule: ScheduleConfig, slo: Slo | None, expected: list[Wish]
 ) -> None:
     quick, thorough = (bench_of(kind, schedule, slo) for kind in (Bench, Thorough))
     shuffled = bench_of(Bench, schedule, slo, runner=Shuffled(block_size=BLOCK_SIZE))
     for at_step in range(60):
         benches = (quick, thorough, shuffled)
         for bench in benches:
-            come(bench, wanted, at_step)
+            come(bench, expected, at_step)
         one, other, third = (bench.step() for bench in benches)
 
         assert one.step == other.step == third.step

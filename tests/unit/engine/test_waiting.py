@@ -13,8 +13,8 @@ from tests.unit.engine.scheduling import request
 
 
 def sequence_of(name: str, number: int = 0, *, arrived: float = 0.0, length: int = 5) -> Sequence:
-    wanted = request(name, length, arrived=arrived)
-    return first_sequence(group_of(wanted, number=number), block_size=16, keeps_keys=False)
+    expected = request(name, length, arrived=arrived)
+    return first_sequence(group_of(expected, number=number), block_size=16, keeps_keys=False)
 
 
 def queue_of(*arrivals: float, policy: int = 0) -> tuple[Waiting, list[Sequence]]:
@@ -52,7 +52,7 @@ def test_they_are_asked_in_order_until_one_holds_up_the_rest() -> None:
     assert len(waiting) == 2
 
 
-def test_no_single_offer_pays_for_thousands_of_promises_lost_at_the_same_moment() -> None:
+def test_no_single_offer_pays_for_thousands_of_targets_lost_at_the_same_moment() -> None:
     waiting = Waiting(LaxityOrder(lambda: 0.0, ttft_s=1.0))
     early = [sequence_of(f"early{at}", at) for at in range(600)]
     for one in [*early, sequence_of("late", 600, arrived=9.0)]:

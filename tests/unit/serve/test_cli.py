@@ -296,7 +296,7 @@ def test_chat_brings_the_key_that_it_is_given(
     assert done.stdout == ":tnatsissa;ba:resu\n"
 
 
-def test_chat_says_when_a_key_is_wanted(
+def test_chat_says_when_a_key_is_needed(
     keyed_service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TANDEM_API_KEY", raising=False)

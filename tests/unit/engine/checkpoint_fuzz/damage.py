@@ -37,10 +37,10 @@ RAW_JSON = st.sampled_from(
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
     ]
 )
-Place = tuple[Any, ...]
+JsonPath = tuple[Any, ...]
 
 
-def places(value: Any, at: Place = ()) -> Iterator[Place]:
+def places(value: Any, at: JsonPath = ()) -> Iterator[JsonPath]:
     """Where anything stands within a JSON value; not within the tokenizer's long vocabulary."""
     inner: list[tuple[Any, Any]] = []
     if isinstance(value, dict) and len(value) < 200:
@@ -112,7 +112,7 @@ def _changed(draw: st.DrawFn, document: Any) -> Any:
     return document
 
 
-def _at(document: Any, place: Place) -> Any:
+def _at(document: Any, place: JsonPath) -> Any:
     for step in place:
         document = document[step]
     return document

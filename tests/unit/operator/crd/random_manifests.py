@@ -53,7 +53,7 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
         st.builds(lambda some, more: some | more, policies, _some(templateType=_of("Mix"))),
         st.builds(lambda some, more: some | more, sizes, policies),
     )
-    promise = st.fixed_dictionaries(
+    target = st.fixed_dictionaries(
         {"target": _of("50ms", "0.05s", "1.5s", "0ms", "50")}, optional={"percentile": _of(1, 99)}
     )
     model = st.fixed_dictionaries(
@@ -102,7 +102,7 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
             "engine": _some(
                 npuMemSize=_of(-1, 0, 2, 4, 5), cpuMemSize=_of(0, 1, 2, 4), schedule=schedule
             ),
-            "slo": _some(ttft=promise, tpot=promise),
+            "slo": _some(ttft=target, tpot=target),
             "resources": resources,
             "runtime": runtime,
             "scaling": _some(minReplicas=_of(1, 3, 1000, 1001)),

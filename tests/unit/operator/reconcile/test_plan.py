@@ -108,7 +108,7 @@ def test_what_was_applied_is_left_alone(service: InferenceService) -> None:
 
 @UNTIMED
 @given(data=st.data(), service=services)
-def test_any_wanted_value_that_changed_is_written_again(
+def test_any_desired_value_that_changed_is_written_again(
     data: st.DataObject, service: InferenceService
 ) -> None:
     desired = render(service, uid=UID, settings=SETTINGS, token=TOKEN)

@@ -21,11 +21,11 @@ def test_after_a_few_writes_it_waits() -> None:
     assert spent().wait_s("a", 1, REFILL_S) == 0.0
 
 
-def test_a_new_spec_is_not_held_up() -> None:
+def test_a_new_spec_is_not_blocked() -> None:
     assert spent(generation=1).wait_s("a", 2, 0.0) == 0.0
 
 
-def test_another_service_is_not_held_up() -> None:
+def test_another_service_is_not_blocked() -> None:
     assert spent().wait_s("b", 1, 0.0) == 0.0
 
 

@@ -63,30 +63,30 @@ def rendered(
     return render(inference_service(spec, name), uid=UID, settings=under, token=token)
 
 
-def one(wanted: Desired, kind: str, name: str | None = None) -> Any:
+def one(expected: Desired, kind: str, name: str | None = None) -> Any:
     """The one object of `kind` (and `name`); Any, so that tests can reach into it."""
     (found,) = (
         manifest
-        for manifest in wanted.objects
+        for manifest in expected.objects
         if manifest["kind"] == kind and name in {None, manifest["metadata"]["name"]}
     )
     return found
 
 
-def cluster_of(wanted: Desired) -> Any:
-    return one(wanted, "RayService")["spec"]["rayClusterConfig"]
+def cluster_of(expected: Desired) -> Any:
+    return one(expected, "RayService")["spec"]["rayClusterConfig"]
 
 
-def worker_of(wanted: Desired) -> Any:
-    return cluster_of(wanted)["workerGroupSpecs"][0]
+def worker_of(expected: Desired) -> Any:
+    return cluster_of(expected)["workerGroupSpecs"][0]
 
 
-def head_pod(wanted: Desired) -> Any:
-    return cluster_of(wanted)["headGroupSpec"]["template"]["spec"]
+def head_pod(expected: Desired) -> Any:
+    return cluster_of(expected)["headGroupSpec"]["template"]["spec"]
 
 
-def worker_pod(wanted: Desired) -> Any:
-    return worker_of(wanted)["template"]["spec"]
+def worker_pod(expected: Desired) -> Any:
+    return worker_of(expected)["template"]["spec"]
 
 
 def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:

@@ -28,8 +28,8 @@ def settings(**replica: Any) -> OperatorSettings:
     return OperatorSettings.model_validate(document)
 
 
-def revision_of(wanted: Any) -> str:
-    annotations = worker_of(wanted)["template"]["metadata"]["annotations"]
+def revision_of(expected: Any) -> str:
+    annotations = worker_of(expected)["template"]["metadata"]["annotations"]
     revision: str = annotations["serving.tandem.dev/revision"]
     return revision
 
@@ -39,11 +39,11 @@ def variables(pod: Any) -> set[str]:
 
 
 def test_without_a_store_kuberay_is_told_of_none() -> None:
-    wanted = rendered()
+    expected = rendered()
 
-    assert "gcsFaultToleranceOptions" not in cluster_of(wanted)
-    assert TOKEN_VARIABLE not in variables(head_pod(wanted))
-    annotations = one(wanted, "RayService")["metadata"]["annotations"]
+    assert "gcsFaultToleranceOptions" not in cluster_of(expected)
+    assert TOKEN_VARIABLE not in variables(head_pod(expected))
+    annotations = one(expected, "RayService")["metadata"]["annotations"]
     assert not [name for name in annotations if name.startswith("ray.io/")]
 
 
@@ -86,19 +86,21 @@ def test_the_cleanup_job_waits_for_no_secret_that_has_gone_with_its_service() ->
 
 
 def test_kuberay_waits_for_the_cleanup_until_the_last_request_has_ended() -> None:
-    wanted = rendered(WITH_STORE)
+    expected = rendered(WITH_STORE)
 
-    timeout = one(wanted, "RayService")["metadata"]["annotations"]["ray.io/gcs-ft-deletion-timeout"]
-    assert int(timeout) > head_pod(wanted)["terminationGracePeriodSeconds"]
+    timeout = one(expected, "RayService")["metadata"]["annotations"][
+        "ray.io/gcs-ft-deletion-timeout"
+    ]
+    assert int(timeout) > head_pod(expected)["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize(("replicas", "available"), [(1, 1), (2, 2), (4, 4)])
 def test_with_a_store_an_eviction_takes_the_head_or_one_replica(
     replicas: int, available: int
 ) -> None:
-    wanted = rendered({**WITH_STORE, "scaling": {"minReplicas": replicas}})
+    expected = rendered({**WITH_STORE, "scaling": {"minReplicas": replicas}})
 
-    budget = one(wanted, "PodDisruptionBudget")["spec"]
+    budget = one(expected, "PodDisruptionBudget")["spec"]
 
     # Replicas and the head, but one of them.
     assert budget["minAvailable"] == available

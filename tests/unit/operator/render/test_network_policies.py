@@ -34,8 +34,8 @@ def _names_pod(peer: Any, labels: dict[str, str], *, elsewhere: bool) -> bool:
     if elsewhere and "namespaceSelector" not in peer:
         return False
     assert peer.get("namespaceSelector", {}) == {}
-    wanted = peer.get("podSelector", {}).get("matchLabels", {})
-    return bool(wanted.items() <= labels.items())
+    expected = peer.get("podSelector", {}).get("matchLabels", {})
+    return bool(expected.items() <= labels.items())
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,11 @@ def test_ray_can_write_where_it_must(pod: Any) -> None:
 
 
 def test_only_the_head_may_speak_with_kubernetes() -> None:
-    wanted = rendered()
+    expected = rendered()
 
-    assert worker_pod(wanted)["automountServiceAccountToken"] is False
+    assert worker_pod(expected)["automountServiceAccountToken"] is False
     # Its autoscaler changes the RayCluster, by the account that KubeRay makes.
-    assert "automountServiceAccountToken" not in head_pod(wanted)
+    assert "automountServiceAccountToken" not in head_pod(expected)
 
 
 def test_every_container_hears_that_its_pod_ends() -> None:
@@ -105,9 +105,9 @@ def test_rays_autoscaler_finds_the_restart_policy_that_it_asks_for(pod: Any) -> 
 
 
 def test_kubernetes_keeps_what_a_replica_may_use() -> None:
-    wanted = rendered({"resources": {"cpu": 4, "memory": "8Gi"}})
+    expected = rendered({"resources": {"cpu": 4, "memory": "8Gi"}})
 
-    (container,) = worker_pod(wanted)["containers"]
+    (container,) = worker_pod(expected)["containers"]
 
     # A replica and, beside it, Ray.
     assert container["resources"]["limits"] == {"cpu": "5", "memory": "9Gi"}
@@ -115,12 +115,12 @@ def test_kubernetes_keeps_what_a_replica_may_use() -> None:
 
 
 def test_a_development_cluster_shares_its_cpus_but_no_memory() -> None:
-    wanted = rendered(
+    expected = rendered(
         {"resources": {"cpu": 1}},
         settings_with(cpu_overcommit=20, head_resources={"cpu": "2", "memory": "2Gi"}),
     )
 
-    for spec in (worker_pod(wanted), head_pod(wanted)):
+    for spec in (worker_pod(expected), head_pod(expected)):
         resources = spec["containers"][0]["resources"]
         assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == ("100m", "2")
         assert resources["requests"]["memory"] == resources["limits"]["memory"]
@@ -146,9 +146,9 @@ def test_every_ray_process_has_the_profile(pod: Any) -> None:
 
 def test_the_manifest_has_the_last_word_on_variables() -> None:
     settings = settings_with(env=[{"name": "LANG", "value": "C"}, {"name": "A", "value": "1"}])
-    wanted = rendered({"runtime": {"env": [{"name": "LANG", "value": "de"}]}}, settings)
+    expected = rendered({"runtime": {"env": [{"name": "LANG", "value": "de"}]}}, settings)
 
-    found = environment(worker_pod(wanted))
+    found = environment(worker_pod(expected))
 
     assert (found["LANG"], found["A"]) == ("de", "1")
 
@@ -161,40 +161,40 @@ def test_a_folder_of_the_node_is_seen_at_its_own_path() -> None:
 
 
 def test_a_claim_is_seen_read_only_below_the_folder_of_claims() -> None:
-    wanted = rendered({"model": {"source": "pvc://weights/llama/7b"}})
+    expected = rendered({"model": {"source": "pvc://weights/llama/7b"}})
 
-    mount, volume = mount_at(worker_pod(wanted), "/mnt/claims/weights")
+    mount, volume = mount_at(worker_pod(expected), "/mnt/claims/weights")
 
     assert mount["readOnly"]
     assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
 
 
 def test_api_keys_are_files_that_the_replicas_user_can_read() -> None:
-    wanted = rendered({"server": {"apiKeysSecret": "keys"}})
+    expected = rendered({"server": {"apiKeysSecret": "keys"}})
 
-    mount, volume = mount_at(worker_pod(wanted), "/etc/tandem/api-keys")
+    mount, volume = mount_at(worker_pod(expected), "/etc/tandem/api-keys")
 
     assert mount["readOnly"]
     assert volume["secret"] == {"secretName": "keys", "defaultMode": 0o440}
-    assert worker_pod(wanted)["securityContext"]["fsGroup"] == 1000
+    assert worker_pod(expected)["securityContext"]["fsGroup"] == 1000
 
 
 def test_the_head_sees_neither_model_nor_keys() -> None:
-    wanted = rendered({"server": {"apiKeysSecret": "keys"}})
+    expected = rendered({"server": {"apiKeysSecret": "keys"}})
 
-    (container,) = head_pod(wanted)["containers"]
+    (container,) = head_pod(expected)["containers"]
 
     paths = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert paths == {TEMPORARY, HOME}
 
 
 def test_pull_secrets_of_settings_and_manifest_add_up() -> None:
-    wanted = rendered(
+    expected = rendered(
         {"runtime": {"imagePullSecrets": ["mine", "all"]}},
         settings_with(image_pull_secrets=["all"]),
     )
 
-    assert head_pod(wanted)["imagePullSecrets"] == [{"name": "all"}, {"name": "mine"}]
+    assert head_pod(expected)["imagePullSecrets"] == [{"name": "all"}, {"name": "mine"}]
 
 
 def test_what_kubernetes_would_drop_is_dropped_from_volumes() -> None:
@@ -275,13 +275,13 @@ RUNTIME = {
 
 
 def test_volumes_and_nodes_of_the_manifest_are_for_the_replicas_alone() -> None:
-    wanted = rendered({"runtime": RUNTIME})
+    expected = rendered({"runtime": RUNTIME})
 
-    worker, head = worker_pod(wanted), head_pod(wanted)
+    worker, head = worker_pod(expected), head_pod(expected)
     assert mount_at(worker, "/own")[1]["persistentVolumeClaim"]
     assert worker["nodeSelector"] == RUNTIME["nodeSelector"]
     assert worker["tolerations"] == RUNTIME["tolerations"]
-    autoscaler = cluster_of(wanted)["autoscalerOptions"]
+    autoscaler = cluster_of(expected)["autoscalerOptions"]
     for mounts in (head["containers"][0]["volumeMounts"], autoscaler["volumeMounts"]):
         assert {one["mountPath"] for one in mounts} == {TEMPORARY, HOME}
     assert {one["name"] for one in head["volumes"]} == {"tandem-tmp", "tandem-home"}

@@ -29,8 +29,8 @@ from tests.unit.operator.render.services import (
 NPU = {"resources": {"npu": 2, "npuProfile": "atlas-800i-a2", "cpu": 4, "memory": "16Gi"}}
 
 
-def revision_of(wanted: Desired) -> str:
-    annotations = worker_of(wanted)["template"]["metadata"]["annotations"]
+def revision_of(expected: Desired) -> str:
+    annotations = worker_of(expected)["template"]["metadata"]["annotations"]
     revision: str = annotations[names.REVISION]
     return revision
 
@@ -51,11 +51,11 @@ def test_the_number_of_replicas_is_in_the_document_alone() -> None:
 
 
 def test_a_worker_has_room_for_exactly_one_replica() -> None:
-    wanted = rendered(NPU)
-    document = yaml.safe_load(one(wanted, "RayService")["spec"]["serveConfigV2"])
+    expected = rendered(NPU)
+    document = yaml.safe_load(one(expected, "RayService")["spec"]["serveConfigV2"])
     asked = document["applications"][0]["deployments"][0]["ray_actor_options"]
 
-    start = worker_of(wanted)["rayStartParams"]
+    start = worker_of(expected)["rayStartParams"]
 
     assert int(start["num-cpus"]) == asked["num_cpus"]
     assert int(start["memory"]) == asked["memory"]
@@ -69,17 +69,17 @@ def test_a_service_without_cards_tells_ray_of_none() -> None:
 
 
 def test_no_replica_lives_on_the_head() -> None:
-    wanted = rendered()
+    expected = rendered()
 
-    assert cluster_of(wanted)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    assert one(wanted, "RayService")["spec"]["excludeHeadPodFromServeSvc"]
+    assert cluster_of(expected)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert one(expected, "RayService")["spec"]["excludeHeadPodFromServeSvc"]
 
 
 def test_ray_asks_for_the_token_of_the_service() -> None:
-    wanted = rendered()
+    expected = rendered()
 
-    assert cluster_of(wanted)["authOptions"] == {"mode": "token", "secretName": TOKEN.secret}
-    assert wanted.token == TOKEN
+    assert cluster_of(expected)["authOptions"] == {"mode": "token", "secretName": TOKEN.secret}
+    assert expected.token == TOKEN
 
 
 def test_another_token_makes_another_cluster() -> None:
@@ -100,9 +100,9 @@ def test_the_bounds_of_the_workers_never_follow_the_replicas() -> None:
 
 
 def test_the_autoscaler_runs_like_the_head() -> None:
-    wanted = rendered({"runtime": {"imagePullPolicy": "Never"}})
-    options = cluster_of(wanted)["autoscalerOptions"]
-    (head,) = head_pod(wanted)["containers"]
+    expected = rendered({"runtime": {"imagePullPolicy": "Never"}})
+    options = cluster_of(expected)["autoscalerOptions"]
+    (head,) = head_pod(expected)["containers"]
 
     assert options["version"] == "v2"
     for field in ("imagePullPolicy", "env", "volumeMounts", "securityContext"):
@@ -131,9 +131,9 @@ def test_an_annotation_has_room_for_the_largest_manifest() -> None:
         {"name": f"v{number}", "configMap": {"name": "c" * 253, "items": [{"key": "k" * 4000}]}}
         for number in range(64)
     ]
-    wanted = rendered({"runtime": {"env": env, "volumes": volumes}})
+    expected = rendered({"runtime": {"env": env, "volumes": volumes}})
 
-    annotations = one(wanted, "RayService")["metadata"]["annotations"]
+    annotations = one(expected, "RayService")["metadata"]["annotations"]
 
     assert sum(len(key) + len(value) for key, value in annotations.items()) < 16_384
 
@@ -171,14 +171,14 @@ def test_tolerations_alone_change_the_revision() -> None:
 
 
 def test_cards_bring_the_profile_of_their_nodes() -> None:
-    wanted = rendered(NPU)
-    pod = worker_pod(wanted)
+    expected = rendered(NPU)
+    pod = worker_pod(expected)
 
     assert pod["nodeSelector"]["accelerator-type"] == "module-910b-8"
     limits = pod["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "5", "memory": "17Gi", "huawei.com/Ascend910": "2"}
     # The head needs no card, but a node whose architecture is the image's.
-    assert head_pod(wanted)["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+    assert head_pod(expected)["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
 
 
 def test_a_profile_adds_to_the_workers_alone() -> None:
@@ -200,9 +200,9 @@ def test_a_profile_adds_to_the_workers_alone() -> None:
         }
     )
 
-    wanted = rendered({"resources": {"npu": 2}}, settings)
+    expected = rendered({"resources": {"npu": 2}}, settings)
 
-    worker, head = worker_pod(wanted), head_pod(wanted)
+    worker, head = worker_pod(expected), head_pod(expected)
     assert worker["schedulerName"] == "volcano"
     assert worker["tolerations"] == [{"key": "cards", "operator": "Exists"}]
     assert {"name": "DRIVER", "value": "on"} in worker["containers"][0]["env"]

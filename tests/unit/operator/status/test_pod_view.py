@@ -117,7 +117,7 @@ def event(message: str, reason: str = "FailedMount", **times: str) -> dict[str, 
     return {"reason": reason, "message": message, **times}
 
 
-def test_a_pod_whose_containers_have_not_begun_is_held_up() -> None:
+def test_a_pod_whose_containers_have_not_begun_is_blocked() -> None:
     assert waits_for_volumes(pod("w", ready=False, **NOT_BEGUN))
     assert waits_for_volumes(pod("w", ready=False, **{**NOT_BEGUN, "containerStatuses": []}))
 
@@ -136,7 +136,7 @@ def test_any_other_pod_is_not(status: dict[str, Any]) -> None:
     assert not waits_for_volumes(pod("w", ready=False, **{**NOT_BEGUN, **status}))
 
 
-def test_a_pod_that_goes_is_not_held_up() -> None:
+def test_a_pod_that_goes_is_not_blocked() -> None:
     going = pod("w", ready=False, **NOT_BEGUN)
     going["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z"
 

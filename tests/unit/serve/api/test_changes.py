@@ -272,7 +272,7 @@ def test_what_means_the_same_is_no_change(one: dict[str, Any], other: dict[str, 
     assert classify(service_of(model | one), service_of(model | other)) == []
 
 
-def test_a_promise_that_is_given_or_kept_otherwise_is_a_live_change() -> None:
+def test_a_target_that_is_given_or_kept_otherwise_is_a_live_change() -> None:
     model = {"model": {"source": "file:///models/a"}}
     none = service_of(model)
     fast, faster = (

@@ -163,7 +163,7 @@ def test_live_settings_are_the_schedule_without_its_block_size() -> None:
     }
 
 
-def test_live_settings_hold_the_promises_in_one_unit() -> None:
+def test_live_settings_hold_the_targets_in_one_unit() -> None:
     found = deployment(serve_document(service(slo={"tpot": {"target": "0.05s"}}), ServeOptions()))
 
     assert found["user_config"]["slo"] == {
@@ -191,7 +191,7 @@ def test_an_slo_chooses_how_steps_are_shared_where_the_manifest_does_not() -> No
         assert chosen["maxIterTimes"] == 1024
 
 
-def test_an_output_without_a_known_bound_is_left_to_the_replica_where_something_is_promised() -> (
+def test_an_output_without_a_known_bound_is_left_to_the_replica_where_something_is_targetd() -> (
     None
 ):
     model = {"source": "file:///models/tiny"}
@@ -213,7 +213,7 @@ def test_an_slo_changes_nothing_that_the_manifest_sets() -> None:
     assert chosen["splitFuse"]["splitStartBatchSize"] == 16
 
 
-def test_a_promise_changes_nothing_that_needs_a_new_replica() -> None:
+def test_a_target_changes_nothing_that_needs_a_new_replica() -> None:
     (before,) = serve_document(service(), ServeOptions())["applications"]
     (after,) = serve_document(service(slo={"ttft": {"target": "1s"}}), ServeOptions())[
         "applications"

@@ -42,7 +42,7 @@ def test_an_answer_that_the_context_ends_first_is_not_cut() -> None:
     assert said(model=model, engine=schedule()) == []
 
 
-def test_a_promise_tells_what_it_chooses() -> None:
+def test_a_target_tells_what_it_chooses() -> None:
     assert said(model=SIZED, engine=schedule(), slo=PROMISE) == [
         "spec.slo chooses what spec.engine.schedule leaves open: templateType Mix, "
         "splitFuse.splitStartBatchSize 0 (every prompt is cut), maxIterTimes 2048"

@@ -335,7 +335,7 @@ def test_it_says_what_to_do_when_nothing_answers() -> None:
     assert "tandem serve -f FILE starts one" in done.stderr
 
 
-def test_it_says_when_a_key_is_wanted(tmp_path: Path) -> None:
+def test_it_says_when_a_key_is_needed(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "one").write_text("sk-1")

@@ -1,0 +1,137 @@
+"""The field's words, and no others: names, docstrings, messages and the CRD.
+
+The glossary's table of retired words is what they are held against. A retired name is looked for
+among the names that the project defines (a snake_case one as a part of longer names, too), a
+retired phrase in docstrings, messages and the CRD's texts.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tandem_operator.crd.manifest import definition
+from tests.unit.docs.pages import ROOT, rows
+
+GLOSSARY: Final = ROOT / "docs" / "design" / "glossary.md"
+SHIPPED: Final = ("engine", "serve", "operator")
+OTHERS: Final = ("tests", "benchmarks", "tools")
+NATIVE_COMMENT: Final = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+QUESTIONS: Final = ("what", "whether", "who", "whoever", "whom", "whose")
+MAX_QUESTIONS: Final = 0.01
+"""Share of the functions' docstrings that may open with one of them."""
+
+
+class Named(NamedTuple):
+    path: str
+    text: str
+
+
+def retired(kind: str) -> list[str]:
+    """Return the retired words of one kind: `name` or `phrase`."""
+    tables = [cells for header, cells in rows(GLOSSARY) if header[0] == "retired"]
+    return [word.strip("`") for word, where, _ in tables if where == kind]
+
+
+@cache
+def modules(*folders: str) -> tuple[tuple[str, ast.Module], ...]:
+    """Return path and syntax tree of every Python module in these folders."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths)
+
+
+def native_sources() -> Iterator[Path]:
+    yield from (path for ending in ("h", "cpp") for path in (ROOT / "engine").rglob(f"*.{ending}"))
+
+
+def defined_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                yield name
+            case ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+@cache
+def names() -> tuple[Named, ...]:
+    """Return the names that the project's Python defines, its modules', and those of its C++."""
+    found = {
+        Named(path, name)
+        for path, tree in modules(*SHIPPED, *OTHERS)
+        for name in (Path(path).stem, *defined_names(tree))
+    }
+    for path in native_sources():
+        code = NATIVE_COMMENT.sub(" ", path.read_text())
+        found |= {
+            Named(str(path.relative_to(ROOT)), name)
+            for name in (path.stem, *re.findall(r"[A-Za-z_]\w*", code))
+        }
+    return tuple(sorted(found))
+
+
+@cache
+def texts() -> tuple[Named, ...]:
+    """Return docstrings and messages of what is shipped, and the comments of its C++."""
+    found = [
+        Named(path, " ".join(node.value.split()))
+        for path, tree in modules(*SHIPPED)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    found += [
+        Named(str(path.relative_to(ROOT)), " ".join(text.replace("//", " ").split()))
+        for path in native_sources()
+        for text in NATIVE_COMMENT.findall(path.read_text())
+    ]
+    return tuple(found)
+
+
+def is_of(name: str, word: str) -> bool:
+    """Return True if `name` is the retired `word`, or has it as a part in snake_case."""
+    bare = name.strip("_")
+    if word != word.lower():
+        return bare == word
+    return f"_{word}_" in f"_{bare}_"
+
+
+@pytest.mark.parametrize("word", retired("name"))
+def test_no_name_is_a_retired_one(word: str) -> None:
+    assert not [f"{one.path}: {one.text}" for one in names() if is_of(one.text, word)]
+
+
+@pytest.mark.parametrize("word", retired("phrase"))
+def test_no_text_has_a_retired_phrase(word: str) -> None:
+    phrase = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
+
+    assert not [f"{one.path}: {one.text}" for one in texts() if phrase.search(one.text)]
+
+
+@pytest.mark.parametrize("kind", ["name", "phrase"])
+def test_the_crd_has_none_of_them(kind: str) -> None:
+    text = str(definition())
+    words = [word for word in retired(kind) if kind == "phrase" or word != word.lower()]
+
+    assert not [word for word in words if re.search(rf"\b{re.escape(word)}\b", text)]
+
+
+def test_docstrings_open_with_a_verb_or_a_noun() -> None:
+    found = [
+        Named(f"{path}: {node.name}", text)
+        for path, tree in modules(*SHIPPED)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+    ]
+    questions = [one for one in found if one.text.split()[0].strip(",.:;").lower() in QUESTIONS]
+
+    assert len(found) > 1000
+    assert len(questions) <= MAX_QUESTIONS * len(found), questions
