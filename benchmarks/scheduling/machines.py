@@ -1,6 +1,6 @@
 """Machines that exist as a price list: how long a step would take there. Pure but for its seed.
 
-The form is the one of engines.md 6.3, and what the scheduler's own model does not know: the floor
+The form is the scheduler's own step model with what that does not know: the floor
 of a step that waits for the weights, noise, and slow steps.
 """
 

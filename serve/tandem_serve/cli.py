@@ -175,7 +175,7 @@ def quantize(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Folder to write; it must not exist yet.", show_default=False
+            metavar="OUT", help="Folder to write; it must be new or empty.", show_default=False
         ),
     ],
     *,

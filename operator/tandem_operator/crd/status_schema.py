@@ -26,7 +26,10 @@ def status_schema() -> Schema:
         },
         url=_text("Base URL of the endpoint inside the cluster; OpenAI clients add /v1."),
         model=_text("Name under which requests ask for the model."),
-        reason=_text("Reason of the condition Ready, in one CamelCase word."),
+        reason=_text(
+            "Reason of the condition Ready, in one CamelCase word: Serving, ServingPrevious "
+            "while the previous version answers, or the reason why none does."
+        ),
         message=_text("Message of the condition Ready, with the way out where there is one."),
         replicas=_object(
             "Numbers of replicas.",

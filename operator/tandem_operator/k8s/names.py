@@ -36,7 +36,7 @@ DASHBOARD_PORT: Final = 8265
 """Port of Ray's dashboard on the head."""
 
 METRICS_PORT: Final = 8080
-"""Port of Ray's metrics, replicas' and engines' among them, on every pod."""
+"""Port of Ray's own metrics on every pod; the engine's are at /metrics of the endpoint."""
 
 TOKEN_KEY: Final = "auth_token"  # noqa: S105  # the name of the key, as KubeRay wants it
 """Key of Ray's token in its Secret."""

@@ -168,7 +168,7 @@ class TestShares:
         ]
 
     def test_one_that_begins_may_take_all_that_is_left(self) -> None:
-        # mindie.md 2.4, 8: without prefillChunkSize the first prompt takes the whole budget.
+        # MindIE: without prefillChunkSize the first prompt takes the whole budget.
         bench = Bench(mix(64, prefill_chunk_size=0), request("a", 60), request("b", 60))
 
         assert bench.run(1) == [{"a": 60, "b": 4}]

@@ -149,7 +149,7 @@ class TestContinuous:
 
 
 class TestQueueDelay:
-    """maxQueueDelayMicroseconds (mindie.md 5.1)."""
+    """maxQueueDelayMicroseconds (MindIE's parameter)."""
 
     def test_the_oldest_waits_for_company_so_long(self) -> None:
         schedule = standard(max_queue_delay_microseconds=500_000)

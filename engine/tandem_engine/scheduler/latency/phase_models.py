@@ -1,6 +1,6 @@
 """MindIE's two latency models, which stageSelectPolicy 2 compares.
 
-Start values, and when a fit is taken, are those of MindIE's scheduler (mindie.md 5.2). Times are
+Start values, and when a fit is taken, are those of MindIE's scheduler. Times are
 seconds here, milliseconds there.
 """
 

@@ -5,9 +5,9 @@ time = base + token · max(tokens, knee) + chunk_context · Σ chunk · (start +
 
 over the rows of a step: the fixed cost of a step, the weights' share of every token, attention of
 prompt chunks, reading of the decode rows' KV cache, and what every row costs. Models of this shape
-that are fitted on line are MindIE's way (its two latency predictors); the terms are those that
-engines.md 6.3 arrives at. The knee is that of a roofline (Williams et al., 2009): with fewer tokens
-a step still has to read all weights, and is no shorter.
+that are fitted on line are MindIE's way (its two latency predictors); the terms are those by
+which prefill and decode differ. The knee is that of a roofline (Williams et al., 2009): with fewer
+tokens a step still has to read all weights, and is no shorter.
 """
 
 from collections import deque

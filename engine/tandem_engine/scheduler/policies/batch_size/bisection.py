@@ -1,4 +1,4 @@
-"""dynamicBatchSizeEnable: MindIE's bisection towards decodeExpectedTime (mindie.md 5.3)."""
+"""dynamicBatchSizeEnable: MindIE's bisection towards decodeExpectedTime (MindIE's parameter)."""
 
 from collections import deque
 from typing import Final
@@ -27,8 +27,8 @@ class BisectedBatchSize:
     decodeExpectedTime, with a dead band of 5 ms; in odd ones prefills are frozen for one round when
     decodes are too slow.
 
-    Where mindie.md leaves it open, the reading is ours: one sample is one decode step; the mean
-    batch size is cut to a whole number; a freeze moves the present maxBatchSize, from which the
+    Where MindIE's manual leaves it open, the reading is ours: one sample is one decode step; the
+    mean batch size is cut to a whole number; a freeze moves the present maxBatchSize, from which the
     next even round goes on; a round with nothing running is not frozen, since nothing would ever
     move again; maxPrefillBatchSize stays within the configured one.
     """

@@ -11,10 +11,10 @@ class PredictedBatchSize:
     """maxBatchSize from the model of step times, where MindIE searches for it by trial.
 
     It is the largest number of rows, each with the mean context, whose decode-only step is
-    predicted to keep the TPOT (with the model's margin), and whose blocks fit the pool (mindie.md
-    5.4: blocks in all by blocks a request). It falls at once and grows only while requests wait:
-    a batch that no request waits to join says nothing about a larger one. Sequences that run are
-    never too many: to leave some out of a step would make them later, not faster.
+    predicted to keep the TPOT (with the model's margin), and whose blocks fit the pool (as MindIE's
+    manual advises: blocks in all by blocks a request). It falls at once and grows only while
+    requests wait: a batch that no request waits to join says nothing about a larger one. Sequences
+    that run are never too many: to leave some out of a step would make them later, not faster.
     """
 
     def __init__(self, tpot_s: float, model: StepTimeModel) -> None:

@@ -1,6 +1,6 @@
 """Stage policies: prefill or decode next (stageSelectPolicy), one file for each.
 
-Only the strategy continuous uses them (mindie.md 5.1, rule 1).
+Only the strategy continuous uses them (as MindIE's stageSelectPolicy does).
 """
 
 from collections.abc import Callable, Mapping

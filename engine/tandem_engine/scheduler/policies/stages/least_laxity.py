@@ -11,7 +11,7 @@ _MILLISECONDS: Final = 1e3
 
 
 class LeastLaxity:
-    """Least laxity first over predicted times (mindie.md 5.2).
+    """Least laxity first over predicted times (MindIE's stageSelectPolicy 2).
 
     laxity = (deadline − waited − predicted) / deadline, with prefillExpectedTime and
     decodeExpectedTime as deadlines. A prefill has waited as long as the request at the head; a

@@ -14,7 +14,7 @@ _RESERVE: Final = 0.05
 
 
 class PrefillFirst:
-    """MindIE's base choice (mindie.md 5.1, rules 2 and 4)."""
+    """MindIE's base choice (stageSelectPolicy 0)."""
 
     def choose(self, view: StageView, schedule: ScheduleConfig) -> Stage:
         """Decode while sequences are swapped out, nothing is ripe, or blocks are short."""

@@ -43,7 +43,7 @@ class StageView:
         """Return True if sequences run and a prefill step would be empty.
 
         The last step was: a prefill without blocks or rows would be chosen again and again. MindIE
-        asks this before any policy (mindie.md 5.1, rule 2). Or prefills are held back.
+        asks this before any stageSelectPolicy. Or prefills are held back.
         """
         if not self.num_running:
             return False

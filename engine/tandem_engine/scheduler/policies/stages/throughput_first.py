@@ -11,7 +11,7 @@ class ThroughputFirst:
     Let R sequences run. A prefill stops them for prefillTimeMsPerReq · R. Every step in which a
     request waits wastes decodeTimeMsPerReq · (maxBatchSize − R): that adds up until it reaches
     the cost. So a batch that is nearly full decodes for long, and only the ratio of the two times
-    counts (mindie.md 5.1, in the manual and equal in MindIE's source).
+    counts (MindIE's stageSelectPolicy 1; its manual and its source agree).
     """
 
     def __init__(self) -> None:
