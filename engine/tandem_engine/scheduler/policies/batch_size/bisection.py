@@ -1,4 +1,4 @@
-"""dynamicBatchSizeEnable: MindIE's bisection towards decodeExpectedTime (MindIE's parameter)."""
+"""dynamicBatchSizeEnable: MindIE's bisection towards decodeExpectedTime."""
 
 from collections import deque
 from typing import Final
@@ -28,8 +28,8 @@ class BisectedBatchSize:
     decodes are too slow.
 
     Where MindIE's manual leaves it open, the reading is ours: one sample is one decode step; the
-    mean batch size is cut to a whole number; a freeze moves the present maxBatchSize, from which the
-    next even round goes on; a round with nothing running is not frozen, since nothing would ever
+    mean batch size is cut to a whole number; a freeze moves the present maxBatchSize, from which
+    the next even round goes on; a round with nothing running is not frozen, since nothing would ever
     move again; maxPrefillBatchSize stays within the configured one.
     """
 
