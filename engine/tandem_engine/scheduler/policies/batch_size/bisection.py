@@ -29,8 +29,8 @@ class BisectedBatchSize:
 
     Where MindIE's manual leaves it open, the reading is ours: one sample is one decode step; the
     mean batch size is cut to a whole number; a freeze moves the present maxBatchSize, from which
-    the next even round goes on; a round with nothing running is not frozen, since nothing would ever
-    move again; maxPrefillBatchSize stays within the configured one.
+    the next even round goes on; a round with nothing running is not frozen, since nothing would
+    ever move again; maxPrefillBatchSize stays within the configured one.
     """
 
     def __init__(self, window: int = WINDOW) -> None:
