@@ -22,6 +22,7 @@ import httpx
 import typer
 import yaml
 
+from tandem_operator.status.document import INSTALL_KUBERAY
 from tandem_serve.commands.common import Progress, exit_on_signals, out, print_error
 from tools.cluster import DEFAULT_NAME, Cluster, ClusterError, kuberay
 from tools.cluster.paths import CHECKOUT
@@ -84,11 +85,7 @@ def _own(context: str) -> Kubernetes:
     """The user's cluster, which must have KubeRay."""
     kubernetes = Kubernetes.of_context(context)
     if not kubernetes.has_kind("rayservices.ray.io"):
-        raise CommandFailed(
-            "the cluster has no KubeRay; install it first: helm repo add kuberay "
-            "https://ray-project.github.io/kuberay-helm/ && helm install kuberay-operator "
-            "kuberay/kuberay-operator --version 1.6.2"
-        )
+        raise CommandFailed(f"the cluster has no KubeRay; {INSTALL_KUBERAY}")
     return kubernetes
 
 
@@ -243,7 +240,7 @@ def _say_what_next(kubernetes: Kubernetes, *, own: bool) -> None:
         (f"tandem explain {SERVICE}", "why it is as it is, in five lines"),
         (f"kubectl edit isvc {SERVICE}", "change splitChunkTokens: live, nothing restarts"),
         (f"kubectl scale isvc {SERVICE} --replicas=2", "a second replica, in a pod of its own"),
-        ("make down", "end it"),
+        *(() if own else (("make down", "end it"),)),
     ):
         out.print(f"  {command:<42} {meaning}")
 

@@ -80,7 +80,7 @@ def _needs_the_operator_extra() -> Iterator[None]:
             raise
         typer.echo(
             f"error: This command needs the package {error.name}, which is not installed; "
-            'install it with: pip install "tandem[operator]"',
+            "in Tandem's checkout run: pip install '.[operator]'",
             err=True,
         )
         raise typer.Exit(1) from None

@@ -100,6 +100,10 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="End every cluster.")] = False,
 ) -> None:
     """End a cluster, with everything that belongs to it; that there is none is no error."""
+    # Where no cluster runs, a user without root has nothing to end.
+    if not everything and registry.phase_of(name) is None:
+        out.print(f"There is no cluster {name}.")
+        return
     with _errors_in_words():
         chosen = registry.names() if everything else [name]
         with Progress(verbose=False) as progress:

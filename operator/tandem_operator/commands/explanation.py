@@ -94,10 +94,18 @@ def _change(snapshot: ServiceSnapshot) -> str:
     pending = snapshot.status.get("pendingChange")
     if pending:
         return f"{_pending(snapshot)}: {_kind(pending['class'])} in {', '.join(pending['fields'])}"
+    return _without_pending(snapshot)
+
+
+def _without_pending(snapshot: ServiceSnapshot) -> str:
+    """Tell of the change of a status that names no fields: the first start, or none."""
+    reason = snapshot.reason(ConditionType.PROGRESSING)
     if snapshot.holds(ConditionType.PROGRESSING):
         since = snapshot.condition_age(ConditionType.PROGRESSING)
         return f"it has been starting for {since}, of {snapshot.deadline_s} s that it may take"
-    if snapshot.reason(ConditionType.PROGRESSING) == reasons.REFUSED:
+    if reason == reasons.DEADLINE_EXCEEDED:
+        return f"{_pending(snapshot)}; the spec was written {_written(snapshot)}"
+    if reason == reasons.REFUSED:
         return f"nothing changes while the spec is refused; it was written {_written(snapshot)}"
     if change := snapshot.last_change:
         ago = snapshot.since(change.at)

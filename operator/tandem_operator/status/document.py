@@ -25,7 +25,7 @@ from tandem_operator.status.ray_view import ClusterView, RayView
 
 NO_KUBERAY: Final = "this Kubernetes serves no RayService"
 INSTALL_KUBERAY: Final = (
-    "install KubeRay: helm install kuberay-operator kuberay-operator "
+    "install KubeRay: helm install kuberay-operator kuberay-operator --version 1.6.2 "
     "--repo https://ray-project.github.io/kuberay-helm/ "
     "--namespace kuberay-system --create-namespace"
 )

@@ -125,7 +125,8 @@ def _failures(pod: Mapping[str, Any]) -> Iterator[str]:
     if status.get("phase") == "Failed" and status.get("reason"):
         yield _sentence(f"{name} has failed with {status['reason']}", status.get("message"))
     for container in _container_statuses(status):
-        yield from _container_failures(f"container {container['name']} of {name}", container)
+        what = f"container {container['name']} of {name}"
+        yield from _container_failures(what, container, memory=_memory_field(pod))
 
 
 def _container_statuses(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -133,11 +134,17 @@ def _container_statuses(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
     yield from status.get("containerStatuses", ())
 
 
-def _container_failures(name: str, container: Mapping[str, Any]) -> Iterator[str]:
+def _memory_field(pod: Mapping[str, Any]) -> str:
+    """Return the field that sets the pod's memory: the spec's, or for the head the operator's."""
+    is_head = pod["metadata"].get("labels", {}).get(_NODE_TYPE) == "head"
+    return "settings.replica.headResources of the operator" if is_head else "resources.memory"
+
+
+def _container_failures(name: str, container: Mapping[str, Any], *, memory: str) -> Iterator[str]:
     now, before = container.get("state", {}), container.get("lastState", {})
     for ended in (now.get("terminated"), before.get("terminated")):
         if ended and ended.get("reason") == "OOMKilled":
-            yield f"{name} was killed for using more than its memory limit; raise resources.memory"
+            yield f"{name} was killed for using more than its memory limit; raise {memory}"
     waiting = now.get("waiting", {})
     if template := _PERMANENT_WAITS.get(waiting.get("reason", "")):
         what = f"{name} {template.format(image=container.get('image', ''))}"

@@ -40,7 +40,7 @@ def _convert(
         # torch is heavy, and the operator's image has none.
         from tandem_engine.convert import quantize_checkpoint  # noqa: PLC0415
     except ImportError as error:
-        print_error(f'{error}; quantize needs the engine: pip install "tandem[engine]"')
+        print_error(f"{error}; quantize needs the engine: pip install '.[engine]' in a checkout")
         raise typer.Exit(EXIT_FAILED) from None
 
     size = DownloadColumn(binary_units=True)

@@ -44,7 +44,7 @@ def test_without_the_operators_extra_a_command_says_how_to_install_it(
 
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert 'install it with: pip install "tandem[operator]"' in done.stderr
+    assert "in Tandem's checkout run: pip install '.[operator]'" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["get", "explain"])

@@ -321,6 +321,7 @@ def test_a_deadline_that_has_passed_for_no_other_reason() -> None:
 
     said = lines(service(written(ray=unobserved, is_overdue=True)))
 
+    assert said[2].startswith("A change is not done in time; the spec was written ")
     assert said[3].startswith(
         "Not done within progressDeadlineSeconds 600: KubeRay has not observed this generation"
     )

@@ -13,6 +13,7 @@ from tandem_operator.status.pod_view import (
 from tests.unit.operator.samples import pod
 
 WAITING = {"name": "ray-worker", "image": "registry/tandem:9"}
+OUT_OF_MEMORY = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
 
 
 def failing(**status: Any) -> str:
@@ -59,11 +60,18 @@ def test_a_pod_without_a_place_says_what_the_scheduler_says() -> None:
 
 @pytest.mark.parametrize("state", ["state", "lastState"])
 def test_a_container_killed_for_its_memory_says_what_to_raise(state: str) -> None:
-    killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
-
-    said = failing(containerStatuses=[{**WAITING, state: killed}])
+    said = failing(containerStatuses=[{**WAITING, state: OUT_OF_MEMORY}])
 
     assert said.endswith("was killed for using more than its memory limit; raise resources.memory")
+
+
+def test_a_head_killed_for_its_memory_names_the_operators_setting() -> None:
+    status = {"containerStatuses": [{**WAITING, "lastState": OUT_OF_MEMORY}]}
+    pod = {"metadata": {"name": "h", "labels": {"ray.io/node-type": "head"}}, "status": status}
+
+    assert str(pod_view(pod).failure).endswith(
+        "raise settings.replica.headResources of the operator"
+    )
 
 
 def test_a_container_that_ended_says_its_code() -> None:
