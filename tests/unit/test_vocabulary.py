@@ -6,7 +6,9 @@ retired phrase in docstrings, messages and the CRD's texts.
 """
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -63,30 +65,44 @@ def defined_names(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def names() -> tuple[Named, ...]:
-    """Return the names that the project's Python defines, its modules', and those of its C++."""
+    """Return each name that the project's Python and C++ define, modules' too, and one file of each."""
     found = {
-        Named(path, name)
+        name: path
         for path, tree in modules(*SHIPPED, *OTHERS)
         for name in (Path(path).stem, *defined_names(tree))
     }
     for path in native_sources():
         code = NATIVE_COMMENT.sub(" ", path.read_text())
-        found |= {
-            Named(str(path.relative_to(ROOT)), name)
-            for name in (path.stem, *re.findall(r"[A-Za-z_]\w*", code))
-        }
-    return tuple(sorted(found))
+        words = (path.stem, *re.findall(r"[A-Za-z_]\w*", code))
+        found |= dict.fromkeys(words, str(path.relative_to(ROOT)))
+    return tuple(Named(path, name) for name, path in found.items())
 
 
 @cache
-def texts() -> tuple[Named, ...]:
-    """Return docstrings and messages of what is shipped, and the comments of its C++."""
-    found = [
+def strings() -> tuple[Named, ...]:
+    """Return docstrings, messages, reasons, labels and names of metrics of what is shipped."""
+    return tuple(
         Named(path, " ".join(node.value.split()))
         for path, tree in modules(*SHIPPED)
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
+    )
+
+
+def comments(path: str) -> Iterator[str]:
+    source = io.StringIO((ROOT / path).read_text())
+    for token in tokenize.generate_tokens(source.readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@cache
+def texts() -> tuple[Named, ...]:
+    """Return the strings and the comments of what is shipped, those of its C++ included."""
+    found = [*strings()]
+    for path, _ in modules(*SHIPPED):
+        # A sentence goes on in the next line.
+        found.append(Named(path, " ".join(text.lstrip("# ") for text in comments(path))))
     found += [
         Named(str(path.relative_to(ROOT)), " ".join(text.replace("//", " ").split()))
         for path in native_sources()
@@ -106,6 +122,13 @@ def is_of(name: str, word: str) -> bool:
 @pytest.mark.parametrize("word", retired("name"))
 def test_no_name_is_a_retired_one(word: str) -> None:
     assert not [f"{one.path}: {one.text}" for one in names() if is_of(one.text, word)]
+
+
+@pytest.mark.parametrize("word", retired("name"))
+def test_no_reason_label_or_metric_is_a_retired_one(word: str) -> None:
+    words = (one for one in strings() if re.fullmatch(r"\w+", one.text))
+
+    assert not [f"{one.path}: {one.text}" for one in words if is_of(one.text, word)]
 
 
 @pytest.mark.parametrize("word", retired("phrase"))

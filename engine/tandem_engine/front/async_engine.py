@@ -221,9 +221,9 @@ class AsyncEngine:
 
 
 def in_force(schedule: ScheduleConfig, limits: EngineLimits, slo: Slo) -> ScheduleConfig:
-    """The schedule as it counts: with what the replica chose, and MindIE's rewrites.
+    """Return the schedule in force: with what the replica chose, and MindIE's rewrites.
 
-    Each rewrite goes to the log.
+    Each rewrite is logged at INFO.
     """
     if "max_batch_size" not in schedule.model_fields_set:
         schedule = with_batch_size(schedule, limits.max_batch_size)

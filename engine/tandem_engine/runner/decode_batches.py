@@ -26,7 +26,7 @@ class DecodeBatches:
     _batch: FlatBatch | None = None
 
     def forget(self) -> None:
-        """Read the rows of the next step: one that was known has changed."""
+        """Drop the kept batch: a row that it knows has changed."""
         self._step = self._batch = None
 
     def remember(self, step: Step, batch: FlatBatch) -> None:

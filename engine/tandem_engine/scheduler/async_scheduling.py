@@ -11,6 +11,6 @@ def only_tokens_are_open(newest: OpenStep, queues: Queues) -> bool:
     beams go on with the tokens of one another, choices are forked, and swapped sequences come back
     when others have gone.
     """
-    if not newest.rows or queues.num_beams or queues.swapped:
+    if not newest.rows or queues.num_beam_groups or queues.swapped:
         return False
     return all(row.is_plain for row in newest.rows)

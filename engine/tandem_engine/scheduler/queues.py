@@ -23,7 +23,7 @@ class Queues:
         self._by_id: dict[str, Sequence] = {}
         self._ended: list[str] = []
         self._retiring: set[str] = set()
-        self.num_beams = 0
+        self.num_beam_groups = 0
         """Requests whose sequences move together."""
         self.longest_tokens = 0
         """Tokens of those that hold blocks, were each of them to reach its end."""

@@ -133,7 +133,7 @@ class StepBuilder:
             chunk: Returns how many of its uncomputed tokens the step takes, at least 1.
 
         Returns:
-            Why not; None: it is in.
+            The reason for not starting it; None: it is in.
         """
         watermark = 0 if self._is_alone(sequence) else self._watermark()
         reason = self._refusal(sequence) or self.blocks.start(sequence, watermark=watermark)
@@ -189,7 +189,7 @@ class StepBuilder:
             swapped_in=copies.swapped_in,
             copied=copies.copied,
             moved=self._moved(rows),
-            beam_moves=_take_moves(rows) if self.queues.num_beams else {},
+            beam_moves=_take_moves(rows) if self.queues.num_beam_groups else {},
             preempted=tuple(self.preemptor.recomputed),
         )
 
@@ -211,7 +211,7 @@ class StepBuilder:
     def _decode_all_at_once(self, max_rows: int) -> bool:
         """Take all decoding sequences where each needs one token; return False if some do not."""
         decoding, blocks = self.queues.decoding, self.blocks
-        if self.max_drafts or self.queues.num_beams or self.rows.decodes:
+        if self.max_drafts or self.queues.num_beam_groups or self.rows.decodes:
             return False
         if len(decoding) + len(self.rows) > max_rows:
             return False

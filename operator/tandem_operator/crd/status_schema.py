@@ -18,7 +18,7 @@ def status_schema() -> Schema:
             "under way, or refused, it stays behind. At first that of the first spec."
         ),
         conditions={
-            "description": "Ready, and the conditions that it is computed from.",
+            "description": "Ready, what it needs (Accepted, RayReady, ModelLoaded), and Progressing.",
             "type": "array",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

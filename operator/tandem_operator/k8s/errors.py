@@ -7,7 +7,7 @@ KubeError
 │   ├── Overloaded      429 or 5xx
 │   └── Conflict        409: the object changed meanwhile
 ├── NotLeading          not sent: another process may lead by now
-├── NotFound             404 of one object
+├── NotFound            404 of one object
 ├── KindMissing         404 of the whole kind: its CRD is not installed
 ├── Forbidden           401 or 403
 └── Refused             the rest: the object itself is wrong

@@ -1,4 +1,4 @@
-"""Limits writes against another writer by a token bucket for each service; pure.
+"""Limits a service's writes while another writer undoes them: a token bucket each; pure.
 
 Another controller, or a webhook, may change an object back. Two such writers would keep the API
 server busy for ever. So a service whose spec stays the same has a bucket of a few writes, which

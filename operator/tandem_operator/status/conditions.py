@@ -12,7 +12,7 @@ class ConditionType(StrEnum):
     """Types of conditions, in the order in which they are shown."""
 
     READY = "Ready"
-    """Requests are answered, by whichever version. Computed from the others."""
+    """Requests are answered, by whichever version; else it has the reason of an unmet condition."""
 
     ACCEPTED = "Accepted"
     """The spec can be carried out."""

@@ -19,10 +19,10 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         # that still run after this time.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
         # While a replica takes a live change, Serve takes it out of the proxy, and back: within one
-        # reload, it never leaves. The default of 0.1 s makes two of it, with nobody but a slower
-        # proxy on the head to answer in between, or nobody at all.
+        # reload, it never leaves. The default of 0.1 s makes two of it, and between them only a
+        # slower proxy on the head answers, or none at all.
         "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": "1",
-        # More connections than a replica with the largest maxLinkNum has places (3 × 4096), so that
+        # More connections than a replica with the largest maxLinkNum has slots (3 × 4096), so that
         # what is too much gets the replica's own 429; the default is 4096. tandem-haproxy lowers it
         # to what the process may open.
         "RAY_SERVE_HAPROXY_MAXCONN": "16384",

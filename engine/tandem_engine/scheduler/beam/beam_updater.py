@@ -53,7 +53,7 @@ class BeamUpdater:
                 self._blocks.drop(sequence)
             else:
                 self._queues.forget(sequence_id)
-        self._queues.num_beams -= bool(group.beams)
+        self._queues.num_beam_groups -= bool(group.beams)
         group.beams, group.pending_forks = {}, ()
         if group.is_admitted:
             self._blocks.leave(group)
@@ -78,7 +78,7 @@ class BeamUpdater:
             elif self._queues.find(sequence_id) is not None:
                 # A search may have fewer beams left than it began with.
                 self._queues.forget(sequence_id)
-        self._queues.num_beams += not group.beams
+        self._queues.num_beam_groups += not group.beams
         group.beams, group.pending_forks, group.moves = children, (), moves
 
 
