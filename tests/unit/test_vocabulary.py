@@ -65,7 +65,7 @@ def defined_names(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def names() -> tuple[Named, ...]:
-    """Return each name that the project's Python and C++ define, modules' too, and one file of each."""
+    """Return each name that Python and C++ define, modules' too, with one file that has it."""
     found = {
         name: path
         for path, tree in modules(*SHIPPED, *OTHERS)

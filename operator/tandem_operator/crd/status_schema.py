@@ -18,7 +18,7 @@ def status_schema() -> Schema:
             "under way, or refused, it stays behind. At first that of the first spec."
         ),
         conditions={
-            "description": "Ready, what it needs (Accepted, RayReady, ModelLoaded), and Progressing.",
+            "description": "Ready, its needs Accepted, RayReady and ModelLoaded, and Progressing.",
             "type": "array",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
