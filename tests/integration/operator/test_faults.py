@@ -99,7 +99,7 @@ def test_it_does_not_fight_another_writer_for_long(
 
     until(rival, "it reports another writer")
     assert (
-        "RayService 'tiny' does not stay" in namespace.condition("tiny", "Progressing")["message"]
+        "another writer changes it back" in namespace.condition("tiny", "Progressing")["message"]
     )
     assert operator.writes() - writes < MOST_WRITES
 
