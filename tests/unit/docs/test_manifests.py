@@ -1,4 +1,7 @@
-"""Manifests and settings that the docs show are taken by the code that reads them."""
+"""Manifests and settings that the docs show are taken by the code that reads them.
+
+One with templateType Mix cuts its prompts, too, as its page says.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ import yaml
 
 from tandem_operator.settings import parse_settings
 from tandem_serve.api.manifest import parse_manifest
+from tandem_serve.api.notes import notes
 from tandem_serve.api.spec import KIND
 from tests.unit.docs.pages import Block, code_blocks, markdown_files
 
@@ -45,6 +49,14 @@ def test_yaml_of_the_docs_is_yaml(block: Block) -> None:
 def test_every_manifest_of_the_docs_is_valid(block: Block) -> None:
     for service in services(block):
         parse_manifest(yaml.safe_dump(service), folder=Path("/"))
+
+
+@pytest.mark.parametrize("block", [one for one in BLOCKS if services(one)], ids=str)
+def test_every_manifest_of_the_docs_that_mixes_cuts_all_prompts(block: Block) -> None:
+    for service in services(block):
+        spec = parse_manifest(yaml.safe_dump(service), folder=Path("/")).spec
+        if spec.schedule.template_type == "Mix":
+            assert not [note for note in notes(spec) if "splitStartBatchSize is" in note]
 
 
 def settings_in(block: Block) -> list[dict[str, Any]]:
