@@ -98,9 +98,7 @@ def test_it_does_not_fight_another_writer_for_long(
         return namespace.has_condition("tiny", "Progressing", "WriteConflict")
 
     until(rival, "it reports another writer")
-    assert (
-        "another writer changes it back" in namespace.condition("tiny", "Progressing")["message"]
-    )
+    assert "another writer changes it back" in namespace.condition("tiny", "Progressing")["message"]
     assert operator.writes() - writes < MOST_WRITES
 
     namespace.apply(manifest(server={"maxLinkNum": 7}))
