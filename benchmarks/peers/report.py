@@ -112,7 +112,7 @@ def roofline_sentence(model: str, roof: Roofline, reader: str) -> str:
             f"{weights} at {size} rows {rate / 1e9:.0f} {unit}"
             for size, rate in roof.rates(weights).items()
         ]
-    return f"RooflineRates with {model}: {', '.join(parts)}."
+    return f"Roofline with {model}: {', '.join(parts)}."
 
 
 def document(
