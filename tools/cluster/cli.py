@@ -100,19 +100,14 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="End every cluster.")] = False,
 ) -> None:
     """End a cluster, with everything that belongs to it; that there is none is no error."""
-    # Where no cluster runs, a user without root has nothing to end.
+    # A user without root, who can start no cluster, has none to end.
     if not everything and registry.phase_of(name) is None:
         out.print(f"There is no cluster {name}.")
         return
-    with _errors_in_words():
-        chosen = registry.names() if everything else [name]
-        with Progress(verbose=False) as progress:
-            for one in chosen:
-                if registry.phase_of(one) is None:
-                    out.print(f"There is no cluster {one}.")
-                    continue
-                with progress.phase(f"end cluster {one}"):
-                    registry.end(one)
+    with _errors_in_words(), Progress(verbose=False) as progress:
+        for one in registry.names() if everything else [name]:
+            with progress.phase(f"end cluster {one}"):
+                registry.end(one)
 
 
 @app.command(epilog="[bold]Examples[/bold]\n\npython -m tools.cluster status")

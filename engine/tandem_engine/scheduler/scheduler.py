@@ -286,7 +286,6 @@ class Scheduler:
             now=now,
             limits=policies.limits(queues, blocks),
             max_drafts=self._max_drafts,
-            is_async=is_async,
             rows=rows,
             waits=waits,
             preemptor=preemptor,

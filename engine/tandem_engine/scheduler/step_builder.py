@@ -40,8 +40,6 @@ class StepBuilder:
     """Rows of the step, and rows of it that may work on their prompt."""
     max_drafts: int = 0
     """Draft tokens of one row."""
-    is_async: bool = False
-    """True while the step before it is still computed: nothing may be preempted then."""
     rows: StepRows
     waits: WaitReasons
     preemptor: Preemptor
@@ -53,6 +51,11 @@ class StepBuilder:
     """Tokens that the strategy allowed; 0: it has no such limit."""
     ceiling: int = 0
     """The upper bound of the budget; 0: there is none."""
+
+    @property
+    def is_async(self) -> bool:
+        """True while the step before it is still computed: nothing may be preempted then."""
+        return self.preemptor.is_async
 
     @property
     def first_needs(self) -> int:

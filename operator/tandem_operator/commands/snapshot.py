@@ -11,6 +11,7 @@ from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType, find_condition
 from tandem_operator.status.pending_change import CHANGE_CLASSES
 from tandem_operator.status.pod_view import pod_view
+from tandem_serve.api.spec import PROGRESS_DEADLINE_S
 
 Object = Mapping[str, Any]
 
@@ -103,7 +104,7 @@ class ServiceSnapshot:
     @property
     def deadline_s(self) -> int:
         """progressDeadlineSeconds."""
-        return int(self.spec.get("progressDeadlineSeconds") or 600)
+        return int(self.spec.get("progressDeadlineSeconds") or PROGRESS_DEADLINE_S)
 
     @property
     def needs_api_key(self) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from tandem_operator import reasons
 from tandem_operator.clock import seconds_between
@@ -16,8 +16,8 @@ from tandem_operator.status import progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
 from tandem_operator.status.facts import Facts
 from tandem_operator.status.transitions import transitions
+from tandem_serve.api.spec import PROGRESS_DEADLINE_S
 
-_DEFAULT_DEADLINE_S: Final = 600
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +29,7 @@ def deadline_in_s(facts: Facts) -> float | None:
     if started is None:
         return None
     service = facts.service
-    limit = service.spec.progress_deadline_seconds if service else _DEFAULT_DEADLINE_S
+    limit = service.spec.progress_deadline_seconds if service else PROGRESS_DEADLINE_S
     return limit - seconds_between(started, facts.now)
 
 

@@ -39,6 +39,8 @@ _FILE_URL: Final = "file://"
 _CLAIM_URL: Final = re.compile(
     rf"pvc://(?=[^/]{{1,{LONGEST_SUBDOMAIN}}}(/|$))(?P<claim>{SUBDOMAIN})(?P<path>/.*)?"
 )
+PROGRESS_DEADLINE_S: Final = 600
+"""Default of spec.progressDeadlineSeconds."""
 MAX_REPLICAS: Final = 1000
 """Replicas of one service at most: each is a worker of one group of Ray's."""
 
@@ -251,7 +253,7 @@ class InferenceServiceSpec(Model):
     runtime: RuntimeSpec = RuntimeSpec()
     """The pods that replicas run in; without Kubernetes it has no meaning."""
 
-    progress_deadline_seconds: Annotated[int, Field(ge=30, le=86400)] = 600
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=86400)] = PROGRESS_DEADLINE_S
     """Seconds in which a new service, or a change, has to be ready; then it counts as stuck."""
 
     @model_validator(mode="after")
