@@ -1,52 +1,27 @@
 """Reads of the commands from a Kubernetes, with errors as sentences."""
 
 import difflib
-import os
+import time
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final, Self
 
-import httpx2
-import typer
-from lightkube import Client
-from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
-from lightkube.core.exceptions import ApiError, ConfigError
-from lightkube.types import OnErrorAction, OnErrorResult
-from yaml import YAMLError
-
+from tandem_operator.commands.connection import Connection, Object, Refusal
+from tandem_operator.commands.errors import ClusterError
 from tandem_operator.k8s.kinds import EVENT, INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
-from tandem_operator.k8s.resources import resource_of
-
-Object = Mapping[str, Any]
-"""A Kubernetes object as JSON has it."""
 
 EVERYWHERE: Final = "*"
-_TIMEOUT_S: Final = 10.0
-_KUBECONFIG: Final = "KUBECONFIG"
-
-
-class ClusterError(Exception):
-    """A command cannot continue; the text is one sentence with a way out."""
-
-
-@contextmanager
-def exit_on_error() -> Iterator[None]:
-    """Turn an error that the user can resolve into a sentence and exit code 1."""
-    try:
-        yield
-    except ClusterError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from None
+_PAGE: Final = 500
+_BETWEEN_WATCHES_S: Final = 1.0
 
 
 class Cluster:
-    """Client of a Kubernetes for the commands."""
+    """A Kubernetes as the commands read it."""
 
-    def __init__(self, config: SingleConfig) -> None:
-        self._config = config
-        self._client = Client(config, timeout=httpx2.Timeout(_TIMEOUT_S))
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     @classmethod
     def connect(cls, context: str | None) -> Self:
@@ -55,12 +30,12 @@ class Cluster:
         Raises:
             ClusterError: there is none.
         """
-        return cls(_config(context))
+        return cls(Connection(context))
 
     @property
     def namespace(self) -> str:
         """Default namespace of the context."""
-        return self._client.namespace or "default"
+        return self._connection.namespace
 
     def services(self, namespace: str) -> list[Object]:
         """List the InferenceServices of a namespace, or EVERYWHERE, by namespace and name.
@@ -102,12 +77,14 @@ class Cluster:
         Raises:
             ClusterError: they cannot be watched.
         """
-        with self._errors(INFERENCE_SERVICE):
-            watched = self._client.watch(
-                resource_of(INFERENCE_SERVICE), namespace=namespace, on_error=_on_watch_error
-            )
-            for _, item in watched:
-                yield dict(item)
+        path = _path(INFERENCE_SERVICE, namespace)
+        while True:
+            with self._errors(INFERENCE_SERVICE):
+                items, version = self._read_list(path, {})
+            yield from items
+            with self._errors(INFERENCE_SERVICE):
+                yield from self._changes_since(version, path)
+            time.sleep(_BETWEEN_WATCHES_S)
 
     def _list_if_possible(
         self, kind: Kind, namespace: str, labels: Mapping[str, str] | None = None
@@ -120,36 +97,69 @@ class Cluster:
     def _list(
         self, kind: Kind, namespace: str, labels: Mapping[str, str] | None = None
     ) -> list[Object]:
+        query = {}
+        if labels:
+            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
         with self._errors(kind):
-            found = self._client.list(
-                resource_of(kind), namespace=namespace, labels=dict(labels or {})
-            )
-            return [dict(item) for item in found]
+            return self._read_list(_path(kind, namespace), query)[0]
+
+    def _read_list(self, path: str, query: Mapping[str, str]) -> tuple[list[Object], str]:
+        """Return the objects of a list, read page by page, and their resource version."""
+        try:
+            return self._read_pages(path, {**query, "limit": str(_PAGE)})
+        except Refusal as refusal:
+            if refusal.code != HTTPStatus.GONE:
+                raise
+            # The pages that were left have expired; a list without pages does not.
+            return self._read_pages(path, query)
+
+    def _read_pages(self, path: str, query: Mapping[str, str]) -> tuple[list[Object], str]:
+        items: list[Object] = []
+        rest = ""
+        while True:
+            page = self._connection.list_page(path, {**query, "continue": rest} if rest else query)
+            items += page.get("items") or ()
+            metadata = page.get("metadata") or {}
+            rest = metadata.get("continue", "")
+            if not rest:
+                return items, metadata.get("resourceVersion", "")
+
+    def _changes_since(self, version: str, path: str) -> Iterator[Object]:
+        """Yield each object that changes, until the API server has forgotten that version."""
+        while True:
+            query = {"resourceVersion": version, "allowWatchBookmarks": "true"}
+            try:
+                for event in self._connection.watch(path, query):
+                    item = _object_of(event)
+                    version = item["metadata"].get("resourceVersion", version)
+                    if event["type"] != "BOOKMARK":
+                        yield item
+            except Refusal as refusal:
+                if refusal.code != HTTPStatus.GONE:
+                    raise
+                return
+            # The API server ends each watch after some minutes; a broken proxy, at once.
+            time.sleep(_BETWEEN_WATCHES_S)
 
     @contextmanager
     def _errors(self, kind: Kind) -> Iterator[None]:
         try:
             yield
-        except httpx2.HTTPStatusError as error:
-            raise ClusterError(self._refusal(error, kind)) from error
-        except (httpx2.HTTPError, OSError) as error:
-            raise ClusterError(
-                f"the Kubernetes at {self._config.cluster.server} does not answer ({error}); is it "
-                "running, and is it the one you mean? --context names another"
-            ) from error
+        except Refusal as refusal:
+            raise ClusterError(self._sentence(refusal, kind)) from refusal
 
-    def _refusal(self, error: httpx2.HTTPStatusError, kind: Kind) -> str:
-        message = _message(error)
-        match _code(error):
+    def _sentence(self, refusal: Refusal, kind: Kind) -> str:
+        message, server = str(refusal), self._connection.server
+        match refusal.code:
             case HTTPStatus.NOT_FOUND:
                 return (
-                    f"the Kubernetes at {self._config.cluster.server} serves no {kind.name}; "
+                    f"the Kubernetes at {server} serves no {kind.name}; "
                     "install Tandem there (helm install tandem charts/tandem), or name another "
                     "Kubernetes with --context"
                 )
             case HTTPStatus.UNAUTHORIZED:
                 return (
-                    f"the Kubernetes at {self._config.cluster.server} does not know you "
+                    f"the Kubernetes at {server} does not know you "
                     f"({message}); log in to it again, or name another user's "
                     "context with --context"
                 )
@@ -158,7 +168,7 @@ class Cluster:
                     f"you may not do this: {message}; ask for the role 'view' in the "
                     "namespace, or name one where you have it with -n"
                 )
-        return f"the Kubernetes at {self._config.cluster.server} answers: {message}"
+        return f"the Kubernetes at {server} answers: {message}"
 
     def _no_such_service(self, name: str, namespace: str) -> str:
         try:
@@ -175,22 +185,23 @@ class Cluster:
         return f"there is no service '{name}' in namespace {namespace}; {_instead(name, names)}"
 
 
-def _code(error: httpx2.HTTPStatusError) -> int:
-    # An error in the middle of a watch has a Status, and no response of its own.
-    status = error.status if isinstance(error, ApiError) else None
-    return status.code if status and status.code else error.response.status_code
+def _path(kind: Kind, namespace: str) -> str:
+    group = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
+    if namespace == EVERYWHERE:
+        return f"{group}/{kind.plural}"
+    return f"{group}/namespaces/{urllib.parse.quote(namespace, safe='')}/{kind.plural}"
 
 
-def _message(error: httpx2.HTTPStatusError) -> str:
-    # An answer that is not of Kubernetes' own making, such as an unknown path, is plain text.
-    message = error.status.message if isinstance(error, ApiError) else None
-    return message or error.response.reason_phrase
+def _object_of(event: Mapping[str, Any]) -> Object:
+    """Return the object of a watch's event.
 
-
-def _on_watch_error(error: Exception, _: int) -> OnErrorResult:
-    """Restart the watch when its resource version has expired."""
-    is_outdated = isinstance(error, httpx2.HTTPStatusError) and _code(error) == HTTPStatus.GONE
-    return OnErrorResult(OnErrorAction.RETRY if is_outdated else OnErrorAction.RAISE)
+    Raises:
+        Refusal: the event is an error.
+    """
+    item: Object = event["object"]
+    if event["type"] == "ERROR":
+        raise Refusal(int(item.get("code") or 0), str(item.get("message") or "an error"))
+    return item
 
 
 def _instead(name: str, names: Iterable[str]) -> str:
@@ -200,44 +211,6 @@ def _instead(name: str, names: Iterable[str]) -> str:
     if known:
         return f"available: {', '.join(known)}"
     return "there are none: create one with kubectl apply -f FILE"
-
-
-def _config(context: str | None) -> SingleConfig:
-    path = _kubeconfig()
-    try:
-        in_file = context is not None or _KUBECONFIG in os.environ
-        config = KubeConfig.from_file(path) if in_file else KubeConfig.from_env()
-        if context is not None and context not in config.contexts:
-            raise ClusterError(_no_such_context(context, list(config.contexts), path))
-        return _chosen(config.get(context), path)
-    except ConfigError as error:
-        raise ClusterError(
-            f"no Kubernetes is configured here ({error}); set {_KUBECONFIG} to a kubeconfig, "
-            "or run 'make up' for a Kubernetes of your own"
-        ) from None
-    except (YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ClusterError(
-            f"{path} is not a kubeconfig ({type(error).__name__}: {error}); set {_KUBECONFIG} to "
-            "one that 'kubectl get nodes' works with"
-        ) from None
-
-
-def _kubeconfig() -> str:
-    """Return the file to read. kubectl merges several; here the first that exists counts."""
-    paths = os.environ.get(_KUBECONFIG, DEFAULT_KUBECONFIG).split(os.pathsep)
-    return next((path for path in paths if Path(path).expanduser().is_file()), paths[0])
-
-
-def _no_such_context(context: str, known: list[str], path: str) -> str:
-    near = difflib.get_close_matches(context, known, n=1)
-    instead = f"did you mean '{near[0]}'?" if near else f"available: {', '.join(known) or 'none'}"
-    return f"there is no context '{context}' in {path}; {instead}"
-
-
-def _chosen(config: SingleConfig | None, path: str) -> SingleConfig:
-    if config is None:
-        raise ClusterError(f"{path} has no current context; name one with --context")
-    return config
 
 
 def _key(service: Object) -> tuple[str, str]:

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem_operator.clock import now_text
-from tandem_operator.commands.cluster import Cluster, exit_on_error
+from tandem_operator.commands.cluster import Cluster
+from tandem_operator.commands.errors import exit_on_error
 from tandem_operator.commands.explanation import explain as explain_service
 from tandem_operator.k8s.names import SERVICE
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("lightkube", "kopf", "httpx2", "aiohttp", "ray", "torch")
+HEAVY = ("kubernetes", "kopf", "aiohttp", "ray", "torch")
 
 
 def run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -35,7 +35,7 @@ def test_without_the_operators_extra_a_command_says_how_to_install_it(
     # None in sys.modules is what Python takes for a module that is not there.
     code = (
         "import sys\n"
-        "sys.modules['lightkube'] = sys.modules['httpx2'] = None\n"
+        "sys.modules['kubernetes'] = None\n"
         "import tandem_serve.cli\n"
         "tandem_serve.cli.main()"
     )

@@ -1,0 +1,156 @@
+"""Access to an API server: address, credentials, TLS and proxy as kubectl would have them."""
+
+import os
+import ssl
+import urllib.parse
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple, Self
+
+import urllib3
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.rest import is_socks_proxy_url
+from kubernetes.config import ConfigException, incluster_config, load_kube_config_from_dict
+
+from tandem_operator.commands.errors import ClusterError
+from tandem_operator.commands.kubeconfig import KUBECONFIG, Context, read_context
+from tandem_operator.commands.login import credentials
+
+# kubectl reaches these past every proxy of the environment.
+_LOOPBACK: Final = ("localhost", "127.0.0.0/8", "::1")
+
+
+class Access(NamedTuple):
+    """A client with its credentials, and the default namespace."""
+
+    client: ApiClient
+    namespace: str
+
+    @classmethod
+    def of(cls, context: str | None) -> Self:
+        """Return the access of a kubeconfig's context, or of this pod's service account.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        account = Path(incluster_config.SERVICE_TOKEN_FILENAME)
+        if context is None and not os.environ.get(KUBECONFIG) and account.is_file():
+            return cls._of_account(account.with_name("namespace"))
+        return cls._of_context(read_context(context))
+
+    @property
+    def proxy(self) -> str:
+        """Address of the proxy, without what it is let in with; empty: there is none."""
+        proxy = self.client.configuration.proxy
+        return urllib3.util.parse_url(proxy).netloc or "" if proxy else ""
+
+    @classmethod
+    def _of_account(cls, namespace: Path) -> Self:
+        configuration = _configuration()
+        try:
+            incluster_config.load_incluster_config(configuration)
+            tls = _take_tls(configuration)
+            found = namespace.read_text(encoding="utf-8").strip()
+        except (ConfigException, OSError, ValueError) as error:
+            raise account_error(error) from None
+        _exempt_loopback(configuration)
+        return cls(_client(configuration, tls), found)
+
+    @classmethod
+    def _of_context(cls, context: Context) -> Self:
+        configuration = _configuration()
+        tls = _load(configuration, context)
+        if "proxy-url" in context.cluster:
+            # Unlike a proxy of the environment, it is for every host.
+            configuration.no_proxy = None
+        else:
+            _exempt_loopback(configuration)
+        return cls(_client(configuration, tls), context.namespace)
+
+
+def account_error(error: Exception) -> ClusterError:
+    """Return the error of a service account that cannot be used."""
+    return ClusterError(
+        f"this pod's service account cannot be used ({error}); set {KUBECONFIG} to a kubeconfig, "
+        "or name its context with --context"
+    )
+
+
+def _configuration() -> Configuration:
+    configuration = Configuration()
+    # Neither retried nor redirected: another host would get to know the user.
+    configuration.retries = False
+    # A firewall that drops idle connections ends a watch without a word.
+    configuration.keep_alive = True
+    return configuration
+
+
+def _load(configuration: Configuration, context: Context) -> ssl.SSLContext:
+    """Fill in the context's address and credentials, and return its TLS.
+
+    Raises:
+        ClusterError: they cannot be used.
+    """
+    server = str(context.cluster.get("server", ""))
+    if not server.startswith(("http://", "https://")):
+        raise ClusterError(
+            f"the server of context '{context.name}' is '{server}', which is not a URL; write "
+            "https://HOST:PORT into the kubeconfig"
+        )
+    name = {"name": context.name}
+    names = {"cluster": context.name, "user": context.name}
+    document = {
+        "current-context": context.name,
+        "contexts": [name | {"context": names}],
+        "clusters": [name | {"cluster": context.cluster}],
+        "users": [name | {"user": credentials(context)}],
+    }
+    try:
+        # The loader writes private keys to files, which OpenSSL wants. They are gone as soon as
+        # they are read, and not only when the command ends.
+        with TemporaryDirectory(prefix="tandem-") as folder:
+            load_kube_config_from_dict(
+                document, client_configuration=configuration, temp_file_path=folder
+            )
+            return _take_tls(configuration)
+    except (ConfigException, OSError, ValueError, TypeError) as error:
+        raise ClusterError(
+            f"the certificates of context '{context.name}' cannot be used ({error}); get its "
+            "kubeconfig anew, or name another context with --context"
+        ) from None
+
+
+def _take_tls(configuration: Configuration) -> ssl.SSLContext:
+    """Return the TLS of the configuration, and clear the names of its files there."""
+    tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    # Go, and so kubectl, trusts authorities without some extensions.
+    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not configuration.verify_ssl:
+        tls.check_hostname = False
+        tls.verify_mode = ssl.CERT_NONE
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    if configuration.cert_file:
+        tls.load_cert_chain(configuration.cert_file, configuration.key_file)
+    configuration.ssl_ca_cert = configuration.cert_file = configuration.key_file = None
+    return tls
+
+
+def _exempt_loopback(configuration: Configuration) -> None:
+    configuration.no_proxy = ",".join((configuration.no_proxy or "", *_LOOPBACK))
+
+
+def _client(configuration: Configuration, tls: ssl.SSLContext) -> ApiClient:
+    proxy = configuration.proxy
+    if proxy and is_socks_proxy_url(proxy) and find_spec("socks") is None:
+        raise ClusterError(
+            "this Kubernetes is behind a SOCKS proxy, which needs a package: pip install pysocks"
+        )
+    if proxy and (user := urllib3.util.parse_url(proxy).auth):
+        # urllib3 itself does not send what a proxy's URL has.
+        configuration.proxy_headers = urllib3.make_headers(
+            proxy_basic_auth=urllib.parse.unquote(user)
+        )
+    client = ApiClient(configuration)
+    client.rest_client.pool_manager.connection_pool_kw["ssl_context"] = tls
+    return client

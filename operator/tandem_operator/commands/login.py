@@ -1,0 +1,109 @@
+"""A kubeconfig's user → its credentials, with the help of its login plugin where it has one.
+
+The client's own loader logs a plugin's failure, and goes on as nobody.
+"""
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kubernetes.config import ConfigException
+from kubernetes.config.exec_provider import ExecProvider
+from kubernetes.config.kube_config import ConfigNode
+
+from tandem_operator.commands.errors import ClusterError
+from tandem_operator.commands.kubeconfig import Context, Entry
+
+_LOGINS: Final = frozenset({"exec", "auth-provider", "token", "tokenFile"})
+
+
+def credentials(context: Context) -> Entry:
+    """Return the context's user with a token or certificate in place of the way to get one.
+
+    Raises:
+        ClusterError: there is no way to get one.
+    """
+    found = _found(context)
+    token = str(found.get("token", ""))
+    if not (token.isascii() and token.isprintable()):
+        # urllib3 would show it in its message.
+        raise ClusterError(
+            f"the token of context '{context.name}' has characters that HTTP does not take; log "
+            "in again, or name another context with --context"
+        )
+    return found
+
+
+def _found(context: Context) -> Entry:
+    user = context.user
+    rest: dict[str, Any] = {key: value for key, value in user.items() if key not in _LOGINS}
+    if token := _token(context):
+        return rest | {"token": token}
+    if "exec" in user:
+        return rest | _from_plugin(context)
+    if "auth-provider" in user:
+        raise ClusterError(
+            f"context '{context.name}' logs in with auth-provider "
+            f"'{user['auth-provider'].get('name')}', which is not supported; use a login plugin "
+            "(users[].user.exec) or a token in the kubeconfig"
+        )
+    return rest
+
+
+def _token(context: Context) -> str:
+    """Return the token in the kubeconfig or in the file that it names; empty: there is none."""
+    if "tokenFile" not in context.user:
+        return str(context.user.get("token", ""))
+    try:
+        return Path(context.user["tokenFile"]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ClusterError(
+            f"the token of context '{context.name}' cannot be read ({error}); mend tokenFile in "
+            "the kubeconfig, or name another context with --context"
+        ) from None
+
+
+def _from_plugin(context: Context) -> dict[str, str]:
+    status = _run_plugin(context)
+    found = {
+        "token": str(status.get("token") or ""),
+        "client-certificate-data": _base64(status.get("clientCertificateData")),
+        "client-key-data": _base64(status.get("clientKeyData")),
+    }
+    if not found["token"] and not found["client-key-data"]:
+        raise _plugin_error(context, "its answer has neither a token nor a certificate with key")
+    return {key: value for key, value in found.items() if value}
+
+
+def _run_plugin(context: Context) -> Mapping[str, Any]:
+    """Run the plugin; it may ask its user, so there is no limit on its time."""
+    try:
+        provider = ExecProvider(
+            ConfigNode("exec", context.user["exec"]),
+            str(context.folder),
+            ConfigNode("cluster", dict(context.cluster)),
+        )
+        status: Mapping[str, Any] = dict(provider.run())
+    except FileNotFoundError:
+        hint = context.user["exec"].get("installHint") or "install it"
+        raise _plugin_error(context, f"it is not installed: {hint}") from None
+    except AttributeError:
+        # The provider stumbles over the missing text: on a terminal the plugin writes there itself.
+        raise _plugin_error(context, "its own message is above") from None
+    except (ConfigException, OSError, LookupError, TypeError, ValueError) as error:
+        raise _plugin_error(context, str(error).removeprefix("exec: ")) from None
+    return status
+
+
+def _plugin_error(context: Context, reason: str) -> ClusterError:
+    plugin = context.user["exec"]
+    name = plugin.get("command") if isinstance(plugin, Mapping) else plugin
+    return ClusterError(
+        f"the login plugin '{name}' of context '{context.name}' fails ({reason}); log in as "
+        "kubectl needs it, or name another context with --context"
+    )
+
+
+def _base64(text: str | None) -> str:
+    return base64.b64encode(text.encode()).decode() if text else ""
