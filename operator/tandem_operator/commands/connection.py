@@ -196,10 +196,10 @@ def _tls_cause(error: BaseException) -> str:
 
 def _cause(error: BaseException) -> str:
     """Return the innermost cause: those around it name Python's objects."""
-    causes = _chain(error)
-    if any(isinstance(one, TimeoutError | urllib3.exceptions.TimeoutError) for one in causes):
+    cause = _chain(error)[-1]
+    if isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
         return f"nothing within {_TIMEOUT_S:g} s"
-    return str(causes[-1]) or type(causes[-1]).__name__
+    return str(cause) or type(cause).__name__
 
 
 def _chain(error: BaseException) -> list[BaseException]:

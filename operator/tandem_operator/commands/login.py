@@ -1,6 +1,6 @@
 """A kubeconfig's user → its credentials, with the help of its login plugin where it has one.
 
-The client's own loader logs a plugin's failure, and goes on as nobody.
+The client's own loader logs a plugin's failure, and goes on as an anonymous user.
 """
 
 import base64

@@ -1,6 +1,5 @@
 """The CRD in a real API server: what it accepts, what it refuses and in which words."""
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -11,11 +10,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from lightkube import ApiError, AsyncClient, KubeConfig
-from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
+from kubernetes.client import ApiException, CustomObjectsApi
+from kubernetes.config import new_client_from_config
 
 from tandem_operator.crd.manifest import CRD_FILE, NAME
 from tandem_operator.crd.parse import parse_object
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_serve.api.manifest import ManifestError
 from tests.unit.operator.crd.forms import Bad, manifest
 from tests.unit.operator.crd.manifests import BAD, GOOD
@@ -25,9 +25,6 @@ from tools.cluster import Cluster, ClusterError
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[3]
-SERVICES = create_namespaced_resource(
-    "serving.tandem.dev", "v1alpha1", "InferenceService", "inferenceservices"
-)
 Store = Callable[[dict[str, Any]], dict[str, Any] | None]
 STATUS = {
     "observedGeneration": 1,
@@ -184,21 +181,24 @@ def test_the_api_server_and_the_operator_agree(api: Cluster) -> None:
 @contextmanager
 def storing(api: Cluster) -> Iterator[Store]:
     """Objects as the API server would hold them, None for one that it refuses."""
-    with asyncio.Runner() as runner:
-        client = AsyncClient(KubeConfig.from_file(api.kubeconfig), dry_run=True)
+    kind = INFERENCE_SERVICE
+    with new_client_from_config(str(api.kubeconfig)) as client:
+        objects = CustomObjectsApi(client)
 
         def store(document: dict[str, Any]) -> dict[str, Any] | None:
-            expected: GenericNamespacedResource = SERVICES.from_dict(document)
+            namespace = document["metadata"].get("namespace", "default")
             try:
-                stored = runner.run(client.create(expected))
-            except ApiError as refused:
-                if refused.status.reason != "Invalid":
+                stored = objects.create_namespaced_custom_object(
+                    kind.group, kind.version, namespace, kind.plural, document, dry_run="All"
+                )
+            except ApiException as refused:
+                if json.loads(refused.body or "{}").get("reason") != "Invalid":
                     raise
                 return None
-            return dict(stored)
+            assert isinstance(stored, dict)
+            return stored
 
         yield store
-        runner.run(client.close())
 
 
 def test_explain_describes_every_field_of_split_fuse(api: Cluster) -> None:
