@@ -137,7 +137,7 @@ def test_a_watch_that_is_refused_as_too_old_begins_again(
 def test_a_watch_shows_an_object_that_is_nested_too_deep(server: ApiServer) -> None:
     server.lists[MODELS] = []
     event = json.dumps({"type": "ADDED", "object": service("tiny", annotations="DEEP")})
-    server.watched = [Raw(200, event.replace('"DEEP"', deep()).encode() + b"\n")]
+    server.watched = [Raw(200, b"\n" + event.replace('"DEEP"', deep()).encode() + b"\n")]
     server.watched += [[failure(500)]]
 
     assert "tiny" in run("get", "-w").stdout

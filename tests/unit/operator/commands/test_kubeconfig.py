@@ -220,6 +220,17 @@ def test_a_plugin_logs_in_again_when_its_token_has_expired(
     assert tokens == [f"Bearer {n}x" for n in (1, 1, 1, 11, 11, 111)]
 
 
+def test_a_plugin_is_not_asked_twice_for_a_token_that_was_never_taken(
+    server: ApiServer, login: Login, tmp_path: Path
+) -> None:
+    login(plugin(tmp_path, "printf 1 >> count\n" + answer({"token": "wrong"})))
+    server.lists.clear()
+    server.refusals[MODELS] = (401, "who are you?")
+
+    assert "does not know you (who are you?)" in error_of("get")
+    assert (tmp_path / "count").read_text() == "1"
+
+
 def test_a_plugin_gives_a_certificate(login: Login, tmp_path: Path) -> None:
     pair = {"clientCertificateData": "no PEM", "clientKeyData": "no PEM"}
     login(plugin(tmp_path, answer(pair)))
