@@ -13,9 +13,9 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.rest import is_socks_proxy_url
 from kubernetes.config import ConfigException, incluster_config, load_kube_config_from_dict
 
-from tandem_operator.commands.errors import ClusterError
-from tandem_operator.commands.kubeconfig import KUBECONFIG, Context, read_context
-from tandem_operator.commands.login import credentials
+from tandem_operator.k8s.kubeconfig import KUBECONFIG, Context, NoCluster, read_context
+from tandem_operator.k8s.login import certificate_error, credentials, loadable
+from tandem_operator.k8s.tls import take_tls
 
 # kubectl reaches these past every proxy of the environment.
 _LOOPBACK: Final = ("localhost", "127.0.0.0/8", "::1")
@@ -32,7 +32,7 @@ class Access(NamedTuple):
         """Return the access of a kubeconfig's context, or of this pod's service account.
 
         Raises:
-            ClusterError: there is none.
+            NoCluster: there is none.
         """
         account = Path(incluster_config.SERVICE_TOKEN_FILENAME)
         if context is None and not os.environ.get(KUBECONFIG) and account.is_file():
@@ -69,9 +69,9 @@ class Access(NamedTuple):
         return cls(_client(configuration, tls), context.namespace)
 
 
-def account_error(error: Exception) -> ClusterError:
+def account_error(error: Exception) -> NoCluster:
     """Return the error of a service account that cannot be used."""
-    return ClusterError(
+    return NoCluster(
         f"this pod's service account cannot be used ({error}); set {KUBECONFIG} to a kubeconfig, "
         "or name its context with --context"
     )
@@ -90,22 +90,9 @@ def _load(configuration: Configuration, context: Context) -> ssl.SSLContext:
     """Fill in the context's address and credentials, and return its TLS.
 
     Raises:
-        ClusterError: they cannot be used.
+        NoCluster: they cannot be used.
     """
-    server = str(context.cluster.get("server", ""))
-    if not server.startswith(("http://", "https://")):
-        raise ClusterError(
-            f"the server of context '{context.name}' is '{server}', which is not a URL; write "
-            "https://HOST:PORT into the kubeconfig"
-        )
-    name = {"name": context.name}
-    names = {"cluster": context.name, "user": context.name}
-    document = {
-        "current-context": context.name,
-        "contexts": [name | {"context": names}],
-        "clusters": [name | {"cluster": context.cluster}],
-        "users": [name | {"user": credentials(context)}],
-    }
+    document = loadable(context, credentials(context))
     try:
         # The loader writes private keys to files, which OpenSSL wants. They are gone as soon as
         # they are read, and not only when the command ends.
@@ -115,25 +102,13 @@ def _load(configuration: Configuration, context: Context) -> ssl.SSLContext:
             )
             return _take_tls(configuration)
     except (ConfigException, OSError, ValueError, TypeError) as error:
-        raise ClusterError(
-            f"the certificates of context '{context.name}' cannot be used ({error}); get its "
-            "kubeconfig anew, or name another context with --context"
-        ) from None
+        raise certificate_error(context, error) from None
 
 
 def _take_tls(configuration: Configuration) -> ssl.SSLContext:
-    """Return the TLS of the configuration, and clear the names of its files there."""
-    tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    # Go, and so kubectl, trusts authorities without some extensions.
-    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not configuration.verify_ssl:
-        tls.check_hostname = False
-        tls.verify_mode = ssl.CERT_NONE
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    if configuration.cert_file:
-        tls.load_cert_chain(configuration.cert_file, configuration.key_file)
-    configuration.ssl_ca_cert = configuration.cert_file = configuration.key_file = None
-    return tls
+    return take_tls(configuration)
 
 
 def _exempt_loopback(configuration: Configuration) -> None:
@@ -143,7 +118,7 @@ def _exempt_loopback(configuration: Configuration) -> None:
 def _client(configuration: Configuration, tls: ssl.SSLContext) -> ApiClient:
     proxy = configuration.proxy
     if proxy and is_socks_proxy_url(proxy) and find_spec("socks") is None:
-        raise ClusterError(
+        raise NoCluster(
             "this Kubernetes is behind a SOCKS proxy, which needs a package: pip install pysocks"
         )
     if proxy and (user := urllib3.util.parse_url(proxy).auth):

@@ -28,7 +28,7 @@ class Cluster:
         """Connect to the kubeconfig's context, or to the Kubernetes of this pod.
 
         Raises:
-            ClusterError: there is none.
+            NoCluster: there is none.
         """
         return cls(Connection(context))
 

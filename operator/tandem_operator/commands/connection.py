@@ -49,7 +49,7 @@ class Connection:
         """Connect to the kubeconfig's context, or to the Kubernetes of this pod.
 
         Raises:
-            ClusterError: there is none.
+            NoCluster: there is none.
         """
         self._context = context
         self._access = Access.of(context)

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import typer
 
+from tandem_operator.k8s.kubeconfig import NoCluster
+
 
 class ClusterError(Exception):
     """A command cannot continue; the text is one sentence with a way out."""
@@ -15,7 +17,7 @@ def exit_on_error() -> Iterator[None]:
     """Turn an error that the user can resolve into a sentence and exit code 1."""
     try:
         yield
-    except ClusterError as error:
+    except (ClusterError, NoCluster) as error:
         typer.echo(f"error: {printable(str(error))}", err=True)
         raise typer.Exit(1) from None
 

@@ -1,57 +1,161 @@
-"""Connection to the API server: from the pod's service account, or from a kubeconfig."""
+"""Contexts of kubeconfigs, which are merged as kubectl merges them.
 
+The client's own merger takes the last file's current context, and looks for a user's files beside
+the cluster's file.
+"""
+
+import difflib
 import os
-import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
 
-from lightkube.config.client_adapter import verify_cluster
-from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
-from lightkube.config.models import User
-from lightkube.core.exceptions import ConfigError
+import yaml
+
+Entry = Mapping[str, Any]
+"""A cluster, user or context of a kubeconfig."""
+
+KUBECONFIG: Final = "KUBECONFIG"
+"""Environment variable that names the files."""
+
+_DEFAULT: Final = "~/.kube/config"
+_FILES: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
 class NoCluster(Exception):
-    """No Kubernetes can be reached from here; the text is one sentence."""
+    """No Kubernetes can be reached from here; the text is one sentence with a way out."""
 
 
-def cluster_config(context: str | None) -> SingleConfig:
-    """Return the connection of the pod's service account, or of a kubeconfig's context.
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A cluster, who talks to it, and the namespace that is meant."""
+
+    name: str
+    cluster: Entry
+    user: Entry
+    namespace: str
+    folder: Path
+    """Folder of the user's kubeconfig: login plugins run there."""
+
+
+def read_context(name: str | None) -> Context:
+    """Return the context of this name from the kubeconfigs; None: the current one.
 
     Raises:
-        NoCluster: there is neither, or the context is not in the kubeconfig.
+        NoCluster: there is none, or they cannot be read.
     """
-    path = os.environ.get("KUBECONFIG", DEFAULT_KUBECONFIG)
-    try:
-        config = KubeConfig.from_file(path) if context else KubeConfig.from_env()
-        found = config.get(context)
-    except (ConfigError, KeyError) as error:
+    paths = _paths()
+    with _errors(os.pathsep.join(paths)):
+        return _Merged.of(paths).context(name)
+
+
+@dataclass(slots=True)
+class _Merged:
+    """Entries of all files, each with the folder of its file; the first of a name counts."""
+
+    files: str
+    current: str = ""
+    clusters: dict[str, tuple[Entry, Path]] = field(default_factory=dict)
+    users: dict[str, tuple[Entry, Path]] = field(default_factory=dict)
+    contexts: dict[str, tuple[Entry, Path]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, paths: list[str]) -> Self:
+        merged = cls(os.pathsep.join(paths))
+        for path in paths:
+            with _errors(path):
+                merged._add(Path(path).expanduser().absolute())
+        if not merged.contexts:
+            raise ValueError("it has no contexts")
+        return merged
+
+    def context(self, name: str | None) -> Context:
+        name = name or self.current
+        if not name:
+            raise NoCluster(
+                f"{self.files} has no current context; name one with --context, "
+                f"available: {', '.join(self.contexts)}"
+            )
+        if name not in self.contexts:
+            raise NoCluster(_no_such_context(name, list(self.contexts), self.files))
+        context, _ = self.contexts[name]
+        cluster, _ = _named(self.clusters, "cluster", context.get("cluster", ""), name)
+        user: tuple[Entry, Path] = ({}, Path())
+        if context.get("user"):
+            user = _named(self.users, "user", context["user"], name)
+        return Context(name, cluster, user[0], context.get("namespace") or "default", user[1])
+
+    def _add(self, path: Path) -> None:
+        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        # The first file that has one counts.
+        self.current = self.current or document.get("current-context") or ""
+        for kind, known in (
+            ("cluster", self.clusters),
+            ("user", self.users),
+            ("context", self.contexts),
+        ):
+            for item in document.get(f"{kind}s") or ():
+                entry = _entry(item[kind] or {}, path.parent)
+                known.setdefault(str(item["name"]), (entry, path.parent))
+
+
+def _entry(entry: Entry, folder: Path) -> Entry:
+    """Return the entry without empty fields, its files with absolute paths."""
+    return {
+        key: str(folder / Path(value).expanduser()) if key in _FILES else value
+        for key, value in entry.items()
+        if value not in (None, "")
+    }
+
+
+def _named(
+    known: Mapping[str, tuple[Entry, Path]], kind: str, name: str, context: str
+) -> tuple[Entry, Path]:
+    if name not in known:
+        raise ValueError(f"context '{context}' names {kind} '{name}', which is not in it")
+    return known[name]
+
+
+def _paths() -> list[str]:
+    """Return the kubeconfigs that exist.
+
+    Raises:
+        NoCluster: there is none.
+    """
+    names = os.environ.get(KUBECONFIG) or _DEFAULT
+    paths = [name for name in names.split(os.pathsep) if name]
+    with _errors(names):
+        found = [path for path in paths if Path(path).expanduser().is_file()]
+    if not found:
         raise NoCluster(
-            f"no Kubernetes is configured here ({error}); "
-            "run in a pod, set KUBECONFIG, or name a context that it has with --context"
-        ) from None
-    if found is None:
-        raise NoCluster(f"{path} has no current context; name one with --context")
-    if found.user and (found.user.exec or found.user.auth_provider):
-        raise NoCluster(
-            f"context '{found.context_name}' logs in with a plugin, which the operator does not; "
-            "use one with a token (kubectl create token) or a certificate"
+            f"no Kubernetes is configured here (Configuration file {names} not found); set "
+            f"{KUBECONFIG} to a kubeconfig, or run 'make up' for a Kubernetes of your own"
         )
-    return found._replace(user=user_of(found))
+    return found
 
 
-def user_of(config: SingleConfig) -> User:
-    """Return the user of the context; one without a user is anonymous."""
-    return config.user or User()
-
-
-def tls_of(config: SingleConfig) -> ssl.SSLContext:
-    """Return the TLS context: the API server's authority and the user's certificate.
-
-    Raises:
-        NoCluster: they cannot be used.
-    """
+@contextmanager
+def _errors(path: str) -> Iterator[None]:
     try:
-        return verify_cluster(config.cluster, user_of(config), config.abs_file)
-    except (OSError, ValueError) as error:
+        yield
+    except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise NoCluster(
-            f"the certificates of context '{config.context_name}' cannot be used: {error}"
-        ) from error
+            f"{path} is not a kubeconfig ({type(error).__name__}: {_problem(error)}); set "
+            f"{KUBECONFIG} to one that 'kubectl get nodes' works with"
+        ) from None
+
+
+def _problem(error: Exception) -> str:
+    """Return the error's text, without the lines of the file: a token may be in them."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return str(error)
+    mark = error.problem_mark
+    return f"{error.problem}{f', line {mark.line + 1}' if mark else ''}"
+
+
+def _no_such_context(context: str, known: list[str], path: str) -> str:
+    near = difflib.get_close_matches(context, known, n=1)
+    instead = f"did you mean '{near[0]}'?" if near else f"available: {', '.join(known)}"
+    return f"there is no context '{context}' in {path}; {instead}"

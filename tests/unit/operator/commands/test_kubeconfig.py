@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kubernetes.config import incluster_config
 
-from tandem_operator.commands.kubeconfig import read_context
+from tandem_operator.k8s.kubeconfig import read_context
 from tests.unit.operator.commands.api_server import (
     ApiServer,
     Raw,

@@ -12,23 +12,52 @@ from kubernetes.config import ConfigException
 from kubernetes.config.exec_provider import ExecProvider
 from kubernetes.config.kube_config import ConfigNode
 
-from tandem_operator.commands.errors import ClusterError
-from tandem_operator.commands.kubeconfig import Context, Entry
+from tandem_operator.k8s.kubeconfig import Context, Entry, NoCluster
 
 _LOGINS: Final = frozenset({"exec", "auth-provider", "token", "tokenFile"})
+
+
+def loadable(context: Context, user: Entry) -> dict[str, Any]:
+    """Return a kubeconfig of this context alone, which the client's loader takes as it is.
+
+    Raises:
+        NoCluster: its server is no URL.
+    """
+    server = str(context.cluster.get("server", ""))
+    if not server.startswith(("http://", "https://")):
+        raise NoCluster(
+            f"the server of context '{context.name}' is '{server}', which is not a URL; write "
+            "https://HOST:PORT into the kubeconfig"
+        )
+    name = {"name": context.name}
+    names = {"cluster": context.name, "user": context.name}
+    return {
+        "current-context": context.name,
+        "contexts": [name | {"context": names}],
+        "clusters": [name | {"cluster": context.cluster}],
+        "users": [name | {"user": user}],
+    }
+
+
+def certificate_error(context: Context, error: Exception) -> NoCluster:
+    """Return the error of a context whose certificates cannot be used."""
+    return NoCluster(
+        f"the certificates of context '{context.name}' cannot be used ({error}); get its "
+        "kubeconfig anew, or name another context with --context"
+    )
 
 
 def credentials(context: Context) -> Entry:
     """Return the context's user with a token or certificate in place of the way to get one.
 
     Raises:
-        ClusterError: there is no way to get one.
+        NoCluster: there is no way to get one.
     """
     found = _found(context)
     token = str(found.get("token", ""))
     if not (token.isascii() and token.isprintable()):
         # urllib3 would show it in its message.
-        raise ClusterError(
+        raise NoCluster(
             f"the token of context '{context.name}' has characters that HTTP does not take; log "
             "in again, or name another context with --context"
         )
@@ -43,7 +72,7 @@ def _found(context: Context) -> Entry:
     if "exec" in user:
         return rest | _from_plugin(context)
     if "auth-provider" in user:
-        raise ClusterError(
+        raise NoCluster(
             f"context '{context.name}' logs in with auth-provider "
             f"'{user['auth-provider'].get('name')}', which is not supported; use a login plugin "
             "(users[].user.exec) or a token in the kubeconfig"
@@ -58,7 +87,7 @@ def _token(context: Context) -> str:
     try:
         return Path(context.user["tokenFile"]).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise ClusterError(
+        raise NoCluster(
             f"the token of context '{context.name}' cannot be read ({error}); mend tokenFile in "
             "the kubeconfig, or name another context with --context"
         ) from None
@@ -96,10 +125,10 @@ def _run_plugin(context: Context) -> Mapping[str, Any]:
     return status
 
 
-def _plugin_error(context: Context, reason: str) -> ClusterError:
+def _plugin_error(context: Context, reason: str) -> NoCluster:
     plugin = context.user["exec"]
     name = plugin.get("command") if isinstance(plugin, Mapping) else plugin
-    return ClusterError(
+    return NoCluster(
         f"the login plugin '{name}' of context '{context.name}' fails ({reason}); log in as "
         "kubectl needs it, or name another context with --context"
     )
