@@ -11,7 +11,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from tandem_operator.k8s.client import NamespacedName
+from tandem_operator.k8s.objects import NamespacedName
 
 ServicePhase = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
 

@@ -8,6 +8,8 @@ one — but that every change in the resync's LIST has come through the watch as
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tandem_operator.k8s.objects import is_older, version_of
+
 
 class _Missed(NamedTuple):
     version: str
@@ -29,7 +31,7 @@ class WatchLag:
             self._missed.pop(uid, None)
             return
         self._delivered[uid] = version
-        if uid in self._missed and not _is_older(version, self._missed[uid].version):
+        if uid in self._missed and not is_older(version, self._missed[uid].version):
             del self._missed[uid]
 
     def compare(self, listed: Iterable[Mapping[str, Any]], now: float) -> None:
@@ -43,7 +45,7 @@ class WatchLag:
         self._missed = {
             uid: self._missed.get(uid, _Missed(version, now))
             for uid, version in versions.items()
-            if _is_older(self._delivered.get(uid, ""), version)
+            if is_older(self._delivered.get(uid, ""), version)
         }
 
     def reset(self) -> None:
@@ -57,9 +59,4 @@ class WatchLag:
 
 
 def _identity(item: Mapping[str, Any]) -> tuple[str, str]:
-    return item["metadata"]["uid"], item["metadata"]["resourceVersion"]
-
-
-def _is_older(version: str, than: str) -> bool:
-    """Compare resource versions, which Kubernetes guarantees to grow."""
-    return (len(version), version) < (len(than), than)
+    return item["metadata"]["uid"], version_of(item)

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tandem_operator.controller.queue import WorkQueue
-from tandem_operator.k8s.client import NamespacedName
 from tandem_operator.k8s.errors import KubeError, Transient
+from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics
 
 RECONCILE_TIMEOUT_S: Final = 60.0

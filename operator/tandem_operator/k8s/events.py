@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem_operator.clock import now_text
-from tandem_operator.k8s.client import KubeClient, NamespacedName
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import KubeError, NotFound
 from tandem_operator.k8s.event_correlator import EventCorrelator, NewEvent
 from tandem_operator.k8s.kinds import EVENT
 from tandem_operator.k8s.messages import MAX_EVENT_MESSAGE, shorten
 from tandem_operator.k8s.names import FIELD_MANAGER
+from tandem_operator.k8s.objects import NamespacedName
 
 _log = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_operator.clock import now_micro_text
-from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import KubeError, Transient
 from tandem_operator.k8s.kinds import LEASE
+from tandem_operator.k8s.objects import NamespacedName, Object
 
 DURATION_S: Final = 15
 """Seconds after which a lease that is not renewed may be acquired."""

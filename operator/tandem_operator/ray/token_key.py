@@ -8,10 +8,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import Conflict, Refused
 from tandem_operator.k8s.kinds import SECRET
 from tandem_operator.k8s.names import FIELD_MANAGER
+from tandem_operator.k8s.objects import NamespacedName, Object
 from tandem_operator.ray.token import KEY_BYTES
 
 NAME: Final = f"{FIELD_MANAGER}-token-key"

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 from tandem_operator.k8s import names
-from tandem_operator.k8s.client import KubeClient, NamespacedName
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import Conflict
 from tandem_operator.k8s.kinds import CHILDREN, SECRET
+from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.k8s.owners import owner_reference
 from tandem_operator.ray.token import RayToken
 from tandem_operator.reconcile.observation import Observation

@@ -7,10 +7,11 @@ from typing import Any
 
 from tandem_operator import reasons
 from tandem_operator.clock import seconds_between
-from tandem_operator.k8s.client import KubeClient, NamespacedName
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.event_correlator import NewEvent
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics, ServicePhase
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition

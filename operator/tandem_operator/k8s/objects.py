@@ -1,0 +1,43 @@
+"""Objects of Kubernetes as plain data, their names and versions; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+Object = dict[str, Any]
+"""A Kubernetes object as JSON has it."""
+
+Selector = Mapping[str, str | None]
+"""Labels that an object must have; None: any value."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacedName:
+    """The namespace and the name of an object."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, item: Mapping[str, Any]) -> Self:
+        """Return the namespace and the name in the metadata of `item`."""
+        return cls(item["metadata"]["namespace"], item["metadata"]["name"])
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def version_of(item: Mapping[str, Any]) -> str:
+    """Return the resourceVersion of `item`."""
+    version: str = item["metadata"]["resourceVersion"]
+    return version
+
+
+def is_older(version: str, than: str) -> bool:
+    """Compare resource versions, which Kubernetes guarantees to grow."""
+    return (len(version), version) < (len(than), than)
+
+
+def selector_text(labels: Selector) -> str:
+    """Return a label or field selector as the API server's query has it."""
+    return ",".join(key if value is None else f"{key}={value}" for key, value in labels.items())
