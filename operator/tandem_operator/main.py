@@ -10,7 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from tandem_operator.health import PortTaken
-from tandem_operator.k8s.kubeconfig import NoCluster, cluster_config
+from tandem_operator.k8s.connection import connect
+from tandem_operator.k8s.kubeconfig import NoCluster
 from tandem_operator.logs import LogFormat, set_up_logs
 from tandem_operator.manager import Options, run
 from tandem_operator.ray.client import DEFAULT_ADDRESS
@@ -84,16 +85,21 @@ def operate(
     its Lease to another; Kubernetes then restarts it.
     """
     set_up_logs(log_format, verbose=verbose)
-    try:
+
+    async def connect_and_run() -> int:
+        connection = await connect(context)
         options = Options(
-            config=(cluster := cluster_config(context)),
+            connection=connection,
             settings=_narrowed(load_settings(config), namespace),
             port=port,
             identity=identity or _identity(),
-            lease_namespace=lease_namespace or cluster.namespace,
+            lease_namespace=lease_namespace or connection.namespace,
             ray_address=_checked_address(ray_address),
         )
-        code = asyncio.run(run(options))
+        return await run(options)
+
+    try:
+        code = asyncio.run(connect_and_run())
     except (SettingsError, NoCluster, PortTaken) as error:
         typer.echo(f"tandem-operator: {error}", err=True)
         raise typer.Exit(_EXIT_USAGE) from None

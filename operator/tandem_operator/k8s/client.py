@@ -1,34 +1,35 @@
 """Client of the Kubernetes API: a few verbs over plain dictionaries, every request counted."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Self, TypeVar
+from urllib.parse import urlencode
 
-import httpx2
-from lightkube import AsyncClient
-from lightkube.config.client_adapter import user_auth
-from lightkube.config.kubeconfig import SingleConfig
-from lightkube.generic_resource import GenericNamespacedResource
-from lightkube.types import PatchType
+import aiohttp
+import msgspec
+from kubernetes.aio.client import ApiClient
 
 from tandem_operator.k8s import errors
+from tandem_operator.k8s.connection import Connection
+from tandem_operator.k8s.json_depth import is_too_deep, truncate_depth
 from tandem_operator.k8s.kinds import LEASE, Kind
-from tandem_operator.k8s.kubeconfig import tls_of, user_of
 from tandem_operator.k8s.names import FIELD_MANAGER
-from tandem_operator.k8s.resources import resource_of
-from tandem_operator.k8s.transport import AioTransport
-
-Object = dict[str, Any]
-"""A Kubernetes object as JSON has it."""
-
-Selector = Mapping[str, str | None]
-"""Labels that an object must have; None: any value."""
+from tandem_operator.k8s.objects import NamespacedName, Object, Selector, selector_text
 
 CountRequest = Callable[[str, str, str], None]
 """Takes verb, resource and status code of a request that has ended."""
 
+_T = TypeVar("_T")
+
 REQUEST_TIMEOUT_S: Final = 10.0
 
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+_APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
+_OWN: Final = {"fieldManager": FIELD_MANAGER}
+_OWN_BY_FORCE: Final = {**_OWN, "force": "true"}
+
+_REDIRECTION: Final = 300
 _UNAUTHORIZED: Final = 401
 _FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
@@ -37,68 +38,78 @@ _GONE: Final = 410
 _TOO_MANY: Final = 429
 _SERVER_ERROR: Final = 500
 
-_T = TypeVar("_T")
+
+class Listing(NamedTuple):
+    """The answer to a LIST."""
+
+    items: list[Object]
+    version: str
+    """The resourceVersion at which these were all objects."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamespacedName:
-    """The namespace and the name of an object."""
+class _ListMeta(msgspec.Struct):
+    version: str = msgspec.field(name="resourceVersion", default="")
 
-    namespace: str
-    name: str
 
-    @classmethod
-    def of(cls, item: Mapping[str, Any]) -> Self:
-        """Return the namespace and the name in the metadata of `item`."""
-        return cls(item["metadata"]["namespace"], item["metadata"]["name"])
+class _List(msgspec.Struct):
+    items: list[Object]
+    metadata: _ListMeta
 
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+
+_OBJECT: Final = msgspec.json.Decoder(Object)
+_LIST: Final = msgspec.json.Decoder(_List)
+
+
+class _Answer(NamedTuple):
+    code: int
+    phrase: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Request(NamedTuple):
+    """A request to the API server, and its name in metrics and messages."""
+
+    verb: str
+    kind: Kind
+    where: str
+    method: str
+    path: str
+    query: Mapping[str, str] = {}
+    body: Mapping[str, Any] | None = None
+    content: str = "application/json"
+    part: str = ""
+    """Subresource, with its slash."""
 
 
 class KubeClient:
     """Reads and writes objects; every failure is raised as a KubeError."""
 
-    def __init__(self, client: AsyncClient, plain: httpx2.AsyncClient, count: CountRequest) -> None:
-        self._client = client
-        self._plain = plain
+    def __init__(self, api: ApiClient, count: CountRequest) -> None:
+        self._api = api
         self._count = count
         self.may_write: Callable[[], bool] = lambda: True
         """Called before each write but the lease's: a process that was stopped for a while, and
         lost the lease meanwhile, must not continue."""
 
-    @classmethod
-    def connect(cls, config: SingleConfig, count: CountRequest) -> Self:
-        """Return a client of the API server that `config` names; no request is sent yet.
+        self.on_written: Callable[[Kind, Object], object] = lambda *_: None
+        """Called with each object that was written, as the API server returned it."""
 
-        Raises:
-            NoCluster: its certificates cannot be used.
-        """
-        tls = tls_of(config)
-        transport = AioTransport(tls, REQUEST_TIMEOUT_S)
-        client = AsyncClient(config, transport=transport, field_manager=FIELD_MANAGER)
-        plain = httpx2.AsyncClient(
-            base_url=config.cluster.server, auth=user_auth(user_of(config)), transport=transport
-        )
-        return cls(client, plain, count)
+    @classmethod
+    def connect(cls, connection: Connection, count: CountRequest) -> Self:
+        """Return a client of the API server of `connection`; no request is sent yet."""
+        return cls(connection.api_client(), count)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
-        await self._plain.aclose()
+        await self._api.close()
 
     async def serves(self, kind: Kind) -> bool:
         """Return True when the API server's discovery lists the kind."""
-        root = "/apis/" if kind.group else "/api/"
-
-        async def ask() -> Object:
-            response = await self._plain.get(root + kind.api_version)
-            response.raise_for_status()
-            found: Object = response.json()
-            return found
-
         try:
-            found = await self._call("get", kind, "of discovery", ask())
+            found = await self._send(
+                _Request("get", kind, "of discovery", "GET", _root(kind)), _OBJECT
+            )
         except (errors.KindMissing, errors.NotFound):
             return False
         return any(one.get("name") == kind.plural for one in found.get("resources", ()))
@@ -109,9 +120,9 @@ class KubeClient:
         Raises:
             KindMissing: the API server does not serve the kind.
         """
-        request = self._client.get(resource_of(kind), key.name, namespace=key.namespace)
+        request = _Request("get", kind, str(key), "GET", _path(kind, key))
         try:
-            return await self._call("get", kind, str(key), request)
+            return await self._send(request, _OBJECT)
         except errors.NotFound:
             return None
 
@@ -128,23 +139,18 @@ class KubeClient:
 
         `labels` and `fields` select them; at most `limit` are read.
         """
+        query = {
+            "labelSelector": selector_text(labels or {}),
+            "fieldSelector": selector_text(fields or {}),
+            "limit": str(limit or ""),
+        }
+        return (await self._list(kind, namespace, query)).items[:limit]
 
-        async def collect() -> list[Object]:
-            found = self._client.list(
-                resource_of(kind),
-                namespace=namespace or "*",
-                labels=dict(labels or {}),
-                fields=dict(fields or {}),
-                chunk_size=limit,
-            )
-            items: list[Object] = []
-            async for item in found:
-                items.append(item)
-                if len(items) == limit:
-                    break
-            return items
-
-        return await self._call("list", kind, namespace or "all namespaces", collect())
+    async def list_all(
+        self, kind: Kind, namespace: str | None, labels: Selector | None = None
+    ) -> Listing:
+        """List the objects of the kind with these labels, and the version that the LIST has."""
+        return await self._list(kind, namespace, {"labelSelector": selector_text(labels or {})})
 
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
         """Create the object.
@@ -152,11 +158,9 @@ class KubeClient:
         Raises:
             Conflict: one of this name exists.
         """
-        self._check_leadership(kind)
         key = NamespacedName.of(manifest)
-        resource: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
-        request = self._client.create(resource)
-        return await self._call("create", kind, str(key), request)
+        path = _path(kind, key.namespace)
+        return await self._write(_Request("create", kind, str(key), "POST", path, _OWN, manifest))
 
     async def replace(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
         """Replace the object that has this resourceVersion.
@@ -164,11 +168,9 @@ class KubeClient:
         Raises:
             Conflict: the object has another resourceVersion.
         """
-        self._check_leadership(kind)
         key = NamespacedName.of(manifest)
-        resource: GenericNamespacedResource = resource_of(kind).from_dict(dict(manifest))
-        request = self._client.replace(resource)
-        return await self._call("update", kind, str(key), request)
+        path = _path(kind, key)
+        return await self._write(_Request("update", kind, str(key), "PUT", path, _OWN, manifest))
 
     async def apply(self, kind: Kind, manifest: Mapping[str, Any], *, force: bool) -> Object:
         """Server-side apply of `manifest`.
@@ -178,91 +180,109 @@ class KubeClient:
         Raises:
             Conflict: another manager owns a field, or the uid in `manifest` is not the object's.
         """
-        self._check_leadership(kind)
-        key = NamespacedName.of(manifest)
-        request = self._client.patch(
-            resource_of(kind),
-            key.name,
-            dict(manifest),
-            namespace=key.namespace,
-            patch_type=PatchType.APPLY,
-            force=force,
+        key, query = NamespacedName.of(manifest), _OWN_BY_FORCE if force else _OWN
+        return await self._write(
+            _Request("patch", kind, str(key), "PATCH", _path(kind, key), query, manifest, _APPLY)
         )
-        return await self._call("patch", kind, str(key), request)
 
     async def apply_status(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
         """Server-side apply of the status alone."""
-        self._check_leadership(kind)
-        key = NamespacedName.of(manifest)
-        request = self._client.patch(
-            resource_of(kind).Status,
-            key.name,
-            dict(manifest),
-            namespace=key.namespace,
-            patch_type=PatchType.APPLY,
-            force=True,
+        key, part = NamespacedName.of(manifest), "/status"
+        where, path = f"{key} (status)", _path(kind, key) + part
+        return await self._write(
+            _Request("patch", kind, where, "PATCH", path, _OWN_BY_FORCE, manifest, _APPLY, part)
         )
-        return await self._call("patch", kind, f"{key} (status)", request, part="/status")
 
     async def merge(self, kind: Kind, key: NamespacedName, changes: Mapping[str, Any]) -> Object:
         """Write the fields of `changes` into the object."""
-        self._check_leadership(kind)
-        request = self._client.patch(
-            resource_of(kind),
-            key.name,
-            dict(changes),
-            namespace=key.namespace,
-            patch_type=PatchType.MERGE,
+        return await self._write(
+            _Request("patch", kind, str(key), "PATCH", _path(kind, key), _OWN, changes, _MERGE)
         )
-        return await self._call("patch", kind, str(key), request)
 
-    def _check_leadership(self, kind: Kind) -> None:
-        if kind != LEASE and not self.may_write():
+    async def _list(self, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> Listing:
+        where, path = namespace or "all namespaces", _path(kind, namespace)
+        request = _Request("list", kind, where, "GET", path, query)
+        found = await self._send(request, _LIST)
+        return Listing(found.items, found.metadata.version)
+
+    async def _write(self, request: _Request) -> Object:
+        if request.kind != LEASE and not self.may_write():
             raise errors.NotLeading("nothing is written: the lease may have expired")
+        written = await self._send(request, _OBJECT)
+        self.on_written(request.kind, written)
+        return written
 
-    async def _call(
-        self, verb: str, kind: Kind, where: str, request: Awaitable[_T], *, part: str = ""
-    ) -> _T:
-        code = "200"
+    async def _send(self, request: _Request, decoder: msgspec.json.Decoder[_T]) -> _T:
+        code = "none"
         try:
-            return await request
-        except httpx2.HTTPStatusError as error:
-            code = str(error.response.status_code)
-            raise _status_error(error, verb, kind, where) from error
-        except httpx2.HTTPError as error:
-            code = "none"
+            answer = await self._receive(request)
+            code = str(answer.code)
+            if answer.code >= _REDIRECTION:
+                raise _status_error(answer, request)
+            found = decoder.decode(answer.body)
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise errors.Unreachable(
-                f"the API server did not answer '{verb} {kind.plural} {where}' "
+                f"the API server did not answer '{_name(request)}' "
                 f"({str(error) or type(error).__name__})"
             ) from error
-        except (ValueError, RecursionError) as error:
-            # Of msgspec, httpx2 and json alike: another server has answered.
+        except msgspec.MsgspecError as error:
+            # Another server has answered.
             code = "invalid"
             raise errors.Unreachable(
-                f"the response to '{verb} {kind.plural} {where}' is none of the API server's "
-                f"answers ({error})"
+                f"the response to '{_name(request)}' is none of the API server's answers ({error})"
             ) from error
         finally:
-            self._count(verb, kind.plural + part, code)
+            self._count(request.verb, request.kind.plural + request.part, code)
+        return found
+
+    async def _receive(self, request: _Request) -> _Answer:
+        query = urlencode({name: text for name, text in request.query.items() if text})
+        response = await self._api.call_api(
+            request.method,
+            f"{self._api.configuration.host}{request.path}" + (f"?{query}" if query else ""),
+            {"Accept": "application/json", "Content-Type": request.content},
+            request.body,
+            _request_timeout=_TIMEOUT,
+        )
+        body = await response.read()
+        if is_too_deep(body):
+            # It takes a second for some megabytes.
+            body = await asyncio.to_thread(truncate_depth, body)
+        return _Answer(response.status, response.reason or "", response.headers, body)
 
 
-def _status_error(
-    error: httpx2.HTTPStatusError, verb: str, kind: Kind, where: str
-) -> errors.KubeError:
-    code, status = error.response.status_code, _status_of(error.response)
-    detail = status.get("message") or error.response.reason_phrase
-    text = f"the API server answered '{verb} {kind.plural} {where}' with {code}: {detail}"
+def _root(kind: Kind) -> str:
+    return f"/{'apis' if kind.group else 'api'}/{kind.api_version}"
+
+
+def _path(kind: Kind, where: NamespacedName | str | None) -> str:
+    """Return the path of an object, or of a kind in one namespace or in all."""
+    if where is None:
+        return f"{_root(kind)}/{kind.plural}"
+    if isinstance(where, str):
+        return f"{_root(kind)}/namespaces/{where}/{kind.plural}"
+    return f"{_path(kind, where.namespace)}/{where.name}"
+
+
+def _name(request: _Request) -> str:
+    return f"{request.verb} {request.kind.plural} {request.where}"
+
+
+def _status_error(answer: _Answer, request: _Request) -> errors.KubeError:
+    code, kind, status = answer.code, request.kind, _status_of(answer.body)
+    detail = status.get("message") or answer.phrase
+    text = f"the API server answered '{_name(request)}' with {code}: {detail}"
     if code == _NOT_FOUND:
         return _not_found(status, kind, text)
     if code in {_UNAUTHORIZED, _FORBIDDEN}:
         return errors.Forbidden(
-            f"{text}; allow the operator's service account '{verb}' on {kind.plural}"
+            f"{text}; allow the operator's service account '{request.verb}' on {kind.plural}"
         )
     if code in {_CONFLICT, _GONE}:
         return errors.Conflict(text)
     if code == _TOO_MANY or code >= _SERVER_ERROR:
         overloaded = errors.Overloaded(text)
-        overloaded.retry_after_s = _retry_after(error.response)
+        overloaded.retry_after_s = _retry_after(answer.headers)
         return overloaded
     return errors.Refused(text)
 
@@ -278,17 +298,16 @@ def _not_found(status: Mapping[str, Any], kind: Kind, text: str) -> errors.KubeE
     )
 
 
-def _status_of(response: httpx2.Response) -> Mapping[str, Any]:
+def _status_of(body: bytes) -> Mapping[str, Any]:
     """Return the Status in the answer; empty: another server has answered."""
     try:
-        found = response.json()
-    except ValueError:
+        return _OBJECT.decode(body)
+    except msgspec.MsgspecError:
         return {}
-    return found if isinstance(found, Mapping) else {}
 
 
-def _retry_after(response: httpx2.Response) -> float:
+def _retry_after(headers: Mapping[str, str]) -> float:
     try:
-        return float(response.headers.get("Retry-After", "0"))
+        return float(headers.get("Retry-After", "0"))
     except ValueError:
         return 0.0

@@ -1,8 +1,13 @@
 """Builds the input of a reconcile: services, RayServices, pods and answers, as small as they go."""
 
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from kubernetes.aio.client import Configuration
+from yarl import URL
+
+from tandem_operator.k8s.connection import Connection, Login
 from tandem_operator.status.facts import Facts
 from tandem_operator.status.pod_view import PodView, pod_view
 from tandem_operator.status.ray_view import RayView, ray_view
@@ -16,6 +21,17 @@ TRACEBACK = (
     "A replica failed to start with exception. Retrying 2 more time(s). Error: Traceback\n"
     f"tandem_engine.api.errors.CheckpointError: {CAUSE}\n"
 )
+
+
+def connection_to(server: str | URL) -> Connection:
+    """Return the connection to an API server that takes everybody."""
+    configuration = Configuration(host=str(server).rstrip("/"))
+    return Connection(
+        configuration=configuration,
+        tls=ssl.create_default_context(),
+        namespace="demo",
+        login=Login(configuration),
+    )
 
 
 def service(replicas: int = 1, **spec: Any) -> InferenceService:

@@ -19,7 +19,7 @@ CONFIG = {
     "contexts": [{"name": "dev", "context": {"cluster": "dev", "user": "me"}}],
     "users": [{"name": "me", "user": {"token": "secret"}}],
 }
-PLUGIN = {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "login"}}
+PLUGIN = {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "false"}}
 
 
 @pytest.fixture(autouse=True)
@@ -52,23 +52,32 @@ def test_settings_with_a_wrong_field(tmp_path: Path) -> None:
 
 
 def test_a_context_that_is_not_there(tmp_path: Path) -> None:
-    assert "Context 'nope' not found" in said(tmp_path, "--context=nope")
+    assert "there is no context 'nope'" in said(tmp_path, "--context=nope")
 
 
 def test_no_kubernetes_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 
-    assert "set KUBECONFIG, or name a context" in said(tmp_path)
+    assert "set KUBECONFIG to a kubeconfig" in said(tmp_path)
 
 
-def test_a_context_that_logs_in_with_a_plugin(tmp_path: Path) -> None:
+def test_a_login_plugin_that_fails(tmp_path: Path) -> None:
     write(tmp_path / "kubeconfig", {**CONFIG, "users": [{"name": "me", "user": PLUGIN}]})
 
-    assert "context 'dev' logs in with a plugin" in said(tmp_path)
+    assert "the login plugin 'false' of context 'dev' fails" in said(tmp_path)
 
 
 def test_certificates_that_are_not_there(tmp_path: Path) -> None:
     cluster = {"server": "https://127.0.0.1:1", "certificate-authority": "/nowhere.crt"}
+    write(tmp_path / "kubeconfig", {**CONFIG, "clusters": [{"name": "dev", "cluster": cluster}]})
+
+    assert "the certificates of context 'dev' cannot be used" in said(tmp_path, "--port=0")
+
+
+def test_certificates_that_are_none(tmp_path: Path) -> None:
+    certificate = tmp_path / "ca.crt"
+    certificate.write_text("no certificate")
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority": str(certificate)}
     write(tmp_path / "kubeconfig", {**CONFIG, "clusters": [{"name": "dev", "cluster": cluster}]})
 
     assert "the certificates of context 'dev' cannot be used" in said(tmp_path, "--port=0")

@@ -198,7 +198,7 @@ def test_resources_are_amounts() -> None:
 def test_the_pure_part_loads_no_framework(module: str) -> None:
     code = (
         f"import sys, tandem_operator.{module}; "
-        "print([m for m in ('torch', 'ray', 'kopf', 'lightkube', 'aiohttp') if m in sys.modules])"
+        "print([m for m in ('torch', 'ray', 'kopf', 'kubernetes', 'aiohttp') if m in sys.modules])"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from lightkube import KubeConfig
 
 from tandem_operator.k8s import errors
-from tandem_operator.k8s.client import KubeClient, NamespacedName
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.kinds import LEASE, POD, RAY_SERVICE
-from tandem_operator.k8s.kubeconfig import user_of
+from tandem_operator.k8s.objects import NamespacedName
+from tests.unit.operator.samples import connection_to
 
 KEY = NamespacedName("demo", "tiny")
 MANIFEST = {
@@ -62,9 +62,7 @@ async def kube(api: Api) -> AsyncIterator[KubeClient]:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", api.answer)
     async with TestServer(application) as server:
-        config = KubeConfig.from_server(str(server.make_url("/"))).get()
-        assert config
-        kube = KubeClient.connect(config._replace(user=user_of(config)), api.count)
+        kube = KubeClient.connect(connection_to(server.make_url("/")), api.count)
         yield kube
         await kube.close()
 
@@ -169,9 +167,7 @@ async def test_the_api_servers_wish_to_wait_is_kept(api: Api, kube: KubeClient) 
 
 
 async def test_a_server_that_is_not_there_is_unreachable(api: Api) -> None:
-    config = KubeConfig.from_server("http://127.0.0.1:1").get()
-    assert config
-    kube = KubeClient.connect(config._replace(user=user_of(config)), api.count)
+    kube = KubeClient.connect(connection_to("http://127.0.0.1:1"), api.count)
 
     with pytest.raises(errors.Unreachable, match="did not answer 'get rayservices demo/tiny'"):
         await kube.get(RAY_SERVICE, KEY)

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from lightkube import KubeConfig
 
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import Forbidden, Refused
-from tandem_operator.k8s.kubeconfig import user_of
 from tandem_operator.ray.token import RayToken, ray_token
 from tandem_operator.ray.token_key import NAME, TokenKey
 from tandem_operator.reconcile.confirmed_tokens import ConfirmedTokens
+from tests.unit.operator.samples import connection_to
 
 KEY = b"k" * 32
 PLACE: dict[str, str] = {"namespace": "demo", "service": "tiny", "uid": "u-1"}
@@ -111,9 +110,7 @@ async def kube(api: Secrets) -> AsyncIterator[KubeClient]:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", api.answer)
     async with TestServer(application) as server:
-        config = KubeConfig.from_server(str(server.make_url("/"))).get()
-        assert config
-        kube = KubeClient.connect(config._replace(user=user_of(config)), lambda *_: None)
+        kube = KubeClient.connect(connection_to(server.make_url("/")), lambda *_: None)
         yield kube
         await kube.close()
 
