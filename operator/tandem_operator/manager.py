@@ -8,19 +8,20 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from lightkube.config.kubeconfig import SingleConfig
-
 from tandem_operator.controller.queue import Backoff, WorkQueue
 from tandem_operator.controller.resync import Resync
 from tandem_operator.controller.watch import Watch
+from tandem_operator.controller.watched import WATCHED, Watched
 from tandem_operator.controller.workers import Workers
 from tandem_operator.health import Health, serve
-from tandem_operator.k8s.client import KubeClient, NamespacedName, Selector
+from tandem_operator.k8s.cache import ObjectCache
+from tandem_operator.k8s.client import KubeClient
+from tandem_operator.k8s.connection import Connection
 from tandem_operator.k8s.events import EventRecorder
-from tandem_operator.k8s.kinds import INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.leader_election import LeaderElector, LeaseLost
-from tandem_operator.k8s.names import FIELD_MANAGER, SERVICE
+from tandem_operator.k8s.names import FIELD_MANAGER
+from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.k8s.owners import service_of
 from tandem_operator.metrics import Metrics
 from tandem_operator.ray.client import RayClient
@@ -40,12 +41,6 @@ _CLOSING_S: Final = 3.0
 _COALESCE_S: Final = 0.05
 """Seconds for which an event waits for others of the same service: they come in bursts."""
 
-_WATCHED: Final[tuple[tuple[Kind, Selector | None], ...]] = (
-    (INFERENCE_SERVICE, None),
-    (RAY_SERVICE, None),
-    (POD, {SERVICE: None}),
-)
-
 _log = logging.getLogger(__name__)
 
 
@@ -53,9 +48,7 @@ _log = logging.getLogger(__name__)
 class Options:
     """Options of the process."""
 
-    config: SingleConfig
-    """Connection to the API server."""
-
+    connection: Connection
     settings: OperatorSettings
     port: int
     """Of /healthz, /readyz and /metrics."""
@@ -73,7 +66,6 @@ async def run(options: Options) -> int:
 
     Raises:
         PortTaken: the port cannot be listened on.
-        NoCluster: the certificates cannot be used.
     """
     metrics = Metrics()
     health = Health(metrics)
@@ -82,7 +74,7 @@ async def run(options: Options) -> int:
     async with AsyncExitStack() as stack:
         server = await serve(health.application(), options.port)
         stack.push_async_callback(server.cleanup)
-        kube = KubeClient.connect(options.config, metrics.count_request)
+        kube = KubeClient.connect(options.connection, metrics.count_request)
         stack.push_async_callback(kube.close)
         lag_task = asyncio.create_task(health.measure_lag())
         stack.callback(lag_task.cancel)
@@ -133,7 +125,11 @@ class Manager:
         settings = options.settings
         events = EventRecorder(kube, options.identity)
         token_key = TokenKey(kube, options.lease_namespace)
-        reconciler = Reconciler(kube, ray, settings, events, metrics, token_key=token_key)
+        cache = ObjectCache([watched.kind for watched in WATCHED])
+        kube.on_written = cache.put
+        reconciler = Reconciler(
+            kube, ray, settings, cache=cache, events=events, metrics=metrics, token_key=token_key
+        )
         queue = WorkQueue[NamespacedName](Backoff(chance=random.random))
         workers = Workers(queue, reconciler.reconcile, metrics, count=_WORKERS)
 
@@ -146,26 +142,27 @@ class Manager:
                 if namespace in {None, key.namespace}:
                     workers.add(key)
 
-        def watch(namespace: str | None, kind: Kind, labels: Selector | None = None) -> Watch:
+        def watch(namespace: str | None, watched: Watched) -> Watch:
             return Watch(
-                kind,
+                watched,
                 kube=kube,
-                login=KopfLogin(options.config),
+                cache=cache,
+                login=KopfLogin(options.connection),
                 namespace=namespace,
                 deliver=enqueue_owner,
                 on_kind_found=lambda: enqueue_all(namespace),
                 on_start=signals.install,
-                labels=labels,
             )
 
         everywhere: tuple[str | None, ...] = (None,)
         watches = tuple(
-            watch(namespace, kind, labels)
+            watch(namespace, watched)
             for namespace in dict.fromkeys(settings.namespaces or everywhere)
-            for kind, labels in _WATCHED
+            for watched in WATCHED
         )
         resync = Resync(
             kube,
+            cache,
             watches,
             metrics,
             every_s=settings.resync_seconds,

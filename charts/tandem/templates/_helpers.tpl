@@ -67,7 +67,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 # Why KubeRay makes no pods is said by its RayCluster.
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [get]
+  verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
@@ -75,9 +75,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
-# Claims of weights, and a Service that already has the endpoint's name.
+# KubeRay's Services are watched; a Service that has the endpoint's name already is read.
 - apiGroups: [""]
-  resources: [persistentvolumeclaims, services]
+  resources: [services]
+  verbs: [get, list, watch]
+# Claims of weights.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
   verbs: [get]
 # Read are those about pods that cannot begin: a Secret or a volume may be missing.
 - apiGroups: [""]
@@ -85,8 +89,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [list, create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 {{- end -}}

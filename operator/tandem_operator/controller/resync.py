@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tandem_operator.controller.watch import Watch
-from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
+from tandem_operator.k8s.cache import ObjectCache
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import KindMissing, KubeError, Refused, Transient
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics
 
 _SPREAD: Final = 0.5
@@ -31,6 +33,7 @@ class Resync:
     def __init__(
         self,
         kube: KubeClient,
+        cache: ObjectCache,
         watches: Iterable[Watch],
         metrics: Metrics,
         *,
@@ -39,6 +42,7 @@ class Resync:
         known: Callable[[], Iterable[NamespacedName]],
     ) -> None:
         self._kube = kube
+        self._cache = cache
         self._metrics = metrics
         self._every_s = every_s
         self._add = add
@@ -78,12 +82,21 @@ class Resync:
         return self._every_s
 
     async def _resync(self, namespace: str | None) -> KubeError | None:
-        """Resync one namespace; return the error that ended it."""
+        """Resync one namespace; return its first error."""
+        async with self._slots:
+            watches = self._watches[namespace]
+            errors = {watch.kind: await self._try_to_check(watch) for watch in watches}
+        # Last, so that the reconciles find every kind in the cache.
+        if errors[INFERENCE_SERVICE] is None:
+            self._enqueue(namespace)
+        return next(filter(None, errors.values()), None)
+
+    async def _try_to_check(self, watch: Watch) -> KubeError | None:
+        """Check one watch; a kind that may not be listed does not affect the others."""
         try:
-            async with self._slots:
-                for watch in self._watches[namespace]:
-                    await self._check(watch)
+            await self._check(watch)
         except KubeError as error:
+            self._cache.forget(watch.kind, watch.namespace)
             return error
         except Exception as error:  # noqa: BLE001
             # The last guard: one object must not end the process for all.
@@ -101,19 +114,21 @@ class Resync:
             self._metrics.resynced.labels(namespace).set(namespace not in failures)
 
     async def _check(self, watch: Watch) -> None:
+        """LIST the kind of a watch: into the cache, and against what the watch has delivered."""
         try:
-            items = await self._kube.list(watch.kind, watch.namespace, watch.labels)
+            found = await self._kube.list_all(watch.kind, watch.namespace, watch.labels)
         except KindMissing:
             # Its watch waits for it, and the services that need it report it.
-            items = []
-        watch.lag.compare(items, time.monotonic())
-        if watch.kind == INFERENCE_SERVICE:
-            self._enqueue(watch.namespace, items)
+            self._cache.forget(watch.kind, watch.namespace)
+            watch.lag.compare((), time.monotonic())
+            return
+        self._cache.replace(watch.kind, watch.namespace, found.items, found.version)
+        watch.lag.compare(found.items, time.monotonic())
 
-    def _enqueue(self, namespace: str | None, items: Iterable[Object]) -> None:
+    def _enqueue(self, namespace: str | None) -> None:
         """Enqueue every service: at once the first time, spread over the period afterwards."""
         known = (key for key in self._known() if namespace in {None, key.namespace})
-        keys = {NamespacedName.of(item) for item in items} | set(known)
+        keys = {*self._cache.keys(INFERENCE_SERVICE, namespace), *known}
         spread_s = self._every_s * _SPREAD if namespace in self._resynced else 0.0
         self._resynced.add(namespace)
         for index, key in enumerate(sorted(keys, key=str)):

@@ -1,8 +1,8 @@
 """kopf's watches, one for each kind, each restarted by itself.
 
 kopf does what is hard about a watch: LIST and WATCH without a gap, bookmarks, expired versions,
-streams that die silently. Its handlers here only report the object that changed. It writes nothing:
-no finalizers, no annotations, no Events, no peering.
+streams that die silently. Its handlers here only keep the object in the cache, and report its
+change. It writes nothing: no finalizers, no annotations, no Events, no peering.
 
 One kopf for each kind, because kopf ends when one of its kinds is not there: KubeRay may be
 installed after this operator, and may be taken away under it. And one for each namespace that is
@@ -19,16 +19,18 @@ from typing import Any, Final
 import kopf
 
 from tandem_operator.controller.watch_lag import WatchLag
-from tandem_operator.k8s.client import KubeClient, Selector
+from tandem_operator.controller.watched import Watched
+from tandem_operator.k8s.cache import ObjectCache
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import KubeError
-from tandem_operator.k8s.kinds import Kind
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.names import FIELD_MANAGER
+from tandem_operator.k8s.objects import selector_text
 from tandem_operator.tasks import cancel
 from tandem_serve.api.spec import GROUP
 
 Deliver = Callable[[Mapping[str, Any]], None]
-"""Takes an object that is new, changed or deleted."""
+"""Takes an object that is new, deleted, or changed in a way that leads to a reconcile."""
 
 SERVER_TIMEOUT_S: Final = 300
 """Seconds after which the API server ends a watch request, and kopf starts the next."""
@@ -51,28 +53,30 @@ class Watch:
 
     def __init__(
         self,
-        kind: Kind,
+        watched: Watched,
         *,
         kube: KubeClient,
+        cache: ObjectCache,
         login: KopfLogin,
         namespace: str | None,
         deliver: Deliver,
         on_kind_found: Callable[[], None],
         on_start: Callable[[], None],
-        labels: Selector | None = None,
     ) -> None:
-        self.kind = kind
+        self.kind = watched.kind
         self.namespace = namespace
         """Namespace to watch; None: all."""
 
-        self.labels = labels
+        self.labels = watched.labels
         self.lag = WatchLag()
         """Versions that it has delivered; the resync compares them with a LIST."""
 
         self.last_event: float | None = None
         """Moment of its last event; None: there was none."""
 
+        self._watched = watched
         self._kube = kube
+        self._cache = cache
         self._login = login
         self._deliver = deliver
         self._on_kind_found = on_kind_found
@@ -135,6 +139,8 @@ class Watch:
             for reason in _exit_reasons(done - {stale}):
                 self._log_restart(reason)
         finally:
+            # The next LIST covers the kind again; until then the API server is asked.
+            self._cache.forget(self.kind, self.namespace)
             await cancel({*tasks, stale})
 
     def _log_restart(self, reason: str) -> None:
@@ -159,10 +165,13 @@ class Watch:
         return registry
 
     async def _on_event(self, event: Mapping[str, Any], **_: Any) -> None:
-        item = event["object"]
+        item, is_gone = event["object"], event["type"] == "DELETED"
         self.last_event = time.monotonic()
-        self.lag.deliver(item, is_gone=event["type"] == "DELETED")
-        self._deliver(item)
+        self.lag.deliver(item, is_gone=is_gone)
+        keep = self._cache.remove if is_gone else self._cache.put
+        before = keep(self.kind, item)
+        if is_gone or self._watched.leads_to_reconcile(before, item):
+            self._deliver(item)
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
@@ -182,7 +191,7 @@ class Watch:
         settings.networking.error_backoffs = _Backoffs()
         if self.labels:
             where = (self.kind.group, self.kind.version, self.kind.plural)
-            settings.watching.label_selectors[where] = _selector_text(self.labels)
+            settings.watching.label_selectors[where] = selector_text(self.labels)
         return settings
 
 
@@ -207,7 +216,3 @@ def _exit_reasons(tasks: set[asyncio.Task[Any]]) -> Iterator[str]:
     for task in tasks:
         error = None if task.cancelled() else task.exception()
         yield f"{type(error).__name__}: {error}" if error else f"{task.get_name()} has ended"
-
-
-def _selector_text(labels: Selector) -> str:
-    return ",".join(key if value is None else f"{key}={value}" for key, value in labels.items())

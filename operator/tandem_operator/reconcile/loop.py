@@ -1,16 +1,23 @@
-"""One reconcile of one service: read → decide → report → write; level-based."""
+"""One reconcile of one service: read → decide → report → write; level-based.
+
+It reads from the cache. Before it writes it reads again, from the API server: a watch may be
+behind, and no object is changed by what the cache alone has.
+"""
 
 import logging
 import time
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from tandem_operator.clock import now_text
-from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
+from tandem_operator.k8s.cache import ObjectCache
+from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import Forbidden, KindMissing, KubeError, NotFound
 from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.k8s.objects import NamespacedName, Object
 from tandem_operator.k8s.owners import is_being_deleted
+from tandem_operator.k8s.reader import CachedReader, LiveReader, Reader
 from tandem_operator.metrics import Metrics
 from tandem_operator.ray.client import RayClient
 from tandem_operator.ray.token import ray_token
@@ -42,6 +49,15 @@ _CONFIRM_EVERY: Final = 3
 _log = logging.getLogger(__name__)
 
 
+class _View(NamedTuple):
+    """A service as one reconcile sees it, and what is to be done."""
+
+    found: Object
+    parsed: ParsedSpec
+    observation: Observation
+    intent: Intent
+
+
 class Reconciler:
     """Brings services to their desired state, one reconcile at a time."""
 
@@ -50,12 +66,14 @@ class Reconciler:
         kube: KubeClient,
         ray: RayClient,
         settings: OperatorSettings,
+        *,
+        cache: ObjectCache,
         events: EventRecorder,
         metrics: Metrics,
-        *,
         token_key: TokenKey,
     ) -> None:
         self._kube = kube
+        self._cached, self._live = CachedReader(kube, cache), LiveReader(kube)
         self._ray = ray
         self._token_key = token_key
         self._confirmed_tokens = ConfirmedTokens[NamespacedName](
@@ -84,20 +102,28 @@ class Reconciler:
         Raises:
             KubeError: the reconcile failed and is to be retried.
         """
-        found = await self._read(key)
-        if found is None:
-            self._forget(key)
-            return None
         try:
-            return await self._reconcile(found, key)
+            view = await self._look(self._cached, key)
+            if view is not None and view.intent.writes:
+                view = await self._look(self._live, key)
+            if view is not None:
+                return await self._report_and_apply(view, key)
         except NotFound:
             # It was deleted meanwhile.
-            self._forget(key)
-            return None
+            pass
+        self._forget(key)
+        return None
 
-    async def _reconcile(self, found: Object, key: NamespacedName) -> float | None:
-        parsed, observation = await self._observe(found, key)
-        intent = decide(parsed, observation)
+    async def _look(self, reader: Reader, key: NamespacedName) -> _View | None:
+        """Read a service and decide; None: it is gone, or being deleted with its objects."""
+        found = await self._read(reader, key)
+        if found is None:
+            return None
+        parsed, observation = await self._observe(reader, found, key)
+        return _View(found, parsed, observation, decide(parsed, observation))
+
+    async def _report_and_apply(self, view: _View, key: NamespacedName) -> float | None:
+        found, parsed, observation, intent = view
         # The status announces a change before it is made.
         facts = self._facts(found, key, parsed, observation, intent)
         after_s = await self._report(found, key, facts)
@@ -107,10 +133,10 @@ class Reconciler:
         await self._apply(found, key, intent, observation)
         return max(after_s or 0.0, self._pause_s(found, key)) if intent.writes else after_s
 
-    async def _read(self, key: NamespacedName) -> Object | None:
+    async def _read(self, reader: Reader, key: NamespacedName) -> Object | None:
         """Read the InferenceService; None: it is gone, or being deleted with its objects."""
         try:
-            found = await self._kube.get(INFERENCE_SERVICE, key)
+            found = await reader.get(INFERENCE_SERVICE, key)
         except KindMissing:
             return None
         except Forbidden as error:
@@ -134,7 +160,9 @@ class Reconciler:
         if uid := self._uids.pop(key, None):
             self._events.forget(uid)
 
-    async def _observe(self, found: Object, key: NamespacedName) -> tuple[ParsedSpec, Observation]:
+    async def _observe(
+        self, reader: Reader, found: Object, key: NamespacedName
+    ) -> tuple[ParsedSpec, Observation]:
         """Read the desired and the observed state."""
         uid = found["metadata"]["uid"]
         try:
@@ -143,7 +171,7 @@ class Reconciler:
             parsed = parse_spec(found, self._settings, token)
             is_stale = self._confirmed_tokens.is_stale(key, token.secret, time.monotonic())
             known = KnownToken(token=token, is_stale=is_stale)
-            return parsed, await observe(self._kube, self._ray, key, parsed, uid=uid, token=known)
+            return parsed, await observe(reader, self._ray, key, parsed, uid=uid, token=known)
         except KubeError as error:
             self._failures.record(key, error)
             await self._report_unknown(found, key)

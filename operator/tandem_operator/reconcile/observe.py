@@ -7,7 +7,6 @@ from typing import Final
 
 from tandem_operator import reasons
 from tandem_operator.k8s import names
-from tandem_operator.k8s.client import KubeClient, NamespacedName, Object
 from tandem_operator.k8s.errors import Forbidden, KindMissing
 from tandem_operator.k8s.kinds import (
     CHILDREN,
@@ -18,7 +17,9 @@ from tandem_operator.k8s.kinds import (
     RAY_SERVICE,
     VOLUME_CLAIM,
 )
+from tandem_operator.k8s.objects import NamespacedName, Object
 from tandem_operator.k8s.owners import owned_by
+from tandem_operator.k8s.reader import Reader
 from tandem_operator.ray.client import RayClient
 from tandem_operator.ray.token import RayToken
 from tandem_operator.reconcile.observation import Observation
@@ -29,6 +30,7 @@ from tandem_operator.status.pod_view import (
     PodView,
     may_lack_secret,
     pod_view,
+    uses_claim,
     volume_problem,
     waits_for_volumes,
 )
@@ -52,7 +54,7 @@ class KnownToken:
 
 
 async def observe(
-    kube: KubeClient,
+    reader: Reader,
     ray: RayClient,
     key: NamespacedName,
     parsed: ParsedSpec,
@@ -65,12 +67,11 @@ async def observe(
     Raises:
         KubeError: a request to the API server failed.
     """
-    (objects, ray_clusters, has_kuberay), pods, missing = await asyncio.gather(
-        _read_objects(kube, key, parsed),
-        kube.list(POD, key.namespace, {names.SERVICE: key.name}),
-        _find_missing(kube, key.namespace, parsed.service),
+    (objects, ray_clusters, has_kuberay), pods = await asyncio.gather(
+        _read_objects(reader, key, parsed), reader.of_service(POD, key)
     )
-    views = await _view_pods(kube, key.namespace, pods)
+    missing = await _find_missing(reader, key.namespace, parsed.service, pods)
+    views = await _view_pods(reader, key.namespace, pods)
     ray_service = objects.get(_ray_key(key))
     is_ours = ray_service is not None and owned_by(ray_service, uid)
     heads = own_heads(ray_service, ray_clusters, views) if ray_service and is_ours else {}
@@ -88,9 +89,7 @@ async def observe(
     )
 
 
-async def _view_pods(
-    kube: KubeClient, namespace: str, pods: Iterable[Object]
-) -> tuple[PodView, ...]:
+async def _view_pods(reader: Reader, namespace: str, pods: Iterable[Object]) -> tuple[PodView, ...]:
     """Return the pods; those that wait for volumes with the reason in their Events."""
     views = []
     num_read = 0
@@ -98,30 +97,30 @@ async def _view_pods(
         view = pod_view(pod)
         if waits_for_volumes(pod) and num_read < _MAX_PODS_WITH_EVENTS:
             num_read += 1
-            failure = volume_problem(view.name, await _events_about(kube, namespace, pod))
+            failure = volume_problem(view.name, await _events_about(reader, namespace, pod))
             view = replace(view, failure=failure)
         views.append(view)
     return tuple(views)
 
 
-async def _events_about(kube: KubeClient, namespace: str, pod: Object) -> list[Object]:
+async def _events_about(reader: Reader, namespace: str, pod: Object) -> list[Object]:
     about = {"involvedObject.uid": pod["metadata"]["uid"], "type": "Warning"}
     try:
-        return await kube.list(EVENT, namespace, fields=about, limit=_MAX_EVENTS)
+        return await reader.list(EVENT, namespace, fields=about, limit=_MAX_EVENTS)
     except Forbidden:
         # The status has one reason less; `kubectl describe pod` shows it.
         return []
 
 
 async def _read_objects(
-    kube: KubeClient, key: NamespacedName, parsed: ParsedSpec
+    reader: Reader, key: NamespacedName, parsed: ParsedSpec
 ) -> tuple[dict[ObjectKey, Object], dict[str, Object], bool]:
     """Return the objects of the desired names, the RayClusters, and True with KubeRay."""
     children = _child_keys(parsed)
     ray_key = _ray_key(key)
     (ray_service, clusters, has_kuberay), found = await asyncio.gather(
-        _read_ray(kube, NamespacedName(key.namespace, ray_key.name)),
-        asyncio.gather(*(_read_child(kube, key.namespace, child) for child in children)),
+        _read_ray(reader, NamespacedName(key.namespace, ray_key.name)),
+        asyncio.gather(*(_read_child(reader, key.namespace, child) for child in children)),
     )
     objects = dict(zip(children, found, strict=True)) | {ray_key: ray_service}
     there = {child: one for child, one in objects.items() if one is not None}
@@ -129,16 +128,16 @@ async def _read_objects(
 
 
 async def _read_ray(
-    kube: KubeClient, key: NamespacedName
+    reader: Reader, key: NamespacedName
 ) -> tuple[Object | None, dict[str, Object], bool]:
     """Return the RayService, the RayClusters that it names, and True with KubeRay."""
     try:
-        ray_service = await kube.get(RAY_SERVICE, key)
+        ray_service = await reader.get(RAY_SERVICE, key)
     except KindMissing:
         return None, {}, False
     named = clusters_named(ray_service) if ray_service else []
     clusters = await asyncio.gather(
-        *(kube.get(RAY_CLUSTER, NamespacedName(key.namespace, name)) for name in named)
+        *(reader.get(RAY_CLUSTER, NamespacedName(key.namespace, name)) for name in named)
     )
     found = zip(named, clusters, strict=True)
     return ray_service, {name: one for name, one in found if one is not None}, True
@@ -148,9 +147,9 @@ def _ray_key(key: NamespacedName) -> ObjectKey:
     return ObjectKey(RAY_SERVICE.name, names.ray_service(key.name))
 
 
-async def _read_child(kube: KubeClient, namespace: str, key: ObjectKey) -> Object | None:
+async def _read_child(reader: Reader, namespace: str, key: ObjectKey) -> Object | None:
     kind = CORE_SERVICE if key.kind == CORE_SERVICE.name else CHILDREN[key.kind]
-    return await kube.get(kind, NamespacedName(namespace, key.name))
+    return await reader.get(kind, NamespacedName(namespace, key.name))
 
 
 def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
@@ -166,22 +165,24 @@ def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
 
 
 async def _find_missing(
-    kube: KubeClient, namespace: str, service: InferenceService | None
+    reader: Reader, namespace: str, service: InferenceService | None, pods: Iterable[Object]
 ) -> tuple[Problem, ...]:
     """Return the missing PersistentVolumeClaims, without which no pod would start.
 
     Secrets are not checked: the right to read one of any name is the right to read them all. The
     Events of the pods that wait for a Secret name it.
     """
-    problem = await _missing_claim(kube, namespace, service.spec.model.claim if service else None)
+    claim = service.spec.model.claim if service else None
+    # Kubernetes keeps a claim for as long as a pod uses it.
+    if claim is None or any(uses_claim(pod, claim) for pod in pods):
+        return ()
+    problem = await _missing_claim(reader, namespace, claim)
     return () if problem is None else (problem,)
 
 
-async def _missing_claim(kube: KubeClient, namespace: str, name: str | None) -> Problem | None:
-    if name is None:
-        return None
+async def _missing_claim(reader: Reader, namespace: str, name: str) -> Problem | None:
     try:
-        claim = await kube.get(VOLUME_CLAIM, NamespacedName(namespace, name))
+        claim = await reader.get(VOLUME_CLAIM, NamespacedName(namespace, name))
     except Forbidden:
         # The pods' own Events report it.
         return None

@@ -89,6 +89,15 @@ def waits_for_volumes(pod: Mapping[str, Any]) -> bool:
     )
 
 
+def uses_claim(pod: Mapping[str, Any], claim: str) -> bool:
+    """Return True when the pod is ready with the PersistentVolumeClaim, which so must exist."""
+    volumes = pod["spec"].get("volumes") or ()
+    is_ready = find_condition(pod.get("status", {}), "Ready").get("status") == "True"
+    return is_ready and any(
+        (one.get("persistentVolumeClaim") or {}).get("claimName") == claim for one in volumes
+    )
+
+
 def volume_problem(name: str, events: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the newest Event about volumes of a pod as one sentence; None: there is none."""
     found = [one for one in events if one.get("reason") in _VOLUME_FAILURES]

@@ -26,24 +26,25 @@ RULES: list[dict[str, Any]] = [
         "resources": ["rayservices"],
         "verbs": ["get", "list", "watch", "create", "patch"],
     },
-    {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get"]},
+    {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
     {
         "apiGroups": [""],
-        "resources": ["services", "persistentvolumeclaims"],
-        "verbs": ["get"],
+        "resources": ["services"],
+        "verbs": ["get", "list", "watch"],
     },
+    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "create", "patch"]},
     {
         "apiGroups": ["policy"],
         "resources": ["poddisruptionbudgets"],
-        "verbs": ["get", "create", "patch"],
+        "verbs": ["get", "list", "watch", "create", "patch"],
     },
     {
         "apiGroups": ["networking.k8s.io"],
         "resources": ["networkpolicies"],
-        "verbs": ["get", "create", "patch"],
+        "verbs": ["get", "list", "watch", "create", "patch"],
     },
 ]
 HOME_RULES: list[dict[str, Any]] = [

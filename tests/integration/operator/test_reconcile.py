@@ -114,16 +114,22 @@ def desired_part(namespace: Namespace) -> tuple[Any, Any]:
     return found["spec"], found["metadata"]["labels"]
 
 
-@pytest.mark.parametrize("child", ["networkpolicy/tiny-head", "pdb/tiny"])
-def test_what_is_not_watched_comes_back_with_the_resync(
-    namespace: Namespace, operator: OperatorProcess, child: str
-) -> None:
+def test_every_child_is_watched(namespace: Namespace, start_operator: StartOperator) -> None:
+    """What is deleted or changed by hand comes back, long before the next resync."""
+    operator = start_operator(settings={"resyncSeconds": 3600}).wait_until_leading()
     namespace.apply(manifest())
     settle(namespace, operator)
 
-    namespace.kubectl("delete", child)
+    namespace.kubectl("delete", "networkpolicy/tiny-head", "pdb/tiny")
+    namespace.patch("networkpolicy", "tiny-worker", {"spec": {"policyTypes": ["Egress"]}})
 
-    until(lambda: children_of("tiny") <= set(namespace.children("tiny")), "it is back")
+    until(lambda: children_of("tiny") <= set(namespace.children("tiny")), "they are back")
+    until(lambda: policy_types(namespace) == ["Ingress"], "it is as it was")
+
+
+def policy_types(namespace: Namespace) -> Any:
+    found = namespace.get("networkpolicy", "tiny-worker")
+    return found and found["spec"]["policyTypes"]
 
 
 def test_a_change_is_announced_with_its_class_before_it_is_made(
