@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from tandem_engine.api.front import EngineFront
+from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
@@ -23,7 +23,7 @@ class Replica:
 
     def __init__(self, args: dict[str, Any]) -> None:
         self._args = AppArgs.model_validate(args)
-        self._engine: EngineFront | None = None
+        self._engine: EngineClient | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it after the constructor."""
@@ -41,7 +41,7 @@ class Replica:
             schedule = live.schedule_config(self._args.engine.cache_block_size)
             await self._engine.reconfigure(schedule, live.slo)
 
-    async def _start(self, live: LiveSettings) -> EngineFront:
+    async def _start(self, live: LiveSettings) -> EngineClient:
         starts = StartBackoff.of_environment()
         if pause_s := starts.pause_s():
             report_startup(f"The last start failed; waiting {pause_s} s before the next one")
@@ -71,7 +71,7 @@ def report_startup(line: str) -> None:
         handler.flush()
 
 
-def _start_engine(args: AppArgs, live: LiveSettings) -> EngineFront:
+def _start_engine(args: AppArgs, live: LiveSettings) -> EngineClient:
     report_startup("Starting the engine")
     # torch is needed here alone: the task that only builds the application does without it.
     from tandem_engine.build import build_engine  # noqa: PLC0415

@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.engine_client import EngineLimits
 from tandem_engine.api.errors import EngineStopped, InvalidParameter, PromptTooLong
-from tandem_engine.api.front import EngineLimits
 from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLogprob
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_engine.api.slo import Slo
@@ -90,7 +90,7 @@ class ByteCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """Arguments of one `FakeFront.submit`."""
+    """Arguments of one `FakeEngine.submit`."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -100,7 +100,7 @@ class Submitted:
     timeout_s: float = inf
 
 
-class FakeFront:
+class FakeEngine:
     """An engine that answers with the prompt's bytes in reverse, then `<end>`; one byte an output.
 
     All choices of a request say the same, choice 0 first at every token. The log-probability of
@@ -247,28 +247,28 @@ def _without_decodes(step: StepExplanation) -> StepExplanation:
 
 
 class FakeStream:
-    """The outputs of one request to a `FakeFront`."""
+    """The outputs of one request to a `FakeEngine`."""
 
-    def __init__(self, front: FakeFront, submitted: Submitted) -> None:
-        self._front = front
+    def __init__(self, engine: FakeEngine, submitted: Submitted) -> None:
+        self._engine = engine
         self._submitted = submitted
         self._has_ended = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Give out the answer, token by token."""
         for num_done, output in enumerate(self._outputs()):
-            await self._front.before_output(num_done)
+            await self._engine.before_output(num_done)
             yield output
         self._has_ended = True
 
     def abort(self) -> None:
         """Note that the request was given up, unless it has ended."""
         if not self._has_ended:
-            self._front.aborted.append(self._submitted.request_id)
+            self._engine.aborted.append(self._submitted.request_id)
 
     def _outputs(self) -> Iterator[Output]:
         sampling = self._submitted.sampling
-        room = self._front.limits.max_seq_len - len(self._submitted.prompt_token_ids)
+        room = self._engine.limits.max_seq_len - len(self._submitted.prompt_token_ids)
         num_tokens = min(sampling.max_tokens, room)
         tokens = list(islice(_reversed_then_end(self._submitted), num_tokens))
         texts, is_stopped = _texts(tokens, sampling.stop)
@@ -332,12 +332,12 @@ def _logprobs(token: int, num_top: int | None) -> tuple[TokenLogprob, ...]:
 
 
 def fake_app(
-    front: FakeFront | None, *, monotonic_s: Callable[[], float] = float, **settings: Any
+    engine: FakeEngine | None, *, monotonic_s: Callable[[], float] = float, **settings: Any
 ) -> FastAPI:
-    """The HTTP application over `front` for the model `tiny`; clocks stand still, ids count.
+    """The HTTP application over `engine` for the model `tiny`; clocks stand still, ids count.
 
     Args:
-        front: the engine, or None for one that is still starting.
+        engine: the engine, or None for one that is still starting.
         monotonic_s: the clock that the rate of completions is taken with.
         settings: settings of the HTTP layer that are not to have their defaults.
     """
@@ -348,7 +348,7 @@ def fake_app(
         monotonic_s=monotonic_s,
         new_id=lambda: f"{next(numbers):032x}",
     )
-    return build_app(HttpSettings(**named), lambda: front, dependencies=dependencies)
+    return build_app(HttpSettings(**named), lambda: engine, dependencies=dependencies)
 
 
 def client_of(app: ASGIApp) -> httpx.AsyncClient:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tandem_serve import cli
 from tandem_serve.cli import app
-from tandem_serve.testing import FakeFront
+from tandem_serve.testing import FakeEngine
 from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 MANIFEST = """\
@@ -63,7 +63,7 @@ def keyed_service(tmp_path: Path) -> Iterator[str]:
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "one").write_text("sk-1\n")
-    with serving(FakeFront(), keys) as url:
+    with serving(FakeEngine(), keys) as url:
         yield url
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from fastapi import Request, Response
 
-from tandem_engine.api.front import EngineFront
+from tandem_engine.api.engine_client import EngineClient
 from tandem_engine.api.request import (
     LOWEST_PRIORITY,
     MAX_N,
@@ -36,7 +36,7 @@ class Call:
     Its body is not part of it: the body's memory is free while the answer is computed.
     """
 
-    engine: EngineFront
+    engine: EngineClient
     engine_requests: Sequence[EngineRequest]
     formatter: ChoiceFormatter
     choices_per_prompt: int

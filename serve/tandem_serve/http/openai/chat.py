@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fastapi import Request, Response
 
-from tandem_engine.api.front import EngineFront, TextCodec
+from tandem_engine.api.engine_client import EngineClient, TextCodec
 from tandem_engine.api.output import Output
 from tandem_serve.http.admission.body_reader import read_body
 from tandem_serve.http.admission.deadline import Deadline
@@ -58,7 +58,7 @@ async def _call(request: Request, held: ExitStack) -> Call:
 
 
 async def _engine_request(
-    body: ChatRequest, engine: EngineFront, num_logprobs: int | None, max_inline_length: int
+    body: ChatRequest, engine: EngineClient, num_logprobs: int | None, max_inline_length: int
 ) -> EngineRequest:
     limits = engine.limits
     token_ids = await encode_messages(

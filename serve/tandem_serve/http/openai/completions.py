@@ -8,7 +8,7 @@ from typing import Any, Final, TypeGuard
 
 from fastapi import Request, Response
 
-from tandem_engine.api.front import EngineFront, EngineLimits, TextCodec
+from tandem_engine.api.engine_client import EngineClient, EngineLimits, TextCodec
 from tandem_engine.api.output import Output, TokenLogprob
 from tandem_serve.http.admission.body_reader import read_body
 from tandem_serve.http.admission.deadline import Deadline
@@ -119,7 +119,7 @@ def _are_ids(prompt: list[Any]) -> TypeGuard[list[int]]:
 async def _encode(
     prompts: _Texts | _TokenIds,
     body: CompletionRequest,
-    engine: EngineFront,
+    engine: EngineClient,
     max_inline_length: int,
 ) -> list[list[int]]:
     match prompts:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tandem_engine.api.front import TextCodec
+from tandem_engine.api.engine_client import TextCodec
 from tandem_engine.api.output import TokenLogprob
 
 LOWEST_LOGPROB: Final = -9999.0

@@ -23,7 +23,7 @@ from tandem_serve.cli import app
 from tandem_serve.commands.step_view import bar, left_out, line, view
 from tandem_serve.commands.steps import Source, new_steps, watch
 from tandem_serve.errors import ServeError
-from tandem_serve.testing import LIMITS, FakeFront
+from tandem_serve.testing import LIMITS, FakeEngine
 from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 WAIT = WaitExplanation(
@@ -66,7 +66,7 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TANDEM_API_KEY", raising=False)
 
 
-class Stepped(FakeFront):
+class Stepped(FakeEngine):
     """An engine with steps behind it."""
 
     def __init__(self, kept: Sequence[StepExplanation]) -> None:
@@ -80,7 +80,7 @@ def report(*numbers: int, newest: int | None = None) -> StepsReport:
         time=1_800_000_000.0,
         newest=newest if newest is not None else max(numbers, default=None),
         limits=LIMITS,
-        stats=FakeFront().stats(),
+        stats=FakeEngine().stats(),
         steps=tuple(replace(STEP, number=number) for number in numbers),
     )
 

@@ -13,7 +13,7 @@ from tandem_engine.api.steps import (
     WaitExplanation,
 )
 from tandem_serve.api.steps import StepsReport
-from tandem_serve.testing import LIMITS, FakeFront, client_of, fake_app
+from tandem_serve.testing import LIMITS, FakeEngine, client_of, fake_app
 
 
 def step(number: int) -> StepExplanation:
@@ -45,7 +45,7 @@ def step(number: int) -> StepExplanation:
     )
 
 
-class Stepped(FakeFront):
+class Stepped(FakeEngine):
     """An engine with so many steps behind it, of which it keeps the last few."""
 
     def __init__(self, num_steps: int, kept: int = MAX_KEPT_STEPS) -> None:
@@ -53,8 +53,8 @@ class Stepped(FakeFront):
         self.kept_steps = [step(number) for number in range(max(0, num_steps - kept), num_steps)]
 
 
-async def numbers(front: FakeFront, query: str = "") -> list[int]:
-    async with client_of(fake_app(front)) as client:
+async def numbers(engine: FakeEngine, query: str = "") -> list[int]:
+    async with client_of(fake_app(engine)) as client:
         response = await client.get(f"/debug/steps{query}")
     assert response.status_code == 200, response.text
     return [one["number"] for one in response.json()["steps"]]
@@ -172,10 +172,10 @@ async def test_an_engine_that_starts_has_no_steps_yet() -> None:
 
 
 async def test_an_engine_that_stopped_still_tells_its_last_steps() -> None:
-    front = Stepped(3)
-    front.stop_because("The device is gone.")
+    engine = Stepped(3)
+    engine.stop_because("The device is gone.")
 
-    assert await numbers(front) == [0, 1, 2]
+    assert await numbers(engine) == [0, 1, 2]
 
 
 async def test_steps_need_an_api_key_where_there_are_keys(tmp_path: Path) -> None:
