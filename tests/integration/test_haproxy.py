@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.ray_env import RAY_ENV
 from tandem_serve.pod import haproxy as wrapper
 from tests.e2e.harness import free_port, wait_for
 
@@ -143,7 +143,7 @@ def ray_s_configuration(folder: Path, *, port: int, server: int) -> Path:
     }
     subprocess.run(
         [sys.executable, "-c", RENDER, str(port), str(server)],
-        env={**os.environ, **RAY_PROFILE, **own},
+        env={**os.environ, **RAY_ENV, **own},
         check=True,
         capture_output=True,
     )
@@ -227,7 +227,7 @@ def test_there_may_be_more_connections_than_the_largest_replica_has_places(
 
     info = dict(line.split(": ", 1) for line in lines if ": " in line)
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = int(RAY_PROFILE["RAY_SERVE_HAPROXY_MAXCONN"])
+    enough = int(RAY_ENV["RAY_SERVE_HAPROXY_MAXCONN"])
     assert enough > 3 * 4096
     assert int(info["Maxconn"]) == min(enough, int((max_files - 512) / 2.5))
 

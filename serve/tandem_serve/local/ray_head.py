@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.ray_env import RAY_ENV
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.errors import ServeError
 from tandem_serve.local.ports import Ports, free_ports, is_free
@@ -217,7 +217,7 @@ def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
     folder = run_dir / "h"
     return {
         **users,
-        **RAY_PROFILE,
+        **RAY_ENV,
         # Here Ray runs beside the engine and manages one machine: its controller, at its usual ten
         # rounds a second, takes more of a core than 16 streams do, and nothing reads Ray's own
         # metrics every second.
