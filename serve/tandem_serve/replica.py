@@ -1,7 +1,6 @@
 """The Ray Serve class: one HTTP server and one engine in one process; thin."""
 
 import asyncio
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,15 @@ from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
+from tandem_serve.replica_log import configure_logging, report_startup
 from tandem_serve.start_backoff import StartBackoff
-
-# Serve's own logger: its lines go to the replica's log file.
-_LOGGER = logging.getLogger("ray.serve")
 
 
 class Replica:
     """One replica. Ray calls all of its methods on one event loop."""
 
     def __init__(self, args: dict[str, Any]) -> None:
+        configure_logging()
         self._args = AppArgs.model_validate(args)
         self._engine: EngineClient | None = None
 
@@ -61,14 +59,6 @@ class Replica:
         """Stop the engine; Serve calls it after the running requests' time."""
         if self._engine is not None:
             await self._engine.stop()
-
-
-def report_startup(line: str) -> None:
-    """Put a line on the start into the log at once; `tandem serve` shows the last one."""
-    _LOGGER.info("start-up: %s", line)
-    # Serve collects lines before it writes them; these must appear while they are true.
-    for handler in _LOGGER.handlers:
-        handler.flush()
 
 
 def _start_engine(args: AppArgs, live: LiveSettings) -> EngineClient:

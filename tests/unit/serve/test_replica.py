@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tandem_serve import replica as replica_module
 from tandem_serve.api.document import AppArgs, LiveSettings, ServeOptions
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
@@ -32,6 +33,7 @@ async def test_live_settings_reach_the_engine_with_the_block_size_that_it_has(
 ) -> None:
     # Serve awaits it; Python, when it collects the object, would not.
     monkeypatch.delattr(Replica, "__del__")
+    monkeypatch.setattr(replica_module, "configure_logging", lambda: None)
     replica = Replica(AppArgs.of(service(), ServeOptions()).document())
     replica._engine = engine = FakeEngine()
     changed = service(
