@@ -1,7 +1,6 @@
-"""An engine whose answers can be worked out on paper, and a caller that can hang up.
+"""Fakes for tests of the HTTP layer: an engine with predictable answers, a caller that can hang up.
 
-Both ship with the product: unit tests, the documents and projects built on the HTTP layer
-use them. Nothing here looks at a clock.
+They ship with the package, for tests of what is built on it. Nothing here reads a clock.
 """
 
 import asyncio
@@ -46,17 +45,17 @@ LIMITS: Final = EngineLimits(
 )
 
 
-class ByteCodec:
+class FakeCodec:
     """One token a byte; `<begin>` before a text, `role:content;` for a message."""
 
     max_token_chars = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The bytes of `text`, after `<begin>` if special tokens are wanted."""
+        """The bytes of `text`, after `<begin>` with special tokens."""
         return [BEGIN] * add_special_tokens + list(text.encode())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of the bytes, special tokens in angle brackets if they are wanted."""
+        """The text of the bytes, special tokens in angle brackets unless they are skipped."""
         shown = (i for i in token_ids if i < NUM_BYTES or not skip_special_tokens)
         return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
 
@@ -134,7 +133,7 @@ class FakeEngine:
         self._max_requests = max_requests
         self._max_n = max_n
         self._stopped_because: str | None = None
-        self.codec = ByteCodec()
+        self.codec = FakeCodec()
         self.submitted: list[Submitted] = []
         self.reconfigured: list[tuple[ScheduleConfig, Slo]] = []
         """Arguments of each `reconfigure`."""
@@ -186,7 +185,7 @@ class FakeEngine:
         return FakeStream(self, submitted)
 
     async def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
-        """Note it; there is nothing to schedule."""
+        """Record the arguments; there is nothing to schedule."""
         self.reconfigured.append((schedule, slo))
 
     def stats(self) -> EngineStats:
@@ -216,7 +215,7 @@ class FakeEngine:
             raise EngineStopped(self._stopped_because)
 
     def stop_because(self, cause: str) -> None:
-        """Accept no more requests; `cause` is the text for callers."""
+        """Accept no more requests; `cause` is the message for callers."""
         self._stopped_because = cause
 
     async def stop(self) -> None:
@@ -233,7 +232,7 @@ class FakeEngine:
             )
 
     async def before_output(self, num_done: int) -> None:
-        """Pause or fail if it is time for it."""
+        """Pause or fail after as many outputs as the constructor was given."""
         if num_done == self._fails_after and self._failure is not None:
             raise self._failure
         if num_done == self._pauses_after:
@@ -262,7 +261,7 @@ class FakeStream:
         self._has_ended = True
 
     def abort(self) -> None:
-        """Note that the request was given up, unless it has ended."""
+        """Record the id of the request, unless it has ended."""
         if not self._has_ended:
             self._engine.aborted.append(self._submitted.request_id)
 
@@ -399,7 +398,7 @@ class Caller:
         self._num_left = num_messages
 
     def hang_up(self) -> None:
-        """Go away; what has not been sent yet never comes."""
+        """Disconnect; the rest of the body never arrives."""
         self._pieces.clear()
         self._is_gone.set()
 

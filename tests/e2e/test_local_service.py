@@ -254,7 +254,7 @@ def truncated(checkpoint: Path, folder: Path) -> Path:
     return copy
 
 
-def test_a_truncated_checkpoint_is_told_in_one_sentence(
+def test_a_truncated_checkpoint_is_reported_in_one_sentence(
     tandem: Tandem, checkpoint: Path, tmp_path: Path
 ) -> None:
     broken = truncated(checkpoint, tmp_path)

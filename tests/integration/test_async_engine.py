@@ -294,7 +294,7 @@ async def test_a_temperature_of_almost_nothing_disturbs_no_other(checkpoint: Pat
         assert tokens(odd) == greedy
 
 
-async def test_numbers_that_went_wrong_do_not_reach_who_gets_the_blocks_next(
+async def test_numbers_that_went_wrong_do_not_reach_the_next_owner_of_the_blocks(
     checkpoint: Path,
 ) -> None:
     async with engine_of(checkpoint, num_kv_blocks=32) as engine:
@@ -347,7 +347,7 @@ async def test_a_text_that_cannot_be_decoded_fails_its_request_alone(
         await until(lambda: all_free(engine))
 
 
-async def test_a_loop_that_dies_tells_every_stream_and_the_health_check(
+async def test_a_loop_that_dies_ends_every_stream_and_fails_the_health_check(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with engine_of(checkpoint) as engine:

@@ -95,7 +95,7 @@ async def test_an_abort_that_fails_harms_no_other(
         engine.check_health()
 
 
-async def test_a_live_change_that_fails_is_told_and_leaves_the_settings_before(
+async def test_a_live_change_that_fails_raises_and_leaves_the_settings_before(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,7 +138,7 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
             engine.check_health()
 
 
-async def test_a_caller_that_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:
+async def test_a_caller_that_comes_as_the_engine_stops_gets_an_error(checkpoint: Path) -> None:
     async with engine_of(checkpoint) as engine:
         loop = engine._loop
         loop.stop()

@@ -235,14 +235,14 @@ async def test_with_async_scheduling_the_engine_gives_the_same_tokens_and_all_is
     None
 ):
     schedule = SCHEDULES["splitfuse, 48 tokens"]
-    asked = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
+    sampling = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
     async with engine_of(with_async_scheduling(schedule)) as engine:
-        whole = [one async for one in engine.submit("whole", conversation(14), asked)]
+        whole = [one async for one in engine.submit("whole", conversation(14), sampling)]
         text = "".join(one.text for one in whole)
-        stops = replace(asked, stop=(text[3:5],))
+        stops = replace(sampling, stop=(text[3:5],))
 
         said, cut = await asyncio.gather(others(engine), _text(engine, stops))
-        stream = engine.submit("left", conversation(3), asked)
+        stream = engine.submit("left", conversation(3), sampling)
         await anext(aiter(stream))
         stream.abort()
         await engine.reconfigure(schedule, Slo())

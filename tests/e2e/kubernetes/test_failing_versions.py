@@ -42,7 +42,7 @@ def service(tandem: Kubernetes, checkpoint: Checkpoint) -> Iterator[DeployedServ
     service.wait_gone()
 
 
-async def test_a_checkpoint_that_is_repaired_is_served_without_another_word(
+async def test_a_checkpoint_that_is_repaired_is_served_without_another_apply(
     service: DeployedService, broken: Checkpoint, times: Times
 ) -> None:
     with times.measure("broken checkpoint: apply → the sentence that names file and tensor"):

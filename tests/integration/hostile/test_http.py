@@ -150,10 +150,10 @@ def test_texts_to_tokenize_from_every_client(server: Server) -> None:
         "messages": [{"role": "user", "content": "a"}],
         "chat_template_kwargs": {"x": ["y" * 10] * 4000},
     }
-    asked = [("/tokenize", text), ("/detokenize", tokens), ("/tokenize", kwargs)] * 30
+    calls = [("/tokenize", text), ("/detokenize", tokens), ("/tokenize", kwargs)] * 30
 
     with ThreadPoolExecutor(64) as callers:
-        answers = list(callers.map(lambda each: server.post(*each), asked))
+        answers = list(callers.map(lambda each: server.post(*each), calls))
 
     assert {answer.status for answer in answers} <= {200, 429}
     assert server.post("/tokenize", filled(PROMPT + '"', "a", '"}')).status == 400

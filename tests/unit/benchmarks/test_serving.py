@@ -78,7 +78,7 @@ def test_two_cases_give_a_table_a_document_and_a_plot(
     assert document["settings"]["load"]["cases"] == ["1x8x4", "3x16x8"]
 
 
-def test_requests_have_exactly_the_lengths_that_were_asked_for(run: Callable[..., Result]) -> None:
+def test_requests_have_exactly_the_requested_lengths(run: Callable[..., Result]) -> None:
     engine = FakeEngine()
 
     with served(fake_app(engine)) as url:

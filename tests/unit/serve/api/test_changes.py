@@ -207,7 +207,7 @@ def fields_of(model: type[BaseModel], path: str) -> list[str]:
     return found
 
 
-def test_a_change_tells_path_values_and_class() -> None:
+def test_a_change_has_path_values_and_class() -> None:
     model = {"source": "file:///models/a"}
     old = service_of({"model": model})
     new = service_of(

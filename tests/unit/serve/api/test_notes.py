@@ -30,7 +30,7 @@ def test_prompts_that_are_not_cut_and_answers_that_are_get_a_note_each() -> None
     )
 
 
-def test_no_caller_is_told_what_it_wrote() -> None:
+def test_no_note_repeats_a_written_value() -> None:
     written = schedule(templateType="Mix", maxIterTimes=512, splitFuse={"splitStartBatchSize": 4})
 
     assert said(model=SIZED, engine=written) == []
@@ -42,7 +42,7 @@ def test_an_answer_that_the_context_ends_first_is_not_cut() -> None:
     assert said(model=model, engine=schedule()) == []
 
 
-def test_a_target_tells_what_it_chooses() -> None:
+def test_a_note_lists_the_values_that_a_target_chooses() -> None:
     assert said(model=SIZED, engine=schedule(), slo=PROMISE) == [
         "spec.slo chooses what spec.engine.schedule leaves open: templateType Mix, "
         "splitFuse.splitStartBatchSize 0 (every prompt is cut), maxIterTimes 2048"

@@ -47,7 +47,7 @@ async def test_request_number_3n_plus_1_is_refused(*, is_stream: bool) -> None:
     }
 
 
-async def test_a_place_is_free_again_when_a_request_has_ended() -> None:
+async def test_a_slot_is_free_again_when_a_request_has_ended() -> None:
     engine = FakeEngine(pauses_after=0)
     app = fake_app(engine, max_link_num=1)
     async with waiting_calls(app, engine, 3):
@@ -59,7 +59,7 @@ async def test_a_place_is_free_again_when_a_request_has_ended() -> None:
     assert response.status_code == 200
 
 
-async def test_each_prompt_takes_a_place() -> None:
+async def test_each_prompt_takes_a_slot() -> None:
     engine = FakeEngine(pauses_after=0)
     app = fake_app(engine, max_link_num=1)
 
@@ -70,16 +70,16 @@ async def test_each_prompt_takes_a_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"n": 2}, {"best_of": 2}, {"use_beam_search": True, "n": 2}, {"n": 1, "best_of": 2}]
+    "fields", [{"n": 2}, {"best_of": 2}, {"use_beam_search": True, "n": 2}, {"n": 1, "best_of": 2}]
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
-async def test_each_choice_and_each_beam_takes_a_place(path: str, asked: dict[str, Any]) -> None:
+async def test_each_choice_and_each_beam_takes_a_slot(path: str, fields: dict[str, Any]) -> None:
     engine = FakeEngine(pauses_after=0)
     app = fake_app(engine, max_link_num=1)
     valid: dict[str, Any] = (
         {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
     )
-    body = {"model": "tiny"} | valid | asked
+    body = {"model": "tiny"} | valid | fields
 
     async with waiting_calls(app, engine, 2), client_of(app) as client:
         refused = await client.post(path, json=body)
@@ -110,7 +110,7 @@ async def test_a_full_replica_refuses_before_it_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "message"),
+    ("fields", "param", "message"),
     [
         (
             {"prompt": ["a"] * 4},
@@ -133,18 +133,18 @@ async def test_a_full_replica_refuses_before_it_reads() -> None:
         ),
     ],
 )
-async def test_more_sequences_than_places_can_never_be_served(
-    asked: dict[str, Any], param: str, message: str
+async def test_more_sequences_than_slots_can_never_be_served(
+    fields: dict[str, Any], param: str, message: str
 ) -> None:
     async with client_of(fake_app(FakeEngine(), max_link_num=1)) as client:
-        response = await client.post(COMPLETIONS, json=BODY | asked)
+        response = await client.post(COMPLETIONS, json=BODY | fields)
 
     assert response.status_code == 400
     assert response.json()["error"]["message"] == message
     assert response.json()["error"]["param"] == param
 
 
-async def test_a_request_that_was_refused_later_gives_its_place_back() -> None:
+async def test_a_request_that_was_refused_later_returns_its_slot() -> None:
     app = fake_app(FakeEngine(), max_link_num=1)
     async with client_of(app) as client:
         response = await client.post(COMPLETIONS, json=BODY | {"temperature": -1})

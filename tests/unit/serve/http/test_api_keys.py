@@ -69,7 +69,7 @@ class Secret:
                 (self._folder / name).symlink_to(f"..data/{name}")
 
 
-class Clock:
+class FakeClock:
     """A clock that is set by hand."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ async def test_openais_client_brings_its_key(folder: Path) -> None:
 
 
 async def test_keys_follow_the_secret_without_a_restart(tmp_path: Path) -> None:
-    secret, clock = Secret(tmp_path), Clock()
+    secret, clock = Secret(tmp_path), FakeClock()
     secret.write(a="old", b="common")
     app = fake_app(FakeEngine(), api_keys_folder=tmp_path, monotonic_s=clock)
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem_serve.testing import ByteCodec, FakeEngine, client_of, fake_app
+from tandem_serve.testing import FakeCodec, FakeEngine, client_of, fake_app
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -412,7 +412,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     def tokenize(*_: object, **__: object) -> list[int]:
         raise AssertionError("it was tokenized")
 
-    monkeypatch.setattr(ByteCodec, "encode", tokenize)
+    monkeypatch.setattr(FakeCodec, "encode", tokenize)
     response = await post(path, body)
 
     assert response.status_code == 400

@@ -358,7 +358,7 @@ async def test_lengths_have_limits(path: str, body: dict[str, Any], message: str
     assert the_error(response)["message"] == message
 
 
-async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokenizing_has_slots_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     app = fake_app(FakeEngine())
     monkeypatch.setattr(app.state.http.text_admission, "_num_in_flight", 48)
     async with client_of(app) as client:
@@ -376,7 +376,7 @@ async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         pytest.param({"messages": [{"role": "user", "content": ""}] * 129}, id="many messages"),
         pytest.param(
@@ -393,7 +393,7 @@ async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 async def test_what_takes_long_to_render_is_rendered_beside_the_event_loop(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
     engine = FakeEngine()
@@ -406,7 +406,7 @@ async def test_what_takes_long_to_render_is_rendered_beside_the_event_loop(
     monkeypatch.setattr(type(engine.codec), "max_token_chars", 1000)
     async with client_of(fake_app(engine)) as client:
         for path in (CHAT, "/tokenize"):
-            answer = await client.post(path, json={"model": "tiny"} | asked)
+            answer = await client.post(path, json={"model": "tiny"} | fields)
             assert answer.status_code == 200
 
     assert len(threads) == 2

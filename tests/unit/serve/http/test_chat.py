@@ -221,7 +221,7 @@ async def test_every_parameter_reaches_the_engine() -> None:
         {"temperature": None, "stop": None, "max_tokens": None, "stream": None, "n": None},
     ],
 )
-async def test_what_asks_for_nothing_is_accepted(body: dict[str, Any]) -> None:
+async def test_an_unsupported_field_with_a_harmless_value_is_accepted(body: dict[str, Any]) -> None:
     assert (await chat(FakeEngine(), **body)).status_code == 200
 
 
@@ -240,7 +240,7 @@ async def test_messages_become_roles_and_texts() -> None:
     assert engine.submitted[0].prompt_token_ids == (BEGIN, *text.encode())
 
 
-async def test_the_template_is_told_what_was_asked() -> None:
+async def test_the_template_gets_the_fields_of_the_request() -> None:
     engine = FakeEngine()
 
     await chat(engine, add_generation_prompt=False)

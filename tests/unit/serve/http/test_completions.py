@@ -7,7 +7,7 @@ import pytest
 
 from tandem_engine.api.output import TokenLogprob
 from tandem_serve.http.openai.logprobs import TextOffsets, completion_logprobs
-from tandem_serve.testing import BEGIN, ByteCodec, FakeEngine, client_of, fake_app
+from tandem_serve.testing import BEGIN, FakeCodec, FakeEngine, client_of, fake_app
 
 
 async def complete(engine: FakeEngine, **body: Any) -> httpx.Response:
@@ -96,7 +96,7 @@ async def test_a_stream_chunk() -> None:
     ]
 
 
-async def test_sixteen_tokens_unless_asked_otherwise() -> None:
+async def test_sixteen_tokens_by_default() -> None:
     engine = FakeEngine()
 
     await complete(engine, prompt="ab")
@@ -162,7 +162,7 @@ def test_parts_of_a_character_start_where_it_does() -> None:
 
 
 def test_tokens_that_are_no_text_are_written_as_bytes() -> None:
-    logprobs = completion_logprobs(ByteCodec(), [TokenLogprob(0xE2, float("-inf"))], [0])
+    logprobs = completion_logprobs(FakeCodec(), [TokenLogprob(0xE2, float("-inf"))], [0])
 
     assert logprobs["tokens"] == ["bytes:\\xe2"]
     assert logprobs["token_logprobs"] == [-9999.0]

@@ -23,7 +23,7 @@ HEADER = "X-Request-Timeout"
 
 
 @pytest.mark.parametrize(
-    ("asked", "service", "in_force"),
+    ("requested", "service", "in_force"),
     [
         (None, None, 600.0),
         (None, 30.0, 30.0),
@@ -35,12 +35,12 @@ HEADER = "X-Request-Timeout"
 )
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_lesser_of_both_goes_to_the_engine(
-    path: str, asked: str | None, service: float | None, in_force: float
+    path: str, requested: str | None, service: float | None, in_force: float
 ) -> None:
     engine = FakeEngine()
     settings: dict[str, Any] = {} if service is None else {"e2e_timeout_s": service}
     async with client_of(fake_app(engine, **settings)) as client:
-        headers = {} if asked is None else {HEADER: asked}
+        headers = {} if requested is None else {HEADER: requested}
         response = await client.post(path, json=BODIES[path], headers=headers)
 
     assert response.status_code == 200
@@ -107,7 +107,7 @@ async def test_a_stream_that_has_begun_ends_with_the_error() -> None:
     assert len(engine.aborted) == 1
 
 
-async def test_time_that_is_over_before_the_engine_has_it_is_told_and_nothing_is_computed() -> None:
+async def test_a_deadline_exceeded_before_the_engine_has_the_prompt_is_a_504() -> None:
     engine, seconds = FakeEngine(), count(0.0, 10.0)
     app = fake_app(engine, monotonic_s=lambda: next(seconds))
     async with client_of(app) as client:
@@ -122,7 +122,7 @@ async def test_time_that_is_over_before_the_engine_has_it_is_told_and_nothing_is
     assert app.state.http.admission.num_in_flight == 0
 
 
-async def test_what_the_body_took_is_gone() -> None:
+async def test_the_time_of_the_body_counts_towards_the_deadline() -> None:
     engine, now = FakeEngine(), [100.0]
     app = fake_app(engine, monotonic_s=lambda: now[0])
     caller = Caller(app, COMPLETIONS, BODY, headers={HEADER: "5"})

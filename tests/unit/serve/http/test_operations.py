@@ -188,7 +188,7 @@ async def test_detokenize_gives_the_text_back() -> None:
         ("/detokenize", {}, 400, "tokens"),
     ],
 )
-async def test_what_cannot_be_tokenized(
+async def test_a_body_that_cannot_be_tokenized_is_refused(
     path: str, body: dict[str, Any], status: int, param: str
 ) -> None:
     async with client_of(fake_app(FakeEngine())) as client:

@@ -30,7 +30,7 @@ async def submitted(path: str, body: dict[str, Any]) -> Submitted:
 
 @pytest.mark.parametrize("path", VALID)
 async def test_beams_reach_the_engine(path: str) -> None:
-    asked = {
+    fields = {
         "use_beam_search": True,
         "best_of": 4,
         "n": 2,
@@ -39,7 +39,7 @@ async def test_beams_reach_the_engine(path: str) -> None:
         "temperature": 0,
     }
 
-    sampling = (await submitted(path, asked)).sampling
+    sampling = (await submitted(path, fields)).sampling
 
     assert sampling.use_beam_search
     assert (sampling.num_sequences, sampling.n) == (4, 2)

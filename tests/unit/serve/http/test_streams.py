@@ -119,7 +119,7 @@ async def test_an_error_of_the_engine_is_not_taken_for_a_broken_connection(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_request_that_ended_well_gives_its_place_back(*, is_stream: bool) -> None:
+async def test_a_request_that_ended_well_returns_its_slot(*, is_stream: bool) -> None:
     engine = FakeEngine()
     app = fake_app(engine)
     async with client_of(app) as client:

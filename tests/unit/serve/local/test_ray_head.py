@@ -21,7 +21,7 @@ def test_ray_starts_haproxy_through_tandem_s_command(tmp_path: Path) -> None:
     assert os.access(command, os.X_OK)
 
 
-def test_an_installation_without_the_command_is_told(
+def test_an_installation_without_the_command_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
