@@ -28,7 +28,7 @@ class Replica:
         return build_app(_http_settings(self._args), lambda: self._engine)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Start the engine, the first time; afterwards hand it the live settings.
+        """Start the engine, the first time; afterwards pass it the live settings.
 
         An exception makes Ray replace the replica.
         """

@@ -12,13 +12,13 @@ class ChangeKind(StrEnum):
     """Effect of a change on the replicas, from cheap to costly."""
 
     LIVE = "live"
-    """Running replicas take it over between two steps; no request notices."""
+    """Running replicas apply it between two steps; requests go on."""
 
     IN_PLACE = "in place"
     """Ray or Kubernetes applies it; running replicas stay."""
 
     REPLACE = "replace"
-    """New replicas take the place of the running ones."""
+    """New replicas replace the running ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,10 @@ def _run(service: InferenceService, address: ListenAddress, *, detach: bool, ver
             else:
                 _stay(local)
     except RecordExists:
-        raise ServeError(f"The service {service.name} is already starting.") from None
+        raise ServeError(
+            f"The service {service.name} is already starting; wait for it, or stop it with "
+            f"tandem stop {service.name}."
+        ) from None
 
 
 def _start(local: LocalRay, service: InferenceService, *, verbose: bool) -> None:

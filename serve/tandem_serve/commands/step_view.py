@@ -13,7 +13,7 @@ from tandem_engine.api.steps import RowExplanation, StepExplanation, WaitExplana
 from tandem_serve.api.steps import StepsReport
 
 _BAR_WIDTH: Final = 24
-# Told apart without colours too.
+# Distinct without colours too.
 _DECODE, _PREFILL, _REST = "█", "▓", "░"
 _MOST_NAMED: Final = 3
 """Sequences that are named before the others are only counted."""

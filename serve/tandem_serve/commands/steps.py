@@ -53,7 +53,7 @@ def steps(
 
 
 class Source:
-    """One service, asked for its steps.
+    """Client of GET /debug/steps of one service.
 
     Args:
         url: URL of the service.
@@ -114,11 +114,12 @@ class Source:
     def _refused(self, answer: httpx.Response) -> ServeError:
         if answer.status_code == httpx.codes.UNAUTHORIZED and not self._has_key:
             return ServeError(
-                f"{self.url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
+                f"{self.url} requires an API key; pass one with --api-key or in TANDEM_API_KEY."
             )
         if answer.status_code == httpx.codes.NOT_FOUND:
             return ServeError(
-                f"{self.url} has no /debug/steps: not a service of Tandem, or an older version."
+                f"{self.url} has no /debug/steps: it is not a service of Tandem, or an older "
+                "version; check the URL."
             )
         return ServeError(f"{self.url} answered: {_sentence(answer)}")
 
@@ -139,7 +140,7 @@ def new_steps(
     """The last `limit` steps that are over, then each one once, as they come, for ever.
 
     Where step numbers restart (the engine was restarted, or another replica answers), so does this,
-    with a note; another note counts the steps that came too fast.
+    with a note; another note counts the steps that were missed.
     """
     next_number, most = 0, limit
     while True:
@@ -152,7 +153,8 @@ def new_steps(
             continue
         over = [step for step in report.steps if step.seconds is not None]
         if next_number and over and over[0].number > next_number:
-            print_note(f"{over[0].number - next_number} steps came too fast to be shown.")
+            missed = over[0].number - next_number
+            print_note(f"{missed} steps are not shown: they came faster than this command reads.")
         yield from over
         if over:
             next_number, most = over[-1].number + 1, MAX_KEPT_STEPS

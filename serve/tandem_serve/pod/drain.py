@@ -48,7 +48,7 @@ _IDLE_CONNECTIONS_S: Final = 100
 # Seconds without a connection after which nothing is waited for. Longer than Serve takes to stop a
 # HAProxy and a node on which nothing runs (10 to 18 s), and than a replica's address takes to
 # leave a Service.
-_QUIET_S: Final = 20
+_IDLE_S: Final = 20
 # Ports of the replicas behind HAProxy (Ray's defaults).
 _REPLICA_PORTS: Final = range(30_000, 31_001)
 # State of a TCP connection, as /proc/net/tcp has it.
@@ -305,7 +305,7 @@ def wait_for_end(
     *,
     timeout_s: float,
     is_busy: Callable[[], bool],
-    quiet_s: float | None = None,
+    idle_s: float | None = None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Wait until all of `processes` have ended, the time is up, or long enough nothing was busy.
@@ -314,13 +314,13 @@ def wait_for_end(
         processes: The processes to wait for.
         timeout_s: The longest wait.
         is_busy: True while there is something to wait for.
-        quiet_s: Seconds for which it must be false; None: 20.
+        idle_s: Seconds for which it must be false; None: 20.
         is_enough: True once waiting may end before all that.
 
     Returns:
         True when it ended because of `is_enough`.
     """
-    quiet_s = _QUIET_S if quiet_s is None else quiet_s
+    idle_s = _IDLE_S if idle_s is None else idle_s
     started = busy_at = time.monotonic()
     while (now := time.monotonic()) < started + timeout_s:
         if not any(is_alive(process.pid, process.started) for process in processes):
@@ -329,8 +329,8 @@ def wait_for_end(
             return True
         if is_busy():
             busy_at = now
-        if now - busy_at > quiet_s:
-            _say(f"no connection for {quiet_s:.0f} s; continuing")
+        if now - busy_at > idle_s:
+            _say(f"no connection for {idle_s:.0f} s; continuing")
             return False
         time.sleep(_POLL_S)
     return False

@@ -115,7 +115,7 @@ def test_more_sequences_than_there_can_be(server: Server) -> None:
 
     assert answer.status == 400
     assert answer.message == (
-        "prompt holds 3000 prompts and n is 128, which makes 384000 sequences; this server takes "
+        "prompt has 3000 prompts and n is 128, which makes 384000 sequences; this server takes "
         f"at most {SLOTS} sequences at once, three times its maxLinkNum of {MAX_LINK_NUM}. "
         "Lower n."
     )

@@ -85,7 +85,7 @@ async def generate(
     Raises:
         ApiError: the body, a header or the state of the server refuses the call.
         EngineError: the engine refuses the call, or fails while it computes.
-        ClientDisconnected: the caller went away.
+        ClientDisconnected: the caller disconnected.
     """
     deadline = Deadline.of(request)
     with ExitStack() as held:

@@ -39,7 +39,7 @@ async def test_request_number_3n_plus_1_is_refused(*, is_stream: bool) -> None:
     assert response.headers["retry-after"] == "5"
     assert response.json() == {
         "error": {
-            "message": "3 sequences are running or waiting, of 3 at most; try again in 5 s.",
+            "message": "3 of at most 3 sequences are running or waiting; try again in 5 s.",
             "type": "queue_full",
             "param": None,
             "code": "rate_limit_exceeded",
@@ -115,13 +115,13 @@ async def test_a_full_replica_refuses_before_it_reads() -> None:
         (
             {"prompt": ["a"] * 4},
             "prompt",
-            "prompt holds 4 prompts; this server takes at most 3 sequences at once, three times "
+            "prompt has 4 prompts; this server takes at most 3 sequences at once, three times "
             "its maxLinkNum of 1. Send the prompts in several requests.",
         ),
         (
             {"prompt": ["a"] * 2, "n": 2},
             "prompt",
-            "prompt holds 2 prompts and n is 2, which makes 4 sequences; this server takes at most "
+            "prompt has 2 prompts and n is 2, which makes 4 sequences; this server takes at most "
             "3 sequences at once, three times its maxLinkNum of 1. "
             "Send the prompts in several requests.",
         ),

@@ -370,7 +370,7 @@ async def test_tokenizing_has_slots_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 
     assert [answer.status_code for answer in answers] == [429, 429, 200]
     assert the_error(answers[0])["message"] == (
-        "48 calls of /tokenize and /detokenize are running or waiting, of 48 at most; "
+        "48 of at most 48 calls of /tokenize and /detokenize are running or waiting; "
         "try again in 5 s."
     )
 

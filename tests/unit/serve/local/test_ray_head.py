@@ -28,5 +28,5 @@ def test_an_installation_without_the_command_is_refused(
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(ServeError, match=f"cannot find tandem-haproxy.* beside {tmp_path}/python"):
+    with pytest.raises(ServeError, match=f"Cannot find tandem-haproxy.* beside {tmp_path}/python"):
         ray_head._environment(tmp_path, free_ports(), "a token")

@@ -165,7 +165,7 @@ def test_nothing_is_waited_for_where_no_request_can_run(capsys: pytest.CaptureFi
         running = read_process(started.pid)
         assert running is not None
         drain.wait_for_end(
-            [running], timeout_s=3600.0, is_busy=lambda: next(busy, False), quiet_s=0.6
+            [running], timeout_s=3600.0, is_busy=lambda: next(busy, False), idle_s=0.6
         )
         assert started.poll() is None
 
@@ -301,7 +301,7 @@ def test_requests_end_where_ray_never_hears_that_the_node_goes(
     busy = iter([True, True])
     monkeypatch.setattr(drain, "request_drain", fail)
     monkeypatch.setattr(drain, "has_connections", lambda: next(busy, False))
-    monkeypatch.setattr(drain, "_QUIET_S", 0.6)
+    monkeypatch.setattr(drain, "_IDLE_S", 0.6)
 
     drain.drain_node(raylet(), [])
 
