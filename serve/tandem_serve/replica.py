@@ -24,7 +24,7 @@ class Replica:
         self._engine: EngineClient | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The HTTP application; Serve asks for it after the constructor."""
+        """The HTTP application; Serve calls it after the constructor."""
         return build_app(_http_settings(self._args), lambda: self._engine)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:

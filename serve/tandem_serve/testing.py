@@ -296,7 +296,7 @@ def _reversed_then_end(submitted: Submitted) -> Iterator[int]:
 
 
 def _texts(tokens: Sequence[int], stop: Sequence[str]) -> tuple[list[str], bool]:
-    """The text that each token adds, up to a stop string, and whether one came.
+    """The text that each token adds, up to a stop string, and True if one came.
 
     Like a real engine, it holds back what may be the beginning of a stop string.
     """

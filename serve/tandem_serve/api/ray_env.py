@@ -18,7 +18,7 @@ RAY_ENV: Final[Mapping[str, str]] = MappingProxyType(
         # HAProxy reloads when a replica joins or leaves, and the old process cuts the streams
         # that still run after this time.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-        # While a replica takes a live change, Serve takes it out of the proxy, and puts it back:
+        # While a replica applies a live change, Serve takes it out of the proxy, and puts it back:
         # within one reload, it never leaves. The default of 0.1 s makes two reloads, and between
         # them only a slower proxy on the head answers, or none at all.
         "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": "1",
@@ -26,16 +26,16 @@ RAY_ENV: Final[Mapping[str, str]] = MappingProxyType(
         # what is too much gets the replica's own 429; the default is 4096. tandem-haproxy lowers it
         # to what the process may open.
         "RAY_SERVE_HAPROXY_MAXCONN": "16384",
-        # A client that neither reads its answer nor sends its body is gone after this; the default
-        # is 3600. The timer does not run while the client waits for the answer.
+        # A client that neither reads its answer nor sends its body is disconnected after this; the
+        # default is 3600. The timer does not run while the client waits for the answer.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
         # Without a byte for so long no answer will come; the default is never. A request has left
         # the queue by then, and a replica that hangs is replaced long before.
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "3600",
         # A stopping replica keeps its device at least this long; the default is 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-        # The proxy of a node that goes stays at least this long, so that all clients have learnt of
-        # it; the default is 30.
+        # The proxy of a node that is drained runs on at least this long, so that load balancers
+        # have stopped sending to it; the default is 30.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "10",
         # Its requests are done by then: see tandem_serve.pod.drain.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",

@@ -1,4 +1,4 @@
-"""`tandem apply`: bring a running local service to a manifest."""
+"""`tandem apply`: apply a manifest to a running local service."""
 
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ _COLOURS: Final = {
 
 
 def apply(file: Path, *, verbose: bool) -> None:
-    """Bring the running service of `file` to it."""
+    """Apply `file` to its running service."""
     with exit_on_signals(), report_errors(verbose=verbose):
         service = read_manifest(file)
         running = find_record(service.name)
@@ -42,10 +42,10 @@ def apply(file: Path, *, verbose: bool) -> None:
 
 
 def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> None:
-    """Show what changes, and make it so.
+    """Show the changes, and apply them.
 
     Raises:
-        ServeError: it cannot be; the service is what it was.
+        ServeError: it failed; the service runs as before.
     """
     changes = classify(applied(record), service)
     if not changes:

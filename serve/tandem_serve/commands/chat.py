@@ -169,7 +169,7 @@ def _answer_or_print_error(conversation: Conversation, text: str) -> None:
 
 
 def _answer(conversation: Conversation, text: str) -> bool:
-    """Print the answer as it comes; whether it came to its end."""
+    """Print the answer as it comes; return False if the user stopped it."""
     answer = conversation.ask(text)
     try:
         for piece in answer:

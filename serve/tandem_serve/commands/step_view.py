@@ -167,5 +167,5 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _cells(part: int, whole: int, width: int) -> int:
-    """Cells of the bar; what is there at all is seen."""
+    """Cells of a part of the bar: at least one, unless the part is 0."""
     return 0 if not part else max(1, round(width * part / whole))

@@ -18,7 +18,7 @@ GetEngine = Callable[[], EngineClient | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpState:
-    """Settings, the way to the engine, and the running counts."""
+    """Settings, the engine, admission and counters."""
 
     settings: HttpSettings
     dependencies: Dependencies

@@ -78,20 +78,20 @@ class LocalRay:
 
     def detach(self) -> None:
         """Keep the service running when this process ends."""
-        self._tell(DETACH)
+        self._send(DETACH)
         self.is_detached = True
 
     def stop(self) -> None:
         """End Ray and all its processes; harmless when it has ended."""
         self._supervisor.terminate()
-        self._tell(b"")
+        self._send(b"")
         try:
             self._supervisor.wait(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._supervisor.kill()
             self._supervisor.wait()
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         """Write to the supervisor for the last time."""
         pipe = self._supervisor.stdin
         if pipe is None or pipe.closed:
