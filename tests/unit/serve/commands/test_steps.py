@@ -21,7 +21,7 @@ from tandem_engine.api.steps import (
 from tandem_serve.api.steps import StepsReport
 from tandem_serve.cli import app
 from tandem_serve.commands.step_view import bar, left_out, line, view
-from tandem_serve.commands.steps import Source, new_steps, watch
+from tandem_serve.commands.steps import StepsClient, new_steps, watch
 from tandem_serve.errors import ServeError
 from tandem_serve.testing import LIMITS, FakeEngine
 from tests.unit.serve.local_services import RECORD, serving, silent_url
@@ -92,8 +92,8 @@ class FakeService:
         self._reports = iter(reports)
         self.requested: list[tuple[int, int]] = []
 
-    def source(self) -> Source:
-        return Source("http://service", None, transport=httpx.MockTransport(self._answer))
+    def client(self) -> StepsClient:
+        return StepsClient("http://service", None, transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         query = request.url.params
@@ -231,7 +231,7 @@ def test_what_is_in_a_name_is_not_markup() -> None:
 def test_following_shows_each_step_once() -> None:
     answers = FakeService(report(5, 6), report(newest=6), report(7, 8), report(9))
 
-    numbers = [step.number for step in islice(new_steps(answers.source(), 20, no_pause), 5)]
+    numbers = [step.number for step in islice(new_steps(answers.client(), 20, no_pause), 5)]
 
     assert numbers == [5, 6, 7, 8, 9]
     assert answers.requested == [(0, 20), (7, 512), (7, 512), (9, 512)]
@@ -241,7 +241,7 @@ def test_a_step_that_is_being_computed_is_shown_when_it_is_over() -> None:
     half = replace(report(5, 6), steps=(*report(5).steps, replace(STEP, number=6, seconds=None)))
     answers = FakeService(half, report(6))
 
-    followed = list(islice(new_steps(answers.source(), 20, no_pause), 2))
+    followed = list(islice(new_steps(answers.client(), 20, no_pause), 2))
 
     assert [step.number for step in followed] == [5, 6]
     assert all(step.seconds is not None for step in followed)
@@ -250,7 +250,7 @@ def test_a_step_that_is_being_computed_is_shown_when_it_is_over() -> None:
 def test_following_says_when_steps_came_too_fast(capfd: pytest.CaptureFixture[str]) -> None:
     answers = FakeService(report(5), report(9, 10))
 
-    numbers = [step.number for step in islice(new_steps(answers.source(), 20, no_pause), 3)]
+    numbers = [step.number for step in islice(new_steps(answers.client(), 20, no_pause), 3)]
 
     assert numbers == [5, 9, 10]
     assert (
@@ -261,7 +261,7 @@ def test_following_says_when_steps_came_too_fast(capfd: pytest.CaptureFixture[st
 def test_following_restarts_with_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
     answers = FakeService(report(500), report(newest=2), report(0, 1, 2))
 
-    numbers = [step.number for step in islice(new_steps(answers.source(), 20, no_pause), 4)]
+    numbers = [step.number for step in islice(new_steps(answers.client(), 20, no_pause), 4)]
 
     assert numbers == [500, 0, 1, 2]
     assert "Step numbers restart" in capfd.readouterr().err
@@ -277,7 +277,7 @@ def test_the_live_view_is_drawn_again_until_interrupted() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watch(answers.source(), 40, pause, console)
+        watch(answers.client(), 40, pause, console)
 
     assert answers.requested == [(0, 26), (0, 26)], "as many steps as the terminal has lines for"
     file = console.file
@@ -363,10 +363,12 @@ def test_it_says_when_a_key_is_needed(tmp_path: Path) -> None:
     ],
 )
 def test_other_answers_are_put_into_words(answer: httpx.Response, words: str) -> None:
-    source = Source("http://service/v1/", None, transport=httpx.MockTransport(lambda _: answer))
+    client = StepsClient(
+        "http://service/v1/", None, transport=httpx.MockTransport(lambda _: answer)
+    )
 
     with pytest.raises(ServeError, match=f"http://service .*{words}"):
-        source.report(limit=1)
+        client.report(limit=1)
 
 
 @pytest.mark.parametrize(
