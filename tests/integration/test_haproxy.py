@@ -198,8 +198,8 @@ def read_to_the_end(connection: socket.socket) -> bytes:
 def test_without_a_replica_the_proxy_s_answer_is_a_503_in_openai_s_form(
     tmp_path: Path, *, has_backend: bool
 ) -> None:
-    nobody = free_port() if has_backend else 0
-    with ray_s_haproxy(tmp_path, nobody) as client:
+    closed = free_port() if has_backend else 0
+    with ray_s_haproxy(tmp_path, closed) as client:
         answer = client.post("/v1/chat/completions", json={})
 
     assert answer.status_code == 503

@@ -123,7 +123,7 @@ def test_the_model_of_the_readme_starts_from_its_manifest_as_it_stands(checkpoin
     config = args.engine.engine_config(live).model_copy(update={"model_path": str(checkpoint)})
     assert config.memory_bytes == 4 * GIB
 
-    # What nobody wrote has to stay open on the way.
+    # A field that is not written has to stay open on the way.
     text = config.model_dump_json(exclude_unset=True)
     done = subprocess.run(
         [sys.executable, "-c", START], input=text, capture_output=True, text=True, check=False
