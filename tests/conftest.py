@@ -62,8 +62,8 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         seed: int = 0,
         **overrides: Any,
     ) -> Path:
-        asked = [architecture, dtype, max_shard_size, seed, sorted(overrides.items())]
-        key = json.dumps(asked)
+        arguments = [architecture, dtype, max_shard_size, seed, sorted(overrides.items())]
+        key = json.dumps(arguments)
         if key not in made:
             folder = tmp_path_factory.mktemp(architecture)
             model = _random_model(architecture, {**SHAPE, **overrides}, seed)

@@ -111,8 +111,8 @@ def _compile(source: Path, target: Path, variant: str, sanitizer: Sanitizer) -> 
 
 def _runtime(name: str) -> str:
     """Path of a library that comes with the compiler."""
-    asked = [_compiler(), f"-print-file-name={name}"]
-    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    command = [_compiler(), f"-print-file-name={name}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(found).is_absolute():
         sys.exit(f"{name} not found; install g++ (Debian: libgcc-12-dev).")
     return str(Path(found).resolve())

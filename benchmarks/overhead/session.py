@@ -136,13 +136,13 @@ class _Bench:
         )
         self._vocab = SHAPES[model].vocab_size
         self._events = asyncio.new_event_loop()
-        self._front = build_engine(config, report=lambda _: None)
+        self._engine = build_engine(config, report=lambda _: None)
         self._profiler = Profiler(num_threads)
         self._number = 0
         self._attach()
 
     def _attach(self) -> None:
-        profiler, loop = self._profiler, self._front._loop
+        profiler, loop = self._profiler, self._engine._loop
         engine = loop._engine
         scheduler, runner = engine._scheduler, engine._runner
         profiler.time_loop(loop, "_step")
@@ -161,7 +161,7 @@ class _Bench:
 
     def stop(self) -> None:
         """End the engine's thread."""
-        self._events.run_until_complete(self._front.stop())
+        self._events.run_until_complete(self._engine.stop())
         self._events.close()
 
     async def _serve(self, case: Case, settings: Settings) -> None:
@@ -171,7 +171,7 @@ class _Bench:
         )
         self._number += 1
         streams = [
-            self._front.submit(
+            self._engine.submit(
                 f"{self._number}-{row}",
                 [rng.randrange(3, self._vocab) for _ in range(settings.num_prompt)],
                 sampling,

@@ -19,7 +19,7 @@ from benchmarks.serving.statistics import percentile
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import LatencyTarget, Slo
-from tandem_engine.front.gc_threshold import raise_gc_threshold
+from tandem_engine.async_engine.gc_threshold import raise_gc_threshold
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.records.records import Records
 from tandem_engine.scheduler.scheduler import Scheduler

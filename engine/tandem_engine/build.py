@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
+from tandem_engine.api.engine_client import EngineLimits
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.api.front import EngineLimits
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.rewrites import consequences
+from tandem_engine.async_engine.async_engine import AsyncEngine, in_force
+from tandem_engine.async_engine.loop import EngineLoop
+from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.device.kv_int8 import SCALE_BYTES
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
-from tandem_engine.front.async_engine import AsyncEngine, in_force
-from tandem_engine.front.loop import EngineLoop
-from tandem_engine.front.metrics import EngineMetrics
 from tandem_engine.kvcache.capacity import (
     GIB,
     Capacity,

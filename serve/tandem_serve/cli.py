@@ -115,8 +115,8 @@ def serve(
 @app.command(
     epilog="[bold]Examples[/bold]\n\ntandem apply -f isvc.yaml\n\n"
     "A [green]live[/green] change reaches running replicas between two steps, one "
-    "[cyan]in place[/cyan] leaves them running, [yellow]replace[/yellow] starts new ones in "
-    "their place."
+    "[cyan]in place[/cyan] leaves them running, [yellow]replace[/yellow] replaces "
+    "them with new ones."
 )
 def apply(file: ManifestFile, *, verbose: Verbose = False) -> None:
     """Apply a manifest to a running local service; show each change and its cost."""

@@ -85,7 +85,7 @@ def is_alive(pid: int, started: int) -> bool:
 
 
 def wait_until_gone(pid: int, started: int, *, timeout_s: float) -> bool:
-    """Wait for a process that is not a child of ours; whether it ended in time."""
+    """Wait for a process that is not a child of ours; return True if it ended in time."""
     deadline = time.monotonic() + timeout_s
     while is_alive(pid, started):
         if time.monotonic() > deadline:

@@ -1,36 +1,34 @@
 """The Ray Serve class: one HTTP server and one engine in one process; thin."""
 
 import asyncio
-import logging
 import time
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 
-from tandem_engine.api.front import EngineFront
+from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
+from tandem_serve.replica_log import configure_logging, report_startup
 from tandem_serve.start_backoff import StartBackoff
-
-# Serve's own logger: its lines go to the replica's log file.
-_LOGGER = logging.getLogger("ray.serve")
 
 
 class Replica:
     """One replica. Ray calls all of its methods on one event loop."""
 
     def __init__(self, args: dict[str, Any]) -> None:
+        configure_logging()
         self._args = AppArgs.model_validate(args)
-        self._engine: EngineFront | None = None
+        self._engine: EngineClient | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The HTTP application; Serve asks for it after the constructor."""
+        """The HTTP application; Serve calls it after the constructor."""
         return build_app(_http_settings(self._args), lambda: self._engine)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Start the engine, the first time; afterwards hand it the live settings.
+        """Start the engine, the first time; afterwards pass it the live settings.
 
         An exception makes Ray replace the replica.
         """
@@ -41,7 +39,7 @@ class Replica:
             schedule = live.schedule_config(self._args.engine.cache_block_size)
             await self._engine.reconfigure(schedule, live.slo)
 
-    async def _start(self, live: LiveSettings) -> EngineFront:
+    async def _start(self, live: LiveSettings) -> EngineClient:
         starts = StartBackoff.of_environment()
         if pause_s := starts.pause_s():
             report_startup(f"The last start failed; waiting {pause_s} s before the next one")
@@ -63,15 +61,7 @@ class Replica:
             await self._engine.stop()
 
 
-def report_startup(line: str) -> None:
-    """Put a line on the start into the log at once; `tandem serve` shows the last one."""
-    _LOGGER.info("start-up: %s", line)
-    # Serve collects lines before it writes them; these must appear while they are true.
-    for handler in _LOGGER.handlers:
-        handler.flush()
-
-
-def _start_engine(args: AppArgs, live: LiveSettings) -> EngineFront:
+def _start_engine(args: AppArgs, live: LiveSettings) -> EngineClient:
     report_startup("Starting the engine")
     # torch is needed here alone: the task that only builds the application does without it.
     from tandem_engine.build import build_engine  # noqa: PLC0415

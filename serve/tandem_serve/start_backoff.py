@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from tandem_serve.api.profile import START_COUNT_FILE
+from tandem_serve.api.ray_env import START_COUNT_FILE
 
 # The start costs some seconds of CPU by itself: the first repetition need not wait.
 _FREE: Final = 1

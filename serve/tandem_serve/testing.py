@@ -1,7 +1,6 @@
-"""An engine whose answers can be worked out on paper, and a caller that can hang up.
+"""Fakes for tests of the HTTP layer: an engine with predictable answers, a caller that can hang up.
 
-Both ship with the product: unit tests, the documents and projects built on the HTTP layer
-use them. Nothing here looks at a clock.
+They ship with the package, for tests of what is built on it. Nothing here reads a clock.
 """
 
 import asyncio
@@ -18,8 +17,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.engine_client import EngineLimits
 from tandem_engine.api.errors import EngineStopped, InvalidParameter, PromptTooLong
-from tandem_engine.api.front import EngineLimits
 from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLogprob
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_engine.api.slo import Slo
@@ -46,17 +45,17 @@ LIMITS: Final = EngineLimits(
 )
 
 
-class ByteCodec:
+class FakeCodec:
     """One token a byte; `<begin>` before a text, `role:content;` for a message."""
 
     max_token_chars = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The bytes of `text`, after `<begin>` if special tokens are wanted."""
+        """The bytes of `text`, after `<begin>` with special tokens."""
         return [BEGIN] * add_special_tokens + list(text.encode())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of the bytes, special tokens in angle brackets if they are wanted."""
+        """The text of the bytes, special tokens in angle brackets unless they are skipped."""
         shown = (i for i in token_ids if i < NUM_BYTES or not skip_special_tokens)
         return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
 
@@ -90,7 +89,7 @@ class ByteCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """Arguments of one `FakeFront.submit`."""
+    """Arguments of one `FakeEngine.submit`."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -100,7 +99,7 @@ class Submitted:
     timeout_s: float = inf
 
 
-class FakeFront:
+class FakeEngine:
     """An engine that answers with the prompt's bytes in reverse, then `<end>`; one byte an output.
 
     All choices of a request say the same, choice 0 first at every token. The log-probability of
@@ -134,7 +133,7 @@ class FakeFront:
         self._max_requests = max_requests
         self._max_n = max_n
         self._stopped_because: str | None = None
-        self.codec = ByteCodec()
+        self.codec = FakeCodec()
         self.submitted: list[Submitted] = []
         self.reconfigured: list[tuple[ScheduleConfig, Slo]] = []
         """Arguments of each `reconfigure`."""
@@ -186,7 +185,7 @@ class FakeFront:
         return FakeStream(self, submitted)
 
     async def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
-        """Note it; there is nothing to schedule."""
+        """Record the arguments; there is nothing to schedule."""
         self.reconfigured.append((schedule, slo))
 
     def stats(self) -> EngineStats:
@@ -216,7 +215,7 @@ class FakeFront:
             raise EngineStopped(self._stopped_because)
 
     def stop_because(self, cause: str) -> None:
-        """Accept no more requests; `cause` is the text for callers."""
+        """Accept no more requests; `cause` is the message for callers."""
         self._stopped_because = cause
 
     async def stop(self) -> None:
@@ -233,7 +232,7 @@ class FakeFront:
             )
 
     async def before_output(self, num_done: int) -> None:
-        """Pause or fail if it is time for it."""
+        """Pause or fail after as many outputs as the constructor was given."""
         if num_done == self._fails_after and self._failure is not None:
             raise self._failure
         if num_done == self._pauses_after:
@@ -247,28 +246,28 @@ def _without_decodes(step: StepExplanation) -> StepExplanation:
 
 
 class FakeStream:
-    """The outputs of one request to a `FakeFront`."""
+    """The outputs of one request to a `FakeEngine`."""
 
-    def __init__(self, front: FakeFront, submitted: Submitted) -> None:
-        self._front = front
+    def __init__(self, engine: FakeEngine, submitted: Submitted) -> None:
+        self._engine = engine
         self._submitted = submitted
         self._has_ended = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Give out the answer, token by token."""
         for num_done, output in enumerate(self._outputs()):
-            await self._front.before_output(num_done)
+            await self._engine.before_output(num_done)
             yield output
         self._has_ended = True
 
     def abort(self) -> None:
-        """Note that the request was given up, unless it has ended."""
+        """Record the id of the request, unless it has ended."""
         if not self._has_ended:
-            self._front.aborted.append(self._submitted.request_id)
+            self._engine.aborted.append(self._submitted.request_id)
 
     def _outputs(self) -> Iterator[Output]:
         sampling = self._submitted.sampling
-        room = self._front.limits.max_seq_len - len(self._submitted.prompt_token_ids)
+        room = self._engine.limits.max_seq_len - len(self._submitted.prompt_token_ids)
         num_tokens = min(sampling.max_tokens, room)
         tokens = list(islice(_reversed_then_end(self._submitted), num_tokens))
         texts, is_stopped = _texts(tokens, sampling.stop)
@@ -297,7 +296,7 @@ def _reversed_then_end(submitted: Submitted) -> Iterator[int]:
 
 
 def _texts(tokens: Sequence[int], stop: Sequence[str]) -> tuple[list[str], bool]:
-    """The text that each token adds, up to a stop string, and whether one came.
+    """The text that each token adds, up to a stop string, and True if one came.
 
     Like a real engine, it holds back what may be the beginning of a stop string.
     """
@@ -332,12 +331,12 @@ def _logprobs(token: int, num_top: int | None) -> tuple[TokenLogprob, ...]:
 
 
 def fake_app(
-    front: FakeFront | None, *, monotonic_s: Callable[[], float] = float, **settings: Any
+    engine: FakeEngine | None, *, monotonic_s: Callable[[], float] = float, **settings: Any
 ) -> FastAPI:
-    """The HTTP application over `front` for the model `tiny`; clocks stand still, ids count.
+    """The HTTP application over `engine` for the model `tiny`; clocks stand still, ids count.
 
     Args:
-        front: the engine, or None for one that is still starting.
+        engine: the engine, or None for one that is still starting.
         monotonic_s: the clock that the rate of completions is taken with.
         settings: settings of the HTTP layer that are not to have their defaults.
     """
@@ -348,7 +347,7 @@ def fake_app(
         monotonic_s=monotonic_s,
         new_id=lambda: f"{next(numbers):032x}",
     )
-    return build_app(HttpSettings(**named), lambda: front, dependencies=dependencies)
+    return build_app(HttpSettings(**named), lambda: engine, dependencies=dependencies)
 
 
 def client_of(app: ASGIApp) -> httpx.AsyncClient:
@@ -399,7 +398,7 @@ class Caller:
         self._num_left = num_messages
 
     def hang_up(self) -> None:
-        """Go away; what has not been sent yet never comes."""
+        """Disconnect; the rest of the body never arrives."""
         self._pieces.clear()
         self._is_gone.set()
 

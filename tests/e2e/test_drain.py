@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.ray_env import RAY_ENV
 from tandem_serve.local.ports import Ports, free_ports
 from tandem_serve.pod.drain import (
     DASHBOARD,
@@ -49,7 +49,7 @@ def environment(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, s
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
     for name, value in token.items():
         monkeypatch.setenv(name, value)
-    return {**os.environ, **RAY_PROFILE, **ports.environment(), **token}
+    return {**os.environ, **RAY_ENV, **ports.environment(), **token}
 
 
 @contextmanager

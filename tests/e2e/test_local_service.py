@@ -153,6 +153,22 @@ def test_a_live_change_keeps_replicas_and_requests(service: Service) -> None:
     assert service.replica_pids() == before
 
 
+def test_a_rewrite_of_a_setting_is_in_the_replicas_log(service: Service) -> None:
+    manifest = service.manifest.read_text()
+    service.write(lambda it: it["spec"]["engine"]["schedule"].update(maxPrefillTokens=32))
+    try:
+        service.apply()
+    finally:
+        service.manifest.write_text(manifest)
+
+    (log,) = service.traces.run_dir.glob("session_latest/logs/serve/replica_tiny_replica_*.log")
+    wait_for(
+        lambda: "-- maxBatchSize 64 is lowered to maxPrefillTokens 32" in log.read_text(),
+        "the sentence in the log",
+    )
+    service.apply()
+
+
 def test_a_checkpoint_that_fails_leaves_the_service_as_it_was(
     service: Service, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -238,7 +254,7 @@ def truncated(checkpoint: Path, folder: Path) -> Path:
     return copy
 
 
-def test_a_truncated_checkpoint_is_told_in_one_sentence(
+def test_a_truncated_checkpoint_is_reported_in_one_sentence(
     tandem: Tandem, checkpoint: Path, tmp_path: Path
 ) -> None:
     broken = truncated(checkpoint, tmp_path)

@@ -8,8 +8,8 @@ import pytest
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import SamplingParams
+from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
-from tandem_engine.front.async_engine import AsyncEngine
 from tests.tiny import (
     LEAST_ACCURACY,
     MAX_ANSWER_TOKENS,
@@ -28,21 +28,21 @@ MIX = ScheduleConfig(
 )
 
 
-async def answer(front: AsyncEngine, name: str, messages: list[dict[str, Any]]) -> str:
-    prompt = front.codec.encode_chat(messages)
+async def answer(engine: AsyncEngine, name: str, messages: list[dict[str, Any]]) -> str:
+    prompt = engine.codec.encode_chat(messages)
     greedy = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0.0)
-    return "".join([output.text async for output in front.submit(name, prompt, greedy)])
+    return "".join([output.text async for output in engine.submit(name, prompt, greedy)])
 
 
 async def answers(count: int = NUM_QUESTIONS, **settings: Any) -> dict[int, str]:
     config = EngineConfig(model_path=str(TINY), num_kv_blocks=512, **settings)
-    front = build_engine(config, report=lambda line: None)
+    engine = build_engine(config, report=lambda line: None)
     try:
         said = await asyncio.gather(
-            *(answer(front, str(at), each.messages) for at, each in enumerate(held_out(count)))
+            *(answer(engine, str(at), each.messages) for at, each in enumerate(held_out(count)))
         )
     finally:
-        await front.stop()
+        await engine.stop()
     return dict(enumerate(said))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.ray_env import RAY_ENV
 from tandem_serve.pod import haproxy as wrapper
 from tests.e2e.harness import free_port, wait_for
 
@@ -85,15 +85,15 @@ HAProxyApi(config, {"http-tiny": backend} if server else {})._generate_config_fi
 """
 
 
-class Replica(socketserver.ThreadingTCPServer):
+class FakeReplica(socketserver.ThreadingTCPServer):
     """A server that answers at `/`, and at `/wait` when it is told to."""
 
     allow_reuse_address = True
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), ReplicaHandler)
-        self.is_asked = threading.Event()
+        super().__init__(("127.0.0.1", 0), FakeReplicaHandler)
+        self.is_requested = threading.Event()
         self.may_answer = threading.Event()
 
     @property
@@ -101,14 +101,14 @@ class Replica(socketserver.ThreadingTCPServer):
         return int(self.server_address[1])
 
 
-class ReplicaHandler(socketserver.StreamRequestHandler):
+class FakeReplicaHandler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
-        assert isinstance(self.server, Replica)
+        assert isinstance(self.server, FakeReplica)
         with suppress(ConnectionError):
             while line := self.rfile.readline():
                 self.rfile.read(self._content_length())
                 if b"/wait" in line:
-                    self.server.is_asked.set()
+                    self.server.is_requested.set()
                     self.server.may_answer.wait()
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
@@ -121,8 +121,8 @@ class ReplicaHandler(socketserver.StreamRequestHandler):
 
 
 @pytest.fixture
-def replica() -> Iterator[Replica]:
-    with Replica() as server:
+def replica() -> Iterator[FakeReplica]:
+    with FakeReplica() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.may_answer.set()
@@ -143,7 +143,7 @@ def ray_s_configuration(folder: Path, *, port: int, server: int) -> Path:
     }
     subprocess.run(
         [sys.executable, "-c", RENDER, str(port), str(server)],
-        env={**os.environ, **RAY_PROFILE, **own},
+        env={**os.environ, **RAY_ENV, **own},
         check=True,
         capture_output=True,
     )
@@ -198,8 +198,8 @@ def read_to_the_end(connection: socket.socket) -> bytes:
 def test_without_a_replica_the_proxy_s_answer_is_a_503_in_openai_s_form(
     tmp_path: Path, *, has_backend: bool
 ) -> None:
-    nobody = free_port() if has_backend else 0
-    with ray_s_haproxy(tmp_path, nobody) as client:
+    closed = free_port() if has_backend else 0
+    with ray_s_haproxy(tmp_path, closed) as client:
         answer = client.post("/v1/chat/completions", json={})
 
     assert answer.status_code == 503
@@ -215,8 +215,8 @@ def test_without_a_replica_the_proxy_s_answer_is_a_503_in_openai_s_form(
     }
 
 
-def test_there_may_be_more_connections_than_the_largest_replica_has_places(
-    tmp_path: Path, replica: Replica
+def test_there_may_be_more_connections_than_the_largest_replica_has_slots(
+    tmp_path: Path, replica: FakeReplica
 ) -> None:
     with ray_s_haproxy(tmp_path, replica.port) as client:
         assert client.get("/").text == "ok"
@@ -227,7 +227,7 @@ def test_there_may_be_more_connections_than_the_largest_replica_has_places(
 
     info = dict(line.split(": ", 1) for line in lines if ": " in line)
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = int(RAY_PROFILE["RAY_SERVE_HAPROXY_MAXCONN"])
+    enough = int(RAY_ENV["RAY_SERVE_HAPROXY_MAXCONN"])
     assert enough > 3 * 4096
     assert int(info["Maxconn"]) == min(enough, int((max_files - 512) / 2.5))
 
@@ -239,8 +239,8 @@ SLOW = {
 }
 
 
-def test_who_sends_slowly_loses_the_connection_and_who_waits_for_an_answer_does_not(
-    tmp_path: Path, replica: Replica
+def test_a_slow_sender_loses_the_connection_and_a_client_that_waits_for_an_answer_does_not(
+    tmp_path: Path, replica: FakeReplica
 ) -> None:
     faster = {"timeout http-request 10s": "timeout http-request 300ms"}
     faster |= {"timeout client 60s": "timeout client 300ms"}
@@ -248,7 +248,7 @@ def test_who_sends_slowly_loses_the_connection_and_who_waits_for_an_answer_does_
         answers: list[httpx.Response] = []
         patient = threading.Thread(target=lambda: answers.append(client.get("/wait")))
         patient.start()
-        replica.is_asked.wait()
+        replica.is_requested.wait()
         ends = {}
         for name, sent in SLOW.items():
             address = (client.base_url.host, client.base_url.port)

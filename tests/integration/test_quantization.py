@@ -189,8 +189,8 @@ async def test_the_cache_in_8_bits_has_more_blocks_of_the_same_memory() -> None:
         config = EngineConfig(
             model_path=str(TINY), dtype="bfloat16", kv_cache_dtype=kind, npu_mem_size=1
         )
-        front = build_engine(config, report=said.append)
-        await front.stop()
+        engine = build_engine(config, report=said.append)
+        await engine.stop()
         (lines[kind],) = (line for line in said if line.startswith("KV cache: "))
 
     # 4 layers, 2 KV heads of 32: 1024 bytes a token, and 2 · 4 · 2 · (32 + 4) = 576.
@@ -204,8 +204,8 @@ async def test_the_log_says_what_is_in_8_bits_and_the_cache_takes_what_the_weigh
     lines: list[str] = []
     config = EngineConfig(model_path=str(TINY), quantization="w8a8", memory_bytes=2 << 30)
 
-    front = build_engine(config, report=lines.append)
-    await front.stop()
+    engine = build_engine(config, report=lines.append)
+    await engine.stop()
 
     assert (
         "Quantization: W8A8, 28 of 28 linear layers in 8 bits (1.5 MiB), "

@@ -50,13 +50,13 @@ from tandem_engine.device.cpu.memory import resident_memory
 async def main():
     said = []
     config = EngineConfig.model_validate_json(sys.stdin.read())
-    front = build_engine(config, report=said.append)
+    engine = build_engine(config, report=said.append)
     sampling = SamplingParams(max_tokens=2, temperature=1.0, ignore_eos=True)
-    outputs = [output async for output in front.submit("r", range(64), sampling)]
+    outputs = [output async for output in engine.submit("r", range(64), sampling)]
     tokens = sum(len(output.token_ids) for output in outputs)
-    told = {"said": said, "limits": asdict(front.limits), "tokens": tokens}
+    told = {"said": said, "limits": asdict(engine.limits), "tokens": tokens}
     print(json.dumps(told | {"resident": resident_memory()}))
-    await front.stop()
+    await engine.stop()
 
 asyncio.run(main())
 """
@@ -123,7 +123,7 @@ def test_the_model_of_the_readme_starts_from_its_manifest_as_it_stands(checkpoin
     config = args.engine.engine_config(live).model_copy(update={"model_path": str(checkpoint)})
     assert config.memory_bytes == 4 * GIB
 
-    # What nobody wrote has to stay open on the way.
+    # A field that is not written has to stay open on the way.
     text = config.model_dump_json(exclude_unset=True)
     done = subprocess.run(
         [sys.executable, "-c", START], input=text, capture_output=True, text=True, check=False

@@ -29,7 +29,7 @@ def test_no_package_marker_stands_where_it_would_shadow() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "tandem_engine.api.front",
+        "tandem_engine.api.engine_client",
         "tandem_engine.engine",
         "tandem_serve.api.document",
         "tandem_serve.api.manifest",

@@ -19,7 +19,7 @@ from tools.cluster.errors import ClusterError
 from tools.cluster.paths import Cache
 from tools.cluster.progress import Progress
 
-WANTED: Final = (
+_PACKAGES: Final = (
     "conntrack",
     "containerd",
     "containernetworking-plugins",
@@ -76,7 +76,7 @@ def unpack_packages(cache: Cache, progress: Progress, confirm: Confirm) -> Path:
 
 def key(system: str, installed: Sequence[str]) -> str:
     """A short name for what decides which packages are missing."""
-    text = "\n".join([_RECIPE, system, *WANTED, "installed:", *sorted(installed)])
+    text = "\n".join([_RECIPE, system, *_PACKAGES, "installed:", *sorted(installed)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -88,7 +88,7 @@ def _system() -> str:
 
 def _installed() -> list[str]:
     """Those of the packages that this machine has itself."""
-    query = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *WANTED]
+    query = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *_PACKAGES]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     rows = [line.split() for line in done.stdout.splitlines()]
     return [row[0] for row in rows if row[1:] == ["installed"]]
@@ -99,12 +99,12 @@ def _fetch(draft: Path, progress: Progress, confirm: Confirm) -> None:
     options = _options(apt)
     with progress.phase("ask apt which packages are missing"):
         _apt("update", options)
-        listing = _apt("install", [*options, "--print-uris", "-qq", *WANTED])
+        listing = _apt("install", [*options, "--print-uris", "-qq", *_PACKAGES])
     packages = parse_uris(listing)
     if packages and not confirm(packages):
         raise ClusterError("not downloaded, as you said; `tandem serve -f` needs none of them")
     with progress.phase(f"download and unpack {len(packages)} Debian packages"):
-        _apt("install", [*options, "--download-only", *WANTED])
+        _apt("install", [*options, "--download-only", *_PACKAGES])
         _link_folders(draft)
         for archive in sorted((apt / "archives").glob("*.deb")):
             _unpack(archive, draft)

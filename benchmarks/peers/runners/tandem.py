@@ -54,7 +54,7 @@ class TandemEngine:
             ),
             **extra,
         )
-        self._front = build_engine(config, report=lambda _: None)
+        self._engine = build_engine(config, report=lambda _: None)
         self.version = version("tandem")
         self.settings: dict[str, Any] = {
             "splitChunkTokens": CHUNK,
@@ -83,7 +83,7 @@ class TandemEngine:
         )
         self._num_rows += 1
         streams = [
-            self._front.submit(f"{self._num_rows}-{number}", prompt, sampling)
+            self._engine.submit(f"{self._num_rows}-{number}", prompt, sampling)
             for number, prompt in enumerate(prompts)
         ]
         return await asyncio.gather(*map(self._times, streams))

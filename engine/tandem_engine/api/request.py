@@ -244,7 +244,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     """All ids that end it: the caller's and, unless ignore_eos, the model's end tokens."""
     seeds: tuple[int, ...] = (0,)
-    """The seed in force of each sequence; the front derives them."""
+    """The seed in force of each sequence; AsyncEngine derives them."""
     sequence_ids: tuple[str, ...] = ()
     """Ids of its sequences, as many as seeds: choices, or beams. Empty: one, called request_id."""
     priority: int = LOWEST_PRIORITY

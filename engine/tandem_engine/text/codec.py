@@ -20,7 +20,7 @@ _SPECIAL_TOKENS: Final = tuple(
 
 
 class CheckpointCodec:
-    """Implements `tandem_engine.api.front.TextCodec`."""
+    """Implements `tandem_engine.api.engine_client.TextCodec`."""
 
     def __init__(
         self,

@@ -365,7 +365,7 @@ _RESOURCES: Final = (
         "out to recompute",
         values=("self.engine.schedule.maxPreemptCount",),
         field=".engine.schedule.maxPreemptCount",
-        stands_for="InferenceServiceSpec._swaps_have_a_place",
+        stands_for="InferenceServiceSpec._swaps_have_memory",
     ),
 )
 

@@ -22,8 +22,8 @@ from tandem_operator.render.volumes import (
 )
 from tandem_serve.api.draining import DRAIN_HEAD, DRAIN_WORKER, TERMINATION_GRACE_PERIOD_S
 from tandem_serve.api.pods import EnvVar, Toleration
-from tandem_serve.api.profile import RAY_PROFILE, retry_profile
 from tandem_serve.api.quantity import format_bytes, format_cpu, parse_cpu, parse_memory
+from tandem_serve.api.ray_env import RAY_ENV, retry_env
 from tandem_serve.api.spec import InferenceService
 
 GCS_PORT: Final = 6379
@@ -32,8 +32,8 @@ AGENT_PORT: Final = 52365
 _ARCHITECTURE: Final = "kubernetes.io/arch"
 
 _ENV: Final[Mapping[str, str]] = {
-    **RAY_PROFILE,
-    **retry_profile(f"{TEMPORARY}/unfinished-starts"),
+    **RAY_ENV,
+    **retry_env(f"{TEMPORARY}/unfinished-starts"),
     "HOME": HOME,
     "TMPDIR": TEMPORARY,
 }

@@ -1,1 +1,1 @@
-"""Plain data of the server's door: the InferenceService and what is rendered from it."""
+"""Plain data: the InferenceService and the documents rendered from it."""

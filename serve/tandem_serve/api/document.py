@@ -1,7 +1,7 @@
 """InferenceService → the Serve document that Ray's REST interface takes; pure.
 
 What the document says decides what a change costs: Ray replaces every replica when `args` or
-`ray_actor_options` differ, hands a different `user_config` to the running ones, and applies the
+`ray_actor_options` differ, passes a different `user_config` to the running ones, and applies the
 rest in place.
 """
 
@@ -28,7 +28,7 @@ API_KEYS_FOLDER: Final = "/etc/tandem/api-keys"
 IMPORT_PATH: Final = "tandem_serve.app:build"
 DEPLOYMENT: Final = "replica"
 RAY_NPU: Final = "NPU"
-"""Ray's own name of the resource; it counts and hands out the cards."""
+"""Ray's own name of the resource; it counts and assigns the cards."""
 
 # The engine queues and refuses by its own rule, at 3 maxLinkNum + 1. Ray's limit is only a
 # fence above it, with room for health checks and metrics.
@@ -100,7 +100,7 @@ class AppArgs(Model):
 
     @classmethod
     def of(cls, service: InferenceService, options: "ServeOptions") -> Self:
-        """The arguments that `service` asks for."""
+        """The arguments of the desired state of `service`."""
         model, engine, resources = service.spec.model, service.spec.engine, service.spec.resources
         return cls(
             model_name=service.model_name,
@@ -124,7 +124,7 @@ class AppArgs(Model):
 
 
 class LiveSettings(Model):
-    """`user_config` of the deployment: what running replicas take over between two steps."""
+    """`user_config` of the deployment: settings that running replicas apply between two steps."""
 
     schedule: dict[str, Any]
     """ScheduleConfig by its outside names, without cacheBlockSize and what the replica chooses."""
@@ -134,7 +134,7 @@ class LiveSettings(Model):
 
     @classmethod
     def of(cls, service: InferenceService) -> Self:
-        """The live settings that `service` asks for."""
+        """The live settings of the desired state of `service`."""
         schedule = schedule_document(resolve_schedule(service.spec.schedule))
         del schedule["cacheBlockSize"]
         return cls(schedule=schedule, slo=service.spec.slo.resolved())
@@ -147,7 +147,7 @@ class LiveSettings(Model):
 
 
 class ServeOptions(Model):
-    """Settings of the place that serves, not of the manifest: address, API keys, surge."""
+    """Settings of the host or cluster, not of the manifest: address, API keys, surge."""
 
     host: str = "0.0.0.0"  # noqa: S104  # a pod's own network; locally the caller says 127.0.0.1
     """Address that the proxy binds."""

@@ -1,4 +1,4 @@
-"""Commands and times by which a Ray pod leaves without losing a request.
+"""Commands and time limits by which a Ray pod ends without losing a request.
 
 The commands run `tandem_serve.pod.drain`.
 """

@@ -126,7 +126,7 @@ def _only_services(documents: list[Any]) -> list[Any]:
 
 
 def _check_type(document: Mapping[str, Any]) -> None:
-    """Refuse another kind or version before its fields are held against ours."""
+    """Refuse another kind or version before its fields are checked."""
     problems = [*_type_problems(document, "kind", KIND)]
     problems += _type_problems(document, "apiVersion", API_VERSION)
     if problems:

@@ -1,4 +1,4 @@
-"""Notes on defaults that a manifest's author should know of: sentences; pure."""
+"""Notes on defaults that may surprise a manifest's author, a sentence each; pure."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from tandem_serve.api.spec import InferenceServiceSpec
 
 
 def notes(spec: InferenceServiceSpec) -> Iterator[str]:
-    """Yield a sentence for each choice that the manifest leaves open and requests will notice."""
+    """Yield a sentence for each default that changes the answers or latencies of requests."""
     yield from _chosen_by_slo(spec)
     yield from _surprising_defaults(spec)
     yield from _left_to_the_replica(spec)
@@ -22,7 +22,7 @@ def _chosen_by_slo(spec: InferenceServiceSpec) -> Iterator[str]:
     if not _is_written(spec, "maxIterTimes"):
         chosen.append(f"maxIterTimes {spec.model.max_seq_len or 'as maxSeqLen'}")
     if spec.slo.is_given and chosen:
-        yield f"spec.slo chooses what spec.engine.schedule leaves open: {', '.join(chosen)}"
+        yield f"spec.slo sets these defaults of spec.engine.schedule: {', '.join(chosen)}"
 
 
 def _surprising_defaults(spec: InferenceServiceSpec) -> Iterator[str]:
@@ -30,7 +30,7 @@ def _surprising_defaults(spec: InferenceServiceSpec) -> Iterator[str]:
     schedule = resolve_schedule(spec.schedule)
     for one in consequences(schedule, spec.slo, max_seq_len=spec.model.max_seq_len):
         if not _is_written(spec, one.field):
-            advice = "spec.slo would choose better" if not spec.slo.is_given else ""
+            advice = "or set spec.slo, which chooses it" if not spec.slo.is_given else ""
             yield f"spec.engine.schedule.{'; '.join(filter(None, (one.text.rstrip('.'), advice)))}"
 
 
@@ -42,8 +42,8 @@ def _left_to_the_replica(spec: InferenceServiceSpec) -> Iterator[str]:
         left.append(f"maxBatchSize, up to {spec.engine.schedule.max_batch_size}")
     if left:
         yield (
-            f"a replica takes what spec.resources.memory {spec.resources.memory} holds of "
-            f"{', and of '.join(left)}; see its log, tandem status and GET /v1/models"
+            f"a replica chooses by spec.resources.memory {spec.resources.memory}: "
+            f"{'; '.join(left)}. Its log, tandem status and GET /v1/models show the values"
         )
 
 

@@ -99,7 +99,7 @@ def _named(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _placed(mount: dict[str, Any]) -> dict[str, Any]:
+def _has_mount_path(mount: dict[str, Any]) -> dict[str, Any]:
     path = mount.get("mountPath")
     if path is None or path == "":
         raise ValueError("mountPath is missing; it has no default")
@@ -115,16 +115,16 @@ def _placed(mount: dict[str, Any]) -> dict[str, Any]:
     return mount
 
 
-def _once(what: str, names: Iterable[str]) -> None:
+def _check_unique(field: str, names: Iterable[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1:
-            raise ValueError(f"{what}: '{name}' is given {times} times; keep one")
+            raise ValueError(f"{field}: '{name}' is given {times} times; keep one")
 
 
 Volume = Annotated[dict[str, Any], AfterValidator(_named)]
 """A volume, as in a pod."""
 
-VolumeMount = Annotated[dict[str, Any], AfterValidator(_named), AfterValidator(_placed)]
+VolumeMount = Annotated[dict[str, Any], AfterValidator(_named), AfterValidator(_has_mount_path)]
 """Mount point of a volume, as in a container."""
 
 
@@ -263,7 +263,7 @@ class GcsFaultToleranceOptions(Model):
     """The user; absent means Redis' default user."""
 
     redis_password: RedisCredential | None = None
-    """The password; absent means that none is asked for."""
+    """The password; absent: the Redis needs none."""
 
 
 class RuntimeSpec(Model):
@@ -321,8 +321,8 @@ class RuntimeSpec(Model):
     @model_validator(mode="after")
     def _mounts_fit(self) -> Self:
         volumes = [one["name"] for one in self.volumes]
-        _once("volumes", volumes)
-        _once("volumeMounts", (one["mountPath"] for one in self.volume_mounts))
+        _check_unique("volumes", volumes)
+        _check_unique("volumeMounts", (one["mountPath"] for one in self.volume_mounts))
         for mount in self.volume_mounts:
             if mount["name"] not in volumes:
                 raise ValueError(

@@ -47,8 +47,8 @@ def unknown_fields(model: type[BaseModel], data: Any, path: str = "") -> Iterato
         if not is_list(field):
             yield from unknown_fields(part, value, join(path, key))
         elif isinstance(value, list):
-            for place, entry in enumerate(value):
-                yield from unknown_fields(part, entry, f"{join(path, key)}.{place}")
+            for index, entry in enumerate(value):
+                yield from unknown_fields(part, entry, f"{join(path, key)}.{index}")
 
 
 def known_part(model: type[BaseModel], data: Any) -> Any:
@@ -99,7 +99,7 @@ def allowed_text(field: FieldInfo) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """A value as it stands in YAML."""
+    """Write a value as YAML does."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -140,7 +140,7 @@ def _fault(details: ErrorDetails) -> str:
         case "literal_error":
             text = f"{as_yaml(value)} is not one of its values{_nearest(value, details)}"
         case "too_long":
-            text = f"has {len(value)} entries, of {details['ctx']['max_length']} at most"
+            text = f"has {len(value)} entries; the limit is {details['ctx']['max_length']}"
         case "string_too_short":
             text = "is empty, expected at least 1 character; give a value or leave it out"
         case kind if kind in _KINDS:
@@ -158,7 +158,7 @@ def _nearest(value: Any, details: ErrorDetails) -> str:
 
 
 def _wrong_kind(value: Any, kind: str) -> str:
-    """A value of the wrong kind, with what YAML made of it and how to write it."""
+    """Describe a value of the wrong kind, as YAML read it, and how to write it."""
     if value is None:
         return f"is empty, expected {kind}; give a value or leave the line out"
     if kind == "text" and not isinstance(value, list | dict):
@@ -175,7 +175,7 @@ def _unquoted(value: str, kind: str) -> str:
 
 def _yaml_kind(value: Any) -> str:
     if isinstance(value, bool):
-        return f"{as_yaml(value)} is a truth value (YAML reads yes, no, on and off as such, too)"
+        return f"{as_yaml(value)} is a boolean (YAML reads yes, no, on and off as booleans, too)"
     # By name: modules that may not import a clock import this one.
     if type(value).__name__ in {"date", "datetime"}:
         return f"{value} is a date"
@@ -190,7 +190,7 @@ def _field_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo |
     """The field that pydantic's location points at; None inside a free mapping."""
     field: FieldInfo | None = None
     current: type[BaseModel] | None = model
-    # A number is a place in a list, whose entries are all of one model.
+    # A number is an index into a list, whose entries are all of one model.
     for part in (part for part in loc if isinstance(part, str)):
         names = field_names(current) if current else {}
         if current is None or part not in names:

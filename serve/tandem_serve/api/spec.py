@@ -182,7 +182,7 @@ class ServerSpec(Model):
 
     api_keys_secret: SecretName | None = None
     """Kubernetes Secret, in the service's namespace, whose values are the API keys; requests then
-    need one of them as `Authorization: Bearer`. Absent: no key is asked for."""
+    need one of them as `Authorization: Bearer`. Absent: requests need no key."""
 
 
 class ScalingSpec(Model):
@@ -341,7 +341,7 @@ class InferenceServiceSpec(Model):
         return self
 
     @model_validator(mode="after")
-    def _swaps_have_a_place(self) -> Self:
+    def _swaps_have_memory(self) -> Self:
         count = self.engine.schedule.max_preempt_count
         if count and not self.engine.cpu_mem_size:
             raise ValueError(

@@ -28,7 +28,7 @@ class ServiceState:
     """One service as Ray sees it."""
 
     status: str
-    """Ray's word for the application: DEPLOYING, RUNNING, DEPLOY_FAILED, UNHEALTHY, …"""
+    """Ray's status of the application: DEPLOYING, RUNNING, DEPLOY_FAILED, UNHEALTHY, …"""
     failure: str | None
     """The reason for which it cannot run, in one sentence."""
     details: str
@@ -68,7 +68,7 @@ def service_state(answer: Mapping[str, Any], name: str) -> ServiceState | None:
 
 
 def root_cause(traceback: str) -> str:
-    """The sentence that matters in a traceback as Ray shows it, colours and all."""
+    """The sentence of the root cause in a traceback as Ray shows it, with or without colours."""
     lines = [line.strip() for line in _ANSI.sub("", traceback).splitlines() if line.strip()]
     for line in reversed(lines):
         if ours := _OUR_ERROR.search(line):
@@ -80,7 +80,7 @@ def root_cause(traceback: str) -> str:
 
 
 def last_startup_line(log: str) -> str | None:
-    """The last thing that a replica's log says about its start."""
+    """The last line of a replica's log on its start."""
     for line in reversed(log.splitlines()):
         _, mark, text = line.partition(_LOG_MARK)
         if mark:
@@ -118,5 +118,5 @@ def _failure_message(application: Mapping[str, Any], deployment: Mapping[str, An
     if "failed to start" in message:
         return message
     if application["status"] == "DEPLOY_FAILED":
-        return message or str(application.get("message") or "Ray gives no reason.")
+        return message or str(application.get("message") or "Ray reports no reason.")
     return ""

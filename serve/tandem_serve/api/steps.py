@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem_engine.api.front import EngineLimits
+from tandem_engine.api.engine_client import EngineLimits
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.steps import StepExplanation
 

@@ -1,11 +1,11 @@
-"""`tandem apply`: bring a running local service to a manifest."""
+"""`tandem apply`: apply a manifest to a running local service."""
 
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 
-from tandem_serve.api.changes import Change, ChangeKind, classify
+from tandem_serve.api.changes import Change, ChangeClass, classify
 from tandem_serve.api.problems import as_yaml
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import (
@@ -22,14 +22,14 @@ from tandem_serve.local.services import applied
 from tandem_serve.local.services import apply as apply_service
 
 _COLOURS: Final = {
-    ChangeKind.LIVE: "green",
-    ChangeKind.IN_PLACE: "cyan",
-    ChangeKind.REPLACE: "yellow",
+    ChangeClass.LIVE: "green",
+    ChangeClass.IN_PLACE: "cyan",
+    ChangeClass.REPLACE: "yellow",
 }
 
 
 def apply(file: Path, *, verbose: bool) -> None:
-    """Bring the running service of `file` to it."""
+    """Apply `file` to its running service."""
     with exit_on_signals(), report_errors(verbose=verbose):
         service = read_manifest(file)
         running = find_record(service.name)
@@ -42,10 +42,10 @@ def apply(file: Path, *, verbose: bool) -> None:
 
 
 def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> None:
-    """Show what changes, and make it so.
+    """Show the changes, and apply them.
 
     Raises:
-        ServeError: it cannot be; the service is what it was.
+        ServeError: it failed; the service runs as before.
     """
     changes = classify(applied(record), service)
     if not changes:
@@ -60,6 +60,6 @@ def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> Non
 def _table(changes: list[Change]) -> Table:
     table = Table("field", "from", "to", "change", box=None, pad_edge=False)
     for change in changes:
-        kind = f"[{_COLOURS[change.kind]}]{change.kind}[/]"
-        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), kind)
+        shown = f"[{_COLOURS[change.change_class]}]{change.change_class}[/]"
+        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), shown)
     return table

@@ -18,7 +18,7 @@ _HELP: Final = """\
 /exit   leave; so does Ctrl-D
 Ctrl-C stops an answer."""
 
-# OpenAI's client asks for a key, a service only if it has some.
+# OpenAI's client requires a key, a service only if it has some.
 _NO_KEY: Final = "none"
 
 # A message in OpenAI's form: role and content.
@@ -34,7 +34,7 @@ def chat(
     temperature: float | None,
     max_tokens: int | None,
 ) -> None:
-    """Ask `message` and leave, or converse."""
+    """Send `message` and exit, or converse."""
     options = {"temperature": temperature, "max_tokens": max_tokens}
     with report_errors(), _client(url or choose(None).url, api_key) as client:
         given = {key: value for key, value in options.items() if value is not None}
@@ -47,7 +47,7 @@ def chat(
 
 
 class Conversation:
-    """A conversation with one model: what was said, and how to ask on."""
+    """A conversation with one model: its messages and the options of each request."""
 
     def __init__(self, client: OpenAI, model: str, options: dict[str, Any]) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class Conversation:
         self._system = [{"role": "system", "content": system}] if system else []
 
     def clear(self) -> None:
-        """Forget what was said."""
+        """Forget the messages."""
         self._messages.clear()
 
     def ask(self, text: str) -> Generator[str]:
@@ -113,10 +113,13 @@ def _model(client: OpenAI) -> str:
     try:
         return client.models.list().data[0].id
     except APIConnectionError:
-        raise ServeError(f"No server answers at {url}; is the service running?") from None
+        raise ServeError(
+            f"No server answers at {url}; tandem status lists the services here, tandem serve "
+            "-f FILE starts one, --url names one elsewhere."
+        ) from None
     except AuthenticationError as error:
         if client.api_key == _NO_KEY:
-            text = f"{url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
+            text = f"{url} requires an API key; pass one with --api-key or in TANDEM_API_KEY."
             raise ServeError(text) from None
         raise ServeError(f"{url} answered: {_error_message(error)}") from None
     except APIError as error:
@@ -166,7 +169,7 @@ def _answer_or_print_error(conversation: Conversation, text: str) -> None:
 
 
 def _answer(conversation: Conversation, text: str) -> bool:
-    """Print the answer as it comes; whether it came to its end."""
+    """Print the answer as it comes; return False if the user stopped it."""
     answer = conversation.ask(text)
     try:
         for piece in answer:

@@ -58,7 +58,7 @@ def print_error(text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print something that the user may want to know."""
+    """Print one note."""
     err.print(f"[yellow]note:[/yellow] {escape(text)}")
 
 

@@ -13,7 +13,7 @@ _KUBECTL: Final = "or give the manifest to a Kubernetes with kubectl apply"
 
 
 def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> None:
-    """Refuse now, and not after Ray has started, what cannot run on this machine.
+    """Refuse a manifest that cannot run on this machine, before Ray starts.
 
     `api_keys` is the folder that stands for the Secret of API keys, if there is one.
 

@@ -25,7 +25,7 @@ from tandem_serve.local.supervisor import EXIT_STOPPED
 def serve(
     file: Path, *, host: str, port: int, api_keys: Path | None, detach: bool, verbose: bool
 ) -> None:
-    """Run the service of `file` here; detached, bring one that runs already to it.
+    """Run the service of `file` here; detached, apply it to one that runs already.
 
     `api_keys` is a folder of files with an API key each.
     """
@@ -63,11 +63,14 @@ def _run(service: InferenceService, address: ListenAddress, *, detach: bool, ver
             else:
                 _stay(local)
     except RecordExists:
-        raise ServeError(f"The service {service.name} is already starting.") from None
+        raise ServeError(
+            f"The service {service.name} is already starting; wait for it, or stop it with "
+            f"tandem stop {service.name}."
+        ) from None
 
 
 def _start(local: LocalRay, service: InferenceService, *, verbose: bool) -> None:
-    """Go through the phases of a start, and say where the service is."""
+    """Go through the phases of a start, and print the service's URL."""
     with Progress(verbose=verbose) as progress:
         with progress.phase("Starting Ray"), connect(local.record) as ray:
             local.wait_until_up(ray)

@@ -13,7 +13,7 @@ from tandem_engine.api.steps import RowExplanation, StepExplanation, WaitExplana
 from tandem_serve.api.steps import StepsReport
 
 _BAR_WIDTH: Final = 24
-# Told apart without colours too.
+# Distinct without colours too.
 _DECODE, _PREFILL, _REST = "█", "▓", "░"
 _MOST_NAMED: Final = 3
 """Sequences that are named before the others are only counted."""
@@ -167,5 +167,5 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _cells(part: int, whole: int, width: int) -> int:
-    """Cells of the bar; what is there at all is seen."""
+    """Cells of a part of the bar: at least one, unless the part is 0."""
     return 0 if not part else max(1, round(width * part / whole))

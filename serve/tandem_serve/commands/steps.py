@@ -41,19 +41,19 @@ def steps(
     with exit_on_signals(), report_errors():
         if once and follow:
             raise ServeError("--once reads once, --follow keeps reading; give only one.")
-        with Source(_url(name, url), api_key) as source:
+        with StepsClient(_url(name, url), api_key) as client:
             if follow:
-                _follow(source, limit, lambda: time.sleep(every_s), as_json=as_json)
+                _follow(client, limit, lambda: time.sleep(every_s), as_json=as_json)
             elif as_json:
-                _print_each(source.report(limit=limit, with_decodes=True).steps, as_json=True)
+                _print_each(client.report(limit=limit, with_decodes=True).steps, as_json=True)
             elif once or not out.is_terminal:
-                print_table(view(source.report(limit=limit), source.url))
+                print_table(view(client.report(limit=limit), client.url))
             else:
-                watch(source, limit, lambda: time.sleep(every_s), out)
+                watch(client, limit, lambda: time.sleep(every_s), out)
 
 
-class Source:
-    """One service, asked for its steps.
+class StepsClient:
+    """Client of GET /debug/steps of one service.
 
     Args:
         url: URL of the service.
@@ -114,36 +114,37 @@ class Source:
     def _refused(self, answer: httpx.Response) -> ServeError:
         if answer.status_code == httpx.codes.UNAUTHORIZED and not self._has_key:
             return ServeError(
-                f"{self.url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
+                f"{self.url} requires an API key; pass one with --api-key or in TANDEM_API_KEY."
             )
         if answer.status_code == httpx.codes.NOT_FOUND:
             return ServeError(
-                f"{self.url} has no /debug/steps: not a service of Tandem, or an older version."
+                f"{self.url} has no /debug/steps: it is not a service of Tandem, or an older "
+                "version; check the URL."
             )
         return ServeError(f"{self.url} answered: {_sentence(answer)}")
 
 
-def watch(source: Source, limit: int, pause: Pause, console: Console) -> None:
+def watch(client: StepsClient, limit: int, pause: Pause, console: Console) -> None:
     """Show the last steps, again after each pause, until interrupted."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             # No more than the terminal has lines for, beside the headline and those of the table.
             shown = max(1, min(limit, console.height - 4))
-            live.update(view(source.report(limit=shown), source.url), refresh=True)
+            live.update(view(client.report(limit=shown), client.url), refresh=True)
             pause()
 
 
 def new_steps(
-    source: Source, limit: int, pause: Pause, *, with_decodes: bool = False
+    client: StepsClient, limit: int, pause: Pause, *, with_decodes: bool = False
 ) -> Iterator[StepExplanation]:
     """The last `limit` steps that are over, then each one once, as they come, for ever.
 
     Where step numbers restart (the engine was restarted, or another replica answers), so does this,
-    with a note; another note counts the steps that came too fast.
+    with a note; another note counts the steps that were missed.
     """
     next_number, most = 0, limit
     while True:
-        report = source.report(since=next_number, limit=most, with_decodes=with_decodes)
+        report = client.report(since=next_number, limit=most, with_decodes=with_decodes)
         if next_number and (report.newest is None or report.newest < next_number - 1):
             print_note(
                 "Step numbers restart: the engine was restarted, or another replica answers."
@@ -152,15 +153,16 @@ def new_steps(
             continue
         over = [step for step in report.steps if step.seconds is not None]
         if next_number and over and over[0].number > next_number:
-            print_note(f"{over[0].number - next_number} steps came too fast to be shown.")
+            missed = over[0].number - next_number
+            print_note(f"{missed} steps are not shown: they came faster than this command reads.")
         yield from over
         if over:
             next_number, most = over[-1].number + 1, MAX_KEPT_STEPS
         pause()
 
 
-def _follow(source: Source, limit: int, pause: Pause, *, as_json: bool) -> None:
-    for step in new_steps(source, limit, pause, with_decodes=as_json):
+def _follow(client: StepsClient, limit: int, pause: Pause, *, as_json: bool) -> None:
+    for step in new_steps(client, limit, pause, with_decodes=as_json):
         _print_each((step,), as_json=as_json)
 
 

@@ -42,7 +42,7 @@ def build_app(
 
     Args:
         settings: fixed settings of the application.
-        get_engine: the engine of this process, None while it starts; asked at every request, on
+        get_engine: the engine of this process, None while it starts; called at every request, on
             the event loop, so that the engine may be built after the application.
         dependencies: clocks and ids; a test passes its own.
     """

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import Request, Response
 from pydantic import Field, TypeAdapter
 
-from tandem_engine.api.front import EngineFront
+from tandem_engine.api.engine_client import EngineClient
 from tandem_engine.api.model import unknown_field_text
 from tandem_engine.api.steps import MAX_KEPT_STEPS
 from tandem_serve.api.steps import StepsReport
@@ -42,7 +42,7 @@ async def steps(request: Request) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _body(http: HttpState, engine: EngineFront, query: StepsQuery) -> bytes:
+def _body(http: HttpState, engine: EngineClient, query: StepsQuery) -> bytes:
     newest = engine.steps(limit=1, with_decodes=False)
     report = StepsReport(
         model=http.settings.model_name,

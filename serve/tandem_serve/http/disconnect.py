@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`; cancel it as soon as the caller goes away.
+    """Do `work`; cancel it as soon as the caller disconnects.
 
     Starlette looks for a disconnect only while it streams, and under ASGI 2.4 only at the next
     send; a prompt in a long queue would be computed for a caller that has left.
 
     Raises:
-        ClientDisconnected: the caller went away first. `work` has ended by then.
+        ClientDisconnected: the caller disconnected first. `work` has ended by then.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))

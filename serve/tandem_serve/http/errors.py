@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 STATUS_CLIENT_CLOSED_REQUEST: Final = 499
-"""nginx's number for a caller that did not wait; only the metrics show it."""
+"""nginx's number for a caller that disconnected; only the metrics show it."""
 STARTING_RETRY_AFTER_S: Final = 1
 BODIES_RETRY_AFTER_S: Final = 1
 MAX_SHOWN: Final = 60
@@ -78,14 +78,14 @@ def truncate(text: str) -> str:
 
 
 class ClientDisconnected(Exception):
-    """The caller went away before the answer was complete; no answer can reach it."""
+    """The caller disconnected before the answer was complete; no answer can reach it."""
 
 
 def queue_full(refused: Refused, noun: str) -> ApiError:
-    """Too few slots are free for so many of `noun`: 429, and when to come back."""
+    """Too few slots are free for so many of `noun`: 429, with the time to retry after."""
     return ApiError(
-        f"{refused.num_in_flight} {noun} are running or waiting, of "
-        f"{refused.max_in_flight} at most; try again in {refused.retry_after_s} s.",
+        f"{refused.num_in_flight} of at most {refused.max_in_flight} {noun} are running or "
+        f"waiting; try again in {refused.retry_after_s} s.",
         status=HTTPStatus.TOO_MANY_REQUESTS,
         kind="queue_full",
         code="rate_limit_exceeded",
@@ -156,7 +156,7 @@ def body_too_complex(max_cost: int) -> ApiError:
 
 
 def body_too_slow(timeout_s: float) -> ApiError:
-    """The body did not come in time, or its place was needed; the connection ends."""
+    """The body did not arrive in time, or too many others arrive; the connection ends."""
     return ApiError(
         f"The body did not arrive within {timeout_s:g} s and a second for each MiB of it, or "
         "within a second where many send at once; send it again, faster.",
@@ -287,12 +287,14 @@ async def answer_error(_request: Request, error: Exception) -> Response:
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """The handler for what the router refuses."""
+    """The handler for errors of the router."""
     if not isinstance(error, HTTPException):
-        raise TypeError(f"{type(error).__name__} came to the router's handler; this is a bug.")
+        raise TypeError(
+            f"{type(error).__name__} reached the handler of the router's errors; this is a bug."
+        )
     return from_http(error, request).response()
 
 
 async def answer_client_disconnected(_request: Request, _error: Exception) -> Response:
-    """Handle a caller that went away; the response is not sent."""
+    """Handle a caller that disconnected; the response is not sent."""
     return Response(status_code=STATUS_CLIENT_CLOSED_REQUEST)

@@ -1,4 +1,4 @@
-"""The HTTP layer's own numbers. Plain data: the Prometheus objects are made when asked for."""
+"""The HTTP layer's own numbers. Plain data: the Prometheus objects are made at each scrape."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def exposition(counts: ResponseCounts, *, num_refused: int, num_in_flight: int) 
     )
     in_flight = GaugeMetricFamily(
         "tandem_http_requests_in_flight",
-        "Slots that are taken: each choice and beam of each prompt in process or waiting.",
+        "Slots in use: each choice and beam of each prompt in process or waiting.",
         value=num_in_flight,
     )
     registry = CollectorRegistry()
@@ -55,7 +55,7 @@ def exposition(counts: ResponseCounts, *, num_refused: int, num_in_flight: int) 
 def _responses(counts: ResponseCounts) -> Metric:
     family = CounterMetricFamily(
         "tandem_http_requests",
-        "HTTP requests by path, method and status code (499: the caller went away).",
+        "HTTP requests by path, method and status code (499: the caller disconnected).",
         labels=["path", "method", "code"],
     )
     for (path, method, status), count in counts.items():

@@ -44,10 +44,10 @@ class HttpSettings:
     """The same for the oldest ones, where more than max_readers come at once."""
     e2e_timeout_s: float = 600.0
     """MindIE's e2eTimeout: how long a call may take from its first byte to its last; callers may
-    ask for less."""
+    set less."""
     max_inline_length: int = 8192
     """Bodies (bytes) and prompts (characters) up to this are handled on the event loop at once;
-    longer ones in a thread, so that they do not hold up the streams of others."""
+    longer ones in a thread, so that they do not block the streams of others."""
     api_keys_folder: Path | None = None
     """Folder of files with an API key each; None: requests need no key."""
     returns_request_id: bool = True

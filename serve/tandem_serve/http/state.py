@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from tandem_engine.api.front import EngineFront
+from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.http import errors
 from tandem_serve.http.admission.body_budget import BodyBudget
 from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.settings import Dependencies, HttpSettings
 
-GetEngine = Callable[[], EngineFront | None]
+GetEngine = Callable[[], EngineClient | None]
 """The engine of this process, or None while it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpState:
-    """Settings, the way to the engine, and the running counts."""
+    """Settings, the engine, admission and counters."""
 
     settings: HttpSettings
     dependencies: Dependencies
@@ -29,7 +29,7 @@ class HttpState:
     body_budget: BodyBudget
     counts: ResponseCounts
 
-    def engine(self) -> EngineFront:
+    def engine(self) -> EngineClient:
         """The engine.
 
         Raises:

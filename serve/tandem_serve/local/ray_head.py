@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.ray_env import RAY_ENV
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.errors import ServeError
 from tandem_serve.local.ports import Ports, free_ports, is_free
@@ -28,7 +28,7 @@ from tandem_serve.ray_client import RayServeClient
 _LONGEST_TEMP_DIR: Final = 12
 _SHORT_TEMP_DIR: Final = "/tmp"  # noqa: S108  # mkdtemp makes the folder below it
 
-# Logical amounts, more than will be asked for: what a replica may really use stands in its
+# Logical amounts, more than any request: the memory and threads of a replica stand in its
 # manifest, and Ray need not count it a second time.
 _LOGICAL_CPUS: Final = 4096
 _LOGICAL_MEMORY: Final = 2**46
@@ -59,7 +59,10 @@ class LocalRay:
         while not ray.is_up():
             self.check_alive()
             if time.monotonic() > deadline:
-                raise ServeError(f"Ray did not answer within {_HEAD_TIMEOUT_S:.0f} s.")
+                raise ServeError(
+                    f"Ray did not answer within {_HEAD_TIMEOUT_S:.0f} s; run again with -v for its "
+                    "output."
+                )
             time.sleep(_POLL_S)
 
     def check_alive(self) -> None:
@@ -74,21 +77,21 @@ class LocalRay:
         return self._supervisor.wait()
 
     def detach(self) -> None:
-        """Let the service live on when this process ends."""
-        self._tell(DETACH)
+        """Keep the service running when this process ends."""
+        self._send(DETACH)
         self.is_detached = True
 
     def stop(self) -> None:
         """End Ray and all its processes; harmless when it has ended."""
         self._supervisor.terminate()
-        self._tell(b"")
+        self._send(b"")
         try:
             self._supervisor.wait(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._supervisor.kill()
             self._supervisor.wait()
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         """Write to the supervisor for the last time."""
         pipe = self._supervisor.stdin
         if pipe is None or pipe.closed:
@@ -114,7 +117,7 @@ class ListenAddress:
     host: str
     port: int
     api_keys: str | None = None
-    """Folder of files with an API key each; None: no key is asked for."""
+    """Folder of files with an API key each; None: requests need no key."""
 
 
 @contextmanager
@@ -217,7 +220,7 @@ def _environment(run_dir: Path, ports: Ports, token: str) -> dict[str, str]:
     folder = run_dir / "h"
     return {
         **users,
-        **RAY_PROFILE,
+        **RAY_ENV,
         # Here Ray runs beside the engine and manages one machine: its controller, at its usual ten
         # rounds a second, takes more of a core than 16 streams do, and nothing reads Ray's own
         # metrics every second.
@@ -247,7 +250,7 @@ def _proxy_command() -> str:
     command = shutil.which(haproxy.COMMAND, path=os.pathsep.join(folders))
     if command is None:
         raise ServeError(
-            f"cannot find {haproxy.COMMAND}, which comes with Tandem, beside {sys.executable} or "
+            f"Cannot find {haproxy.COMMAND}, which comes with Tandem, beside {sys.executable} or "
             "in PATH; install Tandem again with pip."
         )
     return command

@@ -40,12 +40,12 @@ class Record:
     service: dict[str, Any]
     """The InferenceService that was last applied, its source absolute."""
     api_keys: str | None = None
-    """Folder of files with an API key each; None: no key is asked for."""
+    """Folder of files with an API key each; None: requests need no key."""
 
     @property
     def url(self) -> str:
         """URL of the service."""
-        # A server that listens everywhere is asked on loopback.
+        # A server that listens on all addresses is reached on loopback.
         host = "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 

@@ -79,7 +79,10 @@ def apply(record: Record, service: InferenceService, *, report: ProgressCallback
 
     def check() -> None:
         if not is_alive(record.pid, record.started):
-            raise ServeError(f"The service {record.name} has ended.")
+            raise ServeError(
+                f"The service {record.name} exited while the manifest was applied; start it again "
+                "with tandem serve -f FILE."
+            )
 
     try:
         deploy(record, service, check=check, report=report)
@@ -97,7 +100,7 @@ def applied(record: Record) -> InferenceService:
 
 
 def state_of(record: Record) -> ServiceState | None:
-    """A service as Ray sees it; None: it does not answer yet."""
+    """A service as Ray reports it; None: it does not answer yet."""
     with connect(record) as ray:
         return ray.state(record.name)
 
@@ -144,6 +147,6 @@ def stop(record: Record) -> None:
 
 def _surge(service: InferenceService) -> int:
     """Percent of replicas that may start before the old ones stop: all, if memory allows."""
-    asked = 2 * service.spec.scaling.min_replicas * service.spec.resources.memory_bytes
+    requested = 2 * service.spec.scaling.min_replicas * service.spec.resources.memory_bytes
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 100 if asked <= _SURGE_SHARE * machine else 0
+    return 100 if requested <= _SURGE_SHARE * machine else 0

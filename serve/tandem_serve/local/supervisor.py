@@ -3,7 +3,7 @@
 It owns all processes, the run folder and the record of one local service. It ends them when
 
 - Ray's head ends,
-- it is told to (SIGTERM, SIGINT, SIGHUP),
+- it gets SIGTERM, SIGINT or SIGHUP,
 - its standard input closes before it read `detach`: the command that started it is gone,
   however it died.
 

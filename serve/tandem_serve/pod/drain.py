@@ -4,11 +4,11 @@ Kubernetes runs it as preStop, before it tells Ray to end. It returns when the p
 ten minutes at the latest, and always with 0: Kubernetes uses no other exit code.
 
 A worker
-1. tells Ray that its node is going, in some time. Serve then soft-stops the node's HAProxy
+1. announces to Ray that its node will end, in some time. Serve then soft-stops the node's HAProxy
    (it answers running requests, and closes each connection with its next answer), and lets the
    replicas serve on: an idle connection may still bring a request.
-2. tells Ray, once that HAProxy is gone, that the time is up. Serve then takes the node's replicas
-   out of service; they finish their requests.
+2. announces to Ray, once that HAProxy has ended, that the time is up. Serve then takes the node's
+   replicas out of service; they finish their requests.
 3. waits for Ray's node process, which ends itself when nothing runs on it any more.
 
 Each wait ends, too, when no connection has been open for a while over which a request could run:
@@ -18,7 +18,7 @@ The head holds Serve's controller, which workers need for this. When the whole R
 head waits for all of them, else for those that leave as well: the others do not go because it does,
 and waiting for them would only keep a node from being drained. Ray may also be away for a while:
 a head that was lost comes back elsewhere, if it has a store that outlives it, and a worker that
-leaves meanwhile tells it then.
+leaves meanwhile announces it then.
 
 HAProxy is not signalled from here: Serve considers one whose admin socket has closed dead, and
 after three seconds kills it with all its streams (measured, Ray 2.60).
@@ -48,7 +48,7 @@ _IDLE_CONNECTIONS_S: Final = 100
 # Seconds without a connection after which nothing is waited for. Longer than Serve takes to stop a
 # HAProxy and a node on which nothing runs (10 to 18 s), and than a replica's address takes to
 # leave a Service.
-_QUIET_S: Final = 20
+_IDLE_S: Final = 20
 # Ports of the replicas behind HAProxy (Ray's defaults).
 _REPLICA_PORTS: Final = range(30_000, 31_001)
 # State of a TCP connection, as /proc/net/tcp has it.
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         drain_worker() if role == "worker" else drain_head()
     except Exception as error:  # noqa: BLE001  # the pod ends all the same
-        _say(f"continuing without draining: {error!r}")
+        _log(f"continuing without draining: {error!r}")
     return 0
 
 
@@ -99,40 +99,40 @@ def drain_worker() -> None:
     for raylet in find_raylets():  # a pod has one
         drain_node(raylet, find_haproxies())
         return
-    _say("no raylet runs here; nothing to drain")
+    _log("no raylet runs here; nothing to drain")
 
 
 def drain_node(raylet: Raylet, haproxies: Sequence[Process]) -> None:
     """Take the node of `raylet` out of service, and wait until nothing runs on it."""
     deadline = time.monotonic() + GRACEFUL_SHUTDOWN_TIMEOUT_S
     if haproxies:
-        _say(f"waiting up to {_IDLE_CONNECTIONS_S} s for the connections of HAProxy")
+        _log(f"waiting up to {_IDLE_CONNECTIONS_S} s for the connections of HAProxy")
         left_s = GRACEFUL_SHUTDOWN_TIMEOUT_S + _IDLE_CONNECTIONS_S
         if not request_drain_until_accepted(raylet, time_left_s=left_s):
             return
         wait_for_end(haproxies, timeout_s=_IDLE_CONNECTIONS_S, is_busy=has_connections)
-    _say(f"waiting up to {deadline - time.monotonic():.0f} s for running requests")
+    _log(f"waiting up to {deadline - time.monotonic():.0f} s for running requests")
     if request_drain_until_accepted(raylet, time_left_s=GRACEFUL_SHUTDOWN_TIMEOUT_S):
         left = deadline - time.monotonic()
         wait_for_end([raylet.process], timeout_s=left, is_busy=has_connections)
 
 
 def request_drain_until_accepted(raylet: Raylet, *, time_left_s: int) -> bool:
-    """Tell Ray that the node ends in `time_left_s`, repeatedly until it accepts.
+    """Announce to Ray that the node ends in `time_left_s`, repeatedly until it accepts.
 
     Returns:
         False: the node has ended, no request can run on it, or no head came back in time.
     """
-    said = False
+    has_logged = False
 
     def is_accepted() -> bool:
-        nonlocal said
+        nonlocal has_logged
         try:
             request_drain(raylet, time_left_s=time_left_s)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            if not said:
-                _say(f"{error}; retrying")
-            said = True
+            if not has_logged:
+                _log(f"{error}; retrying")
+            has_logged = True
             return False
         return True
 
@@ -156,7 +156,7 @@ def drain_head(
     while time.monotonic() < deadline:
         nodes = _retry(lambda: worker_addresses(dashboard))
         if nodes is None:
-            _say("Ray does not answer; continuing")
+            _log("Ray does not answer; continuing")
             return
         try:
             leaving = None if cluster is None or not nodes else cluster.leaving_workers()
@@ -168,7 +168,7 @@ def drain_head(
         if not others:
             return
         if others != said:
-            _say(f"waiting up to {timeout_s:.0f} s for {others} other node(s) of the Ray cluster")
+            _log(f"waiting up to {timeout_s:.0f} s for {others} other node(s) of the Ray cluster")
             said = others
         time.sleep(_POLL_S)
 
@@ -189,7 +189,7 @@ def resolve_gcs(raylet: Process, gcs_address: str) -> str:
     """The GCS as the `raylet` is connected to it.
 
     Its name ends with the Service of the head, which Kubernetes deletes at once with the Ray
-    cluster, minutes before the pods: nothing new could be said to it by name.
+    cluster, minutes before the pods: it cannot be reached by name then.
     """
     _, _, port = gcs_address.rpartition(":")
     for connection in connections_seen_by(raylet.pid):
@@ -239,7 +239,7 @@ def find_haproxies() -> list[Process]:
 
 
 def request_drain(raylet: Raylet, *, time_left_s: int) -> None:
-    """Tell Ray, once, that the node ends in `time_left_s`.
+    """Announce to Ray, once, that the node ends in `time_left_s`.
 
     Serve stops the node's replicas when less time is left than they may take to finish.
 
@@ -305,22 +305,22 @@ def wait_for_end(
     *,
     timeout_s: float,
     is_busy: Callable[[], bool],
-    quiet_s: float | None = None,
+    idle_s: float | None = None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Wait until all of `processes` have ended, the time is up, or long enough nothing was busy.
+    """Wait until all of `processes` have ended, the time is up, or nothing was busy for `idle_s`.
 
     Args:
         processes: The processes to wait for.
         timeout_s: The longest wait.
         is_busy: True while there is something to wait for.
-        quiet_s: Seconds for which it must be false; None: 20.
+        idle_s: Seconds for which it must be false; None: 20.
         is_enough: True once waiting may end before all that.
 
     Returns:
         True when it ended because of `is_enough`.
     """
-    quiet_s = _QUIET_S if quiet_s is None else quiet_s
+    idle_s = _IDLE_S if idle_s is None else idle_s
     started = busy_at = time.monotonic()
     while (now := time.monotonic()) < started + timeout_s:
         if not any(is_alive(process.pid, process.started) for process in processes):
@@ -329,14 +329,14 @@ def wait_for_end(
             return True
         if is_busy():
             busy_at = now
-        if now - busy_at > quiet_s:
-            _say(f"no connection for {quiet_s:.0f} s; continuing")
+        if now - busy_at > idle_s:
+            _log(f"no connection for {idle_s:.0f} s; continuing")
             return False
         time.sleep(_POLL_S)
     return False
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"tandem drain: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 

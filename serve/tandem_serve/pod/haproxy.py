@@ -3,14 +3,15 @@
 Serve has no settings for these (Ray 2.60):
 
 - The proxy of a node that is to go fails its health checks, so that no client is sent to it any
-  more. A client that is connected already notices nothing: while it asks often enough its
-  connection never is idle, Serve never takes the proxy for drained, and Ray's autoscaler never
-  takes away the pod (measured). So such a proxy closes every connection with its answer.
+  more. A client that is connected already notices nothing: while it sends requests often enough,
+  its connection is never idle, Serve never considers the proxy drained, and Ray's autoscaler never
+  removes the pod (measured). So such a proxy closes every connection with its answer.
 - A client that sends the head of a request slowly, or none, keeps a connection for the
   `timeout client`. The head gets a time limit of its own here.
-- What the proxy cannot hand on gets a `500 text/plain`, and a 404 while there are no replicas. It
-  gets a 503 here, in OpenAI's form: clients wait a moment and try again. (A head that is no HTTP or
-  comes too slowly gets HAProxy's own page nonetheless: it is refused where no page is known yet.)
+- A request that the proxy cannot forward gets a `500 text/plain`, and a 404 while there are no
+  replicas. It gets a 503 here, in OpenAI's form: clients wait a moment and try again. (A head that
+  is no HTTP or comes too slowly gets HAProxy's own page nonetheless: it is refused where no page is
+  known yet.)
 - HAProxy does not start when the limit of open files is too low for its `maxconn`, which is
   therefore lowered to what the process may open.
 
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Replace this process by HAProxy."""
     options = list(sys.argv[1:] if arguments is None else arguments)
     binary = real_haproxy()
-    os.execv(binary, [binary, *_patched_arguments(options)])  # noqa: S606  # to be HAProxy is the whole purpose
+    os.execv(binary, [binary, *_patched_arguments(options)])  # noqa: S606  # this process becomes HAProxy
 
 
 def patched(configuration: str, *, folder: Path, max_files: int) -> str:

@@ -42,7 +42,7 @@ def service(tandem: Kubernetes, checkpoint: Checkpoint) -> Iterator[DeployedServ
     service.wait_gone()
 
 
-async def test_a_checkpoint_that_is_repaired_is_served_without_another_word(
+async def test_a_checkpoint_that_is_repaired_is_served_without_another_apply(
     service: DeployedService, broken: Checkpoint, times: Times
 ) -> None:
     with times.measure("broken checkpoint: apply → the sentence that names file and tensor"):
@@ -83,7 +83,7 @@ async def test_the_old_version_serves_while_the_changed_one_does_not_start(
             assert service.condition("Ready")["reason"] == "ServingPrevious"
             assert old <= service.pod_uids(), "the version that serves keeps its pods"
 
-        # KubeRay starts a cluster for it once more, although the one that serves is what is wanted.
+        # KubeRay starts a cluster for it once more, although the desired one serves already.
         with times.measure("taken back → Ready"):
             await in_thread(service.apply)
             await in_thread(service.wait_ready)

@@ -66,7 +66,7 @@ async def test_a_killed_head_costs_no_request(service: DeployedService, times: T
     assert (service.pod_uids(), containers_of(service)) == (workers, containers), "none is new"
 
 
-async def test_an_evicted_head_leaves_at_once_and_nobody_with_it(
+async def test_an_evicted_head_leaves_at_once_and_alone(
     service: DeployedService, times: Times
 ) -> None:
     workers, containers = service.pod_uids(), containers_of(service)

@@ -134,11 +134,11 @@ def _wait_until_ready(api: Audited, process: subprocess.Popen[bytes]) -> None:
 
 def _rights(event: dict[str, Any]) -> Iterator[Right]:
     """The rights that a request used; server-side apply of what was not there creates it."""
-    asked = event.get("objectRef", {})
-    if "resource" not in asked:
+    target = event.get("objectRef", {})
+    if "resource" not in target:
         return
-    resource = "/".join(part for part in (asked["resource"], asked.get("subresource")) if part)
-    group = asked.get("apiGroup", "")
+    resource = "/".join(part for part in (target["resource"], target.get("subresource")) if part)
+    group = target.get("apiGroup", "")
     yield Right(group, resource, event["verb"])
     if event["verb"] == "patch" and event.get("responseStatus", {}).get("code") == _CREATED:
         yield Right(group, resource, "create")

@@ -39,7 +39,7 @@ def ask(cluster: Cluster, name: str, address: str, timeout: int, **labels: str) 
     return pods.run(cluster, name, program, **labels).strip()
 
 
-def test_a_policy_lets_in_whom_it_names_and_nobody_else(cluster: Cluster) -> None:
+def test_a_policy_admits_only_the_clients_that_it_names(cluster: Cluster) -> None:
     address = pods.serve(cluster, GUARDED)
     assert ask(cluster, "before", address, 20) == "200"
 

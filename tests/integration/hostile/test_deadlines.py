@@ -84,7 +84,7 @@ def test_a_stream_that_is_not_done_in_time_ends_with_an_error(server: Server) ->
     wait_until(lambda: is_idle(server), lambda: value(server, "num_requests_running"))
 
 
-def test_those_that_wait_in_the_queue_are_told_too_and_never_computed(server: Server) -> None:
+def test_requests_past_their_deadline_in_the_queue_are_never_computed(server: Server) -> None:
     body = json.dumps(LONG | {"n": 2}).encode()
     with ExitStack() as held:
         # 24 sequences run at once.
@@ -122,7 +122,7 @@ def test_a_time_that_is_none_is_a_400(server: Server, wrong: str) -> None:
     [(1, "num_requests_running", 3), (12, "num_requests_waiting", 2)],
     ids=["running", "queued"],
 )
-def test_callers_that_leave_free_what_they_held(
+def test_callers_that_disconnect_free_their_blocks(
     server: Server, num_calls: int, metric: str, least: int, *, is_stream: bool
 ) -> None:
     before = value(server, "request_aborted_total")

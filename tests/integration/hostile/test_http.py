@@ -115,7 +115,7 @@ def test_more_sequences_than_there_can_be(server: Server) -> None:
 
     assert answer.status == 400
     assert answer.message == (
-        "prompt holds 3000 prompts and n is 128, which makes 384000 sequences; this server takes "
+        "prompt has 3000 prompts and n is 128, which makes 384000 sequences; this server takes "
         f"at most {SLOTS} sequences at once, three times its maxLinkNum of {MAX_LINK_NUM}. "
         "Lower n."
     )
@@ -150,10 +150,10 @@ def test_texts_to_tokenize_from_every_client(server: Server) -> None:
         "messages": [{"role": "user", "content": "a"}],
         "chat_template_kwargs": {"x": ["y" * 10] * 4000},
     }
-    asked = [("/tokenize", text), ("/detokenize", tokens), ("/tokenize", kwargs)] * 30
+    calls = [("/tokenize", text), ("/detokenize", tokens), ("/tokenize", kwargs)] * 30
 
     with ThreadPoolExecutor(64) as callers:
-        answers = list(callers.map(lambda each: server.post(*each), asked))
+        answers = list(callers.map(lambda each: server.post(*each), calls))
 
     assert {answer.status for answer in answers} <= {200, 429}
     assert server.post("/tokenize", filled(PROMPT + '"', "a", '"}')).status == 400

@@ -274,7 +274,7 @@ def test_steps_are_measured_in_float_in_w8a8_and_in_torch(has_reference: bool) -
 # ── the stopwatch ────────────────────────────────────────────────────────────────────────────
 
 
-class Clock:
+class FakeClock:
     """Time that passes only where a test lets it."""
 
     def __init__(self) -> None:
@@ -298,7 +298,7 @@ class Clock:
 def test_works_take_turns_and_the_median_counts(
     monkeypatch: pytest.MonkeyPatch, threads: int, kind: str
 ) -> None:
-    clock, still, log = Clock(), Clock(), list[str]()
+    clock, still, log = FakeClock(), FakeClock(), list[str]()
     for name in ("thread_time", "perf_counter"):
         monkeypatch.setattr(time, name, clock if name == kind else still)
     # The first of each is not counted.
@@ -313,7 +313,7 @@ def test_works_take_turns_and_the_median_counts(
 def test_a_work_that_is_to_find_its_data_in_the_caches_has_turns_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, log = Clock(), list[str]()
+    clock, log = FakeClock(), list[str]()
     monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr(time, "sleep", lambda _: log.append("rest"))
     works = {"a": clock.work("a", log, 9, 9, 1, 3, 9, 2, 2, 9, 2), "b": clock.work("b", log, 4)}
@@ -325,7 +325,7 @@ def test_a_work_that_is_to_find_its_data_in_the_caches_has_turns_of_its_own(
 
 
 def test_a_measurement_goes_on_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, log = Clock(), list[str]()
+    clock, log = FakeClock(), list[str]()
     monkeypatch.setattr(time, "perf_counter", clock)
 
     Stopwatch(num_threads=2, seconds=10).alternate({"a": clock.work("a", log, 1)})
@@ -456,7 +456,7 @@ def test_one_kernel_can_be_measured_alone(tmp_path: Path) -> None:
     ],
     ids=["model", "threads", "variant", "nothing to measure"],
 )
-def test_what_cannot_be_measured_is_said_in_words(
+def test_an_impossible_measurement_is_reported_in_a_sentence(
     options: list[str], code: int, words: str
 ) -> None:
     result = runner.invoke(app, options)

@@ -262,7 +262,7 @@ def test_help_has_examples() -> None:
     assert "python -m benchmarks.peers run --openvino" in result.output
 
 
-def test_an_interpreter_without_the_tools_is_told_which_one_is_missing(
+def test_an_interpreter_without_the_tools_is_refused_with_the_missing_one(
     tmp_path: Path, small_model: Path
 ) -> None:
     openvino = InstalledEngine(kind=KINDS["openvino"], python=tmp_path / "python")
@@ -315,7 +315,7 @@ def test_a_peer_gets_tandems_torch_and_not_its_own_pin() -> None:
     ]
 
 
-def test_a_peer_that_cannot_be_had_leaves_the_others(
+def test_a_peer_that_is_unavailable_leaves_the_others(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     uv = tmp_path / "uv"

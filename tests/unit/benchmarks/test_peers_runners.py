@@ -264,7 +264,7 @@ def test_the_roof_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_runner_that_fails_is_told_in_words(
+def test_a_runner_that_fails_is_reported_in_a_sentence(
     runner_that: Callable[[str], RunnerProcess], code: str, sentence: str
 ) -> None:
     timeout_s = 0.5 if "sleep" in code else 60.0
@@ -273,7 +273,7 @@ def test_a_runner_that_fails_is_told_in_words(
         runner.ask(LOAD, timeout_s=timeout_s)
 
 
-def test_an_interpreter_that_is_not_there_is_told_in_words(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_reported_in_a_sentence(tmp_path: Path) -> None:
     engine = replace(OWN, python=tmp_path / "python")
 
     with pytest.raises(RunnerFailed, match=r"cannot be started.*interpreter that has Tandem"):

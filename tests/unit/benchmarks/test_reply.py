@@ -97,7 +97,7 @@ def test_a_stream_that_is_not_right_fails(pieces: list[bytes], reason: str, mess
     assert message in failure.message
 
 
-def test_other_numbers_of_tokens_than_asked_for_fail() -> None:
+def test_another_number_of_tokens_than_requested_fails() -> None:
     _, failure = read(HEAD + chunked(events(PART, USAGE))).judge(Shape(5, 4))
 
     message = "Asked for 5 in and 4 out; the usage says 5 and 3."

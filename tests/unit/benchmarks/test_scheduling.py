@@ -67,7 +67,7 @@ def outcome(ttft_s: float, tpot_s: float) -> Outcome:
 
 
 @given(st.floats(0.01, 100.0))
-def test_a_load_has_the_rate_that_is_asked_for(rate: float) -> None:
+def test_a_load_has_the_requested_rate(rate: float) -> None:
     base = load((0.0, 10, 10), (3.0, 20, 20), (4.0, 30, 30), (10.0, 40, 40))
     stretched = at_rate(base, rate)
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
 from benchmarks.serving.cli import app
-from tandem_serve.testing import FakeFront, fake_app
+from tandem_serve.testing import FakeEngine, fake_app
 
 PNG = b"\x89PNG\r\n"
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -37,14 +37,14 @@ def served(application: FastAPI) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with served(fake_app(FakeFront())) as address:
+    with served(fake_app(FakeEngine())) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def failing_url() -> Iterator[str]:
-    front = FakeFront(fails_after=2, failure=RuntimeError("The model fell over."))
-    with served(fake_app(front)) as address:
+    engine = FakeEngine(fails_after=2, failure=RuntimeError("The model fell over."))
+    with served(fake_app(engine)) as address:
         yield address
 
 
@@ -78,16 +78,16 @@ def test_two_cases_give_a_table_a_document_and_a_plot(
     assert document["settings"]["load"]["cases"] == ["1x8x4", "3x16x8"]
 
 
-def test_requests_have_exactly_the_lengths_that_were_asked_for(run: Callable[..., Result]) -> None:
-    front = FakeFront()
+def test_requests_have_exactly_the_requested_lengths(run: Callable[..., Result]) -> None:
+    engine = FakeEngine()
 
-    with served(fake_app(front)) as url:
+    with served(fake_app(engine)) as url:
         done = run("--url", url, "--case", "2x16x8", "--requests", "4", "--warmup", "1")
 
     assert done.exit_code == 0, done.output
-    assert [len(each.prompt_token_ids) for each in front.submitted] == [16] * 5
-    assert [each.sampling.max_tokens for each in front.submitted] == [8] * 5
-    assert len({each.prompt_token_ids for each in front.submitted}) == 5
+    assert [len(each.prompt_token_ids) for each in engine.submitted] == [16] * 5
+    assert [each.sampling.max_tokens for each in engine.submitted] == [8] * 5
+    assert len({each.prompt_token_ids for each in engine.submitted}) == 5
 
 
 def test_a_duration_ends_a_closed_loop(

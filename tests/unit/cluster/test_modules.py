@@ -57,7 +57,7 @@ def test_the_version_is_the_one_that_go_mod_requires(source: str, version: str) 
     assert version_of(GO_MOD, source) == version
 
 
-def test_kubernetes_is_told_its_version() -> None:
+def test_kubernetes_gets_its_version() -> None:
     flags = linker_flags(MODULES[0], "v1.36.3")
 
     assert "version.gitVersion=v1.36.3 " in flags

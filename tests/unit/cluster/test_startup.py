@@ -43,7 +43,7 @@ def test_a_step_starts_when_all_before_it_are_done() -> None:
     assert machine.started.count("kubelet") == 1
 
 
-def test_all_is_done_once_every_step_is_and_each_is_told_once() -> None:
+def test_all_is_done_once_every_step_is_and_each_is_reported_once() -> None:
     machine = Machine(etcd=(), api=("etcd",))
     machine.ready = {"etcd", "api"}
 
@@ -64,6 +64,6 @@ def test_what_is_waited_for_can_be_named() -> None:
     assert machine.startup.running == ["containerd", "api"]
 
 
-def test_a_step_that_waits_for_nobody_there_is_refused() -> None:
+def test_a_step_that_waits_for_an_unknown_step_is_refused() -> None:
     with pytest.raises(ValueError, match="step api waits for etcd, which is no step"):
         Machine(api=("etcd",))

@@ -40,7 +40,7 @@ def examples(block: Block) -> Iterator[str]:
 
 def words_of(line: str) -> list[str]:
     """Return the words of the first command of a line that is one of ours; none: it has none."""
-    # A command in the place of a value is one as well.
+    # A command in place of a value is one as well.
     line = re.sub(r".*\$\(([^)]*)\).*", r"\1", line)
     if not _OURS.match(line):
         return []
@@ -104,11 +104,11 @@ CONSOLE = [
 ]
 
 
-@pytest.mark.parametrize(("place", "line"), CONSOLE, ids=[f"{p} {line}" for p, line in CONSOLE])
-def test_every_console_example_parses(place: str, line: str) -> None:
+@pytest.mark.parametrize(("location", "line"), CONSOLE, ids=[f"{p} {line}" for p, line in CONSOLE])
+def test_every_console_example_parses(location: str, line: str) -> None:
     found = program(words_of(line))
 
-    assert found is not None, place
+    assert found is not None, location
     parse(found[0], "example", found[1])
 
 
@@ -125,14 +125,14 @@ def mentions() -> Iterator[tuple[str, str]]:
 
 
 MENTIONED = [
-    (place, text)
-    for place, text in mentions()
+    (location, text)
+    for location, text in mentions()
     if re.match(r"(\.venv/bin/)?(tandem |python -m (benchmarks\.|tools\.cluster))", text)
 ]
 
 
-@pytest.mark.parametrize(("place", "text"), MENTIONED, ids=[f"{p} {t}" for p, t in MENTIONED])
-def test_every_command_and_option_that_is_mentioned_exists(place: str, text: str) -> None:
+@pytest.mark.parametrize(("location", "text"), MENTIONED, ids=[f"{p} {t}" for p, t in MENTIONED])
+def test_every_command_and_option_that_is_mentioned_exists(location: str, text: str) -> None:
     found = program(text.split())
     if found is None:
         return  # A sentence of a program's output.
@@ -140,12 +140,12 @@ def test_every_command_and_option_that_is_mentioned_exists(place: str, text: str
     known = names(command)
     if hasattr(command, "commands") and arguments:
         name = arguments[0].strip(",.[]")
-        assert name in command.commands or name.isupper() or name.startswith("-"), place
+        assert name in command.commands or name.isupper() or name.startswith("-"), location
         known = names(command.commands.get(name, command))
 
     # What follows another program's name is its own.
     options = _OPTION.findall(re.split(r"[;|]| jq ", " ".join(arguments))[0])
-    assert set(options) <= known, place
+    assert set(options) <= known, location
 
 
 def names(command: Any) -> set[str]:

@@ -83,7 +83,9 @@ def test_requests_of_the_http_page_ask_for_a_model_of_the_examples() -> None:
         for path in (ROOT / "examples").rglob("*.yaml")
         if yaml.safe_load(path.read_text("utf-8"))["kind"] == "InferenceService"
     }
-    asked = {name for block in code_blocks(HTTP) for name in _MODEL.findall("\n".join(block.lines))}
+    requested = {
+        name for block in code_blocks(HTTP) for name in _MODEL.findall("\n".join(block.lines))
+    }
 
-    assert asked
-    assert asked <= served
+    assert requested
+    assert requested <= served

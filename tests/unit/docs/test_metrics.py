@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_engine.api.output import EngineStats
-from tandem_engine.front.metrics import EngineMetrics
+from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_operator.metrics import Metrics
 from tandem_serve.http.metrics import ResponseCounts, exposition
 from tests.unit.docs.pages import ROOT, code_blocks, prose, rows

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Advance, SampledToken
-from tandem_engine.front.choice import choices_of
-from tandem_engine.front.stream import RequestStream
+from tandem_engine.async_engine.choice import choices_of
+from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.text.codec import CheckpointCodec
 from tandem_engine.text.detokenizer import Detokenizer
 from tests.unit.engine.tokenizers_of_models import KINDS, OTHER_KINDS

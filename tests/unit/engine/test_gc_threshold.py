@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem_engine.front.gc_threshold import GC_THRESHOLD, raise_gc_threshold
+from tandem_engine.async_engine.gc_threshold import GC_THRESHOLD, raise_gc_threshold
 
 
 @pytest.fixture(autouse=True)

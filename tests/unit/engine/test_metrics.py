@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.front.histogram import Histogram
-from tandem_engine.front.metrics import EngineMetrics
-from tandem_engine.front.timeline import Timeline
+from tandem_engine.async_engine.histogram import Histogram
+from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.timeline import Timeline
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.records import StepRecord

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import FinishReason, Output
-from tandem_engine.front.pacer import Pacer
+from tandem_engine.async_engine.pacer import Pacer
 
 # 0.95 · 1000 ms to the first output, 0.95 · 100 ms between further ones.
 ON = ScheduleConfig(

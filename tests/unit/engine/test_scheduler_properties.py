@@ -216,7 +216,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         expected = replace(expected, deadline=self.bench.now + lives_s)
         if n > self.schedule.max_batch_size or not self.bench.engine.can_ever_hold(expected):
-            return ""  # the front refuses it
+            return ""  # AsyncEngine refuses it
         self.requests[name] = expected
         self.numbers[name] = number
         for each in expected.sequences:

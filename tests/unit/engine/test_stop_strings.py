@@ -16,8 +16,8 @@ from tandem_engine.api.request import (
     SamplingParams,
 )
 from tandem_engine.api.step import Advance, SampledToken
-from tandem_engine.front.choice import choices_of
-from tandem_engine.front.stream import RequestStream
+from tandem_engine.async_engine.choice import choices_of
+from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.text.stop_strings import StopAutomaton, StopStrings
 from tests.unit.engine.test_text import CODEC
 

@@ -10,7 +10,7 @@ from typing import Final
 import uvicorn
 
 from tandem_serve.local.records import Record
-from tandem_serve.testing import FakeFront, fake_app
+from tandem_serve.testing import FakeEngine, fake_app
 
 RECORD: Final = Record(
     name="tiny",
@@ -27,9 +27,9 @@ RECORD: Final = Record(
 
 
 @contextmanager
-def serving(front: FakeFront, keys: Path | None = None) -> Iterator[str]:
+def serving(engine: FakeEngine, keys: Path | None = None) -> Iterator[str]:
     """URL of a service over real HTTP."""
-    served = fake_app(front, api_keys_folder=keys)
+    served = fake_app(engine, api_keys_folder=keys)
     server = uvicorn.Server(uvicorn.Config(served, port=0, log_level="critical", lifespan="off"))
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tandem_serve import cli
 from tandem_serve.cli import app
-from tandem_serve.testing import FakeFront
+from tandem_serve.testing import FakeEngine
 from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 MANIFEST = """\
@@ -63,7 +63,7 @@ def keyed_service(tmp_path: Path) -> Iterator[str]:
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "one").write_text("sk-1\n")
-    with serving(FakeFront(), keys) as url:
+    with serving(FakeEngine(), keys) as url:
         yield url
 
 
@@ -110,12 +110,11 @@ def test_validate_notes_what_defaults_do_to_requests(manifest: Path) -> None:
     assert output == (
         "note: spec.engine.schedule.maxIterTimes is 512: every answer ends after 512 tokens at "
         "most, a reasoning model's perhaps in mid-thought, with finish_reason length; raise it, "
-        "up to maxSeqLen; spec.slo would choose better"
+        "up to maxSeqLen; or set spec.slo, which chooses it"
     )
     assert memory == (
-        "note: a replica takes what spec.resources.memory 4Gi holds of maxSeqLen, up to the "
-        "model's limit, and of maxBatchSize, up to 200; see its log, tandem status and GET "
-        "/v1/models"
+        "note: a replica chooses by spec.resources.memory 4Gi: maxSeqLen, up to the model's limit; "
+        "maxBatchSize, up to 200. Its log, tandem status and GET /v1/models show the values"
     )
     assert "maxBatchSize" not in done.stdout
 
@@ -278,7 +277,8 @@ def test_chat_says_when_nothing_answers() -> None:
 
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [
-        f"error: No server answers at {url}; is the service running?"
+        f"error: No server answers at {url}; tandem status lists the services here, tandem serve "
+        "-f FILE starts one, --url names one elsewhere."
     ]
 
 
@@ -309,7 +309,7 @@ def test_chat_says_when_a_key_is_needed(
 
     assert done.exit_code == wrong.exit_code == 1
     assert done.stderr.splitlines() == [
-        f"error: {keyed_service} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
+        f"error: {keyed_service} requires an API key; pass one with --api-key or in TANDEM_API_KEY."
     ]
     assert wrong.stderr.splitlines() == [
         f"error: {keyed_service} answered: The API key is not valid; send one from the "

@@ -46,11 +46,11 @@ def test_two_spellings_of_one_amount(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "1GiB", "1 Gi", "-"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_a_text_that_is_no_quantity_is_refused(text: str) -> None:
     assert parse_quantity(text) is None
 
 
 @pytest.mark.parametrize("text", ["much", "0", "-1", "100u"])
-def test_what_is_no_cpu(text: str) -> None:
+def test_a_text_that_is_no_amount_of_cpu_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not an amount of CPU; write one such as 500m"):
         parse_cpu(text)

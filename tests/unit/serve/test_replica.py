@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tandem_serve import replica as replica_module
 from tandem_serve.api.document import AppArgs, LiveSettings, ServeOptions
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.replica import Replica
-from tandem_serve.testing import FakeFront
+from tandem_serve.testing import FakeEngine
 
 MANIFEST = """
 apiVersion: serving.tandem.dev/v1alpha1
@@ -32,8 +33,9 @@ async def test_live_settings_reach_the_engine_with_the_block_size_that_it_has(
 ) -> None:
     # Serve awaits it; Python, when it collects the object, would not.
     monkeypatch.delattr(Replica, "__del__")
+    monkeypatch.setattr(replica_module, "configure_logging", lambda: None)
     replica = Replica(AppArgs.of(service(), ServeOptions()).document())
-    replica._engine = front = FakeFront()
+    replica._engine = engine = FakeEngine()
     changed = service(
         engine={"schedule": {"maxBatchSize": 7, "noEvict": True}},
         slo={"tpot": {"target": "50ms"}},
@@ -41,7 +43,7 @@ async def test_live_settings_reach_the_engine_with_the_block_size_that_it_has(
 
     await replica.reconfigure(LiveSettings.of(changed).document())
 
-    ((schedule, slo),) = front.reconfigured
+    ((schedule, slo),) = engine.reconfigured
     assert (schedule.max_batch_size, schedule.no_evict) == (7, True)
     assert schedule.cache_block_size == 16
     assert (slo.ttft_s, slo.tpot_s) == (None, 0.05)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tandem_serve.api.profile import START_COUNT_FILE, retry_profile
+from tandem_serve.api.ray_env import START_COUNT_FILE, retry_env
 from tandem_serve.start_backoff import StartBackoff
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "starts"
-    for name, value in retry_profile(str(file)).items():
+    for name, value in retry_env(str(file)).items():
         monkeypatch.setenv(name, value)
     return file
 

@@ -44,7 +44,7 @@ async def read_body(
     Raises:
         ApiError: it is too large or too complex (413), encoded (415), too slow (408), there is no
             memory for it (503) or no slot (429) now, or it does not fit `model` (400).
-        ClientDisconnected: the caller went away while sending.
+        ClientDisconnected: the caller disconnected while sending.
     """
     http = state_of(request)
     with http.body_budget.share() as share:
@@ -90,7 +90,7 @@ class _BodyReader:
         """Read to the end; return the refusal, or None.
 
         Raises:
-            ClientDisconnected: the caller went away while sending.
+            ClientDisconnected: the caller disconnected while sending.
         """
         announced = request.headers.get("content-length", "")
         refusal = self._head_refusal(request, announced)

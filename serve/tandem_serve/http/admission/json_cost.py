@@ -17,7 +17,7 @@ class JsonCostCounter:
     """Sums up the cost of a document, byte by byte, without parsing it.
 
     Commas, brackets and colons count where they stand outside of strings. A document that is not
-    JSON may be counted wrongly, but not one byte before the place where a parser stops.
+    JSON may be counted wrongly, but not one byte before the position where a parser stops.
     """
 
     def __init__(self) -> None:

@@ -97,13 +97,13 @@ class SlotRequest:
 
     num_prompts: int = 1
     param: str = "n"
-    """The field that asks for several choices of each prompt."""
+    """The field with the number of choices of each prompt."""
     num_each: int = 1
     """Sequences of each prompt."""
 
     @property
     def num_slots(self) -> int:
-        """Places of the whole call."""
+        """Slots of the whole call."""
         return self.num_prompts * self.num_each
 
     def check_fits(self, max_link_num: int) -> None:
@@ -115,7 +115,7 @@ class SlotRequest:
         most = max_in_flight(max_link_num)
         if self.num_slots <= most:
             return
-        # The prompts are too many unless a single one asks for too much.
+        # The prompts are too many, unless a single one exceeds the slots.
         is_split = self.num_each <= most
         raise errors.ApiError(
             f"{self._text()}; this server takes at most {most} sequences at once, three times its "
@@ -127,10 +127,10 @@ class SlotRequest:
 
     def _text(self) -> str:
         if self.num_each == 1:
-            return f"prompt holds {self.num_prompts} prompts"
+            return f"prompt has {self.num_prompts} prompts"
         if self.num_prompts == 1:
             return f"{self.param} is {self.num_each}"
         return (
-            f"prompt holds {self.num_prompts} prompts and {self.param} is {self.num_each}, which "
+            f"prompt has {self.num_prompts} prompts and {self.param} is {self.num_each}, which "
             f"makes {self.num_slots} sequences"
         )

@@ -1,13 +1,16 @@
-"""Steps that chat and completions share, from the checked body to the response."""
+"""The path of every call that generates, from the body to the response.
 
-from collections.abc import Sequence
+Chat and completions differ in a `RequestAdapter` each.
+"""
+
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from fastapi import Request, Response
 
-from tandem_engine.api.front import EngineFront
+from tandem_engine.api.engine_client import EngineClient, EngineLimits, TextCodec
 from tandem_engine.api.request import (
     LOWEST_PRIORITY,
     MAX_N,
@@ -15,6 +18,7 @@ from tandem_engine.api.request import (
     check_cache_salt,
     check_priority,
 )
+from tandem_serve.http.admission.body_reader import read_body
 from tandem_serve.http.admission.deadline import Deadline
 from tandem_serve.http.admission.slots import SlotRequest
 from tandem_serve.http.disconnect import until_disconnect
@@ -25,18 +29,47 @@ from tandem_serve.http.openai.response import ChoiceFormatter, GenerationRespons
 from tandem_serve.http.openai.streaming import EventStream
 from tandem_serve.http.state import state_of
 
+T = TypeVar("T", bound=GenerationRequest)
+
 NUM_ID_DIGITS: Final = 8
 """Enough to tell apart the calls of one caller that repeats its x-request-id."""
 
 
+class RequestAdapter(Protocol):
+    """One checked body of an endpoint, as the engine and the answer need it."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of the call."""
+
+    async def encode(self, engine: EngineClient, max_inline_length: int) -> list[list[int]]:
+        """Return the token ids of each prompt.
+
+        Raises:
+            ApiError: a prompt is invalid, empty or too long.
+            InvalidParameter: the chat template refuses the messages.
+        """
+
+    def sampling(self, prompts: Sequence[list[int]], limits: EngineLimits) -> SamplingParams:
+        """Return the parameters of all prompts.
+
+        Raises:
+            ApiError: a token id or a bias is out of its range.
+            InvalidParameter: another value is out of its range.
+        """
+
+    async def formatter(self, codec: TextCodec, max_inline_length: int) -> ChoiceFormatter:
+        """Return the formatter of the choices; it keeps nothing of the body but what it shows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class _Call:
     """A call as the engine needs it.
 
     Its body is not part of it: the body's memory is free while the answer is computed.
     """
 
-    engine: EngineFront
+    engine: EngineClient
     engine_requests: Sequence[EngineRequest]
     formatter: ChoiceFormatter
     choices_per_prompt: int
@@ -44,23 +77,48 @@ class Call:
     includes_usage: bool
 
 
-def slot_request(body: GenerationRequest, num_prompts: int) -> SlotRequest:
-    """The slots that a call needs: one for each sequence that the engine computes for it."""
-    param, given = ("n", body.n) if body.best_of is None else ("best_of", body.best_of)
-    num_each = 1 if given is None else given
-    # A number out of range takes one slot: the engine refuses it, with its range.
-    is_possible = 1 <= num_each <= MAX_N
-    return SlotRequest(
-        num_prompts=num_prompts, param=param, num_each=num_each if is_possible else 1
-    )
-
-
-def check_stream(body: GenerationRequest) -> None:
-    """Refuse streams whose tokens are known only at the end, and stream_options without stream.
+async def generate(
+    request: Request, model: type[T], adapt: Callable[[T], RequestAdapter], *, id_prefix: str
+) -> Response:
+    """Read a body of `model`, submit its prompts, and return a stream or a whole answer.
 
     Raises:
-        ApiError: best_of above n or use_beam_search with stream, or stream_options without it.
+        ApiError: the body, a header or the state of the server refuses the call.
+        EngineError: the engine refuses the call, or fails while it computes.
+        ClientDisconnected: the caller disconnected.
     """
+    deadline = Deadline.of(request)
+    with ExitStack() as held:
+        call = await _call(request, model, adapt, held)
+        return await _respond(request, call, id_prefix=id_prefix, held=held, deadline=deadline)
+
+
+async def _call(
+    request: Request, model: type[T], adapt: Callable[[T], RequestAdapter], held: ExitStack
+) -> _Call:
+    """Read and check the body; `held` keeps its slots."""
+    http = state_of(request)
+    max_inline_length = http.settings.max_inline_length
+    async with read_body(request, model, http.admission) as body:
+        http.check_model(body.model)
+        _check_stream(body)
+        adapter = adapt(body)
+        engine = http.engine()
+        held.enter_context(http.admission.slots(_slot_request(body, adapter.num_prompts)))
+        prompts = await adapter.encode(engine, max_inline_length)
+        sampling = adapter.sampling(prompts, engine.limits)
+        return _Call(
+            engine=engine,
+            engine_requests=_engine_requests(body, prompts, sampling),
+            formatter=await adapter.formatter(engine.codec, max_inline_length),
+            choices_per_prompt=body.n or 1,
+            is_stream=bool(body.stream),
+            includes_usage=body.includes_usage,
+        )
+
+
+def _check_stream(body: GenerationRequest) -> None:
+    """Refuse streams whose tokens are known only at the end, and stream_options without stream."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(
             "stream_options needs stream true; set it or leave it out.",
@@ -83,35 +141,35 @@ def check_stream(body: GenerationRequest) -> None:
         )
 
 
-def engine_request(
-    body: GenerationRequest, token_ids: Sequence[int], sampling: SamplingParams
-) -> EngineRequest:
-    """One prompt of a call for the engine.
+def _slot_request(body: GenerationRequest, num_prompts: int) -> SlotRequest:
+    """Return the slots of a call: one for each sequence that the engine computes for it."""
+    param, given = ("n", body.n) if body.best_of is None else ("best_of", body.best_of)
+    num_each = 1 if given is None else given
+    # A number out of range takes one slot: the engine refuses it, with its range.
+    is_possible = 1 <= num_each <= MAX_N
+    return SlotRequest(
+        num_prompts=num_prompts, param=param, num_each=num_each if is_possible else 1
+    )
 
-    Raises:
-        InvalidParameter: priority or cache_salt is out of its range.
-    """
+
+def _engine_requests(
+    body: GenerationRequest, prompts: Sequence[list[int]], sampling: SamplingParams
+) -> list[EngineRequest]:
     priority = LOWEST_PRIORITY if body.priority is None else body.priority
     salt = body.cache_salt or ""
     check_priority(priority)
     check_cache_salt(salt)
-    return EngineRequest(
-        prompt_token_ids=token_ids, sampling=sampling, priority=priority, cache_salt=salt
-    )
+    return [
+        EngineRequest(
+            prompt_token_ids=token_ids, sampling=sampling, priority=priority, cache_salt=salt
+        )
+        for token_ids in prompts
+    ]
 
 
-async def generate_response(
-    request: Request,
-    call: Call,
-    *,
-    id_prefix: str,
-    held: ExitStack,
-    deadline: Deadline,
+async def _respond(
+    request: Request, call: _Call, *, id_prefix: str, held: ExitStack, deadline: Deadline
 ) -> Response:
-    """Submit, and respond with a stream or a whole answer.
-
-    A stream takes over the contents of `held`; otherwise the caller closes it.
-    """
     http = state_of(request)
     call_id = http.dependencies.new_id()
     engine_id = f"{request.state.request_id}-{call_id[-NUM_ID_DIGITS:]}"

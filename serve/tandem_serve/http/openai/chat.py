@@ -1,83 +1,70 @@
 """POST /v1/chat/completions."""
 
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import Request, Response
 
-from tandem_engine.api.front import EngineFront, TextCodec
+from tandem_engine.api.engine_client import EngineClient, EngineLimits, TextCodec
 from tandem_engine.api.output import Output
-from tandem_serve.http.admission.body_reader import read_body
-from tandem_serve.http.admission.deadline import Deadline
+from tandem_engine.api.request import SamplingParams
 from tandem_serve.http.errors import ApiError
-from tandem_serve.http.openai.call import (
-    Call,
-    check_stream,
-    engine_request,
-    generate_response,
-    slot_request,
-)
-from tandem_serve.http.openai.generation import EngineRequest
+from tandem_serve.http.openai.call import generate
 from tandem_serve.http.openai.logprobs import chat_logprobs
 from tandem_serve.http.openai.prompts import check_length, encode_messages, prompt_limit
 from tandem_serve.http.openai.protocol import ChatRequest
 from tandem_serve.http.openai.response import CollectedChoice
 from tandem_serve.http.openai.sampling import sampling_params
-from tandem_serve.http.state import state_of
 
 ID_PREFIX: Final = "chatcmpl"
 
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
-    deadline = Deadline.of(request)
-    with ExitStack() as held:
-        call = await _call(request, held)
-        return await generate_response(
-            request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline
+    return await generate(request, ChatRequest, ChatAdapter, id_prefix=ID_PREFIX)
+
+
+class ChatAdapter:
+    """The body of a chat completion: one prompt, rendered from messages."""
+
+    num_prompts = 1
+
+    def __init__(self, body: ChatRequest) -> None:
+        """Check the fields that depend on each other.
+
+        Raises:
+            ApiError: top_logprobs does not go with another field.
+        """
+        self._body = body
+        self._num_logprobs = _num_logprobs(body)
+
+    async def encode(self, engine: EngineClient, max_inline_length: int) -> list[list[int]]:
+        """Return the token ids of the conversation."""
+        token_ids = await encode_messages(
+            engine.codec,
+            self._body.messages,
+            add_generation_prompt=self._body.add_generation_prompt,
+            template_kwargs=self._body.chat_template_kwargs,
+            max_inline_length=max_inline_length,
+            limit=prompt_limit(engine.limits),
+        )
+        check_length(len(token_ids), engine.limits, "messages")
+        return [token_ids]
+
+    def sampling(self, prompts: Sequence[list[int]], limits: EngineLimits) -> SamplingParams:
+        """Return the parameters; without max_tokens the answer may fill the context."""
+        [token_ids] = prompts
+        room = limits.max_seq_len - len(token_ids)
+        return sampling_params(
+            self._body,
+            max_tokens=self._body.max_completion_tokens or self._body.max_tokens or room,
+            logprobs=self._num_logprobs,
+            vocab_size=limits.vocab_size,
         )
 
-
-async def _call(request: Request, held: ExitStack) -> Call:
-    http = state_of(request)
-    async with read_body(request, ChatRequest, http.admission) as body:
-        http.check_model(body.model)
-        check_stream(body)
-        num_logprobs = _num_logprobs(body)
-        engine = http.engine()
-        held.enter_context(http.admission.slots(slot_request(body, 1)))
-        prompt = await _engine_request(body, engine, num_logprobs, http.settings.max_inline_length)
-        return Call(
-            engine=engine,
-            engine_requests=[prompt],
-            formatter=ChatFormatter(engine.codec, has_logprobs=num_logprobs is not None),
-            choices_per_prompt=body.n or 1,
-            is_stream=bool(body.stream),
-            includes_usage=body.includes_usage,
-        )
-
-
-async def _engine_request(
-    body: ChatRequest, engine: EngineFront, num_logprobs: int | None, max_inline_length: int
-) -> EngineRequest:
-    limits = engine.limits
-    token_ids = await encode_messages(
-        engine.codec,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        template_kwargs=body.chat_template_kwargs,
-        max_inline_length=max_inline_length,
-        limit=prompt_limit(limits),
-    )
-    check_length(len(token_ids), limits, "messages")
-    room = limits.max_seq_len - len(token_ids)
-    sampling = sampling_params(
-        body,
-        max_tokens=body.max_completion_tokens or body.max_tokens or room,
-        logprobs=num_logprobs,
-        vocab_size=limits.vocab_size,
-    )
-    return engine_request(body, token_ids, sampling)
+    async def formatter(self, codec: TextCodec, _max_inline_length: int) -> "ChatFormatter":
+        """Return a formatter of messages."""
+        return ChatFormatter(codec, has_logprobs=self._num_logprobs is not None)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

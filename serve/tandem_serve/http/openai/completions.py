@@ -2,26 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from fastapi import Request, Response
 
-from tandem_engine.api.front import EngineFront, EngineLimits, TextCodec
+from tandem_engine.api.engine_client import EngineClient, EngineLimits, TextCodec
 from tandem_engine.api.output import Output, TokenLogprob
-from tandem_serve.http.admission.body_reader import read_body
-from tandem_serve.http.admission.deadline import Deadline
+from tandem_engine.api.request import SamplingParams
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.offload import TEXT_POOL
-from tandem_serve.http.openai.call import (
-    Call,
-    check_stream,
-    engine_request,
-    generate_response,
-    slot_request,
-)
-from tandem_serve.http.openai.generation import EngineRequest
+from tandem_serve.http.openai.call import generate
 from tandem_serve.http.openai.logprobs import TextOffsets, completion_logprobs
 from tandem_serve.http.openai.prompts import check_length, encode_texts, prompt_limit
 from tandem_serve.http.openai.protocol import CompletionRequest
@@ -31,55 +22,13 @@ from tandem_serve.http.openai.sampling import (
     check_token_ids,
     sampling_params,
 )
-from tandem_serve.http.state import state_of
 
 ID_PREFIX: Final = "cmpl"
 
 
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    deadline = Deadline.of(request)
-    with ExitStack() as held:
-        call = await _call(request, held)
-        return await generate_response(
-            request, call, id_prefix=ID_PREFIX, held=held, deadline=deadline
-        )
-
-
-async def _call(request: Request, held: ExitStack) -> Call:
-    http = state_of(request)
-    async with read_body(request, CompletionRequest, http.admission) as body:
-        http.check_model(body.model)
-        _check_combinations(body)
-        engine = http.engine()
-        prompts = _split(body.prompt)
-        held.enter_context(http.admission.slots(slot_request(body, len(prompts.each))))
-        max_inline = http.settings.max_inline_length
-        token_ids = await _encode(prompts, body, engine, max_inline)
-        return Call(
-            engine=engine,
-            engine_requests=_engine_requests(body, token_ids, engine.limits),
-            formatter=CompletionFormatter(
-                engine.codec,
-                has_logprobs=body.logprobs is not None,
-                echoes=await _echoes(prompts, engine.codec, max_inline) if body.echo else (),
-                choices_per_prompt=body.n or 1,
-            ),
-            choices_per_prompt=body.n or 1,
-            is_stream=bool(body.stream),
-            includes_usage=body.includes_usage,
-        )
-
-
-def _check_combinations(body: CompletionRequest) -> None:
-    check_stream(body)
-    if body.echo and body.logprobs is not None:
-        raise ApiError(
-            "echo together with logprobs is not supported: Tandem computes no log-probabilities "
-            "of prompts; leave out one of them.",
-            param="echo",
-            code="unsupported_parameter",
-        )
+    return await generate(request, CompletionRequest, CompletionAdapter, id_prefix=ID_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +39,73 @@ class _Texts:
 @dataclass(frozen=True, slots=True)
 class _TokenIds:
     each: list[list[int]]
+
+
+class CompletionAdapter:
+    """The body of a completion: one or several prompts, texts or token ids."""
+
+    def __init__(self, body: CompletionRequest) -> None:
+        """Check the fields that depend on each other.
+
+        Raises:
+            ApiError: echo does not go with logprobs, or prompt is an empty list.
+        """
+        _check_echo(body)
+        self._body = body
+        self._prompts = _split(body.prompt)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of the call."""
+        return len(self._prompts.each)
+
+    async def encode(self, engine: EngineClient, max_inline_length: int) -> list[list[int]]:
+        """Return the token ids of each prompt."""
+        match self._prompts:
+            case _Texts(each=texts):
+                prompts = await encode_texts(
+                    engine.codec,
+                    texts,
+                    add_special_tokens=self._body.add_special_tokens is not False,
+                    max_inline_length=max_inline_length,
+                    limit=prompt_limit(engine.limits),
+                )
+                _check_lengths(prompts, engine.limits)
+                return prompts
+            case _TokenIds(each=prompts):
+                _check_lengths(prompts, engine.limits)  # first: it is the cheaper one
+                for token_ids in prompts:
+                    check_token_ids(token_ids, engine.limits.vocab_size, "prompt")
+                return prompts
+
+    def sampling(self, _prompts: Sequence[list[int]], limits: EngineLimits) -> SamplingParams:
+        """Return the parameters of all prompts."""
+        return sampling_params(
+            self._body,
+            max_tokens=self._body.max_tokens or DEFAULT_COMPLETION_TOKENS,
+            logprobs=self._body.logprobs,
+            vocab_size=limits.vocab_size,
+        )
+
+    async def formatter(self, codec: TextCodec, max_inline_length: int) -> "CompletionFormatter":
+        """Return a formatter of texts, which echoes the prompts if the body says so."""
+        is_echoed = bool(self._body.echo)
+        return CompletionFormatter(
+            codec,
+            has_logprobs=self._body.logprobs is not None,
+            echoes=await _echoes(self._prompts, codec, max_inline_length) if is_echoed else (),
+            choices_per_prompt=self._body.n or 1,
+        )
+
+
+def _check_echo(body: CompletionRequest) -> None:
+    if body.echo and body.logprobs is not None:
+        raise ApiError(
+            "echo together with logprobs is not supported: Tandem computes no log-probabilities "
+            "of prompts; leave out one of them.",
+            param="echo",
+            code="unsupported_parameter",
+        )
 
 
 def _split(prompt: str | list[str] | list[int] | list[list[int]]) -> _Texts | _TokenIds:
@@ -114,41 +130,6 @@ def _are_texts(prompt: list[Any]) -> TypeGuard[list[str]]:
 
 def _are_ids(prompt: list[Any]) -> TypeGuard[list[int]]:
     return isinstance(prompt[0], int)
-
-
-async def _encode(
-    prompts: _Texts | _TokenIds,
-    body: CompletionRequest,
-    engine: EngineFront,
-    max_inline_length: int,
-) -> list[list[int]]:
-    match prompts:
-        case _Texts(each=texts):
-            return await encode_texts(
-                engine.codec,
-                texts,
-                add_special_tokens=body.add_special_tokens is not False,
-                max_inline_length=max_inline_length,
-                limit=prompt_limit(engine.limits),
-            )
-        case _TokenIds(each=lists):
-            _check_lengths(lists, engine.limits)  # first: it is the cheaper one
-            for token_ids in lists:
-                check_token_ids(token_ids, engine.limits.vocab_size, "prompt")
-            return lists
-
-
-def _engine_requests(
-    body: CompletionRequest, prompts: Sequence[list[int]], limits: EngineLimits
-) -> list[EngineRequest]:
-    _check_lengths(prompts, limits)
-    sampling = sampling_params(
-        body,
-        max_tokens=body.max_tokens or DEFAULT_COMPLETION_TOKENS,
-        logprobs=body.logprobs,
-        vocab_size=limits.vocab_size,
-    )
-    return [engine_request(body, token_ids, sampling) for token_ids in prompts]
 
 
 def _check_lengths(prompts: Sequence[list[int]], limits: EngineLimits) -> None:

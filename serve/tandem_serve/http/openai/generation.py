@@ -6,7 +6,7 @@ from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import TypedDict
 
-from tandem_engine.api.front import EngineFront, OutputStream
+from tandem_engine.api.engine_client import EngineClient, OutputStream
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_serve.http.admission.deadline import Deadline
@@ -31,8 +31,8 @@ class EngineRequest:
     cache_salt: str = ""
     """Requests of different salts share no computed prefixes."""
 
-    def submit(self, engine: EngineFront, request_id: str, *, timeout_s: float) -> OutputStream:
-        """Queue it; see `EngineFront.submit`."""
+    def submit(self, engine: EngineClient, request_id: str, *, timeout_s: float) -> OutputStream:
+        """Queue it; see `EngineClient.submit`."""
         return engine.submit(
             request_id,
             self.prompt_token_ids,
@@ -48,7 +48,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineFront,
+        engine: EngineClient,
         requests: Sequence[EngineRequest],
         id_prefix: str,
         held: ExitStack,

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tandem_engine.api.front import TextCodec
+from tandem_engine.api.engine_client import TextCodec
 from tandem_engine.api.output import TokenLogprob
 
 LOWEST_LOGPROB: Final = -9999.0
-"""OpenAI's word for 'never'; JSON has none for minus infinity."""
+"""OpenAI's value for 'never'; JSON has none for minus infinity."""
 
 
 def chat_logprobs(codec: TextCodec, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

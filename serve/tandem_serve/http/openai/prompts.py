@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from tandem_engine.api.front import EngineLimits, TextCodec
+from tandem_engine.api.engine_client import EngineLimits, TextCodec
 from tandem_serve.http import errors
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.offload import TEXT_POOL

@@ -64,7 +64,7 @@ def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
     Raises:
         ApiError: the vocabulary has no such token.
     """
-    # Two passes in C; a hundred thousand of them in Python would hold up the event loop.
+    # Two passes in C; a hundred thousand of them in Python would block the event loop.
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise ApiError(

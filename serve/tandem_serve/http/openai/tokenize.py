@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from tandem_engine.api.front import EngineFront
+from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.http.admission.body_reader import read_body
 from tandem_serve.http.admission.slots import SlotRequest
 from tandem_serve.http.errors import ApiError
@@ -40,7 +40,7 @@ async def detokenize(request: Request) -> Response:
             return await _detokenize(body, http, http.engine())
 
 
-async def _tokenize(body: TokenizeRequest, http: HttpState, engine: EngineFront) -> Response:
+async def _tokenize(body: TokenizeRequest, http: HttpState, engine: EngineClient) -> Response:
     token_ids = await _token_ids(body, engine, http.settings.max_inline_length)
     document: dict[str, Any] = {
         "count": len(token_ids),
@@ -56,7 +56,7 @@ async def _tokenize(body: TokenizeRequest, http: HttpState, engine: EngineFront)
     return Response(to_json(document), media_type="application/json")
 
 
-async def _detokenize(body: DetokenizeRequest, http: HttpState, engine: EngineFront) -> Response:
+async def _detokenize(body: DetokenizeRequest, http: HttpState, engine: EngineClient) -> Response:
     most = engine.limits.max_seq_len  # More would take the global lock for too long.
     if len(body.tokens) > most:
         raise ApiError(
@@ -76,7 +76,7 @@ async def _detokenize(body: DetokenizeRequest, http: HttpState, engine: EngineFr
 
 
 async def _token_ids(
-    body: TokenizeRequest, engine: EngineFront, max_inline_length: int
+    body: TokenizeRequest, engine: EngineClient, max_inline_length: int
 ) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(

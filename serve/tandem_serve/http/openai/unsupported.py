@@ -41,9 +41,9 @@ _DESCRIBE_TOOLS: Final = "describe the tools in a message and parse the answer y
 
 _IN_BOTH: Final[dict[str, Unsupported]] = {
     "service_tier": Unsupported(
-        "Tandem serves all requests alike", "leave it out or say 'auto'", ("auto", "default")
+        "Tandem serves all requests alike", "leave it out or set it to 'auto'", ("auto", "default")
     ),
-    "store": Unsupported("Tandem keeps no answers", "leave it out or say false", (False,)),
+    "store": Unsupported("Tandem keeps no answers", "leave it out or set it to false", (False,)),
     "response_format": Unsupported(
         "Tandem does not constrain its answers yet",
         "leave it out and ask for the format in the prompt",
@@ -53,10 +53,10 @@ _IN_BOTH: Final[dict[str, Unsupported]] = {
 
 UNSUPPORTED_IN_CHAT: Final[dict[str, Unsupported]] = _IN_BOTH | {
     "tools": Unsupported(_NO_TOOLS, _DESCRIBE_TOOLS),
-    "tool_choice": Unsupported(_NO_TOOLS, "leave it out or say 'none'", ("none",)),
+    "tool_choice": Unsupported(_NO_TOOLS, "leave it out or set it to 'none'", ("none",)),
     "functions": Unsupported(_NO_TOOLS, _DESCRIBE_TOOLS),
-    "function_call": Unsupported(_NO_TOOLS, "leave it out or say 'none'", ("none",)),
-    "modalities": Unsupported(_NO_AUDIO, "leave it out or say ['text']", (["text"],)),
+    "function_call": Unsupported(_NO_TOOLS, "leave it out or set it to 'none'", ("none",)),
+    "modalities": Unsupported(_NO_AUDIO, "leave it out or set it to ['text']", (["text"],)),
     "audio": Unsupported(_NO_AUDIO, "leave it out"),
     "prediction": Unsupported("Tandem does not take predicted outputs", "leave it out"),
     "web_search_options": Unsupported("Tandem does not search the web", "leave it out"),

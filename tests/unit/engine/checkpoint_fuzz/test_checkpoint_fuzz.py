@@ -36,7 +36,7 @@ def start(draft: Draft, folder: Path) -> str | None:
         model_path=str(folder), num_kv_blocks=8, memory_bytes=1 << 30, num_threads=1
     )
     try:
-        front = build_engine(config, report=lambda _: None)
+        engine = build_engine(config, report=lambda _: None)
     except EngineError as error:
         said = str(error)
         if isinstance(error, CheckpointError):
@@ -44,7 +44,7 @@ def start(draft: Draft, folder: Path) -> str | None:
         assert said.isprintable(), said
         assert len(said) <= LONGEST, said
         return said
-    asyncio.run(front.stop())
+    asyncio.run(engine.stop())
     return None
 
 

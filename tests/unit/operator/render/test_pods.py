@@ -9,7 +9,7 @@ from tandem_operator.render.desired import HostPathNotAllowed, RenderError
 from tandem_operator.render.service import render
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import HOME, TEMPORARY
-from tandem_serve.api.profile import RAY_PROFILE
+from tandem_serve.api.ray_env import RAY_ENV
 from tests.unit.operator.render.services import (
     SETTINGS,
     TOKEN,
@@ -141,7 +141,7 @@ def test_kuberays_own_label_is_left_alone() -> None:
 
 
 def test_every_ray_process_has_the_profile(pod: Any) -> None:
-    assert RAY_PROFILE.items() <= environment(pod).items()
+    assert RAY_ENV.items() <= environment(pod).items()
 
 
 def test_the_manifest_has_the_last_word_on_variables() -> None:

@@ -78,11 +78,11 @@ def test_the_deployment_carries_replicas_and_resources() -> None:
 
 def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
     # The spec refuses cards until a device computes on them; the document is ready for it.
-    asked = service(resources={"cpu": 2, "memory": "3Gi"})
-    resources = asked.spec.resources.model_copy(update={"npu": 4, "npu_profile": "big"})
-    spec = asked.spec.model_copy(update={"resources": resources})
+    desired = service(resources={"cpu": 2, "memory": "3Gi"})
+    resources = desired.spec.resources.model_copy(update={"npu": 4, "npu_profile": "big"})
+    spec = desired.spec.model_copy(update={"resources": resources})
 
-    found = deployment(serve_document(asked.model_copy(update={"spec": spec}), ServeOptions()))
+    found = deployment(serve_document(desired.model_copy(update={"spec": spec}), ServeOptions()))
 
     assert found["ray_actor_options"] == {
         "num_cpus": 2,
@@ -96,13 +96,13 @@ def args_of(service: InferenceService, options: ServeOptions) -> AppArgs:
 
 
 def test_a_replica_reads_its_api_keys_where_the_secret_is_mounted() -> None:
-    asked = service(server={"apiKeysSecret": "keys"})
+    desired = service(server={"apiKeysSecret": "keys"})
 
-    assert args_of(asked, ServeOptions()).api_keys_folder == API_KEYS_FOLDER
+    assert args_of(desired, ServeOptions()).api_keys_folder == API_KEYS_FOLDER
     assert args_of(service(), ServeOptions()).api_keys_folder is None
 
 
-def test_a_folder_of_api_keys_takes_the_place_of_the_secret() -> None:
+def test_a_folder_of_api_keys_replaces_the_secret() -> None:
     options = ServeOptions(api_keys_folder="/keys")
 
     assert args_of(service(), options).api_keys_folder == "/keys"
@@ -223,9 +223,9 @@ def test_a_target_changes_nothing_that_needs_a_new_replica() -> None:
     assert before["deployments"][0]["user_config"] != after["deployments"][0]["user_config"]
 
 
-def test_a_replica_reads_back_what_was_asked_for() -> None:
-    asked = service(slo={"tpot": {"percentile": 99, "target": "0.05s"}})
-    document = json.loads(json.dumps(serve_document(asked, ServeOptions())))
+def test_a_replica_reads_back_the_desired_settings() -> None:
+    desired = service(slo={"tpot": {"percentile": 99, "target": "0.05s"}})
+    document = json.loads(json.dumps(serve_document(desired, ServeOptions())))
 
     args = AppArgs.model_validate(document["applications"][0]["args"])
     live = LiveSettings.model_validate(deployment(document)["user_config"])

@@ -5,7 +5,7 @@ from typing import Any
 from tandem_serve.api.notes import notes
 from tandem_serve.api.spec import InferenceServiceSpec
 
-PROMISE = {"tpot": {"target": "50ms"}}
+TARGET = {"tpot": {"target": "50ms"}}
 
 
 def said(**spec: Any) -> list[str]:
@@ -26,11 +26,11 @@ def test_prompts_that_are_not_cut_and_answers_that_are_get_a_note_each() -> None
     assert prompts == (
         "spec.engine.schedule.splitFuse.splitStartBatchSize is 8: with fewer sequences in the "
         "batch prompts are not cut, and all requests wait for one of up to maxPrefillTokens 8192; "
-        "lower it to 0 to cut all of them; spec.slo would choose better"
+        "lower it to 0 to cut all of them; or set spec.slo, which chooses it"
     )
 
 
-def test_no_caller_is_told_what_it_wrote() -> None:
+def test_no_note_repeats_a_written_value() -> None:
     written = schedule(templateType="Mix", maxIterTimes=512, splitFuse={"splitStartBatchSize": 4})
 
     assert said(model=SIZED, engine=written) == []
@@ -42,14 +42,14 @@ def test_an_answer_that_the_context_ends_first_is_not_cut() -> None:
     assert said(model=model, engine=schedule()) == []
 
 
-def test_a_target_tells_what_it_chooses() -> None:
-    assert said(model=SIZED, engine=schedule(), slo=PROMISE) == [
-        "spec.slo chooses what spec.engine.schedule leaves open: templateType Mix, "
+def test_a_note_lists_the_values_that_a_target_chooses() -> None:
+    assert said(model=SIZED, engine=schedule(), slo=TARGET) == [
+        "spec.slo sets these defaults of spec.engine.schedule: templateType Mix, "
         "splitFuse.splitStartBatchSize 0 (every prompt is cut), maxIterTimes 2048"
     ]
-    unsized, _ = said(engine=schedule(templateType="Mix"), slo=PROMISE)
+    unsized, _ = said(engine=schedule(templateType="Mix"), slo=TARGET)
     assert unsized.endswith(
-        "leaves open: splitFuse.splitStartBatchSize 0 (every prompt is cut), "
+        "spec.engine.schedule: splitFuse.splitStartBatchSize 0 (every prompt is cut), "
         "maxIterTimes as maxSeqLen"
     )
 
@@ -58,6 +58,6 @@ def test_what_memory_decides_is_named() -> None:
     (both,) = said(engine={"schedule": {"maxIterTimes": 512}})
     (length,) = said(engine=schedule(maxIterTimes=512))
 
-    assert both.startswith("a replica takes what spec.resources.memory 4Gi holds of maxSeqLen, up")
+    assert both.startswith("a replica chooses by spec.resources.memory 4Gi: maxSeqLen, up")
     assert "maxBatchSize, up to 200" in both
     assert "maxBatchSize" not in length

@@ -81,7 +81,7 @@ def test_kubernetes_own_names_are_understood() -> None:
         ({"env": {"A": "b"}}, "spec.runtime.env: this is a mapping, expected a list"),
         (
             {"env": [{"name": "A"}] * 129},
-            "spec.runtime.env: has 129 entries, of 128 at most",
+            "spec.runtime.env: has 129 entries; the limit is 128",
         ),
         (
             {"env": [{"name": "A", "valu": "b"}]},

@@ -184,8 +184,8 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"scaling": {"minReplicas": True}},
-            "spec.scaling.minReplicas: true is a truth value (YAML reads yes, no, on and off as "
-            "such, too), expected a whole number; allowed: 1 to 1000 (default 1)",
+            "spec.scaling.minReplicas: true is a boolean (YAML reads yes, no, on and off as "
+            "booleans, too), expected a whole number; allowed: 1 to 1000 (default 1)",
         ),
         (
             {"resources": {"npu": 65}},
@@ -238,8 +238,8 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"engine": {"schedule": {"stageSelectPolicy": True}}},
-            "spec.engine.schedule.stageSelectPolicy: true is a truth value (YAML reads yes, no, "
-            "on and off as such, too), expected a whole number; allowed: 0, 1, 2 "
+            "spec.engine.schedule.stageSelectPolicy: true is a boolean (YAML reads yes, no, "
+            "on and off as booleans, too), expected a whole number; allowed: 0, 1, 2 "
             "(default 0)",
         ),
         (

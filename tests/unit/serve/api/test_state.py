@@ -33,7 +33,7 @@ def replica(state: str, pid: int | None = 7) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("others", [[], [replica("STOPPING", pid=8)]])
-def test_a_service_is_ready_when_all_that_was_asked_for_runs(others: list[Any]) -> None:
+def test_a_service_is_ready_when_all_desired_replicas_run(others: list[Any]) -> None:
     found = [replica("RUNNING"), *others]
 
     state = service_state(
@@ -78,7 +78,7 @@ def test_a_service_that_ray_does_not_know_has_no_state() -> None:
     assert service_state({"applications": {}}, "tiny") is None
 
 
-def test_the_first_failed_start_is_a_failure_with_the_engines_words() -> None:
+def test_the_first_failed_start_is_a_failure_with_the_engines_sentence() -> None:
     state = service_state(
         answer({"status": "DEPLOYING"}, message=TRACEBACK, target_num_replicas=1), "tiny"
     )
@@ -88,7 +88,7 @@ def test_the_first_failed_start_is_a_failure_with_the_engines_words() -> None:
     assert "\x1b" not in state.details
 
 
-def test_a_build_that_failed_is_told_from_the_applications_message() -> None:
+def test_a_failed_build_is_read_from_the_applications_message() -> None:
     message = "Traceback (most recent call last):\n  File x\nModuleNotFoundError: No module 'x'\n"
 
     state = service_state(answer({"status": "DEPLOY_FAILED", "message": message}), "tiny")
@@ -97,12 +97,12 @@ def test_a_build_that_failed_is_told_from_the_applications_message() -> None:
     assert state.failure == "ModuleNotFoundError: No module 'x'"
 
 
-def test_a_message_without_an_error_is_told_by_its_last_line() -> None:
+def test_a_message_without_an_error_is_reported_by_its_last_line() -> None:
     assert root_cause("one\n\n two \n") == "two"
     assert root_cause("") == ""
 
 
-def test_the_last_word_of_a_start_is_found_among_other_lines() -> None:
+def test_the_last_line_of_a_start_is_found_among_other_lines() -> None:
     log = (
         "INFO 2026-11-21 11:41:26,349 tiny_replica 6x -- Started initializing replica.\n"
         "INFO 2026-11-21 11:41:33,642 tiny_replica 6x -- start-up: Loading weights: 10 %\n"

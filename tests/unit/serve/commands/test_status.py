@@ -58,7 +58,7 @@ def test_status_says_how_many_blocks_and_longest_sequences_fit(run_dir: Path) ->
     assert "GiB" not in done.stdout
 
 
-def test_status_tells_replicas_of_different_sizes_apart(run_dir: Path) -> None:
+def test_status_distinguishes_replicas_of_different_sizes(run_dir: Path) -> None:
     write_log(run_dir, "a", num_blocks=512)
     write_log(run_dir, "b", num_blocks=256)
 

@@ -21,9 +21,9 @@ from tandem_engine.api.steps import (
 from tandem_serve.api.steps import StepsReport
 from tandem_serve.cli import app
 from tandem_serve.commands.step_view import bar, left_out, line, view
-from tandem_serve.commands.steps import Source, new_steps, watch
+from tandem_serve.commands.steps import StepsClient, new_steps, watch
 from tandem_serve.errors import ServeError
-from tandem_serve.testing import LIMITS, FakeFront
+from tandem_serve.testing import LIMITS, FakeEngine
 from tests.unit.serve.local_services import RECORD, serving, silent_url
 
 WAIT = WaitExplanation(
@@ -61,12 +61,12 @@ runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_records_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("TANDEM_API_KEY", raising=False)
 
 
-class Stepped(FakeFront):
+class FakeSteppedEngine(FakeEngine):
     """An engine with steps behind it."""
 
     def __init__(self, kept: Sequence[StepExplanation]) -> None:
@@ -80,24 +80,24 @@ def report(*numbers: int, newest: int | None = None) -> StepsReport:
         time=1_800_000_000.0,
         newest=newest if newest is not None else max(numbers, default=None),
         limits=LIMITS,
-        stats=FakeFront().stats(),
+        stats=FakeEngine().stats(),
         steps=tuple(replace(STEP, number=number) for number in numbers),
     )
 
 
-class Answers:
-    """A service that gives one answer after the other, and notes what it was asked."""
+class FakeService:
+    """A service that gives one answer after the other, and records the queries."""
 
     def __init__(self, *reports: StepsReport) -> None:
         self._reports = iter(reports)
-        self.asked: list[tuple[int, int]] = []
+        self.requested: list[tuple[int, int]] = []
 
-    def source(self) -> Source:
-        return Source("http://service", None, transport=httpx.MockTransport(self._answer))
+    def client(self) -> StepsClient:
+        return StepsClient("http://service", None, transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         query = request.url.params
-        self.asked.append((int(query["since"]), int(query["limit"])))
+        self.requested.append((int(query["since"]), int(query["limit"])))
         return httpx.Response(200, content=to_json(next(self._reports)))
 
 
@@ -229,44 +229,46 @@ def test_what_is_in_a_name_is_not_markup() -> None:
 
 
 def test_following_shows_each_step_once() -> None:
-    answers = Answers(report(5, 6), report(newest=6), report(7, 8), report(9))
+    answers = FakeService(report(5, 6), report(newest=6), report(7, 8), report(9))
 
-    numbers = [step.number for step in islice(new_steps(answers.source(), 20, no_pause), 5)]
+    numbers = [step.number for step in islice(new_steps(answers.client(), 20, no_pause), 5)]
 
     assert numbers == [5, 6, 7, 8, 9]
-    assert answers.asked == [(0, 20), (7, 512), (7, 512), (9, 512)]
+    assert answers.requested == [(0, 20), (7, 512), (7, 512), (9, 512)]
 
 
 def test_a_step_that_is_being_computed_is_shown_when_it_is_over() -> None:
     half = replace(report(5, 6), steps=(*report(5).steps, replace(STEP, number=6, seconds=None)))
-    answers = Answers(half, report(6))
+    answers = FakeService(half, report(6))
 
-    followed = list(islice(new_steps(answers.source(), 20, no_pause), 2))
+    followed = list(islice(new_steps(answers.client(), 20, no_pause), 2))
 
     assert [step.number for step in followed] == [5, 6]
     assert all(step.seconds is not None for step in followed)
 
 
 def test_following_says_when_steps_came_too_fast(capfd: pytest.CaptureFixture[str]) -> None:
-    answers = Answers(report(5), report(9, 10))
+    answers = FakeService(report(5), report(9, 10))
 
-    numbers = [step.number for step in islice(new_steps(answers.source(), 20, no_pause), 3)]
+    numbers = [step.number for step in islice(new_steps(answers.client(), 20, no_pause), 3)]
 
     assert numbers == [5, 9, 10]
-    assert "3 steps came too fast to be shown" in capfd.readouterr().err
+    assert (
+        "3 steps are not shown: they came faster than this command reads" in capfd.readouterr().err
+    )
 
 
-def test_following_begins_anew_with_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
-    answers = Answers(report(500), report(newest=2), report(0, 1, 2))
+def test_following_restarts_with_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    answers = FakeService(report(500), report(newest=2), report(0, 1, 2))
 
-    numbers = [step.number for step in islice(new_steps(answers.source(), 20, no_pause), 4)]
+    numbers = [step.number for step in islice(new_steps(answers.client(), 20, no_pause), 4)]
 
     assert numbers == [500, 0, 1, 2]
     assert "Step numbers restart" in capfd.readouterr().err
 
 
 def test_the_live_view_is_drawn_again_until_interrupted() -> None:
-    answers = Answers(report(1), report(1, 2))
+    answers = FakeService(report(1), report(1, 2))
     console = Console(file=StringIO(), force_terminal=True, width=200, height=30)
     looks = iter([None])
 
@@ -275,16 +277,16 @@ def test_the_live_view_is_drawn_again_until_interrupted() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watch(answers.source(), 40, pause, console)
+        watch(answers.client(), 40, pause, console)
 
-    assert answers.asked == [(0, 26), (0, 26)], "as many steps as the terminal has lines for"
+    assert answers.requested == [(0, 26), (0, 26)], "as many steps as the terminal has lines for"
     file = console.file
     assert isinstance(file, StringIO)
     assert file.getvalue().count("tiny") >= 2
 
 
 def test_once_prints_a_table_and_leaves() -> None:
-    with serving(Stepped([STEP])) as url:
+    with serving(FakeSteppedEngine([STEP])) as url:
         done = runner.invoke(app, ["steps", "--url", url, "--once"])
 
     assert done.exit_code == 0, done.stderr
@@ -295,7 +297,7 @@ def test_once_prints_a_table_and_leaves() -> None:
 
 def test_json_is_an_object_for_each_step() -> None:
     kept = [replace(STEP, number=number) for number in range(5)]
-    with serving(Stepped(kept)) as url:
+    with serving(FakeSteppedEngine(kept)) as url:
         done = runner.invoke(app, ["steps", "--url", url, "--json", "-n", "2"])
 
     documents = [json.loads(text) for text in done.stdout.splitlines()]
@@ -305,7 +307,7 @@ def test_json_is_an_object_for_each_step() -> None:
 
 
 def test_a_local_service_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(Stepped([STEP])) as url:
+    with serving(FakeSteppedEngine([STEP])) as url:
         port = int(url.rpartition(":")[2])
         record = replace(RECORD, port=port)
         monkeypatch.setattr("tandem_serve.local.services.read_records", lambda: [record])
@@ -339,13 +341,13 @@ def test_it_says_when_a_key_is_needed(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "one").write_text("sk-1")
-    with serving(Stepped([STEP]), keys) as url:
+    with serving(FakeSteppedEngine([STEP]), keys) as url:
         without = runner.invoke(app, ["steps", "--url", url, "--once"])
         wrong = runner.invoke(app, ["steps", "--url", url, "--once", "--api-key", "sk-2"])
         right = runner.invoke(app, ["steps", "--url", url, "--once", "--api-key", "sk-1"])
 
     assert without.stderr.splitlines() == [
-        f"error: {url} requires an API key; pass one with --api-key or in TANDEM_API_KEY"
+        f"error: {url} requires an API key; pass one with --api-key or in TANDEM_API_KEY."
     ]
     assert f"error: {url} answered: The API key is not valid" in wrong.stderr
     assert (without.exit_code, wrong.exit_code, right.exit_code) == (1, 1, 0)
@@ -361,10 +363,12 @@ def test_it_says_when_a_key_is_needed(tmp_path: Path) -> None:
     ],
 )
 def test_other_answers_are_put_into_words(answer: httpx.Response, words: str) -> None:
-    source = Source("http://service/v1/", None, transport=httpx.MockTransport(lambda _: answer))
+    client = StepsClient(
+        "http://service/v1/", None, transport=httpx.MockTransport(lambda _: answer)
+    )
 
     with pytest.raises(ServeError, match=f"http://service .*{words}"):
-        source.report(limit=1)
+        client.report(limit=1)
 
 
 @pytest.mark.parametrize(

@@ -8,38 +8,38 @@ from fastapi import FastAPI
 
 from tandem_engine.api.errors import ConfigError
 from tandem_serve.http.admission.slots import AdmissionControl, SlotRequest
-from tandem_serve.testing import Caller, FakeFront, client_of, fake_app
+from tandem_serve.testing import Caller, FakeEngine, client_of, fake_app
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "ab"}
 
 
 @asynccontextmanager
-async def waiting_calls(app: FastAPI, front: FakeFront, number: int) -> AsyncIterator[None]:
+async def waiting_calls(app: FastAPI, engine: FakeEngine, number: int) -> AsyncIterator[None]:
     callers = [Caller(app, COMPLETIONS, BODY) for _ in range(number)]
     async with asyncio.TaskGroup() as calls:
         for caller in callers:
             calls.create_task(caller.call())
-        while front.num_paused < number:
-            front.paused.clear()
-            await front.paused.wait()
+        while engine.num_paused < number:
+            engine.paused.clear()
+            await engine.paused.wait()
         yield
-        front.resume.set()
+        engine.resume.set()
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_request_number_3n_plus_1_is_refused(*, is_stream: bool) -> None:
-    front = FakeFront(pauses_after=0)
-    app = fake_app(front, max_link_num=1)
+    engine = FakeEngine(pauses_after=0)
+    app = fake_app(engine, max_link_num=1)
 
-    async with waiting_calls(app, front, 3), client_of(app) as client:
+    async with waiting_calls(app, engine, 3), client_of(app) as client:
         response = await client.post(COMPLETIONS, json=BODY | {"stream": is_stream})
 
     assert response.status_code == 429
     assert response.headers["retry-after"] == "5"
     assert response.json() == {
         "error": {
-            "message": "3 sequences are running or waiting, of 3 at most; try again in 5 s.",
+            "message": "3 of at most 3 sequences are running or waiting; try again in 5 s.",
             "type": "queue_full",
             "param": None,
             "code": "rate_limit_exceeded",
@@ -47,10 +47,10 @@ async def test_request_number_3n_plus_1_is_refused(*, is_stream: bool) -> None:
     }
 
 
-async def test_a_place_is_free_again_when_a_request_has_ended() -> None:
-    front = FakeFront(pauses_after=0)
-    app = fake_app(front, max_link_num=1)
-    async with waiting_calls(app, front, 3):
+async def test_a_slot_is_free_again_when_a_request_has_ended() -> None:
+    engine = FakeEngine(pauses_after=0)
+    app = fake_app(engine, max_link_num=1)
+    async with waiting_calls(app, engine, 3):
         pass
 
     async with client_of(app) as client:
@@ -59,29 +59,29 @@ async def test_a_place_is_free_again_when_a_request_has_ended() -> None:
     assert response.status_code == 200
 
 
-async def test_each_prompt_takes_a_place() -> None:
-    front = FakeFront(pauses_after=0)
-    app = fake_app(front, max_link_num=1)
+async def test_each_prompt_takes_a_slot() -> None:
+    engine = FakeEngine(pauses_after=0)
+    app = fake_app(engine, max_link_num=1)
 
-    async with waiting_calls(app, front, 2), client_of(app) as client:
+    async with waiting_calls(app, engine, 2), client_of(app) as client:
         response = await client.post(COMPLETIONS, json=BODY | {"prompt": ["a", "b"]})
 
     assert response.status_code == 429
 
 
 @pytest.mark.parametrize(
-    "asked", [{"n": 2}, {"best_of": 2}, {"use_beam_search": True, "n": 2}, {"n": 1, "best_of": 2}]
+    "fields", [{"n": 2}, {"best_of": 2}, {"use_beam_search": True, "n": 2}, {"n": 1, "best_of": 2}]
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
-async def test_each_choice_and_each_beam_takes_a_place(path: str, asked: dict[str, Any]) -> None:
-    front = FakeFront(pauses_after=0)
-    app = fake_app(front, max_link_num=1)
+async def test_each_choice_and_each_beam_takes_a_slot(path: str, fields: dict[str, Any]) -> None:
+    engine = FakeEngine(pauses_after=0)
+    app = fake_app(engine, max_link_num=1)
     valid: dict[str, Any] = (
         {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
     )
-    body = {"model": "tiny"} | valid | asked
+    body = {"model": "tiny"} | valid | fields
 
-    async with waiting_calls(app, front, 2), client_of(app) as client:
+    async with waiting_calls(app, engine, 2), client_of(app) as client:
         refused = await client.post(path, json=body)
         assert app.state.http.admission.num_in_flight == 2
     async with client_of(app) as client:
@@ -92,7 +92,7 @@ async def test_each_choice_and_each_beam_takes_a_place(path: str, asked: dict[st
 
 
 async def test_a_number_of_choices_that_nothing_allows_is_refused_with_its_range() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(COMPLETIONS, json=BODY | {"n": 10**12})
 
     assert response.status_code == 400
@@ -100,28 +100,28 @@ async def test_a_number_of_choices_that_nothing_allows_is_refused_with_its_range
 
 
 async def test_a_full_replica_refuses_before_it_reads() -> None:
-    front = FakeFront(pauses_after=0)
-    app = fake_app(front, max_link_num=1)
+    engine = FakeEngine(pauses_after=0)
+    app = fake_app(engine, max_link_num=1)
 
-    async with waiting_calls(app, front, 3), client_of(app) as client:
+    async with waiting_calls(app, engine, 3), client_of(app) as client:
         response = await client.post(COMPLETIONS, content=b"no JSON at all")
 
     assert response.status_code == 429
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "message"),
+    ("fields", "param", "message"),
     [
         (
             {"prompt": ["a"] * 4},
             "prompt",
-            "prompt holds 4 prompts; this server takes at most 3 sequences at once, three times "
+            "prompt has 4 prompts; this server takes at most 3 sequences at once, three times "
             "its maxLinkNum of 1. Send the prompts in several requests.",
         ),
         (
             {"prompt": ["a"] * 2, "n": 2},
             "prompt",
-            "prompt holds 2 prompts and n is 2, which makes 4 sequences; this server takes at most "
+            "prompt has 2 prompts and n is 2, which makes 4 sequences; this server takes at most "
             "3 sequences at once, three times its maxLinkNum of 1. "
             "Send the prompts in several requests.",
         ),
@@ -133,19 +133,19 @@ async def test_a_full_replica_refuses_before_it_reads() -> None:
         ),
     ],
 )
-async def test_more_sequences_than_places_can_never_be_served(
-    asked: dict[str, Any], param: str, message: str
+async def test_more_sequences_than_slots_can_never_be_served(
+    fields: dict[str, Any], param: str, message: str
 ) -> None:
-    async with client_of(fake_app(FakeFront(), max_link_num=1)) as client:
-        response = await client.post(COMPLETIONS, json=BODY | asked)
+    async with client_of(fake_app(FakeEngine(), max_link_num=1)) as client:
+        response = await client.post(COMPLETIONS, json=BODY | fields)
 
     assert response.status_code == 400
     assert response.json()["error"]["message"] == message
     assert response.json()["error"]["param"] == param
 
 
-async def test_a_request_that_was_refused_later_gives_its_place_back() -> None:
-    app = fake_app(FakeFront(), max_link_num=1)
+async def test_a_request_that_was_refused_later_returns_its_slot() -> None:
+    app = fake_app(FakeEngine(), max_link_num=1)
     async with client_of(app) as client:
         response = await client.post(COMPLETIONS, json=BODY | {"temperature": -1})
 
@@ -177,4 +177,4 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     [name] = settings
 
     with pytest.raises(ConfigError, match=name):
-        fake_app(FakeFront(), **settings)
+        fake_app(FakeEngine(), **settings)

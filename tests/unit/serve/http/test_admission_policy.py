@@ -16,10 +16,10 @@ from tandem_serve.http.admission.policy import (
     [
         pytest.param(0, 1, True, id="the first is processed"),
         pytest.param(4, 1, True, id="after N, one waits"),
-        pytest.param(11, 1, True, id="number 3N gets the last place"),
+        pytest.param(11, 1, True, id="number 3N gets the last slot"),
         pytest.param(12, 1, False, id="number 3N + 1 is refused"),
-        pytest.param(10, 2, True, id="two fit into two places"),
-        pytest.param(11, 2, False, id="two do not share one place"),
+        pytest.param(10, 2, True, id="two fit into two slots"),
+        pytest.param(11, 2, False, id="two do not share one slot"),
     ],
 )
 def test_three_times_max_link_num_are_let_in(
@@ -36,7 +36,7 @@ def test_three_times_max_link_num_are_let_in(
         pytest.param(1, 0.0, 5, id="nothing has ended yet: a guess"),
         pytest.param(1, 100.0, 1, id="never less than a second"),
         pytest.param(3, 2.0, 2, id="rounded up to whole seconds"),
-        pytest.param(10, 0.5, 20, id="as long as the places take to become free"),
+        pytest.param(10, 0.5, 20, id="as long as the slots take to become free"),
         pytest.param(1, 0.001, 60, id="never more than a minute"),
         pytest.param(1, 5e-324, 60, id="a rate next to nothing does not overflow"),
     ],

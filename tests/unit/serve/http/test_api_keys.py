@@ -18,7 +18,7 @@ from tandem_serve.http.admission.api_keys import (
     read_digests,
 )
 from tandem_serve.http.errors import ApiError
-from tandem_serve.testing import FakeFront, client_of, fake_app
+from tandem_serve.testing import FakeEngine, client_of, fake_app
 
 KEY = "sk-tandem-1"
 PATHS = [
@@ -69,7 +69,7 @@ class Secret:
                 (self._folder / name).symlink_to(f"..data/{name}")
 
 
-class Clock:
+class FakeClock:
     """A clock that is set by hand."""
 
     def __init__(self) -> None:
@@ -137,8 +137,8 @@ def test_what_is_no_valid_key_is_refused(headers: list[tuple[bytes, bytes]], wor
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
 async def test_every_path_but_health_needs_a_key(folder: Path, method: str, path: str) -> None:
-    front = FakeFront()
-    async with client_of(fake_app(front, api_keys_folder=folder)) as client:
+    engine = FakeEngine()
+    async with client_of(fake_app(engine, api_keys_folder=folder)) as client:
         without = await client.request(method, path)
         wrong = await client.request(method, path, headers=bearer("sk-secret"))
         valid = await client.request(method, path, headers=bearer(KEY))
@@ -148,28 +148,28 @@ async def test_every_path_but_health_needs_a_key(folder: Path, method: str, path
     )
     assert "sk-secret" not in message_of(wrong)
     assert valid.status_code != 401
-    assert not front.submitted
+    assert not engine.submitted
 
 
 async def test_health_needs_no_key(folder: Path) -> None:
-    async with client_of(fake_app(FakeFront(), api_keys_folder=folder)) as client:
+    async with client_of(fake_app(FakeEngine(), api_keys_folder=folder)) as client:
         assert (await client.get("/health")).status_code == 200
 
 
 async def test_without_a_folder_no_request_needs_a_key() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         assert (await client.get("/v1/models")).status_code == 200
 
 
 async def test_a_folder_without_keys_refuses_every_request(tmp_path: Path) -> None:
-    async with client_of(fake_app(FakeFront(), api_keys_folder=tmp_path)) as client:
+    async with client_of(fake_app(FakeEngine(), api_keys_folder=tmp_path)) as client:
         refused = await client.get("/v1/models", headers=bearer(""))
 
     assert "its Secret of API keys is empty or unreadable" in message_of(refused)
 
 
 async def test_openais_client_brings_its_key(folder: Path) -> None:
-    app = fake_app(FakeFront(), api_keys_folder=folder)
+    app = fake_app(FakeEngine(), api_keys_folder=folder)
     async with client_of(app) as http_client:
         client = openai.AsyncOpenAI(
             api_key=KEY,
@@ -186,9 +186,9 @@ async def test_openais_client_brings_its_key(folder: Path) -> None:
 
 
 async def test_keys_follow_the_secret_without_a_restart(tmp_path: Path) -> None:
-    secret, clock = Secret(tmp_path), Clock()
+    secret, clock = Secret(tmp_path), FakeClock()
     secret.write(a="old", b="common")
-    app = fake_app(FakeFront(), api_keys_folder=tmp_path, monotonic_s=clock)
+    app = fake_app(FakeEngine(), api_keys_folder=tmp_path, monotonic_s=clock)
 
     async def valid() -> set[str]:
         found = set()
@@ -211,7 +211,7 @@ async def test_keys_follow_the_secret_without_a_restart(tmp_path: Path) -> None:
 
 async def test_no_key_is_ever_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with client_of(fake_app(FakeFront(), api_keys_folder=folder)) as client:
+    async with client_of(fake_app(FakeEngine(), api_keys_folder=folder)) as client:
         await client.get("/v1/models", headers=bearer(KEY))
         await client.get("/v1/models", headers=bearer("sk-secret"))
 
@@ -220,7 +220,7 @@ async def test_no_key_is_ever_logged(folder: Path, caplog: pytest.LogCaptureFixt
 
 
 async def test_what_is_refused_is_counted(folder: Path) -> None:
-    async with client_of(fake_app(FakeFront(), api_keys_folder=folder)) as client:
+    async with client_of(fake_app(FakeEngine(), api_keys_folder=folder)) as client:
         await client.get("/v1/models")
         metrics = (await client.get("/metrics", headers=bearer(KEY))).text
 

@@ -5,16 +5,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem_serve.testing import ByteCodec, FakeFront, client_of, fake_app
+from tandem_serve.testing import FakeCodec, FakeEngine, client_of, fake_app
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = {"role": "user", "content": "hi"}
 
 
-async def post(path: str, body: dict[str, Any], front: FakeFront | None = None) -> httpx.Response:
+async def post(path: str, body: dict[str, Any], engine: FakeEngine | None = None) -> httpx.Response:
     valid = {"messages": [HELLO]} if path == CHAT else {"prompt": "ab"}
-    async with client_of(fake_app(front or FakeFront())) as client:
+    async with client_of(fake_app(engine or FakeEngine())) as client:
         return await client.post(path, json={"model": "tiny"} | valid | body)
 
 
@@ -316,16 +316,16 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
 async def test_a_bad_request_gets_one_sentence(
     path: str, body: dict[str, Any], param: str, code: str, message: str, *, is_stream: bool
 ) -> None:
-    front = FakeFront()
+    engine = FakeEngine()
 
-    response = await post(path, {"stream": is_stream} | body, front)
+    response = await post(path, {"stream": is_stream} | body, engine)
 
     assert response.status_code == 400
     error = the_error(response)
     assert (error["param"], error["code"]) == (param, code)
     assert error["message"] == message
     assert error["type"] == "invalid_request_error"
-    assert front.submitted == []
+    assert engine.submitted == []
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ async def test_what_tandem_does_not_do_is_refused_by_name(body: dict[str, Any]) 
 async def test_a_missing_field_is_named(name: str) -> None:
     body = {"model": "tiny", "messages": [HELLO]}
     del body[name]
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(CHAT, json=body)
 
     assert response.status_code == 400
@@ -412,7 +412,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     def tokenize(*_: object, **__: object) -> list[int]:
         raise AssertionError("it was tokenized")
 
-    monkeypatch.setattr(ByteCodec, "encode", tokenize)
+    monkeypatch.setattr(FakeCodec, "encode", tokenize)
     response = await post(path, body)
 
     assert response.status_code == 400

@@ -20,7 +20,7 @@ from tandem_serve.http.admission.json_cost import (
     cost_upper_bound,
 )
 from tandem_serve.http.admission.policy import LARGE_SHARE, SMALL_BODY_BYTES, admit_bytes
-from tandem_serve.testing import FakeFront, client_of, fake_app
+from tandem_serve.testing import FakeEngine, client_of, fake_app
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -140,7 +140,7 @@ async def test_no_body_takes_more_than_some_times_its_size(name: str) -> None:
     make, status = HOSTILE[name]
     body = make(2 * MIB)
     path = CHAT if b"messages" in body[:50] else COMPLETIONS
-    app = fake_app(FakeFront())
+    app = fake_app(FakeEngine())
     async with client_of(app) as client:
         await client.post(path, content=SMALL)  # What is imported and built once.
         tracemalloc.start()
@@ -159,7 +159,7 @@ async def test_no_body_takes_more_than_some_times_its_size(name: str) -> None:
 
 @pytest.mark.parametrize("path", POSTS)
 async def test_a_compressed_body_is_refused(path: str) -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(path, content=SMALL, headers={"content-encoding": "gzip"})
 
     assert response.status_code == 415
@@ -170,7 +170,7 @@ async def test_a_compressed_body_is_refused(path: str) -> None:
 
 async def test_a_slow_body_ends_with_408() -> None:
     sender = Sender(SMALL)
-    async with client_of(fake_app(FakeFront(), body_timeout_s=0.01)) as client:
+    async with client_of(fake_app(FakeEngine(), body_timeout_s=0.01)) as client:
         response = await client.post(COMPLETIONS, content=sender.body())
 
     assert response.status_code == 408
@@ -179,7 +179,7 @@ async def test_a_slow_body_ends_with_408() -> None:
 
 
 async def test_one_slow_body_too_many_ends_the_oldest_of_them() -> None:
-    app = fake_app(FakeFront(), max_link_num=1, least_body_timeout_s=0.0)
+    app = fake_app(FakeEngine(), max_link_num=1, least_body_timeout_s=0.0)
     num_readers = app.state.http.settings.max_readers
     senders = [Sender(SMALL[:5]) for _ in range(num_readers)]
     async with client_of(app) as client, asyncio.TaskGroup() as group:
@@ -200,7 +200,7 @@ async def test_one_slow_body_too_many_ends_the_oldest_of_them() -> None:
 
 
 async def test_a_burst_of_bodies_is_no_attack() -> None:
-    app = fake_app(FakeFront(), max_link_num=1)
+    app = fake_app(FakeEngine(), max_link_num=1)
     async with client_of(app) as client, asyncio.TaskGroup() as group:
         burst = [group.create_task(client.post(COMPLETIONS, content=SMALL)) for _ in range(100)]
 
@@ -210,15 +210,15 @@ async def test_a_burst_of_bodies_is_no_attack() -> None:
 async def test_a_text_that_may_fit_is_tokenized_in_pieces_until_it_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    front, lengths = FakeFront(), []
+    engine, lengths = FakeEngine(), []
 
     def encode(text: str, *, add_special_tokens: bool = True) -> list[int]:
         lengths.append(len(text))
         return [97] * (len(text) + add_special_tokens)
 
-    monkeypatch.setattr(front.codec, "encode", encode)
-    monkeypatch.setattr(type(front.codec), "max_token_chars", 150)
-    async with client_of(fake_app(front)) as client:
+    monkeypatch.setattr(engine.codec, "encode", encode)
+    monkeypatch.setattr(type(engine.codec), "max_token_chars", 150)
+    async with client_of(fake_app(engine)) as client:
         response = await client.post(COMPLETIONS, json={"model": "tiny", "prompt": "a" * 50_000})
 
     assert response.status_code == 400
@@ -232,7 +232,7 @@ async def test_a_text_that_may_fit_is_tokenized_in_pieces_until_it_does_not(
 async def test_large_bodies_are_refused_while_others_hold_their_share_and_small_ones_are_not() -> (
     None
 ):
-    app = fake_app(FakeFront(), max_bodies_bytes=MIB, max_request_bytes=MIB // 4)
+    app = fake_app(FakeEngine(), max_bodies_bytes=MIB, max_request_bytes=MIB // 4)
     large = b'{"model": "tiny", "prompt": "ab"' + b" " * (MIB // 4 - 40)
     first, second = Sender(large), Sender(large)
     async with client_of(app) as client, asyncio.TaskGroup() as group:
@@ -261,7 +261,7 @@ async def test_large_bodies_are_refused_while_others_hold_their_share_and_small_
 
 
 async def test_a_caller_that_leaves_gives_its_memory_back() -> None:
-    app = fake_app(FakeFront())
+    app = fake_app(FakeEngine())
     sender = Sender(SMALL)
     async with client_of(app) as client:
         call = asyncio.create_task(client.post(COMPLETIONS, content=sender.body()))
@@ -274,13 +274,13 @@ async def test_a_caller_that_leaves_gives_its_memory_back() -> None:
 
 
 async def test_the_memory_of_a_body_is_free_while_its_answer_is_computed() -> None:
-    front = FakeFront(pauses_after=0)
-    app = fake_app(front)
+    engine = FakeEngine(pauses_after=0)
+    app = fake_app(engine)
     async with client_of(app) as client, asyncio.TaskGroup() as group:
         call = group.create_task(client.post(COMPLETIONS, content=SMALL))
-        await front.paused.wait()
+        await engine.paused.wait()
         num_held = app.state.http.body_budget.num_held
-        front.resume.set()
+        engine.resume.set()
 
     assert call.result().status_code == 200
     assert num_held == 0
@@ -351,15 +351,15 @@ async def test_lengths_have_limits(path: str, body: dict[str, Any], message: str
         valid = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
     if path == COMPLETIONS:
         valid = {"model": "tiny", "prompt": "a"}
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(path, json=valid | body)
 
     assert response.status_code == 400
     assert the_error(response)["message"] == message
 
 
-async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = fake_app(FakeFront())
+async def test_tokenizing_has_slots_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = fake_app(FakeEngine())
     monkeypatch.setattr(app.state.http.text_admission, "_num_in_flight", 48)
     async with client_of(app) as client:
         answers = [
@@ -370,13 +370,13 @@ async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch)
 
     assert [answer.status_code for answer in answers] == [429, 429, 200]
     assert the_error(answers[0])["message"] == (
-        "48 calls of /tokenize and /detokenize are running or waiting, of 48 at most; "
+        "48 of at most 48 calls of /tokenize and /detokenize are running or waiting; "
         "try again in 5 s."
     )
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         pytest.param({"messages": [{"role": "user", "content": ""}] * 129}, id="many messages"),
         pytest.param(
@@ -393,20 +393,20 @@ async def test_tokenizing_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 async def test_what_takes_long_to_render_is_rendered_beside_the_event_loop(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    front = FakeFront()
+    engine = FakeEngine()
 
     def render(*_: object, **__: object) -> list[int]:
         threads.append(threading.current_thread())
         return [1]
 
-    monkeypatch.setattr(front.codec, "encode_chat", render)
-    monkeypatch.setattr(type(front.codec), "max_token_chars", 1000)
-    async with client_of(fake_app(front)) as client:
+    monkeypatch.setattr(engine.codec, "encode_chat", render)
+    monkeypatch.setattr(type(engine.codec), "max_token_chars", 1000)
+    async with client_of(fake_app(engine)) as client:
         for path in (CHAT, "/tokenize"):
-            answer = await client.post(path, json={"model": "tiny"} | asked)
+            answer = await client.post(path, json={"model": "tiny"} | fields)
             assert answer.status_code == 200
 
     assert len(threads) == 2

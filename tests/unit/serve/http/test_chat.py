@@ -4,7 +4,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem_serve.testing import BEGIN, END, FakeFront, client_of, fake_app
+from tandem_serve.testing import BEGIN, END, FakeEngine, client_of, fake_app
 
 HELLO = {"role": "user", "content": "hi"}
 # <begin>user:hi;assistant: in reverse.
@@ -12,8 +12,8 @@ ANSWER = ":tnatsissa;ih:resu"
 NUM_PROMPT_TOKENS = 19
 
 
-async def chat(front: FakeFront, **body: Any) -> httpx.Response:
-    async with client_of(fake_app(front)) as client:
+async def chat(engine: FakeEngine, **body: Any) -> httpx.Response:
+    async with client_of(fake_app(engine)) as client:
         return await client.post(
             "/v1/chat/completions", json={"model": "tiny", "messages": [HELLO]} | body
         )
@@ -26,7 +26,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 async def test_a_whole_answer() -> None:
-    response = await chat(FakeFront())
+    response = await chat(FakeEngine())
 
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
@@ -53,7 +53,7 @@ async def test_a_whole_answer() -> None:
 
 
 async def test_a_stream_says_the_same_in_pieces() -> None:
-    response = await chat(FakeFront(), stream=True)
+    response = await chat(FakeEngine(), stream=True)
 
     chunks = events(response)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -86,7 +86,7 @@ async def test_a_stream_says_the_same_in_pieces() -> None:
 
 async def test_include_usage_adds_a_last_chunk_and_null_to_the_others() -> None:
     response = await chat(
-        FakeFront(), stream=True, max_tokens=3, n=2, stream_options={"include_usage": True}
+        FakeEngine(), stream=True, max_tokens=3, n=2, stream_options={"include_usage": True}
     )
 
     *chunks, last = events(response)
@@ -101,7 +101,7 @@ async def test_include_usage_adds_a_last_chunk_and_null_to_the_others() -> None:
 
 
 async def test_each_choice_begins_with_its_role() -> None:
-    response = await chat(FakeFront(), stream=True, max_tokens=2, n=2)
+    response = await chat(FakeEngine(), stream=True, max_tokens=2, n=2)
 
     choices = [chunk["choices"][0] for chunk in events(response)]
     assert [(c["index"], c["delta"].get("role")) for c in choices] == [
@@ -115,7 +115,7 @@ async def test_each_choice_begins_with_its_role() -> None:
 async def test_no_event_without_text_but_its_token_counts() -> None:
     # "tn" may begin the stop string "tna" and is held back; "tna" ends the answer.
     response = await chat(
-        FakeFront(), stream=True, stop="tna", stream_options={"include_usage": True}
+        FakeEngine(), stream=True, stop="tna", stream_options={"include_usage": True}
     )
 
     chunks = events(response)
@@ -128,7 +128,7 @@ async def test_no_event_without_text_but_its_token_counts() -> None:
 
 
 async def test_choices_of_a_whole_answer_stand_in_order() -> None:
-    body = (await chat(FakeFront(), n=3, max_tokens=2)).json()
+    body = (await chat(FakeEngine(), n=3, max_tokens=2)).json()
 
     assert [c["index"] for c in body["choices"]] == [0, 1, 2]
     assert [c["message"]["content"] for c in body["choices"]] == [":t", ":t", ":t"]
@@ -137,7 +137,7 @@ async def test_choices_of_a_whole_answer_stand_in_order() -> None:
 
 
 async def test_logprobs_have_tokens_bytes_and_the_likeliest() -> None:
-    body = (await chat(FakeFront(), logprobs=True, top_logprobs=2, max_tokens=1)).json()
+    body = (await chat(FakeEngine(), logprobs=True, top_logprobs=2, max_tokens=1)).json()
 
     assert body["choices"][0]["logprobs"] == {
         "content": [
@@ -156,7 +156,7 @@ async def test_logprobs_have_tokens_bytes_and_the_likeliest() -> None:
 
 
 async def test_streamed_logprobs_come_with_their_tokens() -> None:
-    response = await chat(FakeFront(), stream=True, logprobs=True, max_tokens=2)
+    response = await chat(FakeEngine(), stream=True, logprobs=True, max_tokens=2)
 
     logprobs = [c["choices"][0]["logprobs"]["content"] for c in events(response)]
     assert [[entry["token"] for entry in content] for content in logprobs] == [[":"], ["t"]]
@@ -164,20 +164,20 @@ async def test_streamed_logprobs_come_with_their_tokens() -> None:
 
 
 async def test_without_max_tokens_the_answer_may_fill_the_room() -> None:
-    front = FakeFront()
+    engine = FakeEngine()
 
-    await chat(front)
+    await chat(engine)
 
-    assert front.submitted[0].sampling.max_tokens == 128 - NUM_PROMPT_TOKENS
-    assert front.submitted[0].sampling.temperature == 1.0
-    assert front.submitted[0].sampling.top_p == 1.0
+    assert engine.submitted[0].sampling.max_tokens == 128 - NUM_PROMPT_TOKENS
+    assert engine.submitted[0].sampling.temperature == 1.0
+    assert engine.submitted[0].sampling.top_p == 1.0
 
 
 async def test_every_parameter_reaches_the_engine() -> None:
-    front = FakeFront()
+    engine = FakeEngine()
 
     response = await chat(
-        front,
+        engine,
         max_tokens=9,
         max_completion_tokens=7,
         min_tokens=2,
@@ -198,7 +198,7 @@ async def test_every_parameter_reaches_the_engine() -> None:
     )
 
     assert response.status_code == 200
-    sampling = front.submitted[0].sampling
+    sampling = engine.submitted[0].sampling
     assert sampling.max_tokens == 7  # OpenAI's newer name goes before the older.
     assert (sampling.min_tokens, sampling.top_k, sampling.n, sampling.seed) == (2, 4, 2, 11)
     assert (sampling.temperature, sampling.top_p, sampling.min_p) == (0.0, 0.5, 0.1)
@@ -221,12 +221,12 @@ async def test_every_parameter_reaches_the_engine() -> None:
         {"temperature": None, "stop": None, "max_tokens": None, "stream": None, "n": None},
     ],
 )
-async def test_what_asks_for_nothing_is_accepted(body: dict[str, Any]) -> None:
-    assert (await chat(FakeFront(), **body)).status_code == 200
+async def test_an_unsupported_field_with_a_harmless_value_is_accepted(body: dict[str, Any]) -> None:
+    assert (await chat(FakeEngine(), **body)).status_code == 200
 
 
 async def test_messages_become_roles_and_texts() -> None:
-    front = FakeFront()
+    engine = FakeEngine()
     messages = [
         {"role": "developer", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -234,27 +234,27 @@ async def test_messages_become_roles_and_texts() -> None:
         {"role": "user", "content": "d"},
     ]
 
-    await chat(front, messages=messages)
+    await chat(engine, messages=messages)
 
     text = "system:be kind;user:a\nb;assistant:c;user:d;assistant:"
-    assert front.submitted[0].prompt_token_ids == (BEGIN, *text.encode())
+    assert engine.submitted[0].prompt_token_ids == (BEGIN, *text.encode())
 
 
-async def test_the_template_is_told_what_was_asked() -> None:
-    front = FakeFront()
+async def test_the_template_gets_the_fields_of_the_request() -> None:
+    engine = FakeEngine()
 
-    await chat(front, add_generation_prompt=False)
-    refused = await chat(front, chat_template_kwargs={"refuse": "No such role."})
+    await chat(engine, add_generation_prompt=False)
+    refused = await chat(engine, chat_template_kwargs={"refuse": "No such role."})
 
-    assert front.submitted[0].prompt_token_ids == (BEGIN, *b"user:hi;")
+    assert engine.submitted[0].prompt_token_ids == (BEGIN, *b"user:hi;")
     assert refused.status_code == 400
     assert refused.json()["error"]["message"] == "No such role."
     assert refused.json()["error"]["param"] == "messages"
 
 
 async def test_a_long_conversation_is_tokenized_in_a_thread() -> None:
-    front = FakeFront()
-    async with client_of(fake_app(front, max_inline_length=1)) as client:
+    engine = FakeEngine()
+    async with client_of(fake_app(engine, max_inline_length=1)) as client:
         response = await client.post(
             "/v1/chat/completions", json={"model": "tiny", "messages": [HELLO], "max_tokens": 1}
         )
@@ -263,9 +263,9 @@ async def test_a_long_conversation_is_tokenized_in_a_thread() -> None:
 
 
 async def test_an_answer_may_end_with_its_first_token() -> None:
-    front = FakeFront()
+    engine = FakeEngine()
 
-    response = await chat(front, stream=True, logit_bias={str(END): 100}, stop=":")
+    response = await chat(engine, stream=True, logit_bias={str(END): 100}, stop=":")
 
     assert [c["choices"][0]["delta"] for c in events(response)] == [
         {"role": "assistant", "content": ""}

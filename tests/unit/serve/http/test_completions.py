@@ -7,11 +7,11 @@ import pytest
 
 from tandem_engine.api.output import TokenLogprob
 from tandem_serve.http.openai.logprobs import TextOffsets, completion_logprobs
-from tandem_serve.testing import BEGIN, ByteCodec, FakeFront, client_of, fake_app
+from tandem_serve.testing import BEGIN, FakeCodec, FakeEngine, client_of, fake_app
 
 
-async def complete(front: FakeFront, **body: Any) -> httpx.Response:
-    async with client_of(fake_app(front)) as client:
+async def complete(engine: FakeEngine, **body: Any) -> httpx.Response:
+    async with client_of(fake_app(engine)) as client:
         return await client.post("/v1/completions", json={"model": "tiny"} | body)
 
 
@@ -22,7 +22,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 async def test_a_whole_answer() -> None:
-    body = (await complete(FakeFront(), prompt="abc")).json()
+    body = (await complete(FakeEngine(), prompt="abc")).json()
 
     assert body == {
         "id": f"cmpl-{2:032x}",
@@ -45,14 +45,14 @@ async def test_a_whole_answer() -> None:
     ],
 )
 async def test_each_prompt_has_its_choice(prompt: object, texts: list[str]) -> None:
-    body = (await complete(FakeFront(), prompt=prompt)).json()
+    body = (await complete(FakeEngine(), prompt=prompt)).json()
 
     assert [choice["text"] for choice in body["choices"]] == texts
     assert [choice["index"] for choice in body["choices"]] == list(range(len(texts)))
 
 
 async def test_choices_of_several_prompts_are_numbered_through() -> None:
-    response = await complete(FakeFront(), prompt=["ab", "cd"], n=2, max_tokens=2)
+    response = await complete(FakeEngine(), prompt=["ab", "cd"], n=2, max_tokens=2)
 
     body = response.json()
     assert [choice["text"] for choice in body["choices"]] == ["ba", "ba", "dc", "dc"]
@@ -62,7 +62,7 @@ async def test_choices_of_several_prompts_are_numbered_through() -> None:
 
 async def test_a_stream_of_several_prompts() -> None:
     response = await complete(
-        FakeFront(),
+        FakeEngine(),
         prompt=["ab", "cd"],
         n=2,
         max_tokens=2,
@@ -82,7 +82,7 @@ async def test_a_stream_of_several_prompts() -> None:
 
 
 async def test_a_stream_chunk() -> None:
-    response = await complete(FakeFront(), prompt="ab", max_tokens=1, stream=True)
+    response = await complete(FakeEngine(), prompt="ab", max_tokens=1, stream=True)
 
     assert events(response) == [
         {
@@ -96,42 +96,42 @@ async def test_a_stream_chunk() -> None:
     ]
 
 
-async def test_sixteen_tokens_unless_asked_otherwise() -> None:
-    front = FakeFront()
+async def test_sixteen_tokens_by_default() -> None:
+    engine = FakeEngine()
 
-    await complete(front, prompt="ab")
+    await complete(engine, prompt="ab")
 
-    assert front.submitted[0].sampling.max_tokens == 16
+    assert engine.submitted[0].sampling.max_tokens == 16
 
 
 async def test_best_of_reaches_the_engine() -> None:
-    front = FakeFront()
+    engine = FakeEngine()
 
-    body = (await complete(front, prompt="ab", n=1, best_of=4)).json()
+    body = (await complete(engine, prompt="ab", n=1, best_of=4)).json()
 
-    assert front.submitted[0].sampling.best_of == 4
+    assert engine.submitted[0].sampling.best_of == 4
     assert len(body["choices"]) == 1
 
 
 async def test_special_tokens_may_be_left_out() -> None:
-    front = FakeFront()
+    engine = FakeEngine()
 
-    await complete(front, prompt="ab", add_special_tokens=False)
+    await complete(engine, prompt="ab", add_special_tokens=False)
 
-    assert front.submitted[0].prompt_token_ids == (97, 98)
+    assert engine.submitted[0].prompt_token_ids == (97, 98)
 
 
 @pytest.mark.parametrize("prompt", ["ab", [97, 98]])
 async def test_echo_puts_the_prompt_before_each_choice(prompt: object) -> None:
-    whole = await complete(FakeFront(), prompt=prompt, echo=True, n=2)
-    stream = await complete(FakeFront(), prompt=prompt, echo=True, stream=True)
+    whole = await complete(FakeEngine(), prompt=prompt, echo=True, n=2)
+    stream = await complete(FakeEngine(), prompt=prompt, echo=True, stream=True)
 
     assert [choice["text"] for choice in whole.json()["choices"]] == ["abba", "abba"]
     assert [c["choices"][0]["text"] for c in events(stream)] == ["abb", "a", ""]
 
 
 async def test_logprobs_in_their_older_form() -> None:
-    body = (await complete(FakeFront(), prompt="ab", logprobs=2, max_tokens=2)).json()
+    body = (await complete(FakeEngine(), prompt="ab", logprobs=2, max_tokens=2)).json()
 
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["b", "a"],
@@ -142,7 +142,7 @@ async def test_logprobs_in_their_older_form() -> None:
 
 
 async def test_offsets_go_on_from_chunk_to_chunk() -> None:
-    response = await complete(FakeFront(), prompt="abc", logprobs=0, max_tokens=3, stream=True)
+    response = await complete(FakeEngine(), prompt="abc", logprobs=0, max_tokens=3, stream=True)
 
     logprobs = [chunk["choices"][0]["logprobs"] for chunk in events(response)]
     assert [entry["text_offset"] for entry in logprobs] == [[0], [1], [2]]
@@ -162,7 +162,7 @@ def test_parts_of_a_character_start_where_it_does() -> None:
 
 
 def test_tokens_that_are_no_text_are_written_as_bytes() -> None:
-    logprobs = completion_logprobs(ByteCodec(), [TokenLogprob(0xE2, float("-inf"))], [0])
+    logprobs = completion_logprobs(FakeCodec(), [TokenLogprob(0xE2, float("-inf"))], [0])
 
     assert logprobs["tokens"] == ["bytes:\\xe2"]
     assert logprobs["token_logprobs"] == [-9999.0]
@@ -171,6 +171,6 @@ def test_tokens_that_are_no_text_are_written_as_bytes() -> None:
 async def test_a_begin_token_is_not_echoed_from_ids() -> None:
     prompt: Sequence[int] = [BEGIN, 97]
 
-    body = (await complete(FakeFront(), prompt=prompt, echo=True)).json()
+    body = (await complete(FakeEngine(), prompt=prompt, echo=True)).json()
 
     assert body["choices"][0]["text"] == "aa"

@@ -13,7 +13,7 @@ from tandem_engine.api.steps import (
     WaitExplanation,
 )
 from tandem_serve.api.steps import StepsReport
-from tandem_serve.testing import LIMITS, FakeFront, client_of, fake_app
+from tandem_serve.testing import LIMITS, FakeEngine, client_of, fake_app
 
 
 def step(number: int) -> StepExplanation:
@@ -45,7 +45,7 @@ def step(number: int) -> StepExplanation:
     )
 
 
-class Stepped(FakeFront):
+class FakeSteppedEngine(FakeEngine):
     """An engine with so many steps behind it, of which it keeps the last few."""
 
     def __init__(self, num_steps: int, kept: int = MAX_KEPT_STEPS) -> None:
@@ -53,15 +53,15 @@ class Stepped(FakeFront):
         self.kept_steps = [step(number) for number in range(max(0, num_steps - kept), num_steps)]
 
 
-async def numbers(front: FakeFront, query: str = "") -> list[int]:
-    async with client_of(fake_app(front)) as client:
+async def numbers(engine: FakeEngine, query: str = "") -> list[int]:
+    async with client_of(fake_app(engine)) as client:
         response = await client.get(f"/debug/steps{query}")
     assert response.status_code == 200, response.text
     return [one["number"] for one in response.json()["steps"]]
 
 
 async def refused(query: str) -> dict[str, Any]:
-    async with client_of(fake_app(Stepped(3))) as client:
+    async with client_of(fake_app(FakeSteppedEngine(3))) as client:
         response = await client.get(f"/debug/steps{query}")
     assert response.status_code == 400, response.text
     error: dict[str, Any] = response.json()["error"]
@@ -69,26 +69,26 @@ async def refused(query: str) -> dict[str, Any]:
 
 
 async def test_the_newest_steps_come_oldest_first() -> None:
-    assert await numbers(Stepped(100)) == list(range(80, 100))
-    assert await numbers(Stepped(100), "?limit=3") == [97, 98, 99]
+    assert await numbers(FakeSteppedEngine(100)) == list(range(80, 100))
+    assert await numbers(FakeSteppedEngine(100), "?limit=3") == [97, 98, 99]
 
 
-async def test_what_comes_after_a_step_can_be_asked_for() -> None:
-    assert await numbers(Stepped(100), "?since=98") == [98, 99]
-    assert await numbers(Stepped(100), "?since=10&limit=2") == [98, 99]
+async def test_steps_after_a_number_can_be_requested() -> None:
+    assert await numbers(FakeSteppedEngine(100), "?since=98") == [98, 99]
+    assert await numbers(FakeSteppedEngine(100), "?since=10&limit=2") == [98, 99]
 
 
 async def test_steps_that_are_yet_to_come_are_no_error() -> None:
-    assert await numbers(Stepped(100), "?since=100") == []
-    assert await numbers(Stepped(0)) == []
+    assert await numbers(FakeSteppedEngine(100), "?since=100") == []
+    assert await numbers(FakeSteppedEngine(0)) == []
 
 
 async def test_many_steps_are_explained_beside_the_event_loop() -> None:
-    assert await numbers(Stepped(600), "?limit=512") == list(range(88, 600))
+    assert await numbers(FakeSteppedEngine(600), "?limit=512") == list(range(88, 600))
 
 
 async def test_decodes_may_be_counted_without_a_list_of_them() -> None:
-    async with client_of(fake_app(Stepped(1))) as client:
+    async with client_of(fake_app(FakeSteppedEngine(1))) as client:
         listed = await client.get("/debug/steps?decodes=true")
         counted = await client.get("/debug/steps?decodes=false")
 
@@ -98,7 +98,7 @@ async def test_decodes_may_be_counted_without_a_list_of_them() -> None:
 
 
 async def test_the_answer_says_what_is_newest_and_what_the_replica_holds() -> None:
-    async with client_of(fake_app(Stepped(100))) as client:
+    async with client_of(fake_app(FakeSteppedEngine(100))) as client:
         response = await client.get("/debug/steps?since=1000")
 
     answer = response.json()
@@ -111,14 +111,14 @@ async def test_the_answer_says_what_is_newest_and_what_the_replica_holds() -> No
 
 
 async def test_a_fresh_engine_has_no_newest_step() -> None:
-    async with client_of(fake_app(Stepped(0))) as client:
+    async with client_of(fake_app(FakeSteppedEngine(0))) as client:
         response = await client.get("/debug/steps")
 
     assert response.json()["newest"] is None
 
 
 async def test_a_reader_gets_back_what_was_written() -> None:
-    async with client_of(fake_app(Stepped(2))) as client:
+    async with client_of(fake_app(FakeSteppedEngine(2))) as client:
         response = await client.get("/debug/steps")
 
     report = TypeAdapter(StepsReport).validate_json(response.content)
@@ -154,7 +154,7 @@ async def test_a_wrong_query_is_refused_by_name(
 
 
 async def test_only_get_and_only_this_path() -> None:
-    async with client_of(fake_app(Stepped(3))) as client:
+    async with client_of(fake_app(FakeSteppedEngine(3))) as client:
         posted = await client.post("/debug/steps")
         other = await client.get("/debug/made-up")
 
@@ -171,16 +171,16 @@ async def test_an_engine_that_starts_has_no_steps_yet() -> None:
     assert response.json()["error"]["code"] == "engine_starting"
 
 
-async def test_an_engine_that_stopped_still_tells_its_last_steps() -> None:
-    front = Stepped(3)
-    front.stop_because("The device is gone.")
+async def test_an_engine_that_stopped_still_returns_its_last_steps() -> None:
+    engine = FakeSteppedEngine(3)
+    engine.stop_because("The device is gone.")
 
-    assert await numbers(front) == [0, 1, 2]
+    assert await numbers(engine) == [0, 1, 2]
 
 
 async def test_steps_need_an_api_key_where_there_are_keys(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("sk-1\n")
-    async with client_of(fake_app(Stepped(3), api_keys_folder=tmp_path)) as client:
+    async with client_of(fake_app(FakeSteppedEngine(3), api_keys_folder=tmp_path)) as client:
         without = await client.get("/debug/steps")
         with_key = await client.get("/debug/steps", headers={"authorization": "Bearer sk-1"})
 

@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from tandem_engine.api.errors import EngineStopped, RequestFailed
-from tandem_serve.testing import FakeFront, client_of, fake_app
+from tandem_serve.testing import FakeEngine, client_of, fake_app
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -16,8 +16,8 @@ PATHS = (
 HELLO = {"role": "user", "content": "hi"}
 
 
-async def post(path: str, body: dict[str, Any], front: FakeFront) -> httpx.Response:
-    async with client_of(fake_app(front)) as client:
+async def post(path: str, body: dict[str, Any], engine: FakeEngine) -> httpx.Response:
+    async with client_of(fake_app(engine)) as client:
         return await client.post(path, json={"model": "tiny", "messages": [HELLO]} | body)
 
 
@@ -40,7 +40,7 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
     ],
 )
 async def test_malformed_json_says_where(body: bytes, message: str) -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(CHAT, content=body)
 
     assert response.status_code == 400
@@ -49,7 +49,7 @@ async def test_malformed_json_says_where(body: bytes, message: str) -> None:
 
 
 async def test_half_a_surrogate_is_refused_before_it_can_spoil_an_answer() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(COMPLETIONS, content=b'{"model": "\\ud800", "prompt": "a"}')
 
     assert response.status_code == 400
@@ -57,7 +57,7 @@ async def test_half_a_surrogate_is_refused_before_it_can_spoil_an_answer() -> No
 
 
 async def test_a_body_that_is_too_large_is_refused() -> None:
-    async with client_of(fake_app(FakeFront(), max_request_bytes=64)) as client:
+    async with client_of(fake_app(FakeEngine(), max_request_bytes=64)) as client:
         response = await client.post(CHAT, content=b" " * 65)
 
     assert response.status_code == 413
@@ -84,7 +84,7 @@ async def test_a_body_that_is_too_large_is_read_to_its_end_if_that_is_near(
             read.append(b" " * 32)
             yield read[-1]
 
-    async with client_of(fake_app(FakeFront(), max_request_bytes=64)) as client:
+    async with client_of(fake_app(FakeEngine(), max_request_bytes=64)) as client:
         response = await client.post(CHAT, content=body(), headers=headers)
 
     assert response.status_code == 413
@@ -93,7 +93,7 @@ async def test_a_body_that_is_too_large_is_read_to_its_end_if_that_is_near(
 
 @pytest.mark.parametrize("announced", ["64", "9" * 5000, "many"])
 async def test_bytes_are_counted_whatever_was_announced(announced: str) -> None:
-    async with client_of(fake_app(FakeFront(), max_request_bytes=64)) as client:
+    async with client_of(fake_app(FakeEngine(), max_request_bytes=64)) as client:
         response = await client.post(CHAT, content=b" " * 65, headers={"content-length": announced})
 
     assert response.status_code == 413
@@ -113,7 +113,7 @@ async def test_bytes_are_counted_whatever_was_announced(announced: str) -> None:
     ],
 )
 async def test_routes_that_are_not_there(method: str, path: str, status: int, message: str) -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.request(method, path)
 
     assert response.status_code == status
@@ -133,7 +133,7 @@ async def test_routes_that_are_not_there(method: str, path: str, status: int, me
 async def test_an_engine_error_before_the_first_byte_has_its_status(
     failure: Exception, status: int, code: str, *, is_stream: bool
 ) -> None:
-    response = await post(CHAT, {"stream": is_stream}, FakeFront(fails_after=0, failure=failure))
+    response = await post(CHAT, {"stream": is_stream}, FakeEngine(fails_after=0, failure=failure))
 
     assert response.status_code == status
     assert response.headers["content-type"] == "application/json"
@@ -146,10 +146,10 @@ async def test_an_engine_error_before_the_first_byte_has_its_status(
 
 
 async def test_a_stopped_engine_takes_nothing() -> None:
-    front = FakeFront()
-    front.stop_because("The replica is being replaced.")
+    engine = FakeEngine()
+    engine.stop_because("The replica is being replaced.")
 
-    response = await post(CHAT, {"stream": True}, front)
+    response = await post(CHAT, {"stream": True}, engine)
 
     assert response.status_code == 503
     assert the_error(response)["message"] == "The replica is being replaced."
@@ -169,9 +169,9 @@ async def test_a_starting_engine_takes_nothing() -> None:
 async def test_a_bug_is_logged_and_not_shown(
     caplog: pytest.LogCaptureFixture, failure: Exception, *, is_stream: bool
 ) -> None:
-    front = FakeFront(fails_after=0, failure=failure)
+    engine = FakeEngine(fails_after=0, failure=failure)
 
-    response = await post(CHAT, {"stream": is_stream}, front)
+    response = await post(CHAT, {"stream": is_stream}, engine)
 
     assert response.status_code == 500
     assert the_error(response)["code"] == "internal_error"

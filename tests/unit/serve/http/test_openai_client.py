@@ -7,23 +7,23 @@ from typing import Any
 import openai
 import pytest
 
-from tandem_serve.testing import FakeFront, client_of, fake_app
+from tandem_serve.testing import FakeEngine, client_of, fake_app
 
 ANSWER = ":tnatsissa;ih:resu"
 
 
 @asynccontextmanager
-async def openai_client(front: FakeFront, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+async def openai_client(engine: FakeEngine, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     # OpenAI's client is typed for its own fork of httpx, and takes either.
     http_client: Any
-    async with client_of(fake_app(front, **settings)) as http_client:
+    async with client_of(fake_app(engine, **settings)) as http_client:
         yield openai.AsyncOpenAI(
             api_key="none", base_url="http://test/v1", http_client=http_client, max_retries=0
         )
 
 
 async def test_chat() -> None:
-    async with openai_client(FakeFront()) as client:
+    async with openai_client(FakeEngine()) as client:
         answer = await client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "hi"}],
@@ -42,7 +42,7 @@ async def test_chat() -> None:
 
 
 async def test_chat_stream() -> None:
-    async with openai_client(FakeFront()) as client:
+    async with openai_client(FakeEngine()) as client:
         stream = await client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "hi"}],
@@ -59,8 +59,8 @@ async def test_chat_stream() -> None:
 
 
 async def test_an_answer_can_be_sent_back_as_history() -> None:
-    front = FakeFront()
-    async with openai_client(front) as client:
+    engine = FakeEngine()
+    async with openai_client(engine) as client:
         first = await client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "a"}], max_tokens=1
         )
@@ -71,11 +71,13 @@ async def test_an_answer_can_be_sent_back_as_history() -> None:
         ]
         await client.chat.completions.create(model="tiny", messages=history)
 
-    assert bytes(front.submitted[1].prompt_token_ids[1:]) == b"user:a;assistant::;user:b;assistant:"
+    assert (
+        bytes(engine.submitted[1].prompt_token_ids[1:]) == b"user:a;assistant::;user:b;assistant:"
+    )
 
 
 async def test_completions() -> None:
-    async with openai_client(FakeFront()) as client:
+    async with openai_client(FakeEngine()) as client:
         whole = await client.completions.create(model="tiny", prompt=["ab", "cd"], logprobs=1)
         stream = await client.completions.create(model="tiny", prompt="ab", stream=True)
         text = "".join([chunk.choices[0].text async for chunk in stream])
@@ -87,13 +89,13 @@ async def test_completions() -> None:
 
 
 async def test_models() -> None:
-    async with openai_client(FakeFront()) as client:
+    async with openai_client(FakeEngine()) as client:
         assert [model.id async for model in client.models.list()] == ["tiny"]
         assert (await client.models.retrieve("tiny")).owned_by == "tandem"
 
 
 async def test_errors_become_the_clients_exceptions() -> None:
-    async with openai_client(FakeFront()) as client:
+    async with openai_client(FakeEngine()) as client:
         with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
             await client.completions.create(model="large", prompt="a")
         with pytest.raises(openai.BadRequestError, match="it must be in") as caught:
@@ -104,8 +106,8 @@ async def test_errors_become_the_clients_exceptions() -> None:
 
 
 async def test_an_error_in_a_stream_is_raised() -> None:
-    front = FakeFront(fails_after=1, failure=RuntimeError("a bug"))
-    async with openai_client(front) as client:
+    engine = FakeEngine(fails_after=1, failure=RuntimeError("a bug"))
+    async with openai_client(engine) as client:
         stream = await client.completions.create(model="tiny", prompt="ab", stream=True)
         with pytest.raises(openai.APIError, match="failed unexpectedly"):
             async for _ in stream:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem_serve.testing import BEGIN, FakeFront, client_of, fake_app
+from tandem_serve.testing import BEGIN, FakeEngine, client_of, fake_app
 
 LABELS = ("path", "method", "code")
 MODEL = {
@@ -16,7 +16,7 @@ MODEL = {
 
 
 async def test_the_served_model_is_listed() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         listed = await client.get("/v1/models")
         alone = await client.get("/v1/models/tiny")
 
@@ -25,14 +25,14 @@ async def test_the_served_model_is_listed() -> None:
 
 
 async def test_the_name_of_a_model_may_have_slashes() -> None:
-    async with client_of(fake_app(FakeFront(), model_name="lab/tiny")) as client:
+    async with client_of(fake_app(FakeEngine(), model_name="lab/tiny")) as client:
         response = await client.get("/v1/models/lab/tiny")
 
     assert response.json()["id"] == "lab/tiny"
 
 
 async def test_another_model_is_not_found() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.get("/v1/models/large")
 
     assert response.status_code == 404
@@ -40,7 +40,7 @@ async def test_another_model_is_not_found() -> None:
 
 
 async def test_a_healthy_engine() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.get("/health")
 
     assert response.status_code == 200
@@ -48,9 +48,9 @@ async def test_a_healthy_engine() -> None:
 
 
 async def test_an_engine_that_stopped_is_not_healthy() -> None:
-    front = FakeFront()
-    front.stop_because("The device is gone.")
-    async with client_of(fake_app(front)) as client:
+    engine = FakeEngine()
+    engine.stop_because("The device is gone.")
+    async with client_of(fake_app(engine)) as client:
         response = await client.get("/health")
 
     assert response.status_code == 503
@@ -69,7 +69,7 @@ async def test_an_engine_that_starts_is_not_healthy_yet() -> None:
 
 
 async def test_metrics_are_the_engines_and_this_layers() -> None:
-    async with client_of(fake_app(FakeFront(), max_link_num=1)) as client:
+    async with client_of(fake_app(FakeEngine(), max_link_num=1)) as client:
         for _ in range(2):
             await client.post("/v1/completions", json={"model": "tiny", "prompt": "a"})
         await client.post("/v1/completions", json={})
@@ -97,8 +97,8 @@ async def test_metrics_are_the_engines_and_this_layers() -> None:
 
 
 async def test_the_callers_request_id_is_kept() -> None:
-    front = FakeFront()
-    async with client_of(fake_app(front)) as client:
+    engine = FakeEngine()
+    async with client_of(fake_app(engine)) as client:
         response = await client.post(
             "/v1/completions",
             json={"model": "tiny", "prompt": ["a", "b"]},
@@ -106,26 +106,26 @@ async def test_the_callers_request_id_is_kept() -> None:
         )
 
     assert response.headers["x-request-id"] == "mine"
-    assert [s.request_id for s in front.submitted] == ["mine-00000001-0", "mine-00000001-1"]
+    assert [s.request_id for s in engine.submitted] == ["mine-00000001-0", "mine-00000001-1"]
 
 
 @pytest.mark.parametrize("given", ["", "two words", "x" * 129])
 async def test_an_unfit_request_id_is_replaced(given: str) -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.get("/v1/models", headers={"x-request-id": given})
 
     assert response.headers["x-request-id"] == f"{1:032x}"
 
 
 async def test_the_request_id_may_be_left_to_the_proxy() -> None:
-    async with client_of(fake_app(FakeFront(), returns_request_id=False)) as client:
+    async with client_of(fake_app(FakeEngine(), returns_request_id=False)) as client:
         response = await client.get("/v1/models")
 
     assert "x-request-id" not in response.headers
 
 
 async def test_errors_have_the_request_id_too() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.get("/made/up", headers={"x-request-id": "mine"})
 
     assert response.headers["x-request-id"] == "mine"
@@ -143,7 +143,7 @@ async def test_errors_have_the_request_id_too() -> None:
     ],
 )
 async def test_tokenize(body: dict[str, Any], tokens: list[int]) -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post("/tokenize", json=body)
 
     assert response.json() == {
@@ -155,7 +155,7 @@ async def test_tokenize(body: dict[str, Any], tokens: list[int]) -> None:
 
 
 async def test_tokenize_may_say_what_the_tokens_are() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(
             "/tokenize", json={"model": "tiny", "prompt": "ab", "return_token_strs": True}
         )
@@ -164,7 +164,7 @@ async def test_tokenize_may_say_what_the_tokens_are() -> None:
 
 
 async def test_detokenize_gives_the_text_back() -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post("/detokenize", json={"tokens": [BEGIN, 97, 98]})
 
     assert response.json() == {"prompt": "<begin>ab"}
@@ -188,10 +188,10 @@ async def test_detokenize_gives_the_text_back() -> None:
         ("/detokenize", {}, 400, "tokens"),
     ],
 )
-async def test_what_cannot_be_tokenized(
+async def test_a_body_that_cannot_be_tokenized_is_refused(
     path: str, body: dict[str, Any], status: int, param: str
 ) -> None:
-    async with client_of(fake_app(FakeFront())) as client:
+    async with client_of(fake_app(FakeEngine())) as client:
         response = await client.post(path, json=body)
 
     assert response.status_code == status

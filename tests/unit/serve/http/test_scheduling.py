@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem_serve.testing import FakeFront, Submitted, client_of, fake_app
+from tandem_serve.testing import FakeEngine, Submitted, client_of, fake_app
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -15,22 +15,22 @@ VALID: dict[str, dict[str, Any]] = {
 }
 
 
-async def post(path: str, body: dict[str, Any], front: FakeFront) -> httpx.Response:
-    async with client_of(fake_app(front)) as client:
+async def post(path: str, body: dict[str, Any], engine: FakeEngine) -> httpx.Response:
+    async with client_of(fake_app(engine)) as client:
         return await client.post(path, json=VALID[path] | body)
 
 
 async def submitted(path: str, body: dict[str, Any]) -> Submitted:
-    front = FakeFront()
-    response = await post(path, body, front)
+    engine = FakeEngine()
+    response = await post(path, body, engine)
     assert response.status_code == 200, response.text
-    (found,) = front.submitted
+    (found,) = engine.submitted
     return found
 
 
 @pytest.mark.parametrize("path", VALID)
 async def test_beams_reach_the_engine(path: str) -> None:
-    asked = {
+    fields = {
         "use_beam_search": True,
         "best_of": 4,
         "n": 2,
@@ -39,7 +39,7 @@ async def test_beams_reach_the_engine(path: str) -> None:
         "temperature": 0,
     }
 
-    sampling = (await submitted(path, asked)).sampling
+    sampling = (await submitted(path, fields)).sampling
 
     assert sampling.use_beam_search
     assert (sampling.num_sequences, sampling.n) == (4, 2)
@@ -48,7 +48,7 @@ async def test_beams_reach_the_engine(path: str) -> None:
 
 @pytest.mark.parametrize("path", VALID)
 async def test_beams_answer_with_n_choices(path: str) -> None:
-    response = await post(path, {"use_beam_search": True, "best_of": 4, "n": 2}, FakeFront())
+    response = await post(path, {"use_beam_search": True, "best_of": 4, "n": 2}, FakeEngine())
 
     assert [choice["index"] for choice in response.json()["choices"]] == [0, 1]
 
@@ -75,11 +75,11 @@ async def test_the_longest_salt_is_taken() -> None:
 
 
 async def test_every_prompt_of_a_call_has_its_priority_and_salt() -> None:
-    front = FakeFront()
+    engine = FakeEngine()
 
-    await post(COMPLETIONS, {"prompt": ["a", "b"], "priority": 2, "cache_salt": "s"}, front)
+    await post(COMPLETIONS, {"prompt": ["a", "b"], "priority": 2, "cache_salt": "s"}, engine)
 
-    assert [(one.priority, one.cache_salt) for one in front.submitted] == [(2, "s"), (2, "s")]
+    assert [(one.priority, one.cache_salt) for one in engine.submitted] == [(2, "s"), (2, "s")]
 
 
 @pytest.mark.parametrize("path", VALID)
@@ -188,20 +188,20 @@ async def test_every_prompt_of_a_call_has_its_priority_and_salt() -> None:
 async def test_what_is_out_of_range_is_refused_with_name_value_and_range(
     path: str, body: dict[str, Any], param: str, code: str, message: str
 ) -> None:
-    front = FakeFront(max_n=8)
+    engine = FakeEngine(max_n=8)
 
-    response = await post(path, body, front)
+    response = await post(path, body, engine)
 
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["param"], error["code"], error["message"]) == (param, code, message)
-    assert front.submitted == []
+    assert engine.submitted == []
 
 
 @pytest.mark.parametrize("path", VALID)
 async def test_beams_cannot_be_streamed(path: str) -> None:
-    refused = await post(path, {"stream": True, "use_beam_search": True, "n": 2}, FakeFront())
-    accepted = await post(path, {"stream": True, "use_beam_search": False}, FakeFront())
+    refused = await post(path, {"stream": True, "use_beam_search": True, "n": 2}, FakeEngine())
+    accepted = await post(path, {"stream": True, "use_beam_search": False}, FakeEngine())
 
     assert refused.status_code == 400
     assert refused.json()["error"]["message"] == (
@@ -212,7 +212,7 @@ async def test_beams_cannot_be_streamed(path: str) -> None:
 
 
 async def test_best_of_cannot_be_streamed_in_chat_either() -> None:
-    refused = await post(CHAT, {"stream": True, "best_of": 3, "n": 2}, FakeFront())
+    refused = await post(CHAT, {"stream": True, "best_of": 3, "n": 2}, FakeEngine())
 
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "best_of"
@@ -222,8 +222,8 @@ async def test_beams_know_the_log_probabilities_of_their_own_tokens_alone() -> N
     beams = {"use_beam_search": True, "n": 2, "logprobs": True}
 
     accepted = await submitted(CHAT, beams)
-    in_chat = await post(CHAT, beams | {"top_logprobs": 2}, FakeFront())
-    in_completions = await post(COMPLETIONS, beams | {"logprobs": 2}, FakeFront())
+    in_chat = await post(CHAT, beams | {"top_logprobs": 2}, FakeEngine())
+    in_completions = await post(COMPLETIONS, beams | {"logprobs": 2}, FakeEngine())
 
     assert accepted.sampling.logprobs == 0
     assert in_chat.json()["error"]["param"] == "top_logprobs"

@@ -128,7 +128,7 @@ def test_a_file_that_is_no_record_is_removed(record: Record) -> None:
     assert not record_path("bad").exists()
 
 
-def test_a_server_that_listens_everywhere_is_asked_on_loopback(record: Record) -> None:
+def test_a_server_that_listens_everywhere_is_reached_on_loopback(record: Record) -> None:
     assert replace(record, host="0.0.0.0").url == "http://127.0.0.1:8000"
 
 

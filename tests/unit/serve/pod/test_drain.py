@@ -44,7 +44,7 @@ def process(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
         yield started
 
 
-class Dashboard(ThreadingHTTPServer):
+class FakeDashboard(ThreadingHTTPServer):
     """Ray's list of nodes; each answer is the next of `answers`, the last one for ever."""
 
     daemon_threads = True
@@ -61,7 +61,7 @@ class Dashboard(ThreadingHTTPServer):
 
 class _Nodes(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        assert isinstance(self.server, Dashboard)
+        assert isinstance(self.server, FakeDashboard)
         self.server.tokens.add(self.headers["Authorization"])
         answers = self.server.answers
         nodes = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -80,7 +80,7 @@ class _Nodes(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(server: Dashboard) -> Iterator[Dashboard]:
+def serving(server: FakeDashboard) -> Iterator[FakeDashboard]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -107,7 +107,7 @@ def test_the_head_waits_until_the_last_worker_is_gone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    with serving(Dashboard([HEAD, WORKER, WORKER], [HEAD, WORKER, GONE], [HEAD, GONE])) as ray:
+    with serving(FakeDashboard([HEAD, WORKER, WORKER], [HEAD, WORKER, GONE], [HEAD, GONE])) as ray:
         drain.drain_head(ray.url)
 
         assert len(ray.answers) == 1
@@ -118,7 +118,7 @@ def test_the_head_waits_until_the_last_worker_is_gone(
 
 def test_the_head_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    with serving(Dashboard([HEAD, WORKER])) as ray:
+    with serving(FakeDashboard([HEAD, WORKER])) as ray:
         drain.drain_head(ray.url, timeout_s=0.1)
 
         assert ray.tokens == {None}
@@ -165,7 +165,7 @@ def test_nothing_is_waited_for_where_no_request_can_run(capsys: pytest.CaptureFi
         running = read_process(started.pid)
         assert running is not None
         drain.wait_for_end(
-            [running], timeout_s=3600.0, is_busy=lambda: next(busy, False), quiet_s=0.6
+            [running], timeout_s=3600.0, is_busy=lambda: next(busy, False), idle_s=0.6
         )
         assert started.poll() is None
 
@@ -259,7 +259,7 @@ def test_without_a_connection_the_name_has_to_do() -> None:
     assert drain.resolve_gcs(myself(), "head.default.svc:1") == "head.default.svc:1"
 
 
-def test_ray_is_told_again_until_it_has_heard(
+def test_the_drain_is_requested_until_ray_accepts_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The head is away: it comes back elsewhere, if something outlives it."""
@@ -301,7 +301,7 @@ def test_requests_end_where_ray_never_hears_that_the_node_goes(
     busy = iter([True, True])
     monkeypatch.setattr(drain, "request_drain", fail)
     monkeypatch.setattr(drain, "has_connections", lambda: next(busy, False))
-    monkeypatch.setattr(drain, "_QUIET_S", 0.6)
+    monkeypatch.setattr(drain, "_IDLE_S", 0.6)
 
     drain.drain_node(raylet(), [])
 

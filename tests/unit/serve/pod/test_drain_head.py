@@ -11,7 +11,7 @@ import pytest
 
 from tandem_serve.pod import drain
 from tandem_serve.pod.ray_cluster import ClusterDeleted, OwnRayCluster
-from tests.unit.serve.pod.test_drain import GONE, HEAD, WORKER, Dashboard, serving
+from tests.unit.serve.pod.test_drain import GONE, HEAD, WORKER, FakeDashboard, serving
 
 TOKEN = "account"  # noqa: S105  # of nothing
 CLUSTER = "/apis/ray.io/v1/namespaces/models/rayclusters/tiny-abcde"
@@ -20,8 +20,8 @@ WORKERS = f"{PODS}?labelSelector=ray.io%2Fcluster%3Dtiny-abcde%2Cray.io%2Fnode-t
 LEAVES = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
 
 
-class StandInKubernetes(ThreadingHTTPServer):
-    """One RayCluster and its worker pods; a number in its place is the status of each answer."""
+class FakeKubernetes(ThreadingHTTPServer):
+    """One RayCluster and its worker pods; a number is the status of each answer."""
 
     daemon_threads = True
 
@@ -29,7 +29,7 @@ class StandInKubernetes(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Objects)
         self.cluster: dict[str, Any] | int = {"metadata": {}}
         self.pods: list[dict[str, Any]] = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def own_cluster(self) -> OwnRayCluster:
         return OwnRayCluster(
@@ -44,8 +44,8 @@ class StandInKubernetes(ThreadingHTTPServer):
 class _Objects(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         there = self.server
-        assert isinstance(there, StandInKubernetes)
-        there.asked.append(self.path)
+        assert isinstance(there, FakeKubernetes)
+        there.requested.append(self.path)
         answers = {CLUSTER: there.cluster, WORKERS: {"items": there.pods}}
         found = answers.get(self.path, 404)
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
@@ -61,8 +61,8 @@ class _Objects(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def kubernetes() -> Iterator[StandInKubernetes]:
-    with StandInKubernetes() as server:
+def kubernetes() -> Iterator[FakeKubernetes]:
+    with FakeKubernetes() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield server
@@ -74,56 +74,56 @@ def pod(address: str, **metadata: Any) -> dict[str, Any]:
     return {"metadata": metadata, "status": {"podIP": address}}
 
 
-def polls(ray: Dashboard, kubernetes: StandInKubernetes) -> int:
+def polls(ray: FakeDashboard, kubernetes: FakeKubernetes) -> int:
     """Answers of Ray that a head took which would wait for ever, had the answers not ended."""
     before = len(ray.answers)
     drain.drain_head(ray.url, timeout_s=60.0, cluster=kubernetes.own_cluster())
     return before - len(ray.answers)
 
 
-def test_a_head_that_leaves_alone_waits_for_no_worker(kubernetes: StandInKubernetes) -> None:
+def test_a_head_that_leaves_alone_waits_for_no_worker(kubernetes: FakeKubernetes) -> None:
     kubernetes.pods = [pod("10.0.0.1"), pod("10.0.0.2")]
-    with serving(Dashboard([HEAD, WORKER, WORKER], [HEAD])) as ray:
+    with serving(FakeDashboard([HEAD, WORKER, WORKER], [HEAD])) as ray:
         assert polls(ray, kubernetes) == 1
         assert ray.answers == [[HEAD]]
 
 
 def test_a_head_waits_for_workers_that_leave_with_it(
-    kubernetes: StandInKubernetes, capsys: pytest.CaptureFixture[str]
+    kubernetes: FakeKubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubernetes.pods = [pod("10.0.0.1", **LEAVES), pod("10.0.0.2")]
-    with serving(Dashboard([HEAD, WORKER, WORKER], [HEAD, GONE, WORKER], [HEAD])) as ray:
+    with serving(FakeDashboard([HEAD, WORKER, WORKER], [HEAD, GONE, WORKER], [HEAD])) as ray:
         assert polls(ray, kubernetes) == 2
     assert "for 1 other node(s)" in capsys.readouterr().err
 
 
-def test_a_pod_that_ray_knows_to_be_dead_delays_no_drain(kubernetes: StandInKubernetes) -> None:
+def test_a_pod_that_ray_knows_to_be_dead_delays_no_drain(kubernetes: FakeKubernetes) -> None:
     """A node that is unreachable keeps its pods in deletion, as long as it stays so."""
     kubernetes.pods = [pod("10.0.0.1", **LEAVES)]
-    with serving(Dashboard([HEAD, GONE, WORKER], [HEAD])) as ray:
+    with serving(FakeDashboard([HEAD, GONE, WORKER], [HEAD])) as ray:
         assert polls(ray, kubernetes) == 1
         assert ray.answers == [[HEAD]]
 
 
 @pytest.mark.parametrize("cluster", [{"metadata": LEAVES}, 404, 403, 401])
 def test_a_head_waits_for_every_worker_when_the_whole_cluster_goes(
-    kubernetes: StandInKubernetes, cluster: dict[str, Any] | int
+    kubernetes: FakeKubernetes, cluster: dict[str, Any] | int
 ) -> None:
     kubernetes.cluster = cluster
-    with serving(Dashboard([HEAD, WORKER], [HEAD, WORKER], [HEAD])) as ray:
+    with serving(FakeDashboard([HEAD, WORKER], [HEAD, WORKER], [HEAD])) as ray:
         assert polls(ray, kubernetes) == 2
-    assert kubernetes.asked == [CLUSTER], "it does not come back"
+    assert kubernetes.requested == [CLUSTER], "it does not come back"
 
 
-def test_a_head_waits_while_kubernetes_does_not_say(kubernetes: StandInKubernetes) -> None:
+def test_a_head_waits_while_kubernetes_does_not_say(kubernetes: FakeKubernetes) -> None:
     kubernetes.cluster = 500
-    with serving(Dashboard([HEAD, WORKER], [HEAD, WORKER], [HEAD])) as ray:
+    with serving(FakeDashboard([HEAD, WORKER], [HEAD, WORKER], [HEAD])) as ray:
         assert polls(ray, kubernetes) == 2
-    assert kubernetes.asked == [CLUSTER, CLUSTER], "it is asked again"
+    assert kubernetes.requested == [CLUSTER, CLUSTER], "it is requested again"
 
 
-def test_the_account_that_is_not_there_any_more_means_a_cluster_that_goes(
-    kubernetes: StandInKubernetes,
+def test_an_account_that_is_gone_means_a_cluster_that_is_being_deleted(
+    kubernetes: FakeKubernetes,
 ) -> None:
     kubernetes.cluster = 401
 

@@ -101,7 +101,7 @@ NO_BACKEND = (
 SERVE_S = f"global\n    maxconn 16384\n{DEFAULTS}{ERROR_FILES}{NO_BACKEND}"
 
 
-def test_serve_writes_what_is_mended() -> None:
+def test_serve_writes_the_lines_that_are_patched() -> None:
     written = TEMPLATES["HAPROXY_CONFIG_TEMPLATE"]
 
     assert "    maxconn {{ config.maxconn }}\n" in written
@@ -113,7 +113,7 @@ def test_serve_writes_what_is_mended() -> None:
     assert "frontend http_frontend\n" in written
 
 
-def test_what_is_mended_is_mended_once() -> None:
+def test_a_patched_configuration_is_patched_once() -> None:
     once = haproxy.patched(SERVE_S, folder=Path("/pages"), max_files=100_000)
 
     assert haproxy.patched(once, folder=Path("/pages"), max_files=100_000) == once

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem_engine.api.output import EngineStats
-from tandem_engine.front.histogram import Histogram
-from tandem_engine.front.timeline import Timeline
+from tandem_engine.async_engine.histogram import Histogram
+from tandem_engine.async_engine.timeline import Timeline
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.records import StepRecord
 

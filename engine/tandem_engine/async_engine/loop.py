@@ -18,12 +18,12 @@ from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance
 from tandem_engine.api.steps import StepExplanation
+from tandem_engine.async_engine.choice import Choice
+from tandem_engine.async_engine.gc_threshold import raise_gc_threshold
+from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.pacer import Pacer
+from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.engine import Engine, Progress
-from tandem_engine.front.choice import Choice
-from tandem_engine.front.gc_threshold import raise_gc_threshold
-from tandem_engine.front.metrics import EngineMetrics
-from tandem_engine.front.pacer import Pacer
-from tandem_engine.front.stream import RequestStream
 from tandem_engine.scheduler.records.explain import explain
 
 _LOG = logging.getLogger(__name__)

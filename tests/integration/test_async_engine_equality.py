@@ -1,4 +1,4 @@
-"""Beams are those of transformers, in the engine and through the front; buffers change no token."""
+"""Beams are those of transformers, stepped by hand and in AsyncEngine; buffers change no token."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,8 +14,8 @@ from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import Slo
+from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
-from tandem_engine.front.async_engine import AsyncEngine
 from tests.integration.bench import (
     END,
     HOST_BLOCKS,
@@ -53,21 +53,21 @@ Said = list[Tokens]
 
 
 @asynccontextmanager
-async def front_of(schedule: ScheduleConfig, **settings: Any) -> AsyncIterator[AsyncEngine]:
+async def engine_of(schedule: ScheduleConfig, **settings: Any) -> AsyncIterator[AsyncEngine]:
     values = {"num_kv_blocks": ROOMY, "max_seq_len": MAX_SEQ_LEN, "num_threads": 1, **settings}
     config = EngineConfig(model_path=str(TINY), dtype="float32", schedule=schedule, **values)
-    front = build_engine(config, report=lambda line: None)
+    engine = build_engine(config, report=lambda line: None)
     try:
-        yield front
+        yield engine
     finally:
-        await front.stop()
+        await engine.stop()
 
 
 async def answers(
-    front: AsyncEngine, name: str, prompt: Tokens, sampling: SamplingParams
+    engine: AsyncEngine, name: str, prompt: Tokens, sampling: SamplingParams
 ) -> tuple[Said, int]:
     """The tokens of each choice, and how many outputs they came in."""
-    outputs = [output async for output in front.submit(name, prompt, sampling)]
+    outputs = [output async for output in engine.submit(name, prompt, sampling)]
     return [tokens(outputs, index) for index in range(sampling.n)], len(outputs)
 
 
@@ -75,11 +75,11 @@ def tokens(outputs: list[Output], index: int) -> Tokens:
     return tuple(token for output in outputs if output.index == index for token in output.token_ids)
 
 
-async def others(front: AsyncEngine) -> dict[str, Tokens]:
+async def others(engine: AsyncEngine) -> dict[str, Tokens]:
     """The crowd of test_equality, all at once."""
 
     async def one(name: str, prompt: Tokens, sampling: SamplingParams) -> tuple[str, Tokens]:
-        said, _ = await answers(front, name, prompt, sampling)
+        said, _ = await answers(engine, name, prompt, sampling)
         return name, said[0]
 
     said = [
@@ -117,7 +117,7 @@ def transformers_search(prompt: Tokens, *, n: int, best_of: int, **settings: Any
 
 
 def beam_requests() -> list[Request]:
-    """Every search of every prompt, for an engine without a front."""
+    """Every search of every prompt, for an engine that is stepped by hand."""
     return [
         Request(
             request_id=f"beams: {name}, {number}",
@@ -139,11 +139,11 @@ def sampling_of(search: dict[str, Any]) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_OUTPUT, use_beam_search=True, **search)
 
 
-async def beams(front: AsyncEngine) -> dict[str, Said]:
+async def beams(engine: AsyncEngine) -> dict[str, Said]:
     """Every search of every prompt, all at once."""
 
     async def search(name: str, prompt: Tokens, settings: dict[str, Any]) -> tuple[str, Said]:
-        said, _ = await answers(front, f"beams: {name}", prompt, sampling_of(settings))
+        said, _ = await answers(engine, f"beams: {name}", prompt, sampling_of(settings))
         return name, said
 
     found = [
@@ -185,13 +185,13 @@ def test_beams_that_lose_their_blocks_are_those_of_transformers_whatever_the_str
 
 @pytest.mark.parametrize("caches", [True, False], ids=["prefix cache", "no prefix cache"])
 async def test_beams_among_other_requests_are_those_of_transformers(*, caches: bool) -> None:
-    async with front_of(mixed(48, enable_prefix_cache=caches)) as front:
-        found, said = await asyncio.gather(beams(front), others(front))
+    async with engine_of(mixed(48, enable_prefix_cache=caches)) as engine:
+        found, said = await asyncio.gather(beams(engine), others(engine))
 
         assert found == expected()
         assert said == truth().tokens
-        assert front.stats().num_preemptions == 0
-        assert (front.stats().num_hit_tokens > 0) == caches
+        assert engine.stats().num_preemptions == 0
+        assert (engine.stats().num_hit_tokens > 0) == caches
 
 
 @pytest.mark.parametrize("swaps", [0, 4], ids=["recompute", "swap"])
@@ -200,16 +200,16 @@ async def test_beams_that_lose_their_blocks_are_those_of_transformers(
     swaps: int, *, caches: bool
 ) -> None:
     schedule = mixed(64, enable_prefix_cache=caches, max_preempt_count=swaps)
-    async with front_of(
+    async with engine_of(
         schedule, num_kv_blocks=SCARCE, num_host_blocks=HOST_BLOCKS * bool(swaps)
-    ) as front:
-        said, found = await asyncio.gather(others(front), beams(front))
+    ) as engine:
+        said, found = await asyncio.gather(others(engine), beams(engine))
 
         assert found == expected()
         assert said == truth().tokens
-        stats = front.stats()
+        stats = engine.stats()
         assert stats.num_free_kv_blocks == stats.num_kv_blocks
-        lost = lost_blocks(front._loop._engine.records.since(0))
+        lost = lost_blocks(engine._loop._engine.records.since(0))
         assert any(name.startswith("beams") for name in lost)
 
 
@@ -221,42 +221,42 @@ async def test_outputs_that_are_held_back_have_the_same_tokens(expected_ms: int)
         prefill_expected_time=expected_ms,
         decode_expected_time=expected_ms,
     )
-    async with front_of(schedule) as front:
-        assert await others(front) == truth().tokens
+    async with engine_of(schedule) as engine:
+        assert await others(engine) == truth().tokens
 
         _, num_outputs = await answers(
-            front, "last", conversation(5), SamplingParams(max_tokens=8, ignore_eos=True)
+            engine, "last", conversation(5), SamplingParams(max_tokens=8, ignore_eos=True)
         )
         # Nothing is due before the last token, which takes all others with it.
         assert num_outputs == 1 or expected_ms == 1
 
 
-async def test_with_async_scheduling_the_front_gives_the_same_tokens_and_all_is_given_back() -> (
+async def test_with_async_scheduling_the_engine_gives_the_same_tokens_and_all_is_given_back() -> (
     None
 ):
     schedule = SCHEDULES["splitfuse, 48 tokens"]
-    asked = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
-    async with front_of(with_async_scheduling(schedule)) as front:
-        whole = [one async for one in front.submit("whole", conversation(14), asked)]
+    sampling = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, logit_bias={END: -100.0})
+    async with engine_of(with_async_scheduling(schedule)) as engine:
+        whole = [one async for one in engine.submit("whole", conversation(14), sampling)]
         text = "".join(one.text for one in whole)
-        stops = replace(asked, stop=(text[3:5],))
+        stops = replace(sampling, stop=(text[3:5],))
 
-        said, cut = await asyncio.gather(others(front), _text(front, stops))
-        stream = front.submit("left", conversation(3), asked)
+        said, cut = await asyncio.gather(others(engine), _text(engine, stops))
+        stream = engine.submit("left", conversation(3), sampling)
         await anext(aiter(stream))
         stream.abort()
-        await front.reconfigure(schedule, Slo())
-        again = await _text(front, stops)
-        while front.stats().num_running:
+        await engine.reconfigure(schedule, Slo())
+        again = await _text(engine, stops)
+        while engine.stats().num_running:
             await asyncio.sleep(0.01)
-        stats = front.stats()
+        stats = engine.stats()
 
     assert said == truth().tokens
     assert cut == again == text[: text.index(text[3:5])]
     assert stats.num_free_kv_blocks == stats.num_kv_blocks
 
 
-async def _text(front: AsyncEngine, sampling: SamplingParams) -> str:
-    outputs = [one async for one in front.submit("stops", conversation(14), sampling)]
+async def _text(engine: AsyncEngine, sampling: SamplingParams) -> str:
+    outputs = [one async for one in engine.submit("stops", conversation(14), sampling)]
     assert outputs[-1].finish_reason == "stop"
     return "".join(one.text for one in outputs)

@@ -11,15 +11,15 @@ import pytest
 from tandem_engine.api.errors import EngineStopped, RequestFailed
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
-from tandem_engine.front.async_engine import AsyncEngine
+from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.scheduler.queues import Queues
-from tests.integration.test_front import (
+from tests.integration.test_async_engine import (
     MIX,
     PROMPT,
     all_free,
     checkpoint,
     counter,
-    front_of,
+    engine_of,
     params,
     read,
     tokens,
@@ -48,10 +48,10 @@ def is_odd(given: Any) -> bool:
     return (given.request_id if isinstance(given, Request) else given).startswith("odd")
 
 
-async def beside(front: AsyncEngine) -> tuple[list[int], "asyncio.Task[list[int]]"]:
+async def beside(engine: AsyncEngine) -> tuple[list[int], "asyncio.Task[list[int]]"]:
     """The answer of a request alone, and the same one again, begun and still running."""
-    alone = tokens(await read(front, LONG))
-    stream = front.submit("near", PROMPT, LONG)
+    alone = tokens(await read(engine, LONG))
+    stream = engine.submit("near", PROMPT, LONG)
     first = await anext(aiter(stream))
 
     async def rest() -> list[int]:
@@ -66,51 +66,51 @@ async def test_a_request_that_cannot_be_added_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
     part: str,
 ) -> None:
-    async with front_of(checkpoint) as front:
-        alone, near = await beside(front)
-        breaks(getattr(front._loop._engine, part), "add", is_odd, monkeypatch)
+    async with engine_of(checkpoint) as engine:
+        alone, near = await beside(engine)
+        breaks(getattr(engine._loop._engine, part), "add", is_odd, monkeypatch)
         with pytest.raises(RequestFailed, match="KeyError: 'there is no such row'"):
-            await read(front, params(n=3), "odd")
+            await read(engine, params(n=3), "odd")
 
         assert await near == alone
-        assert len(tokens(await read(front, params(), "odd"))) == 16
-        assert counter(front, "request_failed") == 3
-        await until(lambda: all_free(front))
+        assert len(tokens(await read(engine, params(), "odd"))) == 16
+        assert counter(engine, "request_failed") == 3
+        await until(lambda: all_free(engine))
 
 
 async def test_an_abort_that_fails_harms_no_other(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with front_of(checkpoint) as front:
-        alone, near = await beside(front)
-        breaks(front._loop._engine, "abort", is_odd, monkeypatch)
-        stream = front.submit("odd", PROMPT, params(max_tokens=400, n=3))
+    async with engine_of(checkpoint) as engine:
+        alone, near = await beside(engine)
+        breaks(engine._loop._engine, "abort", is_odd, monkeypatch)
+        stream = engine.submit("odd", PROMPT, params(max_tokens=400, n=3))
         await anext(aiter(stream))
         stream.abort()
 
         assert await near == alone
         # One choice was not given up: it runs to its end, without a reader.
-        await until(lambda: all_free(front))
-        front.check_health()
+        await until(lambda: all_free(engine))
+        engine.check_health()
 
 
-async def test_a_live_change_that_fails_is_told_and_leaves_the_settings_before(
+async def test_a_live_change_that_fails_raises_and_leaves_the_settings_before(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with front_of(checkpoint) as front:
-        alone, near = await beside(front)
-        scheduler: Any = front._loop._engine._scheduler
+    async with engine_of(checkpoint) as engine:
+        alone, near = await beside(engine)
+        scheduler: Any = engine._loop._engine._scheduler
         before = scheduler._policies.schedule
         breaks(scheduler._queues.waiting, "reorder", lambda *_: True, monkeypatch)
         changed = MIX.model_copy(update={"max_batch_size": 3})
         with pytest.raises(KeyError, match="there is no such row"):
-            await front.reconfigure(changed, Slo())
+            await engine.reconfigure(changed, Slo())
 
         assert scheduler._policies.schedule is before
         assert await near == alone
-        await front.reconfigure(changed, Slo())
+        await engine.reconfigure(changed, Slo())
         assert scheduler._policies.schedule.max_batch_size == 3
 
 
@@ -118,8 +118,8 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with front_of(checkpoint) as front:
-        _, near = await beside(front)
+    async with engine_of(checkpoint) as engine:
+        _, near = await beside(engine)
         forget = Queues.forget
 
         def half(queues: Queues, sequence_id: str) -> None:
@@ -128,24 +128,24 @@ async def test_a_command_that_leaves_chaos_ends_the_engine_for_all_to_see(
                 raise KeyError(sequence_id)
 
         monkeypatch.setattr(Queues, "forget", half)
-        stream = front.submit("odd", PROMPT, LONG)
+        stream = engine.submit("odd", PROMPT, LONG)
         await anext(aiter(stream))
         stream.abort()
 
         with pytest.raises(EngineStopped, match="this is a bug"):
             await near
         with pytest.raises(EngineStopped, match="The engine died: AssertionError"):
-            front.check_health()
+            engine.check_health()
 
 
-async def test_a_caller_that_comes_as_the_engine_stops_is_told(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        loop = front._loop
+async def test_a_caller_that_comes_as_the_engine_stops_gets_an_error(checkpoint: Path) -> None:
+    async with engine_of(checkpoint) as engine:
+        loop = engine._loop
         loop.stop()
         streams, changes = [], []
         with suppress(EngineStopped):
             while True:
-                streams.append(front.submit("late", PROMPT, LONG))
+                streams.append(engine.submit("late", PROMPT, LONG))
                 changes.append(asyncio.wrap_future(loop.reconfigure(MIX, Slo())))
         for stream in streams:
             with pytest.raises(EngineStopped):
@@ -153,4 +153,4 @@ async def test_a_caller_that_comes_as_the_engine_stops_is_told(checkpoint: Path)
         results = await asyncio.gather(*changes, return_exceptions=True)
         assert all(isinstance(each, EngineStopped) for each in results)
         with pytest.raises(EngineStopped):
-            await front.reconfigure(MIX, Slo())
+            await engine.reconfigure(MIX, Slo())

@@ -78,8 +78,11 @@ class OutputStream(Protocol):
         """Give everything back that the request holds; harmless when it has ended."""
 
 
-class EngineFront(Protocol):
-    """Interface of a running engine to the server; all methods are called on one event loop."""
+class EngineClient(Protocol):
+    """Interface of a running engine to the server; all methods are called on one event loop.
+
+    The word is vLLM's; `AsyncEngine` implements it, and a fake one in the tests of HTTP.
+    """
 
     @property
     def limits(self) -> EngineLimits:

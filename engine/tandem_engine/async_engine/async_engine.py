@@ -1,4 +1,4 @@
-"""The engine for an asyncio server; implements `tandem_engine.api.front.EngineFront`."""
+"""The engine for an asyncio server; implements `tandem_engine.api.engine_client.EngineClient`."""
 
 import asyncio
 import itertools
@@ -10,8 +10,8 @@ from dataclasses import replace
 from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.engine_client import EngineLimits, OutputStream
 from tandem_engine.api.errors import ConfigError, InvalidParameter, PromptTooLong
-from tandem_engine.api.front import EngineLimits, OutputStream
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import LOWEST_PRIORITY, Request, SamplingParams
 from tandem_engine.api.rewrites import (
@@ -22,10 +22,10 @@ from tandem_engine.api.rewrites import (
 )
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
-from tandem_engine.front.choice import choices_of
-from tandem_engine.front.loop import EngineLoop
-from tandem_engine.front.metrics import EngineMetrics
-from tandem_engine.front.stream import BestOfStream, RequestStream
+from tandem_engine.async_engine.choice import choices_of
+from tandem_engine.async_engine.loop import EngineLoop
+from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.stream import BestOfStream, RequestStream
 from tandem_engine.sampling.counter_rng import derive_seed
 from tandem_engine.text.codec import CheckpointCodec
 
@@ -73,7 +73,7 @@ class AsyncEngine:
         cache_salt: str = "",
         timeout_s: float = inf,
     ) -> OutputStream:
-        """Queue a request; see `EngineFront.submit`."""
+        """Queue a request; see `EngineClient.submit`."""
         self.check_health()
         self._check(prompt_token_ids, sampling)
         self._loop.attach(asyncio.get_running_loop())
@@ -99,7 +99,7 @@ class AsyncEngine:
         return BestOfStream(stream, num_best=sampling.n, with_logprobs=with_logprobs)
 
     async def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
-        """Take over live settings; see `EngineFront.reconfigure`."""
+        """Take over live settings; see `EngineClient.reconfigure`."""
         if schedule.cache_block_size != self._schedule.cache_block_size:
             raise ConfigError(
                 f"cacheBlockSize {schedule.cache_block_size} needs a restart; "
@@ -119,7 +119,7 @@ class AsyncEngine:
     def steps(
         self, since: int = 0, limit: int = MAX_KEPT_STEPS, *, with_decodes: bool = True
     ) -> Sequence[StepExplanation]:
-        """Explain the last steps; see `EngineFront.steps`."""
+        """Explain the last steps; see `EngineClient.steps`."""
         return self._loop.steps(since, limit, with_decodes=with_decodes)
 
     def metrics(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Streams, timelines and metrics of the front, without an engine."""
+"""Streams, timelines and metrics of AsyncEngine, without a model."""
 
 import asyncio
 
@@ -6,9 +6,9 @@ import pytest
 
 from tandem_engine.api.errors import RequestFailed
 from tandem_engine.api.output import EngineStats, Output, TokenLogprob
-from tandem_engine.front.metrics import EngineMetrics
-from tandem_engine.front.stream import BestOfStream, RequestStream
-from tandem_engine.front.timeline import Timeline
+from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.stream import BestOfStream, RequestStream
+from tandem_engine.async_engine.timeline import Timeline
 
 
 def piece(text: str, index: int = 0, *, last: bool = False, logprob: float = 0.0) -> Output:

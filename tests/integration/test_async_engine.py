@@ -1,4 +1,4 @@
-"""The asynchronous front over a real model: streams, aborts, failures, pre-emption."""
+"""The asynchronous engine over a real model: streams, aborts, failures, pre-emption."""
 
 import asyncio
 import re
@@ -23,10 +23,10 @@ from tandem_engine.api.output import Output
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Step, StepResult
+from tandem_engine.async_engine.async_engine import AsyncEngine
+from tandem_engine.async_engine.choice import Choice
 from tandem_engine.build import build_engine
 from tandem_engine.engine import Clock
-from tandem_engine.front.async_engine import AsyncEngine
-from tandem_engine.front.choice import Choice
 
 PROMPT = tuple(range(65, 90))
 MIX = ScheduleConfig(
@@ -42,22 +42,22 @@ def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
 
 
 @asynccontextmanager
-async def front_of(checkpoint: Path, **settings: Any) -> AsyncIterator[AsyncEngine]:
+async def engine_of(checkpoint: Path, **settings: Any) -> AsyncIterator[AsyncEngine]:
     values = {"schedule": MIX, "num_kv_blocks": 256, "max_seq_len": 512, **settings}
     config = EngineConfig(model_path=str(checkpoint), dtype="float32", **values)
-    front = build_engine(config, report=lambda line: None)
+    engine = build_engine(config, report=lambda line: None)
     try:
-        yield front
+        yield engine
     finally:
-        await front.stop()
+        await engine.stop()
 
 
 def params(**values: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 16, "ignore_eos": True, "seed": 1, **values})
 
 
-async def read(front: AsyncEngine, sampling: SamplingParams, name: str = "r") -> list[Output]:
-    return [output async for output in front.submit(name, PROMPT, sampling)]
+async def read(engine: AsyncEngine, sampling: SamplingParams, name: str = "r") -> list[Output]:
+    return [output async for output in engine.submit(name, PROMPT, sampling)]
 
 
 def tokens(outputs: list[Output], index: int = 0) -> list[int]:
@@ -75,49 +75,51 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def counter(front: AsyncEngine, name: str) -> float:
-    found = re.search(rf"^tandem_{name}_total{{.*}} (\S+)$", front.metrics().decode(), re.MULTILINE)
+def counter(engine: AsyncEngine, name: str) -> float:
+    found = re.search(
+        rf"^tandem_{name}_total{{.*}} (\S+)$", engine.metrics().decode(), re.MULTILINE
+    )
     assert found is not None
     return float(found[1])
 
 
-def all_free(front: AsyncEngine) -> bool:
-    stats = front.stats()
+def all_free(engine: AsyncEngine) -> bool:
+    stats = engine.stats()
     idle = stats.num_running == stats.num_waiting == 0
     return idle and stats.num_free_kv_blocks == stats.num_kv_blocks
 
 
 async def test_a_stream_ends_with_its_reason_and_leaves_no_block(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        outputs = await read(front, params())
+    async with engine_of(checkpoint) as engine:
+        outputs = await read(engine, params())
 
         assert len(tokens(outputs)) == 16
         assert [output.finish_reason for output in outputs][-1] == "length"
         assert all(output.finish_reason is None for output in outputs[:-1])
-        await until(lambda: all_free(front))
+        await until(lambda: all_free(engine))
 
 
 async def test_an_abort_frees_every_block(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        stream = front.submit("long", PROMPT, params(max_tokens=400, n=4))
+    async with engine_of(checkpoint) as engine:
+        stream = engine.submit("long", PROMPT, params(max_tokens=400, n=4))
         await anext(aiter(stream))
-        assert not all_free(front)
+        assert not all_free(engine)
 
         stream.abort()
 
-        await until(lambda: all_free(front))
-        assert counter(front, "request_aborted") == 4
-        assert counter(front, "generation_tokens") < 4 * 400, "they did not run to their end"
+        await until(lambda: all_free(engine))
+        assert counter(engine, "request_aborted") == 4
+        assert counter(engine, "generation_tokens") < 4 * 400, "they did not run to their end"
 
 
 async def test_an_abort_takes_effect_before_the_next_step(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with front_of(checkpoint) as front:
-        engine = front._loop._engine
-        stream = front.submit("r", PROMPT, params(max_tokens=400))
+    async with engine_of(checkpoint) as engine:
+        inner = engine._loop._engine
+        stream = engine.submit("r", PROMPT, params(max_tokens=400))
         inside, go_on = threading.Event(), threading.Event()
-        run, steps_after = engine._runner.run, []
+        run, steps_after = inner._runner.run, []
 
         def pause(step: Step) -> StepResult:
             if not inside.is_set():
@@ -127,23 +129,23 @@ async def test_an_abort_takes_effect_before_the_next_step(
                 steps_after.append(step)
             return run(step)
 
-        monkeypatch.setattr(engine._runner, "run", pause)
+        monkeypatch.setattr(inner._runner, "run", pause)
         await asyncio.to_thread(inside.wait, 60)
         stream.abort()  # while a step runs
         go_on.set()
 
-        await until(lambda: all_free(front))
+        await until(lambda: all_free(engine))
         assert steps_after == []
 
 
 async def test_aborts_at_random_moments_leave_no_block_and_disturb_no_request(
     checkpoint: Path,
 ) -> None:
-    async with front_of(checkpoint, num_kv_blocks=48) as front:
-        quiet = tokens(await read(front, params(), "alone"))
+    async with engine_of(checkpoint, num_kv_blocks=48) as engine:
+        quiet = tokens(await read(engine, params(), "alone"))
 
         async def leave_after(count: int) -> None:
-            stream = front.submit(f"leaver{count}", PROMPT, params(max_tokens=100, n=2))
+            stream = engine.submit(f"leaver{count}", PROMPT, params(max_tokens=100, n=2))
             async for _ in stream:
                 count -= 1
                 if count <= 0:
@@ -151,18 +153,18 @@ async def test_aborts_at_random_moments_leave_no_block_and_disturb_no_request(
             stream.abort()
 
         async def stay(name: str) -> list[int]:
-            return tokens(await read(front, params(), name))
+            return tokens(await read(engine, params(), name))
 
         leavers = [leave_after(count) for count in range(40)]
         stayers = [stay(f"stayer{index}") for index in range(8)]
         results = await asyncio.gather(*stayers, *leavers)
 
         assert all(result == quiet for result in results[:8])
-        await until(lambda: all_free(front))
+        await until(lambda: all_free(engine))
 
 
 async def test_requests_that_lose_their_blocks_say_the_same_in_the_end(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as roomy, front_of(checkpoint, num_kv_blocks=32) as scarce:
+    async with engine_of(checkpoint) as roomy, engine_of(checkpoint, num_kv_blocks=32) as scarce:
         desired = params(max_tokens=60, temperature=0.0)
         expected = tokens(await read(roomy, desired))
         results = await asyncio.gather(*(read(scarce, desired, f"r{i}") for i in range(12)))
@@ -173,18 +175,18 @@ async def test_requests_that_lose_their_blocks_say_the_same_in_the_end(checkpoin
 
 
 async def test_a_seed_gives_the_same_tokens_whatever_else_runs(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        alone = tokens(await read(front, params(seed=7, top_p=0.95)))
-        crowd = [read(front, params(seed=i, temperature=1.3), f"c{i}") for i in range(10)]
-        together = await asyncio.gather(read(front, params(seed=7, top_p=0.95), "me"), *crowd)
+    async with engine_of(checkpoint) as engine:
+        alone = tokens(await read(engine, params(seed=7, top_p=0.95)))
+        crowd = [read(engine, params(seed=i, temperature=1.3), f"c{i}") for i in range(10)]
+        together = await asyncio.gather(read(engine, params(seed=7, top_p=0.95), "me"), *crowd)
 
         assert tokens(together[0]) == alone
 
 
 async def test_choices_differ_and_the_first_is_that_of_n_1(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        one = tokens(await read(front, params(seed=3)))
-        three = await read(front, params(seed=3, n=3))
+    async with engine_of(checkpoint) as engine:
+        one = tokens(await read(engine, params(seed=3)))
+        three = await read(engine, params(seed=3, n=3))
         choices = [tokens(three, index) for index in range(3)]
 
         assert choices[0] == one
@@ -192,9 +194,9 @@ async def test_choices_differ_and_the_first_is_that_of_n_1(checkpoint: Path) -> 
 
 
 async def test_best_of_returns_the_likeliest_choices(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        every = await read(front, params(n=6, logprobs=0))
-        best = await read(front, params(n=2, best_of=6))
+    async with engine_of(checkpoint) as engine:
+        every = await read(engine, params(n=6, logprobs=0))
+        best = await read(engine, params(n=2, best_of=6))
 
         def mean(index: int) -> float:
             parts = [e.logprob for o in every if o.index == index for e in o.logprobs]
@@ -206,30 +208,30 @@ async def test_best_of_returns_the_likeliest_choices(checkpoint: Path) -> None:
 
 
 async def test_a_stop_string_ends_the_text_before_it(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        whole = text(await read(front, params(temperature=0.0)))
+    async with engine_of(checkpoint) as engine:
+        whole = text(await read(engine, params(temperature=0.0)))
         assert len(whole) >= 8
-        outputs = await read(front, params(temperature=0.0, stop=(whole[4:6],)))
+        outputs = await read(engine, params(temperature=0.0, stop=(whole[4:6],)))
 
         assert text(outputs) == whole[: whole.index(whole[4:6])]
         assert outputs[-1].finish_reason == "stop"
-        await until(lambda: all_free(front))
+        await until(lambda: all_free(engine))
 
 
 async def test_a_stop_id_is_counted_but_not_said(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        plain = tokens(await read(front, params(temperature=0.0)))
-        outputs = await read(front, params(temperature=0.0, stop_token_ids=(plain[3],)))
+    async with engine_of(checkpoint) as engine:
+        plain = tokens(await read(engine, params(temperature=0.0)))
+        outputs = await read(engine, params(temperature=0.0, stop_token_ids=(plain[3],)))
         end = plain.index(plain[3])
 
         assert tokens(outputs) == plain[: end + 1]
-        assert text(outputs) == front.codec.decode(plain[:end])
+        assert text(outputs) == engine.codec.decode(plain[:end])
         assert outputs[-1].finish_reason == "stop"
 
 
 async def test_logprobs_come_one_a_token_with_the_likeliest(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        outputs = await read(front, params(temperature=0.0, logprobs=2))
+    async with engine_of(checkpoint) as engine:
+        outputs = await read(engine, params(temperature=0.0, logprobs=2))
         entries = [entry for output in outputs for entry in output.logprobs]
 
         assert [entry.token_id for entry in entries] == tokens(outputs)
@@ -239,31 +241,31 @@ async def test_logprobs_come_one_a_token_with_the_likeliest(checkpoint: Path) ->
 
 
 async def test_live_settings_change_between_steps_and_lose_nothing(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
+    async with engine_of(checkpoint) as engine:
         desired = params(max_tokens=60, temperature=0.0)
-        expected = tokens(await read(front, desired))
-        running = [asyncio.create_task(read(front, desired, f"r{i}")) for i in range(12)]
+        expected = tokens(await read(engine, desired))
+        running = [asyncio.create_task(read(engine, desired, f"r{i}")) for i in range(12)]
         for chunk in (16, 512, 32):
             split = SplitFuseConfig(split_chunk_tokens=chunk, split_start_batch_size=0)
             changed = MIX.model_copy(update={"split_fuse": split, "max_batch_size": 4})
-            await front.reconfigure(changed, Slo())
+            await engine.reconfigure(changed, Slo())
             await asyncio.sleep(0)
-        await front.reconfigure(ScheduleConfig(cache_block_size=16), Slo())
+        await engine.reconfigure(ScheduleConfig(cache_block_size=16), Slo())
 
         assert all(tokens(outputs) == expected for outputs in await asyncio.gather(*running))
 
 
 async def test_a_block_size_is_not_a_live_setting(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
+    async with engine_of(checkpoint) as engine:
         with pytest.raises(ConfigError, match="cacheBlockSize 32 needs a restart"):
-            await front.reconfigure(MIX.model_copy(update={"cache_block_size": 32}), Slo())
+            await engine.reconfigure(MIX.model_copy(update={"cache_block_size": 32}), Slo())
 
 
 async def test_a_step_that_raises_fails_its_requests_with_the_cause(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with front_of(checkpoint) as front:
-        runner = front._loop._engine._runner
+    async with engine_of(checkpoint) as engine:
+        runner = engine._loop._engine._runner
         run = runner.run
 
         def break_down(step: Step) -> StepResult:
@@ -273,61 +275,62 @@ async def test_a_step_that_raises_fails_its_requests_with_the_cause(
 
         monkeypatch.setattr(runner, "run", break_down)
         with pytest.raises(RequestFailed, match="RuntimeError: no such kernel"):
-            await read(front, params(), "poison")
+            await read(engine, params(), "poison")
 
-        assert len(tokens(await read(front, params(), "healthy"))) == 16
-        await until(lambda: all_free(front))
+        assert len(tokens(await read(engine, params(), "healthy"))) == 16
+        await until(lambda: all_free(engine))
 
 
 async def test_a_temperature_of_almost_nothing_disturbs_no_other(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        quiet = tokens(await read(front, params()))
-        greedy = tokens(await read(front, params(temperature=0.0)))
+    async with engine_of(checkpoint) as engine:
+        quiet = tokens(await read(engine, params()))
+        greedy = tokens(await read(engine, params(temperature=0.0)))
         odd, neighbour = await asyncio.gather(
-            read(front, params(temperature=1e-40, logprobs=1), "odd"), read(front, params(), "near")
+            read(engine, params(temperature=1e-40, logprobs=1), "odd"),
+            read(engine, params(), "near"),
         )
 
         assert tokens(neighbour) == quiet
         assert tokens(odd) == greedy
 
 
-async def test_numbers_that_went_wrong_do_not_reach_who_gets_the_blocks_next(
+async def test_numbers_that_went_wrong_do_not_reach_the_next_holder_of_the_blocks(
     checkpoint: Path,
 ) -> None:
-    async with front_of(checkpoint, num_kv_blocks=32) as front:
-        expected = tokens(await read(front, params(temperature=0.0)))
-        runner: Any = front._loop._engine._runner
+    async with engine_of(checkpoint, num_kv_blocks=32) as engine:
+        expected = tokens(await read(engine, params(temperature=0.0)))
+        runner: Any = engine._loop._engine._runner
         norm = runner._decoder.packed_model.layers[0].attention_norm  # before K and V
         sound = norm.clone()
         norm.fill_(torch.nan)
         with pytest.raises(RequestFailed, match="not finite numbers"):
-            await read(front, params(), "wrong")
+            await read(engine, params(), "wrong")
         norm.copy_(sound)
 
-        assert tokens(await read(front, params(temperature=0.0), "next")) == expected
+        assert tokens(await read(engine, params(temperature=0.0), "next")) == expected
 
 
 async def test_max_iter_times_caps_every_answer(checkpoint: Path) -> None:
     schedule = MIX.model_copy(update={"max_iter_times": 5})
-    async with front_of(checkpoint, schedule=schedule) as front:
-        outputs = await read(front, params(max_tokens=100))
+    async with engine_of(checkpoint, schedule=schedule) as engine:
+        outputs = await read(engine, params(max_tokens=100))
 
         assert len(tokens(outputs)) == 5
         assert outputs[-1].finish_reason == "length"
 
 
 async def test_the_same_name_twice_is_two_requests(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        both = await asyncio.gather(read(front, params(), "same"), read(front, params(), "same"))
+    async with engine_of(checkpoint) as engine:
+        both = await asyncio.gather(read(engine, params(), "same"), read(engine, params(), "same"))
 
         assert tokens(both[0]) == tokens(both[1])
-        await until(lambda: all_free(front))
+        await until(lambda: all_free(engine))
 
 
 async def test_a_text_that_cannot_be_decoded_fails_its_request_alone(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with front_of(checkpoint) as front:
+    async with engine_of(checkpoint) as engine:
         output = Choice.output
 
         def break_down(choice: Choice, advance: Advance) -> Output:
@@ -336,41 +339,41 @@ async def test_a_text_that_cannot_be_decoded_fails_its_request_alone(
             return output(choice, advance)
 
         monkeypatch.setattr(Choice, "output", break_down)
-        near = asyncio.create_task(read(front, params(), "near"))
+        near = asyncio.create_task(read(engine, params(), "near"))
         with pytest.raises(RequestFailed, match="ValueError: no such character"):
-            await read(front, params(), "odd")
+            await read(engine, params(), "odd")
 
         assert len(tokens(await near)) == 16
-        await until(lambda: all_free(front))
+        await until(lambda: all_free(engine))
 
 
-async def test_a_loop_that_dies_tells_every_stream_and_the_health_check(
+async def test_a_loop_that_dies_ends_every_stream_and_fails_the_health_check(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with front_of(checkpoint) as front:
-        engine = front._loop._engine
+    async with engine_of(checkpoint) as engine:
+        inner = engine._loop._engine
 
         def die(_clock: Clock) -> None:
             raise AssertionError("a block is lost")
 
-        stream = front.submit("r", PROMPT, params(max_tokens=400))
+        stream = engine.submit("r", PROMPT, params(max_tokens=400))
         await anext(aiter(stream))
-        monkeypatch.setattr(engine, "step", die)
+        monkeypatch.setattr(inner, "step", die)
 
         with pytest.raises(EngineStopped, match="a block is lost"):
             async for _ in stream:
                 pass
         with pytest.raises(EngineStopped, match="The engine died"):
-            front.check_health()
+            engine.check_health()
         with pytest.raises(EngineStopped):
-            front.submit("late", PROMPT, params())
+            engine.submit("late", PROMPT, params())
 
 
 async def test_a_stop_ends_running_requests_with_words(checkpoint: Path) -> None:
-    async with front_of(checkpoint) as front:
-        stream = front.submit("r", PROMPT, params(max_tokens=400))
+    async with engine_of(checkpoint) as engine:
+        stream = engine.submit("r", PROMPT, params(max_tokens=400))
         await anext(aiter(stream))
-        await front.stop()
+        await engine.stop()
 
         with pytest.raises(EngineStopped):
             async for _ in stream:
@@ -395,10 +398,10 @@ async def test_what_can_never_be_served_is_refused_at_once(
     words: str,
 ) -> None:
     schedule = MIX.model_copy(update={"max_batch_size": 8})
-    async with front_of(checkpoint, schedule=schedule) as front:
+    async with engine_of(checkpoint, schedule=schedule) as engine:
         with pytest.raises(error, match=words):
-            front.submit("r", prompt, params(**sampling))
-        assert all_free(front)
+            engine.submit("r", prompt, params(**sampling))
+        assert all_free(engine)
 
 
 def test_memory_too_small_for_one_sequence_is_refused_with_numbers(checkpoint: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from tandem_engine.api.output import FinishReason, Output, TokenLogprob
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import Advance, SampledToken
-from tandem_engine.front.stream import RequestStream
-from tandem_engine.front.timeline import Timeline
+from tandem_engine.async_engine.stream import RequestStream
+from tandem_engine.async_engine.timeline import Timeline
 from tandem_engine.text.codec import CheckpointCodec
 from tandem_engine.text.detokenizer import Detokenizer
 from tandem_engine.text.stop_strings import StopAutomaton, StopStrings

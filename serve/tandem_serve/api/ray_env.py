@@ -1,15 +1,15 @@
 """The environment of every Ray process that serves: head, workers, and the local one.
 
-tandem_serve.local.ray_head overrides two of them. Controller, proxies and replicas read them when
-they are imported, so they stand in the environment of `ray start` (or of the pod). Measured
-together; reasons: docs/design/decisions/kubernetes-and-ray.md.
+`tandem_serve.local.ray_head` overrides some of them. Controller, proxies and replicas read them
+when they are imported, so they stand in the environment of `ray start` (or of the pod). They were
+measured together; reasons: docs/design/decisions/kubernetes-and-ray.md.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
+RAY_ENV: Final[Mapping[str, str]] = MappingProxyType(
     {
         # HAProxy in front of the replicas, and no thread between HTTP and the handler:
         # an eighth of the CPU time per token of the Python proxy.
@@ -18,24 +18,24 @@ RAY_PROFILE: Final[Mapping[str, str]] = MappingProxyType(
         # HAProxy reloads when a replica joins or leaves, and the old process cuts the streams
         # that still run after this time.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-        # While a replica takes a live change, Serve takes it out of the proxy, and back: within one
-        # reload, it never leaves. The default of 0.1 s makes two of it, and between them only a
-        # slower proxy on the head answers, or none at all.
+        # While a replica applies a live change, Serve takes it out of the proxy, and puts it back:
+        # within one reload, it never leaves. The default of 0.1 s makes two reloads, and between
+        # them only a slower proxy on the head answers, or none at all.
         "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": "1",
         # More connections than a replica with the largest maxLinkNum has slots (3 × 4096), so that
         # what is too much gets the replica's own 429; the default is 4096. tandem-haproxy lowers it
         # to what the process may open.
         "RAY_SERVE_HAPROXY_MAXCONN": "16384",
-        # A client that neither reads its answer nor sends its body is gone after this; the default
-        # is 3600. It does not count while the client waits for the answer.
+        # A client that neither reads its answer nor sends its body is disconnected after this; the
+        # default is 3600. The timer does not run while the client waits for the answer.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
-        # Without a byte for so long no answer will come; the default is never. Places in the queue
-        # are taken by then, and a replica that hangs is replaced long before.
+        # Without a byte for so long no answer will come; the default is never. A request has left
+        # the queue by then, and a replica that hangs is replaced long before.
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "3600",
         # A stopping replica keeps its device at least this long; the default is 30.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-        # The proxy of a node that goes stays at least this long, so that all clients have learnt of
-        # it; the default is 30.
+        # The proxy of a node that is drained runs on at least this long, so that load balancers
+        # have stopped sending to it; the default is 30.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "10",
         # Its requests are done by then: see tandem_serve.pod.drain.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
@@ -62,11 +62,11 @@ START_COUNT_FILE: Final = "TANDEM_START_COUNT_FILE"
 absent: starts are not counted, and there is no pause between them."""
 
 
-def retry_profile(file: str) -> Mapping[str, str]:
-    """Environment that makes Ray start a failing replica again and again, with growing pauses.
+def retry_env(file: str) -> Mapping[str, str]:
+    """Environment that makes Ray restart a failing replica again and again, with growing pauses.
 
-    Ray by itself gives up after three starts without a pause, and then nothing but a change of the
-    spec makes it look at a repaired checkpoint, or a volume that was late. `file` is where one
-    replica alone counts.
+    Ray by itself gives up after three starts without a pause; then only a change of the spec makes
+    it read a repaired checkpoint, or a volume that was late. `file` is the one in which one replica
+    counts.
     """
     return {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": str(RETRIES), START_COUNT_FILE: file}

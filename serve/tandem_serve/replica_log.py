@@ -1,0 +1,44 @@
+"""The replica's log: Serve's file, with the lines of Tandem's own loggers in it."""
+
+import logging
+from typing import Final
+
+_SERVE_LOGGER: Final = "ray.serve"
+"""Logger whose handlers Serve sets up: they write the replica's file."""
+_OWN_LOGGERS: Final = ("tandem_engine", "tandem_serve")
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class ServeLogHandler(logging.Handler):
+    """Passes records to Serve's logger, at the level that Serve has, and writes them at once.
+
+    Serve sets its handlers up anew when its settings change, so they are looked up at each record.
+    It collects lines before it writes them: a rewrite of a setting would be seen hours later.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; see `logging.Handler`."""
+        serve = logging.getLogger(_SERVE_LOGGER)
+        if not serve.isEnabledFor(record.levelno):
+            return
+        serve.handle(record)
+        for handler in serve.handlers:
+            handler.flush()
+
+
+def configure_logging() -> None:
+    """Write INFO and above of Tandem's loggers to the replica's log; calling it again is harmless.
+
+    Python by itself shows no INFO, and Ray sets up its own loggers only.
+    """
+    for name in _OWN_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        if not any(isinstance(handler, ServeLogHandler) for handler in logger.handlers):
+            logger.addHandler(ServeLogHandler())
+
+
+def report_startup(line: str) -> None:
+    """Log a line on the start of the replica; `tandem serve` shows the last one."""
+    _LOGGER.info("start-up: %s", line)
