@@ -141,14 +141,14 @@ class ScheduleConfig(Model):
     """Prompt tokens of one step while prompts are not cut."""
 
     prefill_time_ms_per_req: Annotated[int, Field(ge=0, le=1000)] = 150
-    """What one prefill is taken to cost where stageSelectPolicy is 1."""
+    """Assumed cost of one prefill where stageSelectPolicy is 1."""
 
     prefill_policy_type: PhasePolicy = 0
     """Order in which requests start: 0 first come first served, 1 those first that never lost their
     blocks, 2 by priority, 3 MLFQ. Not with splitFuse.policyType."""
 
     decode_time_ms_per_req: Annotated[int, Field(ge=0, le=1000)] = 50
-    """What one decode step is taken to cost where stageSelectPolicy is 1."""
+    """Assumed cost of one decode step where stageSelectPolicy is 1."""
 
     decode_policy_type: PhasePolicy = 0
     """Order of running requests where not all go on, and of victims where blocks are short: 0 first

@@ -177,7 +177,7 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
     """Every tensor that the checkpoint must hold, and what becomes of it.
 
     Args:
-        parameters: What is to be filled.
+        parameters: Parameters to fill.
         held: Names of the tensors that the checkpoint holds; a quantised one has a choice.
     """
     if parameters.embedding is not None:

@@ -25,7 +25,7 @@ class BlockKind(Enum):
     QUERIES = auto()
     USAGE = auto()
     OUTPUT = auto()
-    """What a command prints."""
+    """Lines that a command prints."""
     JSON = auto()
     PYTHON = auto()
     PROJECT = auto()

@@ -24,8 +24,8 @@ def check_monitor(monitor: Object, _: Block) -> None:
     endpoint = ray_service["spec"]["serveService"]
     [scraped] = monitor["spec"]["endpoints"]
 
-    wanted = monitor["spec"]["selector"]["matchLabels"].items()
-    assert wanted <= endpoint["metadata"]["labels"].items()
+    labels = monitor["spec"]["selector"]["matchLabels"].items()
+    assert labels <= endpoint["metadata"]["labels"].items()
     assert scraped["port"] in {port["name"] for port in endpoint["spec"]["ports"]}
     assert scraped["path"] in {getattr(one, "path", "") for one in fake_app(FakeFront()).routes}
 

@@ -82,7 +82,7 @@ class ComputeThreads:
 
     Args:
         host: The processor.
-        settings: What the environment says.
+        settings: Settings of the environment.
         locks: Those of this process.
         apply: Applies a plan.
     """
