@@ -118,7 +118,7 @@ def allocate_parameters(
         config: The model.
         dtype: Of the weights that are not quantised.
         device: Where they go.
-        kernels: Whatever will compute with them.
+        kernels: Kernels that will compute with them.
         scheme: Which layers are in 8 bits.
 
     Raises:
