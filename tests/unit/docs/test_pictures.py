@@ -12,7 +12,7 @@ import pytest
 from tandem_engine.api.step import Runner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tests.unit.docs.kinds import BlockKind, blocks_of
-from tests.unit.docs.pages import ROOT, Block
+from tests.unit.docs.pages import ROOT, Block, code_spans, rows
 
 ARCHITECTURE: Final = ROOT / "docs" / "design" / "architecture.md"
 PURE: Final = "the pure core touches no framework, clock, chance or environment"
@@ -67,6 +67,33 @@ def test_whole_packages_that_are_pure_are_in_the_core() -> None:
     whole = {module for module in contract(PURE) if module.count(".") == 1}
 
     assert whole <= layers()["core"]
+
+
+def modules_of_tables() -> list[tuple[str, str]]:
+    """Return package and file of each module that a table of the page explains."""
+    return [
+        (header[0].removeprefix("module of ").removeprefix("the "), name)
+        for header, cells in rows(ARCHITECTURE)
+        if header[0].startswith("module of ")
+        for name in code_spans(cells[0])
+    ]
+
+
+@pytest.mark.parametrize(("package", "name"), modules_of_tables())
+def test_the_modules_of_the_tables_are_there(package: str, name: str) -> None:
+    assert (ROOT / package / f"tandem_{package}" / name).exists()
+
+
+def test_the_tables_explain_every_package() -> None:
+    explained = set(modules_of_tables())
+    folders = {
+        (package, f"{path.name}/")
+        for package in ("engine", "serve", "operator")
+        for path in (ROOT / package / f"tandem_{package}").iterdir()
+        if (path / "__init__.py").is_file()
+    }
+
+    assert folders <= explained
 
 
 def loop() -> Block:
