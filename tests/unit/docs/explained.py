@@ -12,7 +12,6 @@ from tandem_operator.commands.explanation import explain
 from tandem_operator.status.document import status_document
 from tandem_operator.status.facts import Problem
 from tandem_operator.status.pending_change import PendingChange
-from tandem_serve.api.changes import ChangeKind
 from tandem_serve.api.spec import InferenceService
 from tests.unit.docs.messages import filled
 from tests.unit.operator import samples
@@ -102,7 +101,7 @@ def cut_off() -> str:
         message=samples.TRACEBACK.replace(samples.CAUSE, cause),
     )
     view = samples.view(found, *pods, **{old: samples.answer("RUNNING"), new: failing})
-    change = PendingChange(kind=ChangeKind.REPLACE, fields=("spec.model.source",))
+    change = PendingChange.read({"class": "Replace", "fields": ["spec.model.source"]})
     service = _service("tiny", "default", model="tandem-tiny")
     facts = {"ray": view, "change": change}
     return _explained(service, pods=pods, since=TWO_MINUTES_AGO, facts=facts, ray_service=found)
