@@ -3,14 +3,12 @@
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from tandem_engine.api.front import EngineLimits
-from tandem_engine.api.output import EngineStats
 from tandem_engine.api.steps import RowExplanation, StepExplanation, WaitExplanation
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.explain import clause_of
@@ -73,13 +71,15 @@ def documented_block() -> Block:
 def documented_report() -> StepsReport:
     """Return the report of that example, with 0 for the fields that `…` leaves out."""
     found = json.loads(documented_block().text.replace(_LEFT_OUT, ""))
-    found["limits"] = _missing(EngineLimits) | found["limits"]
-    found["stats"] = _missing(EngineStats) | found["stats"]
+    parts = get_type_hints(StepsReport)
+    for name in ("limits", "stats"):
+        found[name] = _zeros(parts[name]) | found[name]
     return _ADAPTER.validate_python(found)
 
 
-def _missing(kind: type[EngineLimits | EngineStats]) -> dict[str, int]:
-    return {one.name: 0 for one in fields(kind) if one.name != "tpot_pace"}
+def _zeros(part: Any) -> dict[str, int]:
+    """Return 0 for each number of a part of the report that is always there."""
+    return {one.name: 0 for one in fields(part) if one.name != "tpot_pace"}
 
 
 def _waits(sequence_id: str) -> WaitExplanation:
