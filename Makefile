@@ -61,7 +61,7 @@ format: $(READY)  ## Lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: $(READY)  ## Write the CRD anew, after a change of the spec
+crds: $(READY)  ## Render the CRD again, after a change of the spec
 	$(BIN)/python -m tandem_operator.crd
 
 bench: $(READY)  ## Measure tandem-tiny through HTTP: a table, JSON and a plot

@@ -1,4 +1,4 @@
-"""What tests of every kind share: checkpoints of tiny random models.
+"""Fixtures of all tests: checkpoints of tiny random models.
 
 Use the fixture `make_checkpoint`; it saves a model of transformers, which is thereby also the
 reference that logits and tokens are compared with.

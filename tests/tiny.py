@@ -39,7 +39,7 @@ def accuracy(conversations: Sequence[Any], answers: Mapping[int, str]) -> float:
 
 
 def misses(conversations: Sequence[Any], answers: Mapping[int, str]) -> list[str]:
-    """What went wrong, a line each, for the message of a failed test."""
+    """Return the failures, a line each, for the message of a failed test."""
     return [
         f"{each.messages[-1]['content']!r}: {answers.get(at)!r}, not {each.answer!r}"
         for at, each in enumerate(conversations)

@@ -44,7 +44,7 @@ class Stopwatch:
         """Median seconds of each, one after another in every round.
 
         Args:
-            works: What takes turns.
+            works: Functions that take turns.
             in_a_row: How often each works in a turn. With more than once it has the caches and
                 the cores to itself: a turn begins when the other's threads no longer spin, and
                 its first time does not count.

@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
 
         Raises:
             ConnectionError: the server went away.
-            NotHttp: what it sent cannot be understood.
+            NotHttp: its answer is no HTTP.
         """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("The server closed the connection.")

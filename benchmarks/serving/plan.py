@@ -28,7 +28,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoop:
-    """Requests that arrive when they do, whatever the server still has to answer."""
+    """Requests that arrive at their own times, however many still wait for answers."""
 
     name: str
     arrivals: Sequence[Arrival]

@@ -92,7 +92,7 @@ async def _call_together(
 
 
 async def _run_open(load: OpenLoop, client: Client, note: Callable[[Outcome], None]) -> None:
-    """Send each request when it is due, whatever became of those before it."""
+    """Send each request when it is due, even if earlier ones failed."""
     slots: AbstractAsyncContextManager[object]
     slots = asyncio.Semaphore(load.max_in_flight) if load.max_in_flight else nullcontext()
 

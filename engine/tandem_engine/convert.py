@@ -76,7 +76,7 @@ def quantize_checkpoint(
         source: Folder of a checkpoint in float.
         target: Folder to write; it may be there if it is empty.
         output_format: How the new one says that it is in 8 bits.
-        head: Whether the output head is in 8 bits, too. One that is tied to the embedding becomes
+        head: True when the output head is in 8 bits, too. One that is tied to the embedding becomes
             a tensor of its own.
         progress: Called with the bytes of `source` that are done, and those that there are.
         shard_bytes: Size of a file of weights, at most.

@@ -14,7 +14,7 @@ def read_object(path: Path, *, if_missing: str = "") -> dict[str, Any]:
 
     Args:
         path: The file.
-        if_missing: What to say of a file that is not there.
+        if_missing: Message about a file that is not there.
 
     Raises:
         CheckpointError: It cannot be read, or holds something else.

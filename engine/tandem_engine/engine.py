@@ -97,7 +97,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Take a request; its first step comes when the scheduler says so.
 
-        Whatever is raised, nothing of it is kept.
+        Nothing of it is kept when this raises.
         """
         try:
             self._runner.add(request)

@@ -61,7 +61,7 @@ def all_processes() -> list[Process]:
 
 
 def descendants(root: int) -> list[Process]:
-    """Children of `root`, their children, and so on, whatever their session."""
+    """Return children of `root`, their children, and so on, of all sessions."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)

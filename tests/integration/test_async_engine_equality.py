@@ -91,7 +91,7 @@ async def others(engine: AsyncEngine) -> dict[str, Tokens]:
 
 @cache
 def expected() -> dict[str, Said]:
-    """What transformers says to each prompt in each search; prompt and search → outputs."""
+    """Return the outputs of transformers for each prompt in each search."""
     return {
         f"{name}, {number}": transformers_search(prompt, **search)
         for name, prompt in PROMPTS.items()

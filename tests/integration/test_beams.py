@@ -65,7 +65,7 @@ def up_to_end(output: Sequence[int], ends: Sequence[int]) -> Tokens:
 @cache
 @torch.inference_mode()
 def likeliest(tokens: Tokens, count: int) -> tuple[Candidate, ...]:
-    """What the runner answers for one beam; all that went before is computed anew."""
+    """Return the runner's answer for one beam; all that went before is computed again."""
     logits = reference()(torch.tensor([tokens])).logits[0, -1]
     values, token_ids = torch.log_softmax(logits, dim=-1).topk(count)
     return tuple(map(Candidate, token_ids.tolist(), values.tolist()))

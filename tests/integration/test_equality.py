@@ -1,4 +1,4 @@
-"""What a request says does not depend on how it is scheduled: tandem-tiny, greedy and drawn."""
+"""The answer to a request does not depend on how it is scheduled: tandem-tiny, greedy and drawn."""
 
 from collections.abc import Sequence
 from dataclasses import replace

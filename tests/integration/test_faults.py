@@ -69,7 +69,7 @@ class FaultPoint:
     name: str
     step: int
     copies: bool
-    """Whether the step moves blocks."""
+    """True when the step moves blocks."""
 
 
 @dataclass
@@ -115,8 +115,11 @@ class Faults:
 
 
 def _cannot_fail(frame: FrameType, event: str, arg: Any) -> bool:
-    """Whether nothing can fail there: a lock is released, or an expression comes and goes, which
-    is also what is seen of one that is closed before its end."""
+    """Return True when nothing can fail there.
+
+    A lock is released, or an expression comes and goes, which is also what is seen of one that is
+    closed before its end.
+    """
     if event == "c_call":
         return bool(arg.__name__ == "__exit__")
     return frame.f_code.co_name == "<genexpr>"
@@ -178,7 +181,7 @@ def request(name: str, prompt: tuple[int, ...], seed: int, *, n: int, **sampling
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """Result of a run."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What must stay true of the tree: no shadowed module, light imports, one version."""
+"""Invariants of the tree: no shadowed module, light imports, one version."""
 
 import pathlib
 import re

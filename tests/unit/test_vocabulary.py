@@ -9,8 +9,9 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,7 +26,10 @@ OTHERS: Final = ("tests", "benchmarks", "tools")
 NATIVE_COMMENT: Final = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 QUESTIONS: Final = ("what", "whether", "who", "whoever", "whom", "whose")
 MAX_QUESTIONS: Final = 0.01
-"""Share of the functions' docstrings that may open with one of them."""
+"""Share of the docstrings that may open with one of them."""
+SECTION: Final = re.compile(r"^(?:Args|Attributes|Raises):\n(?: +.*\n?|\n)+", re.MULTILINE)
+ENTRY: Final = re.compile(r"^ +\*{0,2}(\w[\w.]*): (\S.*)", re.MULTILINE)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Named(NamedTuple):
@@ -146,15 +150,52 @@ def test_the_crd_has_none_of_them(kind: str) -> None:
     assert not [word for word in words if re.search(rf"\b{re.escape(word)}\b", text)]
 
 
+def opens_with_a_question(text: str) -> bool:
+    return text.split(maxsplit=1)[0].strip(",.:;").lower() in QUESTIONS
+
+
+def docstrings(*folders: str) -> Iterator[Named]:
+    """Yield the docstrings of modules, classes and functions."""
+    for path, tree in modules(*folders):
+        for node in ast.walk(tree):
+            if isinstance(node, Documented) and (text := ast.get_docstring(node)):
+                yield Named(f"{path}: {getattr(node, 'name', 'module')}", text)
+
+
+def of_attributes(*folders: str) -> Iterator[Named]:
+    """Yield the texts below assignments of modules and classes, which describe them."""
+    for path, tree in modules(*folders):
+        for node in ast.walk(tree):
+            body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
+            for one, below in pairwise(body):
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str() as text)) if isinstance(
+                        one, ast.Assign | ast.AnnAssign
+                    ):
+                        yield Named(f"{path}:{below.lineno}", text)
+
+
+def of_arguments(*folders: str) -> Iterator[Named]:
+    """Yield what docstrings say of each argument, attribute and exception."""
+    for one in docstrings(*folders):
+        for section in SECTION.finditer(one.text):
+            for name, text in ENTRY.findall(section[0]):
+                yield Named(f"{one.path}: {name}", text)
+
+
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:
-    found = [
-        Named(f"{path}: {node.name}", text)
-        for path, tree in modules(*SHIPPED)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (text := ast.get_docstring(node))
-    ]
-    questions = [one for one in found if one.text.split()[0].strip(",.:;").lower() in QUESTIONS]
+    found = [*docstrings(*SHIPPED, *OTHERS)]
+    questions = [one for one in found if opens_with_a_question(one.text)]
 
     assert len(found) > 1000
     assert len(questions) <= MAX_QUESTIONS * len(found), questions
+
+
+@pytest.mark.parametrize("lines", [of_attributes, of_arguments])
+def test_lines_about_attributes_and_arguments_do_so_too(
+    lines: Callable[..., Iterator[Named]],
+) -> None:
+    found = [*lines(*SHIPPED, *OTHERS)]
+
+    assert len(found) > 250
+    assert not [one for one in found if opens_with_a_question(one.text)]

@@ -51,7 +51,7 @@ class Cluster:
             name: how it is found again; small letters, digits and dashes.
             mounts: folders of this machine, and where the node shows them, read-only.
             owner: pid of a process with which the cluster ends; None: it stays until `stop`.
-            prepared: what `prepare` made; None: it is called.
+            prepared: Result of `prepare`; None: it is called.
             progress: told what happens.
             on_log: given the lines of the parts' logs while they start.
 

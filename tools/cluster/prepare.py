@@ -22,7 +22,7 @@ class Prepared:
 
 
 def agree(_packages: Sequence[Package]) -> bool:
-    """Download whatever is missing."""
+    """Download what is missing."""
     return True
 
 

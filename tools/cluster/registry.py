@@ -23,7 +23,7 @@ def files_of(name: str) -> Files:
 
 
 def names() -> list[str]:
-    """Every cluster that left something in the cache, in whatever state."""
+    """Return every cluster that left something in the cache, in any state."""
     running = cache().running
     return sorted(folder.name for folder in running.iterdir()) if running.is_dir() else []
 
@@ -59,7 +59,7 @@ def phase_of(name: str) -> Phase | None:
 
 
 def end(name: str) -> bool:
-    """End the cluster `name` in whatever state it is; whether there was one.
+    """End the cluster `name`, in any state; return True if there was one.
 
     Raises:
         ClusterError: something of it is left.

@@ -112,7 +112,7 @@ def _mount_own_folders(root: Path) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a file anew: it may be a link to something that is not there."""
+    """Replace a file: it may be a link to a missing one."""
     file.unlink(missing_ok=True)
     file.write_text(text, encoding="utf-8")
 

@@ -66,14 +66,14 @@ class SplitFuseConfig(Model):
 
     split_chunk_tokens: Annotated[int, Field(ge=16, le=8192), AfterValidator(_whole_tiles)] = 512
     """Tokens of one step, decodes and prompt chunks together; a multiple of 16. With an SLO it is
-    the upper bound of the budget that is chosen anew at every step."""
+    the upper bound of the budget, which every step chooses."""
 
     split_type: bool = False
     """false: every prompt is cut at what the step has left. true: only prompts longer than twice
     splitChunkTokens are cut; shorter ones run whole."""
 
     split_start_type: bool = False
-    """true: test splitStartBatchSize anew at every step; false: once it was met, keep splitting."""
+    """true: test splitStartBatchSize at every step; false: once it was met, keep splitting."""
 
     split_start_batch_size: Annotated[int, Field(ge=0)] = 16
     """Sequences in the batch from which prompts are cut; below, they run whole."""
@@ -141,14 +141,14 @@ class ScheduleConfig(Model):
     """Prompt tokens of one step while prompts are not cut."""
 
     prefill_time_ms_per_req: Annotated[int, Field(ge=0, le=1000)] = 150
-    """What one prefill is taken to cost where stageSelectPolicy is 1."""
+    """Assumed cost of one prefill where stageSelectPolicy is 1."""
 
     prefill_policy_type: PhasePolicy = 0
     """Order in which requests start: 0 first come first served, 1 those first that never lost their
     blocks, 2 by priority, 3 MLFQ. Not with splitFuse.policyType."""
 
     decode_time_ms_per_req: Annotated[int, Field(ge=0, le=1000)] = 50
-    """What one decode step is taken to cost where stageSelectPolicy is 1."""
+    """Assumed cost of one decode step where stageSelectPolicy is 1."""
 
     decode_policy_type: PhasePolicy = 0
     """Order of running requests where not all go on, and of victims where blocks are short: 0 first
@@ -159,7 +159,7 @@ class ScheduleConfig(Model):
     """Sequences that may run at the same time."""
 
     max_iter_times: Annotated[int, Field(ge=1)] = 512
-    """Largest number of output tokens of one request, whatever it asks for."""
+    """Largest number of output tokens of one request, also where it asks for more."""
 
     max_preempt_count: Annotated[int, Field(ge=0)] = 0
     """Sequences that one step may swap out to host memory; more are recomputed. Above 0 it needs

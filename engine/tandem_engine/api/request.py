@@ -79,7 +79,7 @@ class SamplingParams:
     """Added to the logits of these token ids, before penalties; each in [-100, 100], and at most
     300 of them, as at OpenAI."""
     seed: int | None = None
-    """Same seed, same tokens, whatever else is in the batch; None draws one."""
+    """Same seed, same tokens, in any batch; None draws one."""
     stop: tuple[str, ...] = ()
     """Texts that end the output; they are not part of it. The first to end does, and of those that
     end together the longest."""

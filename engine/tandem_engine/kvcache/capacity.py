@@ -104,7 +104,7 @@ class Capacity:
         Args:
             shape: The model.
             num_host_blocks: Blocks to swap to.
-            chosen: What is less than the model's limit or a default, because no more fits.
+            chosen: Values below the model's limit or a default, because no more fits.
         """
         room = f"room for {_counted(self.max_sequences, 'sequence')} of {self.max_seq_len} tokens"
         if chosen:

@@ -89,7 +89,7 @@ def fit(required: Requirements, memory: ReplicaMemory, cost: StepCost) -> Fit:
     """Return the largest maxSeqLen and maxBatchSize that fit, where `required` leaves them open.
 
     Raises:
-        ConfigError: what is given does not fit, or nothing does; the text has the sum, part by
+        ConfigError: a given value does not fit, or nothing does; the text has the sum, part by
             part, and what would do.
     """
     sizes = _Sizes(required, memory, cost)

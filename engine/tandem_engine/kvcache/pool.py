@@ -158,7 +158,7 @@ class BlockPool(CountedBlocks):
     Args:
         num_blocks: Blocks in the pool.
         block_size: Tokens in a block (MindIE cacheBlockSize).
-        caches_prefixes: Whether blocks are kept for their content.
+        caches_prefixes: True when blocks are kept for their content.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, caches_prefixes: bool = True) -> None:

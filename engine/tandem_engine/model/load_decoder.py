@@ -48,7 +48,7 @@ def load_decoder(
     Args:
         folder: Holds config.json and the weights in safetensors.
         dtype: Of the parameters; auto takes the checkpoint's.
-        quantization: Whether linear layers are in 8 bits; auto: if those of the checkpoint are.
+        quantization: Precision of the linear layers; auto: 8 bits if the checkpoint's are.
         runtime: Where the parameters go.
         max_positions: Tokens that a sequence may have; None takes the checkpoint's limit.
         progress: Called with bytes done and bytes in all as tensors arrive.

@@ -118,7 +118,7 @@ def allocate_parameters(
         config: The model.
         dtype: Of the weights that are not quantised.
         device: Where they go.
-        kernels: Whatever will compute with them.
+        kernels: Kernels that will compute with them.
         scheme: Which layers are in 8 bits.
 
     Raises:
@@ -177,7 +177,7 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
     """Every tensor that the checkpoint must hold, and what becomes of it.
 
     Args:
-        parameters: What is to be filled.
+        parameters: Parameters to fill.
         held: Names of the tensors that the checkpoint holds; a quantised one has a choice.
     """
     if parameters.embedding is not None:

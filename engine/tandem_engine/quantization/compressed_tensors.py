@@ -82,7 +82,7 @@ def compressed_tensors_config(*, head: bool) -> dict[str, Any]:
     """The `quantization_config` of a checkpoint whose linear layers are all in 8 bits.
 
     Args:
-        head: Whether the output head is, too. vLLM does not count it among the linear layers, so
+        head: True when the output head is, too. vLLM does not count it among the linear layers, so
             it is a target of its own.
     """
     common = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None}

@@ -42,7 +42,7 @@ def read_modelslim(path: Path, document: Mapping[str, Any]) -> Scheme:
 
     Args:
         path: The file, for errors.
-        document: What it holds.
+        document: Its content.
 
     Raises:
         CheckpointError: It names a kind, or a kind of cache or attention, that is not computed.

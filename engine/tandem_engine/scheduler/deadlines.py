@@ -20,7 +20,7 @@ class Deadlines:
     Entries of those that end before are dropped when they are the first, or the most.
 
     Args:
-        is_known: Whether a sequence has not ended.
+        is_known: True for a sequence that has not ended.
     """
 
     def __init__(self, is_known: Callable[[str], bool]) -> None:

@@ -227,7 +227,7 @@ def first_sequence(group: SequenceGroup, *, block_size: int, keeps_keys: bool) -
     Args:
         group: The sequences of the request, of which this is the first.
         block_size: Tokens in a KV block.
-        keeps_keys: Whether its blocks may be found by others, and it may find theirs.
+        keeps_keys: True when others may find its blocks, and it theirs.
     """
     request = group.request
     prompt = request.prompt_token_ids

@@ -29,7 +29,7 @@ class StepUpdater:
     Args:
         queues: The queues of its sequences.
         blocks: Their KV blocks.
-        has_drafts: Whether a decode row may have more than one token.
+        has_drafts: True when a decode row may have more than one token.
     """
 
     def __init__(self, queues: Queues, blocks: KVBlocks, *, has_drafts: bool) -> None:

@@ -32,7 +32,7 @@ class ChatTemplate:
     Args:
         source: The template.
         special_tokens: `bos_token` and the like, as far as the tokenizer has them.
-        limits: What one conversation may take.
+        limits: Limits of one conversation.
 
     Raises:
         CheckpointError: it cannot be compiled.
@@ -63,7 +63,7 @@ class ChatTemplate:
 
         Args:
             messages: The conversation.
-            add_generation_prompt: Whether to open the assistant's turn.
+            add_generation_prompt: True to open the assistant's turn.
             extra: More variables of the template, by which others are replaced.
 
         Raises:

@@ -39,7 +39,7 @@ class PromptContext:
 
     Args:
         tokenizer: The checkpoint's.
-        vocabulary: What its tokens stand for; None: its decoder is of another kind.
+        vocabulary: Texts of its tokens; None: its decoder is of another kind.
         prompt: The prompt's tokens.
         skip_special_tokens: Leave special tokens out of the text.
     """

@@ -87,7 +87,7 @@ class StopStrings:
 
         Args:
             text: The next piece.
-            may_end: Whether a stop string counts that ends in this piece.
+            may_end: True when a stop string counts that ends in this piece.
         """
         state, after = self._state, self._automaton.after
         if state.depth == 0 and self._automaton.firsts.isdisjoint(text):

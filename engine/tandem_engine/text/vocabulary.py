@@ -129,7 +129,7 @@ class Pieces(dict[int, str | bytes]):
     """Token id → its text or bytes; filled on first use.
 
     Args:
-        vocabulary: What knows it.
+        vocabulary: The tokenizer's vocabulary.
         skipped: Tokens that stand for nothing here.
     """
 

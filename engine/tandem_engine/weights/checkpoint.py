@@ -165,7 +165,7 @@ class Checkpoint:
             name: The tensor.
             shape: Its shape.
             dtypes: Names of the types that it may have.
-            is_column: Whether a last dimension of 1 may follow `shape`.
+            is_column: True when a last dimension of 1 may follow `shape`.
 
         Raises:
             CheckpointError: The tensor is missing, of another shape, or of another dtype.

@@ -44,8 +44,8 @@ def fill(
 
     Args:
         checkpoint: The source.
-        parts: What to read; the order does not matter.
-        is_harmless: Whether a tensor of the checkpoint that no part names may be left out.
+        parts: Parts to read; the order does not matter.
+        is_harmless: True for a tensor that may be left out although no part names it.
         progress: Called after each tensor, and once before the first.
 
     Raises:

@@ -48,7 +48,7 @@ def write_tensors(
     Args:
         folder: Where to; it exists.
         stem: Beginning of the names.
-        plan: What is written.
+        plan: Tensors to write.
         tensors: The same in the same order; each is asked for when the one before is written.
         shard_bytes: Size of a file, at most.
     """

@@ -1,4 +1,4 @@
-"""LISTs everything once per resync period, whatever the watches deliver."""
+"""LISTs everything once per resync period, beside the watches."""
 
 import asyncio
 import logging

@@ -43,5 +43,5 @@ class RayBackoff(Generic[Key]):
             self._pauses.popitem(last=False)
 
     def reset(self, key: Key) -> None:
-        """Forget a head that answered in time, whatever the answer."""
+        """Forget a head that answered in time, with any answer."""
         self._pauses.pop(key, None)

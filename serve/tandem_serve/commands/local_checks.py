@@ -1,6 +1,7 @@
 """Checks that a manifest can run on this machine, without Kubernetes."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -8,8 +9,25 @@ from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import print_note
+from tandem_serve.errors import ServeError
 
 _KUBECTL: Final = "or give the manifest to a Kubernetes with kubectl apply"
+_PACKAGES: Final = ("ray", "torch")
+"""One package of each extra that a replica on this machine needs."""
+
+
+def check_packages() -> None:
+    """Refuse now what would end Ray, or each replica, with a traceback.
+
+    Raises:
+        ServeError: the extras `serve` and `engine` are not installed.
+    """
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ServeError(
+            f"A service on this machine needs the package {missing[0]}, which is not installed; "
+            "in Tandem's checkout run: pip install '.[serve,engine]'"
+        )
 
 
 def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> None:

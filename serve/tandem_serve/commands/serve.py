@@ -14,7 +14,7 @@ from tandem_serve.commands.common import (
     read_manifest,
     report_errors,
 )
-from tandem_serve.commands.local_checks import check_runs_locally
+from tandem_serve.commands.local_checks import check_packages, check_runs_locally
 from tandem_serve.errors import ServeError
 from tandem_serve.local.ray_head import ListenAddress, LocalRay, local_ray
 from tandem_serve.local.records import Record, RecordExists, find_record
@@ -37,6 +37,7 @@ def serve(
             raise _runs_already(running)
         check_runs_locally(service, api_keys=(running or address).api_keys)
         if running is None:
+            check_packages()
             _run(service, address, detach=detach, verbose=verbose)
         elif address.api_keys in {None, running.api_keys}:
             apply_to(running, service, verbose=verbose)

@@ -1,6 +1,7 @@
 """The Markdown files of the repository: links, headings, tables and code blocks."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[3]
 _FOLDERS: Final = ("docs", "examples", "tools", "charts", "benchmarks", "containers", "tests")
+CONSOLE_LANGUAGES: Final = ("console", "sh", "bash")
 _FENCE: Final = re.compile(r"^ {0,3}```(\w*)\s*$")
 _CODE: Final = re.compile(r"`[^`]*`")
 _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
@@ -26,6 +28,11 @@ class Block:
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
+    @property
+    def text(self) -> str:
+        """Its lines as one text."""
+        return "\n".join(self.lines)
+
 
 def markdown_files() -> list[Path]:
     """Return all Markdown files, without those of tools and caches."""
@@ -41,6 +48,22 @@ def name_of(page: Path) -> str:
 def code_blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, without their indentation."""
     return [block for block in _parts(page) if isinstance(block, Block)]
+
+
+def all_blocks(*languages: str) -> list[Block]:
+    """Return the fenced blocks of all pages; with languages, those of one of them."""
+    blocks = [block for page in markdown_files() for block in code_blocks(page)]
+    return [block for block in blocks if not languages or block.language in languages]
+
+
+def console_commands(block: Block) -> list[str]:
+    """Return the commands of a console block, each in one line, without prompts and remarks."""
+    return [command for command, _ in _transcript(block)]
+
+
+def console_output(block: Block) -> list[str]:
+    """Return what the commands of a console block printed; only blocks with prompts show it."""
+    return [line for _, lines in _transcript(block) for line in lines]
 
 
 def prose(page: Path) -> list[str]:
@@ -87,6 +110,38 @@ def code_spans(text: str) -> list[str]:
 
 def _cells(line: str) -> tuple[str, ...]:
     return tuple(cell.strip() for cell in line.strip("|").split("|"))
+
+
+def _transcript(block: Block) -> list[tuple[str, list[str]]]:
+    """Return each command of a console block with the lines of its output."""
+    has_prompts = any(line.startswith("$ ") for line in block.lines)
+    found: list[tuple[str, list[str]]] = []
+    is_open = False
+    for line in block.lines:
+        if is_open:
+            command = f"{found.pop()[0]} {line.strip()}"
+        elif line.startswith("$ ") or (line.strip() and not has_prompts):
+            command = line.removeprefix("$ ").strip()
+        else:
+            if found:
+                found[-1][1].append(line)
+            continue
+        is_open = command.endswith("\\") or _has_open_quote(command)
+        found.append((command.removesuffix("\\").rstrip() if is_open else _bare(command), []))
+    return found
+
+
+def _bare(command: str) -> str:
+    """Return a command without the remark behind it."""
+    return re.sub(r"\s#\s.*$", "", command).strip()
+
+
+def _has_open_quote(command: str) -> bool:
+    try:
+        shlex.split(_bare(command))
+    except ValueError:
+        return True
+    return False
 
 
 def _parts(page: Path) -> Iterator[Block | str]:

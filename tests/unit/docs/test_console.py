@@ -15,10 +15,11 @@ from typer.main import get_command
 
 from tandem_serve import cli
 from tests.unit.docs.pages import (
+    CONSOLE_LANGUAGES,
     ROOT,
-    Block,
-    code_blocks,
+    all_blocks,
     code_spans,
+    console_commands,
     markdown_files,
     name_of,
     prose,
@@ -28,14 +29,7 @@ PROGRAMS: Final = ("benchmarks", "tools.cluster")
 _ENDS: Final = {"|", "&", "&&", ";", ">", "2>&1", "||"}
 _OURS: Final = re.compile(r"([A-Z_]+=\S* )*(\.venv/bin/)?(tandem|python3? -m) ")
 _OPTION: Final = re.compile(r"(?<![\w-])(--[a-z][\w-]*|-[a-zA-Z])(?![\w-])")
-BLOCKS = [block for page in markdown_files() for block in code_blocks(page)]
-
-
-def examples(block: Block) -> Iterator[str]:
-    """Yield the command lines of a block, without prompts and remarks."""
-    text = "\n".join(block.lines).replace("\\\n", " ")
-    for line in text.splitlines():
-        yield re.sub(r"\s#\s.*$", "", line.removeprefix("$ ")).strip()
+BLOCKS = all_blocks(*CONSOLE_LANGUAGES)
 
 
 def words_of(line: str) -> list[str]:
@@ -96,11 +90,7 @@ def parse(command: Any, name: str, arguments: list[str]) -> None:
 
 
 CONSOLE = [
-    (str(block), line)
-    for block in BLOCKS
-    if block.language in {"console", "sh", "bash"}
-    for line in examples(block)
-    if words_of(line)
+    (str(block), line) for block in BLOCKS for line in console_commands(block) if words_of(line)
 ]
 
 
@@ -154,8 +144,16 @@ def names(command: Any) -> set[str]:
     return own | {"--help", "-h", "--install-completion", "--show-completion"}
 
 
+def all_texts() -> list[str]:
+    """Return every inline command and every line of the console blocks."""
+    lines = [line for block in BLOCKS for line in console_commands(block)]
+    return lines + [text for _, text in mentions()]
+
+
 def test_every_module_that_is_run_exists() -> None:
-    texts = [text for _, text in mentions()] + [line for one in BLOCKS for line in examples(one)]
+    texts = [text for _, text in mentions()] + [
+        line for one in BLOCKS for line in console_commands(one)
+    ]
     named = {match[1] for text in texts if (match := re.search(r"python3? -m ([a-z_.]+)", text))}
 
     assert named
@@ -164,7 +162,9 @@ def test_every_module_that_is_run_exists() -> None:
 
 def test_every_target_of_make_that_is_mentioned_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    texts = [text for _, text in mentions()] + [line for one in BLOCKS for line in examples(one)]
+    texts = [text for _, text in mentions()] + [
+        line for one in BLOCKS for line in console_commands(one)
+    ]
     named = {
         match[1] for text in texts if (match := re.match(r"(?:\S+=\S+ )*make ([a-z-]+)", text))
     }

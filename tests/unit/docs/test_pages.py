@@ -1,11 +1,12 @@
 """Pages begin with what the reader can do after them, and every link leads somewhere."""
 
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.unit.docs.pages import ROOT, anchors, links, markdown_files, name_of, prose
+from tests.unit.docs.pages import ROOT, anchors, links, markdown_files, name_of, prose, rows
 
 PAGES = markdown_files()
 OPENINGS = ("After this page you ", "From this page you ")
@@ -75,3 +76,17 @@ def pages_named_in(path: Path) -> list[str]:
         for word in words
         if "docs/" in word and ".md" in word
     ]
+
+
+def test_the_page_of_decisions_counts_them() -> None:
+    folder = ROOT / "docs" / "design" / "decisions"
+    counted = {
+        target: int(cells[1])
+        for header, cells in rows(folder / "README.md")
+        if header[0] == "page"
+        for target in re.findall(r"\(([^)]*)\)", cells[0])
+    }
+    pages = [page for page in PAGES if page.parent == folder and page.name != "README.md"]
+
+    headings = {page.name: sum(line.startswith("## ") for line in prose(page)) for page in pages}
+    assert counted == headings

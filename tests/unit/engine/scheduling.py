@@ -1,4 +1,4 @@
-"""What the tests of the scheduler share: requests, schedules, and an engine in virtual time."""
+"""Helpers of the scheduler's tests: requests, schedules, and an engine in virtual time."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -150,7 +150,7 @@ class Bench:
 
     @property
     def record(self) -> StepRecord:
-        """What the last step did, and why."""
+        """Return the last step with its reasons."""
         last = self.engine.records.last
         assert last is not None
         return last
@@ -169,5 +169,5 @@ def rows(progress: Progress) -> dict[str, int]:
 
 
 def counting(ids: Iterable[str], num_output: int) -> dict[str, list[int]]:
-    """What sequences say under the counting runner when they get all of their tokens."""
+    """Return the tokens of sequences under the counting runner when they get all of them."""
     return {each: list(range(num_output)) for each in ids}

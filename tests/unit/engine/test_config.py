@@ -17,7 +17,7 @@ class Range(NamedTuple):
     low: int
     high: int | None
     beside: Mapping[str, Any] = MappingProxyType({})
-    """What the ends of the range need."""
+    """Settings that the ends of the range need."""
 
 
 MANY = {"maxBatchSize": 819200}

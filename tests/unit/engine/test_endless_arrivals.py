@@ -50,7 +50,7 @@ class Stream:
     per_step: int = 2
     priority: int = 5
     prefix: str = ""
-    """What all their prompts begin with; empty: they have nothing in common."""
+    """Common beginning of their prompts; empty: they have nothing in common."""
     _numbers: Iterator[int] = field(default_factory=count)
 
     def next(self, now: float) -> list[Request]:

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and that the documents name all of it."""
+"""Series that Prometheus scrapes, and that the documents name all of them."""
 
 import re
 from dataclasses import replace

@@ -40,13 +40,13 @@ class Row:
         return list(split_keys(block_keys(self.tokens, 1, salt=self.salt)))
 
     def content(self, index: int) -> str:
-        """What the block at `index` of the table holds once it is computed."""
+        """Return the content of the block at `index` of the table once it is computed."""
         return f"{self.salt}:{self.tokens[: index + 1]}"
 
 
 @dataclass(slots=True, kw_only=True)
 class NaivePool:
-    """What the pool promises, said in the simplest way: lists, searched from end to end."""
+    """Model of the pool in its simplest form: lists, searched from end to end."""
 
     holders: list[int]
     empty: list[int]

@@ -1,4 +1,4 @@
-"""Who loses its blocks, to whom, and where they go: cases worked out by hand."""
+"""Preemption: the victim, the winner and the blocks' way, in cases worked out by hand."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.unit.engine.scheduling import Bench, counting, mix, request, standard
 
 
 def first_preempted(bench: Bench) -> list[str]:
-    """Who is computed again, first of all."""
+    """Return the first sequences that lose their blocks and are computed again."""
     for _ in range(200):
         lost = bench.step().step.preempted
         if lost:

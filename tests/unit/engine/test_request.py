@@ -1,4 +1,4 @@
-"""What a caller may ask of the engine, and what is said when it may not."""
+"""Requests that the engine takes, and the messages for those that it refuses."""
 
 from typing import Any
 

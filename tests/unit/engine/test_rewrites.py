@@ -1,4 +1,4 @@
-"""What MindIE rewrites at a start, with figures worked out by hand."""
+"""Values that MindIE rewrites at a start, with figures worked out by hand."""
 
 from typing import Any
 

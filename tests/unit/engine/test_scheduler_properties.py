@@ -1,4 +1,4 @@
-"""What holds for the scheduler and the pool whatever comes: a state machine drives them."""
+"""Invariants of scheduler and pool under any load: a state machine drives them."""
 
 from collections import Counter
 from dataclasses import replace
@@ -303,7 +303,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return progress
 
     def check_deadlines(self, progress: Progress, now: float) -> None:
-        """Who is late is told so once, by the next step, and in no step that is made from then."""
+        """A late sequence is reported once, by the next step, and in no step after it."""
         expired = progress.expired
         assert len(set(expired)) == len(expired)
         assert all(self.request_of[each].deadline <= now for each in expired)
@@ -366,7 +366,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert start + 1 + drafts < len(expected.prompt_token_ids) + expected.max_new_tokens
 
     def check_order(self, step: Step, now: float) -> None:
-        """Who starts for the first time goes before all fresh ones that still wait."""
+        """A sequence that starts for the first time goes before all fresh ones that still wait."""
         record = self.bench.record
         passed = {each for each, reason in record.passed_over if reason in SKIPPING_REASONS}
         started = [
@@ -409,7 +409,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @property
     def by_laxity(self) -> bool:
-        """Whether a promised TTFT orders the prompts."""
+        """True when a TTFT target orders the prompts."""
         schedule = self.schedule
         has_policy = schedule.split_fuse.policy_type or schedule.prefill_policy_type
         return schedule.is_split_fuse and self.slo.ttft is not None and not has_policy

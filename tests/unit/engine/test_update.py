@@ -1,4 +1,4 @@
-"""What a step came to: the quick way of most rows books what the thorough one does."""
+"""Result of a step: the quick way of most rows commits what the thorough one does."""
 
 from dataclasses import dataclass, fields
 from typing import Any

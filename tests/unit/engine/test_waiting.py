@@ -31,7 +31,7 @@ def leave(waiting: Waiting, one: Sequence, state: State = State.ENDED) -> None:
 
 
 def offered(waiting: Waiting, *, take: str = "", stop: str = "", now: float = 0.0) -> list[str]:
-    """Who was asked; those named in `take` start, those in `stop` end the offers."""
+    """Return the offered sequences; those in `take` start, those in `stop` end the offers."""
     asked: list[str] = []
 
     def ask(one: Sequence) -> bool:

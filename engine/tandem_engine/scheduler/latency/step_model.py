@@ -158,7 +158,7 @@ class StepTimeModel:
         chunk_context · x · (start + x / 2) + token · max(0, x − free) = seconds.
 
         Args:
-            seconds: What the step has left.
+            seconds: Time that the step has left.
             start: Tokens of the prompt that are in the cache.
             free: Tokens that the step has left up to the knee.
 

@@ -20,7 +20,7 @@ from tandem_engine.device.cpu.threads.cores import (
 _LOG = logging.getLogger(__name__)
 
 THREADS_VARIABLE: Final = "TANDEM_THREADS"
-"""Exactly so many compute threads, whatever the manifest says."""
+"""Exactly so many compute threads, in place of the manifest's."""
 PIN_VARIABLE: Final = "TANDEM_PIN"
 """CPUs on which they may run: see `Pin`."""
 RETRY_S: Final = 5.0
@@ -82,7 +82,7 @@ class ComputeThreads:
 
     Args:
         host: The processor.
-        settings: What the environment says.
+        settings: Settings of the environment.
         locks: Those of this process.
         apply: Applies a plan.
     """

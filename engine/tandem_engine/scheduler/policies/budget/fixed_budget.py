@@ -4,7 +4,7 @@ from tandem_engine.scheduler.policies.budget.budget_view import BudgetView
 
 
 class FixedBudget:
-    """splitChunkTokens, whatever the step: SplitFuse as MindIE has it."""
+    """splitChunkTokens for every step: SplitFuse as MindIE has it."""
 
     def choose(self, view: BudgetView) -> int:
         """The ceiling."""

@@ -50,7 +50,7 @@ def start_whole_prompts(
 
     Args:
         step: The step.
-        has_place: Whether a sequence belongs to the batch that is formed.
+        has_place: True for a sequence of the batch that is formed.
     """
 
     def take(sequence: Sequence) -> Reason | None:

@@ -1,0 +1,152 @@
+"""Output that the docs show is what the commands print.
+
+Where a command needs a server or a cluster, its own code renders the objects that the example is
+about. Lines are compared without their padding, `…` stands for lines that are left out.
+"""
+
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Final
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tandem_operator.commands.get import HEADER, line_of, row_of, widths_of
+from tandem_operator.crd.manifest import definition
+from tandem_serve.cli import app
+from tandem_serve.commands import apply as apply_command
+from tandem_serve.commands.step_view import view
+from tests.tiny import TINY
+from tests.unit.docs import explained, stepped
+from tests.unit.docs.kinds import BlockKind, blocks_of
+from tests.unit.docs.pages import CONSOLE_LANGUAGES, Block, all_blocks, console_output
+from tests.unit.serve.commands.test_status import write_log
+from tests.unit.serve.local_services import RECORD
+
+URL: Final = "http://127.0.0.1:8000"
+Printed = Callable[[Path, pytest.MonkeyPatch], str]
+
+runner = CliRunner()
+
+
+def applied(_: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the table of `tandem apply` for a chunk of half the size."""
+    monkeypatch.setattr(apply_command, "applied", lambda _: stepped.service(256))
+    monkeypatch.setattr(apply_command, "apply_service", lambda *_, **__: None)
+    shown = StringIO()
+    monkeypatch.setattr(apply_command, "out", Console(file=shown, width=200))
+    apply_command.apply_to(RECORD, stepped.service(128), verbose=False)
+    # The line behind the table says where the service answers.
+    return "\n".join(shown.getvalue().splitlines()[:-1])
+
+
+def quantized(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (folder / "models").mkdir()
+    monkeypatch.chdir(folder)
+    return runner.invoke(app, ["quantize", str(TINY), "models/tiny-w8a8"]).stdout
+
+
+def listed(_: Path, __: pytest.MonkeyPatch) -> str:
+    """Return the table of `tandem get`, whose columns are those that the CRD gives kubectl."""
+    rows = [HEADER, row_of(explained.SERVING, explained.NOW)]
+    columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
+    shown = [one["name"].upper() for one in columns if not one.get("priority")]
+    assert list(HEADER[1:]) == ["NAME", *shown]
+    return "\n".join(line_of(row, widths_of(rows), first=1) for row in rows)
+
+
+def refused(folder: Path, _: pytest.MonkeyPatch) -> str:
+    """Return what `tandem validate` says of a manifest with two mistakes."""
+    schedule = {"maxBatchSize": 0}
+    file = stepped.manifest(folder, "./tiny", model={"maxSeqLn": 8}, engine={"schedule": schedule})
+    return runner.invoke(app, ["validate", "-f", str(file)]).stderr
+
+
+def served_from_a_claim(folder: Path, _: pytest.MonkeyPatch) -> str:
+    file = stepped.manifest(folder, "pvc://models/tiny")
+    return runner.invoke(app, ["serve", "-f", str(file)]).stderr
+
+
+def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the table of `tandem status` for one service that runs."""
+    stepped.run_service(folder, monkeypatch)
+    write_log(folder, "a", num_blocks=512)
+    return runner.invoke(app, ["status"]).stdout
+
+
+def steps_shown(_: Path, __: pytest.MonkeyPatch) -> str:
+    shown = StringIO()
+    Console(file=shown, width=240).print(view(stepped.report(), URL))
+    return shown.getvalue()
+
+
+PRINTED: Final[dict[str, Printed]] = {
+    "state: Service mine in namespace models has not been ready for 5m (PodFailed).": (
+        lambda *_: explained.unschedulable()
+    ),
+    "state: Service mine in namespace models has not been ready for 10m (ClaimMissing).": (
+        lambda *_: explained.without_claim()
+    ),
+    "state: Service tiny in namespace default serves, but its previous version: model "
+    "tandem-tiny at http://tiny.default.svc:8000 answers.": lambda *_: explained.cut_off(),
+    "error: spec.model.source: 'pvc://models/tiny' is a volume of Kubernetes; on this machine "
+    "name a folder, file:///absolute/path or ./path, or give the manifest to a Kubernetes with "
+    "kubectl apply": served_from_a_claim,
+    "field from to change": applied,
+    "name status replicas URL KV cache": running,
+    "tandem-tiny at http://127.0.0.1:8000: 4 running, 1 waiting, 0 swapped out; 64 KV blocks: 55 "
+    "held, 0 cached, 9 free; capacity for 2 × 512 tokens": steps_shown,
+    "error: spec.model.maxSeqLn: unknown field; did you mean 'maxSeqLen'?": refused,
+    "layer outputs × inputs error": quantized,
+    "NAME READY REPLICAS MODEL URL REASON AGE": listed,
+}
+"""The first line of each example → what prints it."""
+
+HISTORY: Final = [one for one in all_blocks(*CONSOLE_LANGUAGES) if console_output(one)]
+
+
+def words(line: str) -> str:
+    return " ".join(line.split())
+
+
+def matches(shown: Sequence[str], printed: Sequence[str]) -> bool:
+    """Return True when `shown` is `printed`, in which `…` may stand for any lines."""
+    if not shown:
+        return not printed
+    if shown[0] == "…":
+        return any(matches(shown[1:], printed[at:]) for at in range(len(printed) + 1))
+    return bool(printed) and shown[0] == printed[0] and matches(shown[1:], printed[1:])
+
+
+@pytest.mark.parametrize("block", blocks_of(BlockKind.OUTPUT), ids=str)
+def test_a_command_prints_what_the_docs_show(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = words(block.lines[0])
+    assert first in PRINTED, f"{block}: no function prints this example; add one to PRINTED"
+
+    printed = [words(line) for line in PRINTED[first](tmp_path, monkeypatch).splitlines()]
+
+    shown = [words(line) for line in block.lines]
+    assert matches(shown, printed), "\n".join(printed)
+
+
+def test_every_function_prints_an_example() -> None:
+    assert {words(block.lines[0]) for block in blocks_of(BlockKind.OUTPUT)} == {*PRINTED}
+
+
+@pytest.mark.parametrize("block", HISTORY, ids=str)
+def test_output_below_a_command_is_a_dated_result(block: Block) -> None:
+    """It was printed on its day; the tables hold together, and the command parses."""
+    assert "results" in block.page.parts
+    assert columns_are_filled(console_output(block))
+
+
+def columns_are_filled(lines: Sequence[str]) -> bool:
+    """Return True when the rows of each table end where its header ends."""
+    tables: list[list[str]] = [[]]
+    for line in lines:
+        tables[-1].append(line) if line.strip() else tables.append([])
+    return all(len({len(line) for line in table if "  " in line}) == 1 for table in tables)
