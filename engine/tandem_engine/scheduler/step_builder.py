@@ -106,10 +106,16 @@ class StepBuilder:
             if sequence.is_decoding and not sequence.group.beams:
                 self._add_decode(sequence, 1)
 
-    def unfinished_prompts(self, order: Order) -> list[Sequence]:
-        """Return the running sequences with prompt tokens to compute, in `order`."""
+    def unfinished_prompts(self, order: Order | None = None) -> list[Sequence]:
+        """Return the running sequences with prompt tokens to compute.
+
+        A beam that was computed again and waits for the others has none.
+
+        Args:
+            order: Sorts them; None: they are in order of admission.
+        """
         begun = [one for one in self.queues.prefilling.values() if one.num_uncomputed]
-        if len(begun) > 1:
+        if order is not None and len(begun) > 1:
             begun.sort(key=partial(self._prompt_key, order) if order.ages else order.key)
         return begun
 

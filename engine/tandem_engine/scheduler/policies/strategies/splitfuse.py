@@ -93,7 +93,7 @@ class SplitFuse:
                     builder.token_budget < split.split_chunk_tokens and not builder.rows.prefills
                 )
                 return Reason.CHUNK_TOO_SMALL if is_too_small else Reason.TOKENS
-            if len(_begun(builder)) >= split.max_num_partial_prefills:
+            if len(builder.unfinished_prompts()) >= split.max_num_partial_prefills:
                 return Reason.PREFILL_ROWS
             uncomputed = builder.uncomputed(sequence)
             sequence.is_long = uncomputed > split.long_prefill_token_threshold
@@ -161,12 +161,7 @@ class SplitFuse:
 
 
 def _num_long(builder: StepBuilder) -> int:
-    return sum(one.is_long for one in _begun(builder))
-
-
-def _begun(builder: StepBuilder) -> list[Sequence]:
-    """The prompts in progress; a beam that was computed again and waits for the others is none."""
-    return [one for one in builder.queues.prefilling.values() if one.num_uncomputed]
+    return sum(one.is_long for one in builder.unfinished_prompts())
 
 
 def _prompt_tokens(builder: StepBuilder, most: int) -> int:
