@@ -54,7 +54,7 @@ class StepExplanation:
     """Its predicted duration; None: nothing was predicted."""
     token_budget: int
     """Tokens that it may have; 0: its strategy has no such limit."""
-    ceiling: int | None
+    max_token_budget: int | None
     """The most that the budget may be (splitChunkTokens); None: there is no such bound."""
     num_decode_tokens: int
     num_prefill_tokens: int

@@ -49,7 +49,7 @@ class StepBuilder:
     """Rows of the sequences that waited until this step."""
     token_budget: int = 0
     """Tokens that the strategy allowed; 0: it has no such limit."""
-    ceiling: int = 0
+    max_token_budget: int = 0
     """The upper bound of the budget; 0: there is none."""
 
     @property

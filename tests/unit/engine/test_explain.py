@@ -87,7 +87,7 @@ def test_a_step_says_who_got_how_many_tokens_and_of_what() -> None:
     assert (third.num_decode_tokens, third.num_prefill_tokens, third.num_tokens) == (1, 6, 7)
     assert [step.number for step in (first, second, third)] == [0, 1, 2]
     assert [step.token_budget for step in (first, second, third)] == [32, 32, 32]
-    assert [step.ceiling for step in (first, second, third)] == [32, 32, 32]
+    assert [step.max_token_budget for step in (first, second, third)] == [32, 32, 32]
     assert [[row.num_known for row in step.rows] for step in (first, second, third)] == [
         [40],
         [40, 30],

@@ -63,7 +63,7 @@ def _explain(record: StepRecord, epoch_s: float, *, with_decodes: bool) -> StepE
         seconds=record.seconds if isfinite(record.ended) else None,
         predicted_s=record.predicted_s,
         token_budget=record.token_budget,
-        ceiling=record.ceiling or None,
+        max_token_budget=record.max_token_budget or None,
         num_decode_tokens=decode_tokens,
         num_prefill_tokens=step.total_tokens - decode_tokens,
         num_decodes=step.num_decodes,

@@ -35,7 +35,7 @@ class StepRecord:
     load: StepLoad
     token_budget: int
     """Tokens that the strategy allowed; 0: it has no such limit."""
-    ceiling: int
+    max_token_budget: int
     """Upper bound of the budget; 0: there is none."""
     predicted_s: float | None
     """Predicted duration; None: the step is empty."""
@@ -124,7 +124,7 @@ class Records:
             step=step,
             load=load,
             token_budget=builder.token_budget,
-            ceiling=builder.ceiling,
+            max_token_budget=builder.max_token_budget,
             predicted_s=predicted_s,
             num_waiting=len(builder.queues.waiting),
             num_swapped=len(builder.queues.swapped),

@@ -23,7 +23,7 @@ def step(number: int) -> StepExplanation:
         seconds=0.02,
         predicted_s=0.019,
         token_budget=64,
-        ceiling=512,
+        max_token_budget=512,
         num_decode_tokens=1,
         num_prefill_tokens=48,
         num_decodes=1,

@@ -27,33 +27,33 @@ class SplitFuse:
 
     def fill(self, builder: StepBuilder) -> None:
         """Take all decodes, then chunks of prompts begun, then of prompts that wait."""
-        ceiling = builder.ceiling = builder.schedule.split_fuse.split_chunk_tokens
-        max_rows = min(builder.limits.max_batch_size, ceiling)
-        builder.decode(max_rows, ceiling)
+        max_token_budget = builder.max_token_budget = builder.schedule.split_fuse.split_chunk_tokens
+        max_rows = min(builder.limits.max_batch_size, max_token_budget)
+        builder.decode(max_rows, max_token_budget)
         builder.resume(max_rows)
-        builder.token_budget = self._budget(builder, ceiling)
+        builder.token_budget = self._budget(builder, max_token_budget)
         self._overtake(builder)
         self._continue(builder)
         self._start(builder)
         if builder.rows.prefills:
             self._prompts_at = builder.now
 
-    def _budget(self, builder: StepBuilder, ceiling: int) -> int:
+    def _budget(self, builder: StepBuilder, max_token_budget: int) -> int:
         """Return the tokens of the step: splitChunkTokens, or what the targets leave of it."""
         prompts = builder.unfinished_prompts(self._context.order)
         oldest = builder.queues.waiting.oldest
         first = prompts[0] if prompts else None
         served = first or oldest
         if served is None:
-            return ceiling
+            return max_token_budget
         return self._context.budget.choose(
             BudgetView(
-                ceiling=ceiling,
+                max_token_budget=max_token_budget,
                 num_decodes=len(builder.rows.decodes),
                 decode_tokens=builder.rows.num_tokens,
                 decode_context=builder.rows.decode_context,
                 slack_s=self._context.pace.slack(builder.rows.decodes, builder.now),
-                prompt_tokens=_prompt_tokens(builder, ceiling),
+                prompt_tokens=_prompt_tokens(builder, max_token_budget),
                 prompt_context=0 if first is None else first.num_computed,
                 prompt_wait_s=builder.now - max(served.served_at, self._prompts_at),
             )
