@@ -54,7 +54,7 @@ class EngineStats:
     num_free_host_blocks: int = 0
     num_swaps: int = 0
     """Those of the preemptions that went to host memory."""
-    num_asked_tokens: int = 0
+    num_queried_tokens: int = 0
     """Tokens of all sequences that were admitted, since the start."""
     num_hit_tokens: int = 0
     """Those of them that the prefix cache had."""

@@ -234,7 +234,7 @@ class Scheduler:
             num_free_host_blocks=blocks.host.num_free,
             num_preemptions=self.records.num_recomputed + self.records.num_swapped,
             num_swaps=self.records.num_swapped,
-            num_asked_tokens=blocks.num_asked_tokens,
+            num_queried_tokens=blocks.num_queried_tokens,
             num_hit_tokens=blocks.num_hit_tokens,
             num_evicted_blocks=blocks.pool.num_evictions,
             tpot_pace=self._policies.pace.share if self._policies.slo.tpot else None,

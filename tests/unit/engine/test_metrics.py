@@ -35,7 +35,7 @@ STATS = EngineStats(
     num_swaps=2,
     num_host_blocks=8,
     num_free_host_blocks=6,
-    num_asked_tokens=100,
+    num_queried_tokens=100,
     num_hit_tokens=64,
     num_evicted_blocks=5,
     tpot_pace=0.97,
@@ -177,7 +177,7 @@ def test_the_last_state_counts_not_the_sum_of_states() -> None:
     metrics.state(STATS)
 
     told = samples(metrics)
-    assert told["tandem_prefix_cache_asked_tokens_total",] == 100.0
+    assert told["tandem_prefix_cache_queried_tokens_total",] == 100.0
     assert told["tandem_prefix_cache_hit_tokens_total",] == 64.0
     assert told["tandem_num_requests_swapped",] == 1.0
 

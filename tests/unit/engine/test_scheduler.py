@@ -156,7 +156,7 @@ def test_statistics_are_told_as_data() -> None:
     # b shares 2 of a's blocks and has one of its own; a's third went back.
     assert (stats.num_kv_blocks, stats.num_free_kv_blocks) == (10, 7)
     assert (stats.num_host_blocks, stats.num_free_host_blocks) == (3, 3)
-    assert (stats.num_asked_tokens, stats.num_hit_tokens) == (80, 32)
+    assert (stats.num_queried_tokens, stats.num_hit_tokens) == (80, 32)
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "continuous", "chunked", "splitfuse"])
