@@ -70,7 +70,7 @@ class StepExplanation:
     """Sequences whose KV blocks went to the host."""
     blocked_by: WaitExplanation | None
     """The reason that the first waiting sequence was not taken; None: none waits."""
-    passed_over: tuple[WaitExplanation, ...]
+    skipped: tuple[WaitExplanation, ...]
     """Those that lost their turn while others did not."""
     num_waiting: int
     """Sequences without KV blocks, the first in line among them."""

@@ -175,7 +175,7 @@ class Scheduler:
     def complete(self, step: Step, result: StepResult, now: float) -> list[Advance]:
         """Take over the result of a step; return the sequences that got tokens.
 
-        Sequences that were aborted while the step ran are passed over, those that failed are
+        Sequences that were aborted while the step ran are skipped, those that failed are
         forgotten.
 
         Args:

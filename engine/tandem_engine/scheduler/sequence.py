@@ -25,7 +25,7 @@ class State(IntEnum):
     SWAPPED = 2
     """Its computed tokens are in host blocks."""
     ENDED = 3
-    """It is over; rows of open steps that refer to it are passed over."""
+    """It is over; rows of open steps that refer to it are skipped."""
 
 
 # Read once a row and step, where reading an attribute of an enumeration is slow.

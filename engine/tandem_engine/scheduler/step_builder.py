@@ -161,7 +161,7 @@ class StepBuilder:
         """Try to start the waiting sequences, in turn, until one blocks the queue.
 
         Args:
-            take: Starts a sequence, or returns why not. SKIPPING_REASONS pass over that sequence
+            take: Starts a sequence, or returns why not. SKIPPING_REASONS skip that sequence
                 alone; any other reason blocks all that wait behind it.
         """
 
@@ -170,7 +170,7 @@ class StepBuilder:
             if reason is None:
                 return True
             if reason in SKIPPING_REASONS:
-                self.waits.pass_over(sequence, reason)
+                self.waits.skip(sequence, reason)
                 return True
             self.waits.block_queue(reason, sequence)
             return False
@@ -243,7 +243,7 @@ class StepBuilder:
         reason = Reason.BATCH_SIZE if len(beams) == 1 else Reason.BEAMS_TOGETHER
         for row in beams:
             row.num_skipped += 1
-            self.waits.pass_over(row, reason)
+            self.waits.skip(row, reason)
 
     def _decode_rows(self, beams: list[Sequence], drafts_left: float) -> int:
         """Take a row, or all beams of a request; return the tokens that they take."""
@@ -316,7 +316,7 @@ class StepBuilder:
         self.queues.run(sequence)
 
     def _refuse(self, sequence: Sequence, reason: Reason) -> bool:
-        self.waits.pass_over(sequence, reason)
+        self.waits.skip(sequence, reason)
         return False
 
     def _watermark(self) -> int:

@@ -48,7 +48,7 @@ class StepUpdater:
 
         Args:
             step: The step that was computed.
-            rows: Its sequences. Those that have ended meanwhile are passed over.
+            rows: Its sequences. Those that have ended meanwhile are skipped.
             result: The runner's result.
             now: Seconds.
         """

@@ -238,7 +238,7 @@ def test_a_tensor_without_a_place_is_refused(folder: Path) -> None:
     assert refusal(folder).startswith(f"{folder / 'model.safetensors'} holds the tensor {name}, ")
 
 
-def test_what_is_known_to_be_harmless_is_passed_over(
+def test_tensors_known_to_be_harmless_are_ignored(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     source = make_checkpoint("Qwen3ForCausalLM", tie_word_embeddings=True)

@@ -133,7 +133,7 @@ def test_inside_a_level_running_goes_before_swapped_and_waiting() -> None:
 
 
 @pytest.mark.parametrize("policy", [6, 7])
-def test_who_is_passed_over_for_too_long_goes_first(policy: int) -> None:
+def test_a_sequence_that_is_skipped_for_too_long_goes_first(policy: int) -> None:
     """Four times prefillExpectedTime, in virtual time."""
     given_all = one_by_one() | {"prefill_expected_time": 1000}
     bench = Bench(mix(2048, policy_type=policy, schedule=given_all), num_blocks=200)

@@ -110,4 +110,4 @@ def test_a_sequence_that_waits_has_a_reason_in_every_strategy() -> None:
         while bench.engine.has_work:
             bench.step()
             record = bench.record
-            assert record.num_waiting == 0 or record.blocked_by or record.passed_over, name
+            assert record.num_waiting == 0 or record.blocked_by or record.skipped, name

@@ -16,7 +16,7 @@ def test_a_stop_id_ends_a_request_and_frees_its_blocks() -> None:
     assert bench.is_empty
 
 
-def test_min_tokens_passes_over_an_early_stop_id() -> None:
+def test_min_tokens_skips_an_early_stop_id() -> None:
     bench = Bench(mix(32), request("a", 4, 8, stop_token_ids=(0, 3), min_tokens=2))
     bench.finish()
 
@@ -110,7 +110,7 @@ def test_choices_that_are_not_born_fail_with_the_prompt() -> None:
     assert bench.is_empty
 
 
-def test_an_abort_while_a_step_runs_is_passed_over() -> None:
+def test_a_row_that_is_aborted_while_its_step_runs_is_skipped() -> None:
     bench = Bench(mix(32), request("a", 4), request("b", 4))
     step = bench.scheduler.schedule(0.0)
     bench.scheduler.abort("a")

@@ -368,7 +368,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, step: Step, now: float) -> None:
         """Who starts for the first time goes before all fresh ones that still wait."""
         record = self.bench.record
-        passed = {each for each, reason in record.passed_over if reason in SKIPPING_REASONS}
+        skipped = {each for each, reason in record.skipped if reason in SKIPPING_REASONS}
         started = [
             expected
             for each in step.sequence_ids
@@ -380,7 +380,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if expected.request_id not in self.served
             and expected not in started
             and self.bench.scheduler._queues.find(expected.sequences[0]) is not None
-            and not any(each in passed for each in expected.sequences)
+            and not any(each in skipped for each in expected.sequences)
         ]
         if not started or not waits or self.by_laxity:
             return
@@ -394,7 +394,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         one = None if overdue is None else self.bench.scheduler._queues.find(overdue)
         if one is None or one.state != State.WAITING:
             return
-        if overdue not in {each for each, _ in self.bench.record.passed_over}:
+        if overdue not in {each for each, _ in self.bench.record.skipped}:
             assert not any(before.get(each) == State.WAITING for each in step.sequence_ids)
 
     def overdue(self) -> str | None:

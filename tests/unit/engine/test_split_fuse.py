@@ -218,9 +218,9 @@ class TestPartialPrefills:
 
         first = bench.run(1)
 
-        # 31 > 30 is long, 30 is not: b is passed over, and c is not held up by it.
+        # 31 > 30 is long, 30 is not: b is skipped, and c is not held up by it.
         assert first == [{"a": 16, "c": 16}]
-        assert bench.record.passed_over == (("b", Reason.LONG_PREFILLS),)
+        assert bench.record.skipped == (("b", Reason.LONG_PREFILLS),)
         assert bench.record.blocked_by is None
         assert bench.run(2) == [{"a": 15, "c": 14}, {"a": 1, "c": 1, "b": 16}]
 

@@ -1,4 +1,4 @@
-"""The queue of those that wait: its order, those passed over, and what it keeps."""
+"""The queue of those that wait: its order, skipped sequences, and what it keeps."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,22 +73,22 @@ def test_an_order_by_arrival_keeps_one_entry_for_each() -> None:
     assert not set(map(id, by_length._heap)) & set(map(id, by_length._by_age))
 
 
-def test_who_is_passed_over_keeps_its_place() -> None:
+def test_a_skipped_sequence_keeps_its_position() -> None:
     waiting, _ = queue_of(0.0, 1.0, 2.0)
 
     assert offered(waiting, take="r1") == ["r0", "r1", "r2"]
     assert offered(waiting) == ["r0", "r2"]
 
 
-def test_no_more_than_so_many_are_passed_over() -> None:
+def test_no_more_than_so_many_are_skipped() -> None:
     waiting, many = queue_of(*map(float, range(9)))
     asked: list[Sequence] = []
 
-    def pass_over(one: Sequence) -> bool:
+    def skip(one: Sequence) -> bool:
         asked.append(one)
         return True
 
-    waiting.offer(pass_over, now=0.0, most=3)
+    waiting.offer(skip, now=0.0, most=3)
 
     assert asked == many[:3]
 

@@ -118,7 +118,7 @@ class BeamSearch:
         num_best: Finished beams to return, at most the width.
         max_new_tokens: Output tokens at most.
         min_new_tokens: Output tokens before an end token may come; candidates that would end
-            earlier are passed over, and their probability is given to no other token.
+            earlier are skipped, and their probability is given to no other token.
         stop_token_ids: Tokens that end an output, which they are part of.
         length_penalty: Positive favours long outputs, negative short ones.
         early_stopping: See the head of the module.

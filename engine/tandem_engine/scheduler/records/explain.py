@@ -74,9 +74,7 @@ def _explain(record: StepRecord, epoch_s: float, *, with_decodes: bool) -> StepE
         blocked_by=None
         if record.blocked_by is None
         else _wait(record, record.first, record.blocked_by),
-        passed_over=tuple(
-            _wait(record, sequence_id, reason) for sequence_id, reason in record.passed_over
-        ),
+        skipped=tuple(_wait(record, sequence_id, reason) for sequence_id, reason in record.skipped),
         num_waiting=record.num_waiting,
         num_swapped=record.num_swapped,
     )

@@ -49,7 +49,7 @@ class StepRecord:
     """Blocks that it needs: those that others share with it, and those that stay free, included."""
     num_free_blocks: int
     """Blocks that had no holder when the step was built."""
-    passed_over: tuple[tuple[str, Reason], ...]
+    skipped: tuple[tuple[str, Reason], ...]
     """Sequences that lost their turn, and why."""
     known: tuple[int, ...]
     """Of the rows that work on their prompt: tokens that each had to have computed in all."""
@@ -134,7 +134,7 @@ class Records:
             num_free_blocks=builder.blocks.pool.num_free,
             known=tuple(row.num_tokens for row in builder.rows.prefills),
             hits=builder.hits,
-            passed_over=tuple(builder.waits.passed_over),
+            skipped=tuple(builder.waits.skipped),
             swapped=tuple(builder.preemptor.swapped),
             wake_at=builder.waits.wake_at,
         )

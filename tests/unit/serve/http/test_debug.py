@@ -39,7 +39,7 @@ def step(number: int) -> StepExplanation:
         blocked_by=WaitExplanation(
             sequence_id="d", reason="kv_blocks", text="d waits for KV blocks: 3 free, 8 needed."
         ),
-        passed_over=(),
+        skipped=(),
         num_waiting=3,
         num_swapped=0,
     )

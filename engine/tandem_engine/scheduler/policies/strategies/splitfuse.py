@@ -100,7 +100,7 @@ class SplitFuse:
             if sequence.is_long and _num_long(builder) + len(kept_for) >= split.long_prefills:
                 return Reason.LONG_PREFILLS
             reason = builder.start(sequence, lambda one: self._first_chunk(builder, one))
-            is_first = not builder.waits.passed_over and not builder.hits
+            is_first = not builder.waits.skipped and not builder.hits
             if reason is Reason.PREFIX_PENDING and sequence.is_long and is_first:
                 # Or a long one behind it would take the limit that it will need.
                 kept_for.append(sequence)
