@@ -235,7 +235,7 @@ class ScheduleConfig(Model):
         if split.policy_type and not self.is_split_fuse:
             raise ValueError(
                 f"splitFuse.policyType {split.policy_type} orders the steps of templateType Mix, "
-                "not Standard; set templateType: Mix, or prefillPolicyType in its place"
+                "not Standard; set templateType: Mix, or prefillPolicyType instead"
             )
         return self
 

@@ -42,7 +42,7 @@ _WITH_BEAMS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "top_k": ((-1, 0), "-1 or 0"),
     "top_p": ((1.0,), "1"),
     "min_p": ((0.0,), "0"),
-    "stop": (((),), "left out (stop_token_ids may take its place)"),
+    "stop": (((),), "left out (stop_token_ids may be used instead)"),
     "logprobs": ((None, 0), "0, for the tokens of the answer alone, or left out"),
 }
 _EARLY_STOPPING: Final = (False, True, "never")

@@ -152,8 +152,8 @@ class AsyncEngine:
             sampling = replace(sampling, use_beam_search=False, temperature=0.0)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         own_ends = frozenset() if sampling.ignore_eos else self._end_token_ids
-        places = range(sampling.num_sequences)
-        if len(places) > sampling.n and sampling.logprobs is None:
+        indices = range(sampling.num_sequences)
+        if len(indices) > sampling.n and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)  # the choices are ranked by them
         return Request(
             request_id=name,
@@ -161,8 +161,8 @@ class AsyncEngine:
             sampling=sampling,
             max_new_tokens=self._max_new_tokens(len(prompt), sampling),
             stop_token_ids=own_ends.union(sampling.stop_token_ids),
-            seeds=tuple(derive_seed(seed, index) for index in places),
-            sequence_ids=tuple(f"{name}-{index}" for index in places),
+            seeds=tuple(derive_seed(seed, index) for index in indices),
+            sequence_ids=tuple(f"{name}-{index}" for index in indices),
             arrived=time.perf_counter(),
         )
 

@@ -167,7 +167,7 @@ class Sequence(_EveryStep):
         return self.num_attained == 0
 
     def count_token(self) -> None:
-        """Count one token more, which has to be checked; `StepUpdater.commit_token` takes its id."""
+        """Count one token more, to be checked; `StepUpdater.commit_token` takes its id."""
         self.num_tokens += 1
         self.tokens_until_check = 0
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.keys import KEY_BYTES
-from tandem_engine.kvcache.pool import BlockPool, CountedBlocks, OutOfBlocks, _place
+from tandem_engine.kvcache.pool import BlockPool, CountedBlocks, OutOfBlocks, _index_of
 
 POOLS = [
     pytest.param(lambda count: BlockPool(count, 16), id="KV blocks"),
@@ -162,18 +162,18 @@ def forget_at_the_block(pool: BlockPool) -> None:
 
 
 def index_another_block(pool: BlockPool) -> None:
-    pool._block_of[_place(ZERO)] = 1
+    pool._block_of[_index_of(ZERO)] = 1
 
 
 def give_two_blocks_one_key(pool: BlockPool) -> None:
     pool._keys[KEY_BYTES : 2 * KEY_BYTES] = ZERO
     pool._is_sealed[1] = True
-    pool._block_of[_place(ZERO)] = 1
+    pool._block_of[_index_of(ZERO)] = 1
 
 
 def key_an_empty_block(pool: BlockPool) -> None:
     pool._is_sealed[3] = True
-    pool._block_of[_place(bytes(KEY_BYTES))] = 3
+    pool._block_of[_index_of(bytes(KEY_BYTES))] = 3
 
 
 def cache_without_a_key(pool: BlockPool) -> None:

@@ -23,8 +23,8 @@ It is done when nothing is live, or when `width` beams have finished and
 Of equal scores the one with the better parent goes first, then the one earlier in the row of
 candidates; of equal finished beams the one that finished first, and in one step the one that
 stood further up. `transformers` leaves ties to torch.topk, which defines no order. It adds up in
-float32, this module in float64: sums that differ by less than a rounding of float32 may change
-places.
+float32, this module in float64: sums that differ by less than a rounding of float32 may swap
+ranks.
 
 While fewer than `width` continuations exist, which takes a vocabulary of a few tokens, fewer beams
 are live; `transformers` fills up with copies that score −1e9.

@@ -55,7 +55,7 @@ class Batch:
             self._is_open = _is_formed(builder, longest_wait_s)
             self._formed_at, self._num_rows = builder.now, 0
         if self._is_open:
-            start_whole_prompts(builder, lambda sequence: self._has_place(builder, sequence))
+            start_whole_prompts(builder, lambda sequence: self._may_join(builder, sequence))
             self._num_rows += builder.num_started_rows
         else:
             builder.waits.block_queue(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
@@ -63,7 +63,7 @@ class Batch:
             self._is_open = False
             decode(builder)
 
-    def _has_place(self, builder: StepBuilder, sequence: Sequence) -> bool:
+    def _may_join(self, builder: StepBuilder, sequence: Sequence) -> bool:
         rows = self._num_rows + builder.num_started_rows + sequence.rows
         is_first = rows == sequence.rows
         fits = is_first or rows <= builder.limits.max_batch_size

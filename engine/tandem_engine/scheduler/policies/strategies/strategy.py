@@ -42,7 +42,7 @@ def finish_prompts(builder: StepBuilder, order: Order) -> None:
 
 
 def start_whole_prompts(
-    builder: StepBuilder, has_place: Callable[[Sequence], bool] = lambda _: True
+    builder: StepBuilder, may_join: Callable[[Sequence], bool] = lambda _: True
 ) -> None:
     """Start waiting sequences with all of their prompt in one step.
 
@@ -50,11 +50,11 @@ def start_whole_prompts(
 
     Args:
         builder: Builds the step.
-        has_place: Whether a sequence belongs to the batch that is formed.
+        may_join: Whether a sequence belongs to the batch that is formed.
     """
 
     def take(sequence: Sequence) -> Reason | None:
-        if not has_place(sequence):
+        if not may_join(sequence):
             return Reason.BATCH_NOT_OVER
         tokens = builder.rows.prefill_tokens + builder.uncomputed(sequence)
         if builder.rows.prefill_tokens and tokens > builder.schedule.max_prefill_tokens:
