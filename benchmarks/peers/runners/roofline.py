@@ -67,10 +67,10 @@ def read_bandwidth(num_threads: int) -> tuple[float, str]:
     The data is random and stands in huge pages: constant data reads faster than weights ever will,
     and small pages slower.
     """
-    place = mmap.mmap(-1, _BYTES + _HUGE)
+    memory = mmap.mmap(-1, _BYTES + _HUGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        place.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(place, dtype=np.uint8)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, dtype=np.uint8)
     begin = -whole.ctypes.data % _HUGE
     words = whole[begin : begin + _BYTES].view(np.uint64)
     words[:] = np.random.default_rng(0).integers(0, 2**63, len(words), dtype=np.uint64)
