@@ -86,7 +86,7 @@ def test_a_budget_chosen_by_targetd_latencies_gives_the_same_tokens() -> None:
 @pytest.mark.parametrize("caches", [True, False], ids=["prefix cache", "no prefix cache"])
 @pytest.mark.parametrize("swaps", [0, 8], ids=["recompute", "swap"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_who_loses_its_blocks_says_the_same_in_the_end(
+def test_a_preempted_sequence_says_the_same_in_the_end(
     name: str, swaps: int, *, caches: bool
 ) -> None:
     schedule = SCHEDULES[name] if caches else without_cache(SCHEDULES[name])
@@ -104,7 +104,7 @@ def test_who_loses_its_blocks_says_the_same_in_the_end(
     assert all_free(outcome.stats)
 
 
-def test_swaps_and_recomputes_in_one_round_say_the_same_in_the_end() -> None:
+def test_swaps_and_recomputes_in_one_run_say_the_same_in_the_end() -> None:
     schedule = mixed(48, max_preempt_count=1)
 
     outcome = run(schedule, crowd(), num_blocks=SCARCE, num_host_blocks=12)
@@ -124,26 +124,26 @@ def test_without_eviction_none_loses_its_blocks_and_all_say_the_same(name: str) 
 
 
 @pytest.mark.parametrize("caches", [True, False], ids=["prefix cache", "no prefix cache"])
-@pytest.mark.parametrize("place", ["room", "recompute", "swap"])
+@pytest.mark.parametrize("pool", ["ample", "recompute", "swap"])
 @pytest.mark.parametrize("name", ["continuous", "splitfuse, 48 tokens"])
 def test_choices_say_what_separate_requests_of_their_seeds_say(
-    name: str, place: str, *, caches: bool
+    name: str, pool: str, *, caches: bool
 ) -> None:
     schedule = SCHEDULES[name] if caches else without_cache(SCHEDULES[name])
     together, separate = choices_of(41), choices_said()
 
     outcome = run(
-        schedule.model_copy(update={"max_preempt_count": 4 * (place == "swap")}),
+        schedule.model_copy(update={"max_preempt_count": 4 * (pool == "swap")}),
         [*crowd()[:4], *together],
-        num_blocks=ROOMY if place == "room" else SCARCE,
-        num_host_blocks=HOST_BLOCKS * (place == "swap"),
+        num_blocks=ROOMY if pool == "ample" else SCARCE,
+        num_host_blocks=HOST_BLOCKS * (pool == "swap"),
     )
 
     assert_same(outcome, truth(), separate)
     assert all_free(outcome.stats)
     lost = lost_blocks(outcome.records)
-    assert any(name.startswith("choice") for name in lost) == (place != "room")
-    assert (outcome.stats.num_swaps > 0) == (place == "swap")
+    assert any(name.startswith("choice") for name in lost) == (pool != "ample")
+    assert (outcome.stats.num_swaps > 0) == (pool == "swap")
 
 
 @pytest.mark.parametrize("name", PLAIN)

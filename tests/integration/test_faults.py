@@ -78,7 +78,7 @@ class Faults:
 
     at: FaultPoint | None = None
     error: type[Exception] = RuntimeError
-    places: list[FaultPoint] = field(default_factory=list)
+    points: list[FaultPoint] = field(default_factory=list)
     has_raised: bool = False
     _local: threading.local = field(default_factory=threading.local)
     step: int = 0
@@ -107,8 +107,8 @@ class Faults:
         local = self._local
         number = local.number = getattr(local, "number", -1) + 1
         if self.at is None:
-            place = FaultPoint(is_engine_thread, number, event, name, self.step, self.copies)
-            self.places.append(place)
+            point = FaultPoint(is_engine_thread, number, event, name, self.step, self.copies)
+            self.points.append(point)
         elif (self.at.is_engine_thread, self.at.number) == (is_engine_thread, number):
             self.has_raised = True
             raise self.error(FAULT)
@@ -219,7 +219,7 @@ def engine_of(decoder: Decoder, desired: ScheduleConfig) -> Engine:
 
 
 def watch(engine: Engine, faults: Faults) -> None:
-    """Let places know whether their step moves blocks."""
+    """Let points know whether their step moves blocks."""
     runner: Any = engine._runner
     for name in ("run", "submit"):
         compute = getattr(runner, name)
@@ -245,16 +245,16 @@ def answer(decoder: Decoder, desired: ScheduleConfig, faults: Faults) -> Outcome
     return outcome
 
 
-def chosen(places: list[FaultPoint], each: int) -> list[FaultPoint]:
+def chosen(points: list[FaultPoint], each: int) -> list[FaultPoint]:
     """Of each thread, function and event: the first ones, with and without copies, and the last."""
     kinds: dict[tuple[Any, ...], list[FaultPoint]] = {}
-    for place in places:
-        kind = (place.is_engine_thread, place.event, place.name, place.copies)
-        kinds.setdefault(kind, []).append(place)
+    for point in points:
+        kind = (point.is_engine_thread, point.event, point.name, point.copies)
+        kinds.setdefault(kind, []).append(point)
     return [
-        place
+        point
         for of_kind in kinds.values()
-        for place in dict.fromkeys((*of_kind[:each], of_kind[-1]))
+        for point in dict.fromkeys((*of_kind[:each], of_kind[-1]))
     ]
 
 
@@ -278,8 +278,8 @@ def test_the_crowd_loses_blocks_shares_them_and_forks(decoder: Decoder, name: st
     assert stats.num_swaps > 0
     assert stats.num_preemptions > stats.num_swaps
     assert stats.num_hit_tokens > 0
-    assert any(place.copies for place in faults.places)
-    assert any(not place.is_engine_thread for place in faults.places) == (name == "async")
+    assert any(point.copies for point in faults.points)
+    assert any(not point.is_engine_thread for point in faults.points) == (name == "async")
 
 
 @pytest.mark.parametrize(
@@ -291,16 +291,16 @@ def test_a_fault_anywhere_fails_one_step_and_the_others_say_the_same(
 ) -> None:
     counted = Faults()
     expected = answer(decoder, SCHEDULES[name], counted).tokens
-    places = chosen(counted.places, each)[::stride]
+    points = chosen(counted.points, each)[::stride]
     num_survivors = 0
-    for place, error in zip(places, cycle(ERRORS), strict=False):
-        faults = Faults(place, error)
+    for point, error in zip(points, cycle(ERRORS), strict=False):
+        faults = Faults(point, error)
         outcome = answer(decoder, SCHEDULES[name], faults)
 
-        assert all(FAULT in cause for cause in outcome.failed.values()), (place, outcome.failed)
-        assert outcome.num_failing <= 1, place
+        assert all(FAULT in cause for cause in outcome.failed.values()), (point, outcome.failed)
+        assert outcome.num_failing <= 1, point
         for each_one in expected.keys() - outcome.failed.keys():
-            assert outcome.tokens[each_one] == expected[each_one], (place, each_one, outcome.failed)
+            assert outcome.tokens[each_one] == expected[each_one], (point, each_one, outcome.failed)
             num_survivors += 1
-    assert num_survivors > len(places)
-    print(f"{name}: {len(counted.places)} places, {len(places)} faults, {num_survivors} survivors")  # noqa: T201
+    assert num_survivors > len(points)
+    print(f"{name}: {len(counted.points)} points, {len(points)} faults, {num_survivors} survivors")  # noqa: T201

@@ -291,7 +291,7 @@ async def test_a_temperature_of_almost_nothing_disturbs_no_other(checkpoint: Pat
         assert tokens(odd) == greedy
 
 
-async def test_numbers_that_went_wrong_do_not_reach_who_gets_the_blocks_next(
+async def test_numbers_that_went_wrong_do_not_reach_the_next_holder_of_the_blocks(
     checkpoint: Path,
 ) -> None:
     async with front_of(checkpoint, num_kv_blocks=32) as front:

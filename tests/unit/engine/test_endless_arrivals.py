@@ -25,7 +25,7 @@ ROWS = 3
 LONGEST = 54
 """Tokens of the longest request, prompt and output."""
 AGE_S = 6.0
-"""Four times prefillExpectedTime, or the promised TTFT, at most: the age bound."""
+"""Four times prefillExpectedTime, or the target TTFT, at most: the age bound."""
 
 
 def bound(num_before: int, *, rows: int = ROWS) -> int:
@@ -252,7 +252,7 @@ def test_all_end_whatever_the_settings_and_arrivals(
         ),
     ],
 )
-def test_who_ranks_lower_on_purpose_has_no_bound_but_the_end_of_those_before_it(
+def test_a_lower_priority_has_no_bound_but_the_end_of_those_before_it(
     schedule: ScheduleConfig, low: Request, high: Stream, swaps: int
 ) -> None:
     schedule = schedule.model_copy(update={**COMMON, "max_preempt_count": swaps})

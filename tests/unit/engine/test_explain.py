@@ -76,7 +76,7 @@ def shape(step: StepExplanation) -> list[tuple[str, str, int, int]]:
     return [(row.sequence_id, row.kind, row.start, row.num_tokens) for row in step.rows]
 
 
-def test_a_step_says_who_got_how_many_tokens_and_of_what() -> None:
+def test_a_step_says_which_rows_got_how_many_tokens_and_of_what() -> None:
     clocked = Clocked(mix(32), request("a", 40), request("b", 30))
 
     first, second, third = clocked.run(3)

@@ -114,7 +114,7 @@ def test_an_error_counts_whichever_way_it_goes() -> None:
     assert samples(metrics)["tandem_step_prediction_error_seconds_total",] == pytest.approx(0.02)
 
 
-def test_a_step_that_nobody_predicted_has_no_prediction() -> None:
+def test_a_step_without_a_predicted_time_has_no_prediction() -> None:
     metrics = EngineMetrics("tiny")
 
     metrics.step(step_of(predicted_s=None, seconds=0.03), num_sampled=1)
@@ -150,7 +150,7 @@ def test_blocks_are_free_cached_or_held_and_no_two_of_them() -> None:
     assert told["tandem_kv_cache_evictions_total",] == 5.0
 
 
-def test_a_pace_is_told_where_a_tpot_is_targetd() -> None:
+def test_a_pace_is_reported_where_there_is_a_tpot_target() -> None:
     metrics = EngineMetrics("tiny")
     metrics.state(STATS)
     assert samples(metrics)["tandem_tpot_pace_ratio",] == 0.97

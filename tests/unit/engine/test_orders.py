@@ -176,7 +176,7 @@ attributes = st.fixed_dictionaries(
         max_size=6,
     ),
 )
-def test_no_two_sequences_have_the_same_place(
+def test_no_two_sequences_have_the_same_key(
     policy: int, many: list[tuple[int, int, float, dict[str, int]]]
 ) -> None:
     order: Order = ORDERS[policy]

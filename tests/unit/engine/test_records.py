@@ -84,7 +84,7 @@ def test_waiting_is_booked_on_what_it_was_for() -> None:
     bench.run(4, seconds=0.5)
     waited = bench.engine.records.waited_s
 
-    # At 0 and 0.5 a runs: 2 wait; at 1 and 1.5 b does: 1 waits. What is booked ends with the
+    # At 0 and 0.5 a runs: 2 wait; at 1 and 1.5 b does: 1 waits. What is counted ends with the
     # start of the last step: 2 · 0.5 + 2 · 0.5 + 1 · 0.5.
     assert waited[Reason.BATCH_SIZE] == pytest.approx(2.5)
     assert sum(waited.values()) == pytest.approx(2.5)

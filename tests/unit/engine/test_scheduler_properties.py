@@ -386,8 +386,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         # Who has waited for longer than the age bound may go before all others.
         in_turn = [one for one in started if not (self.ages and now - one.arrived > self.bound_s)]
-        first_waiting = min(map(self.place, waits))
-        assert all(self.place(one) < first_waiting for one in in_turn)
+        first_waiting = min(map(self.rank, waits))
+        assert all(self.rank(one) < first_waiting for one in in_turn)
 
     def check_age(self, step: Step, before: dict[str, State], overdue: str | None) -> None:
         """None starts before one that has waited for longer than the age bound."""
@@ -400,7 +400,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def overdue(self) -> str | None:
         """The oldest that waits, if it has done so for longer than the age bound."""
         waiting = [one for one in self.bench.scheduler._queues if one.state == State.WAITING]
-        # By laxity those whose promise is lost go first now and then alone.
+        # By laxity those that miss their target go first now and then alone.
         if not waiting or not self.ages or self.by_laxity:
             return None
         oldest = min(waiting, key=lambda one: (one.arrived, one.number))
@@ -409,7 +409,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @property
     def by_laxity(self) -> bool:
-        """Whether a promised TTFT orders the prompts."""
+        """Whether a TTFT target orders the prompts."""
         schedule = self.schedule
         has_policy = schedule.split_fuse.policy_type or schedule.prefill_policy_type
         return schedule.is_split_fuse and self.slo.ttft is not None and not has_policy
@@ -424,7 +424,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def bound_s(self) -> float:
         return 4 * (self.slo.ttft_s or self.schedule.prefill_expected_time / 1e3)
 
-    def place(self, expected: Request) -> tuple[float, ...]:
+    def rank(self, expected: Request) -> tuple[float, ...]:
         arrival = (expected.arrived, self.numbers[expected.request_id])
         length = float(len(expected.prompt_token_ids))
         policy = self.schedule.split_fuse.policy_type

@@ -125,7 +125,7 @@ def test_attention_makes_a_deeper_chunk_smaller(context: int, chunk: int) -> Non
         pytest.param(
             {"prompt_wait_s": 1.0, "slack_s": 0.0, "decode_context": 90_000},
             10 + 32,
-            id="where decoding alone misses the promise: the floor",
+            id="where decoding alone misses the target: the floor",
         ),
         pytest.param({"prompt_wait_s": 9.0, "slack_s": 0.2}, 512, id="the maximum stands"),
     ],
