@@ -252,9 +252,9 @@ class ScheduleConfig(Model):
                 "supportSelectBatch true means stageSelectPolicy 1, not 2; leave one of the two out"
             )
         for name in ("prefill_policy_type", "decode_policy_type"):
-            if split and (phase := getattr(self, name)):
+            if split and (own := getattr(self, name)):
                 raise ValueError(
-                    f"{to_camel(name)} {phase} and splitFuse.policyType {split} are both an order "
+                    f"{to_camel(name)} {own} and splitFuse.policyType {split} are both an order "
                     "of requests; leave one of the two out"
                 )
         if self.dynamic_batch_size_enable and self.is_split_fuse:

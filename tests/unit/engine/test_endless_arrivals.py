@@ -114,7 +114,7 @@ COMMON: dict[str, Any] = {
     "max_queue_delay_microseconds": 500,
     "prefill_expected_time": 250,
 }
-PHASES = list(product((0, 1, 2, 3), (0, 1, 2, 3)))
+POLICY_TYPES = list(product((0, 1, 2, 3), (0, 1, 2, 3)))
 SWAPS = [pytest.param(0, id="recompute"), pytest.param(2, id="swap")]
 BOTH = Slo(ttft=LatencyTarget(target="250ms"), tpot=LatencyTarget(target="100ms"))
 SLOS = [
@@ -150,27 +150,29 @@ def assert_all_end(schedule: ScheduleConfig, slo: Slo | None = None) -> None:
 
 
 @pytest.mark.parametrize("swaps", SWAPS)
-@pytest.mark.parametrize(("prefill", "decode"), PHASES)
+@pytest.mark.parametrize(("prefill", "decode"), POLICY_TYPES)
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "chunked"])
 def test_all_end(strategy: Any, prefill: Any, decode: Any, swaps: int) -> None:
-    phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
-    assert_all_end(standard(strategy=strategy, max_preempt_count=swaps, **phases, **COMMON))
+    policies = {"prefill_policy_type": prefill, "decode_policy_type": decode}
+    assert_all_end(standard(strategy=strategy, max_preempt_count=swaps, **policies, **COMMON))
 
 
 @pytest.mark.parametrize("swaps", SWAPS)
-@pytest.mark.parametrize(("prefill", "decode"), PHASES)
+@pytest.mark.parametrize(("prefill", "decode"), POLICY_TYPES)
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_all_end_in_continuous_batches(stage: Any, prefill: Any, decode: Any, swaps: int) -> None:
-    phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
-    assert_all_end(standard(stage_select_policy=stage, max_preempt_count=swaps, **phases, **COMMON))
+    policies = {"prefill_policy_type": prefill, "decode_policy_type": decode}
+    assert_all_end(
+        standard(stage_select_policy=stage, max_preempt_count=swaps, **policies, **COMMON)
+    )
 
 
 @pytest.mark.parametrize("swaps", SWAPS)
-@pytest.mark.parametrize(("prefill", "decode"), PHASES)
+@pytest.mark.parametrize(("prefill", "decode"), POLICY_TYPES)
 @pytest.mark.parametrize("slo", SLOS)
 def test_all_end_in_mixed_steps(slo: Slo, prefill: Any, decode: Any, swaps: int) -> None:
-    phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
-    assert_all_end(mix(32, schedule={"max_preempt_count": swaps, **phases, **COMMON}), slo)
+    policies = {"prefill_policy_type": prefill, "decode_policy_type": decode}
+    assert_all_end(mix(32, schedule={"max_preempt_count": swaps, **policies, **COMMON}), slo)
 
 
 @pytest.mark.parametrize("swaps", SWAPS)

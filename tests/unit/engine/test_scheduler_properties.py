@@ -40,7 +40,7 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
     batch = draw(st.integers(1, MOST_ROWS))
     prefill_tokens = draw(st.integers(8, 200))
     policy: Any = draw(st.sampled_from([0, 4, 5, 6, 7])) if is_mix else 0
-    phases = st.just(0) if policy else st.integers(0, 3)
+    types = st.just(0) if policy else st.integers(0, 3)
     partials = draw(st.integers(1, 6))
     given: dict[str, Any] = {
         "strategy": batching,
@@ -49,8 +49,8 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
         "max_prefill_batch_size": draw(st.integers(0, batch)),
         "max_prefill_tokens": prefill_tokens,
         "max_preempt_count": draw(st.integers(0, batch)),
-        "prefill_policy_type": draw(phases),
-        "decode_policy_type": draw(phases),
+        "prefill_policy_type": draw(types),
+        "decode_policy_type": draw(types),
         "max_queue_delay_microseconds": draw(st.sampled_from([500, 5000, 1_000_000])),
         "max_first_token_wait_time": draw(st.sampled_from([0, 100, 2500])),
         "prefill_expected_time": draw(st.sampled_from([1, 1500])),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.phase_models import DecodeModel, PrefillModel
+from tandem_engine.scheduler.latency.stage_models import DecodeModel, PrefillModel
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.policies.stages import STAGE_POLICIES, Stage, StageView
 from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity, laxity

@@ -1,4 +1,4 @@
-"""strategy continuous: iteration-level scheduling (Orca, Yu et al., 2022), phases apart.
+"""strategy continuous: iteration-level scheduling (Orca, Yu et al., 2022), stages apart.
 
 MindIE's templateType Standard: a step is all prefill, with whole prompts, or all decode;
 stageSelectPolicy says which.
