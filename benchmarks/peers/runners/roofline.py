@@ -139,7 +139,7 @@ def _bf16_product(weight: torch.Tensor, rows: int) -> Callable[[], object]:
     plain = weight.bfloat16()
     left = torch.randn((rows, weight.shape[1])).bfloat16()
     try:
-        # A packed weight is what torch has fastest; its door is private.
+        # A packed weight is what torch has fastest; its interface is private.
         packed = torch.ops.mkldnn._reorder_linear_weight(plain, rows)  # noqa: SLF001
     except (RuntimeError, AttributeError):
         return lambda: torch.nn.functional.linear(left, plain)

@@ -59,6 +59,6 @@ class EngineStats:
     num_hit_tokens: int = 0
     """Those of them that the prefix cache had."""
     num_evicted_blocks: int = 0
-    """Cached blocks that were given away, since the start."""
+    """Cached blocks that were evicted, since the start."""
     tpot_pace: float | None = None
     """Share of the TPOT target that decode rows are paced by; None: there is no target."""

@@ -137,12 +137,15 @@ class AsyncEngine:
         await asyncio.to_thread(self._loop.join)
 
     def _warn_of_memory(self, schedule: ScheduleConfig) -> None:
-        sized, asked = self._sized_for, schedule
-        if asked.largest_step > sized.largest_step or asked.max_batch_size > sized.max_batch_size:
+        sized = self._sized_for
+        if (
+            schedule.largest_step > sized.largest_step
+            or schedule.max_batch_size > sized.max_batch_size
+        ):
             _LOG.warning(
                 "Steps may now have %d tokens in %d rows; memory was set aside for %d in %d when "
                 "this replica started",
-                *(asked.largest_step, asked.max_batch_size),
+                *(schedule.largest_step, schedule.max_batch_size),
                 *(sized.largest_step, sized.max_batch_size),
             )
 
@@ -179,8 +182,8 @@ class AsyncEngine:
             )
 
     def _max_new_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
-        room = self._limits.max_seq_len - num_prompt
-        return min(sampling.max_tokens, self._schedule.max_iter_times, room)
+        tokens_left = self._limits.max_seq_len - num_prompt
+        return min(sampling.max_tokens, self._schedule.max_iter_times, tokens_left)
 
     def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         if not prompt:

@@ -18,7 +18,7 @@ _INDEX_BYTES: Final = 7
 
 
 class OutOfBlocks(EngineError):
-    """More blocks were asked for than are free; ask `num_free` first."""
+    """More blocks were requested than are free; read `num_free` first."""
 
 
 class CountedBlocks:
@@ -108,7 +108,7 @@ class CountedBlocks:
 
     def _make_empty(self, count: int) -> None:
         """Empty `count` blocks, or raise OutOfBlocks."""
-        raise OutOfBlocks(f"{count} {self.kind} blocks were asked for, {self.num_free} are free.")
+        raise OutOfBlocks(f"{count} {self.kind} blocks were requested, {self.num_free} are free.")
 
     def _set_free(self, blocks: list[int]) -> None:
         """Return blocks that lost their last holder to the free ones."""
@@ -165,7 +165,7 @@ class BlockPool(CountedBlocks):
         super().__init__(num_blocks)
         self.block_size = block_size
         self.num_evictions = 0
-        """Cached blocks that were given away, since the start."""
+        """Cached blocks that were evicted, since the start."""
         self._caches_prefixes = caches_prefixes
         # The keys of all blocks side by side, and whether a block has one: an object for each
         # would take more memory than all else that the scheduler keeps of a running request.

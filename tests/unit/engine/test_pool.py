@@ -63,7 +63,7 @@ def test_no_block_is_given_for_none_asked(pool_of: Callable[[int], CountedBlocks
 def test_all_or_nothing_when_blocks_run_out(pool: CountedBlocks, kind: str) -> None:
     pool.allocate(3)
 
-    with pytest.raises(OutOfBlocks, match=rf"^2 {kind} blocks were asked for, 1 are free\.$"):
+    with pytest.raises(OutOfBlocks, match=rf"^2 {kind} blocks were requested, 1 are free\.$"):
         pool.allocate(2)
     assert (pool.num_free, pool.num_held) == (1, 3)
     pool.check_integrity([[0, 1, 2]])
@@ -82,7 +82,7 @@ def test_a_block_given_back_twice_is_a_bug(pool_of: Callable[[int], CountedBlock
 def test_a_replica_that_does_not_swap_has_no_host_blocks() -> None:
     pool = HostPool(0)
 
-    with pytest.raises(OutOfBlocks, match=r"^1 host blocks were asked for, 0 are free\.$"):
+    with pytest.raises(OutOfBlocks, match=r"^1 host blocks were requested, 0 are free\.$"):
         pool.allocate(1)
 
 

@@ -258,7 +258,7 @@ def _attend_chunk(
     keys = _context(k_cache, chunk.blocks).to(q.dtype)
     values = _context(v_cache, chunk.blocks).to(q.dtype)
     for tile in chunk.tiles:
-        mixed = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             q[tile.tokens].transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
             keys[:, :, : tile.num_keys],
             values[:, :, : tile.num_keys],
@@ -267,7 +267,7 @@ def _attend_chunk(
             scale=scale,
             enable_gqa=True,
         )
-        out[tile.tokens] = mixed.squeeze(0).transpose(0, 1)
+        out[tile.tokens] = attended.squeeze(0).transpose(0, 1)
 
 
 def _context(cache: Tensor, blocks: Tensor) -> Tensor:
