@@ -127,7 +127,7 @@ def test_the_next_even_step_goes_on_from_the_bounds_of_the_last(
     assert (policy._lower, policy._upper) == bounds
 
 
-def test_the_batch_grows_by_two_in_every_second_round() -> None:
+def test_the_batch_grows_by_two_in_every_second_step() -> None:
     # L = 40, U = 200: the middle is 120, out of reach.
     assert limits_of(measured(FAST, 40), [0, 5, 5, 7, 7]) == [
         (5, 5),

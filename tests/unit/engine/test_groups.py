@@ -43,7 +43,7 @@ class TestChoices:
         assert bench.step().step.copied == []
         assert bench.pool.num_held == 2 + 3
 
-    def test_only_the_last_chunk_lets_them_be_born(self) -> None:
+    def test_only_the_last_chunk_forks_them(self) -> None:
         bench = Bench(mix(32), request("a", 40, 4, n=2))
 
         assert bench.run(2) == [{"a0": 32}, {"a0": 8}]

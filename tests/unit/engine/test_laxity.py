@@ -95,8 +95,8 @@ def test_none_is_passed_by_one_that_comes_later_than_its_patience(
     ranked = in_order(*(prompt(tokens, arrived=at) for tokens, at in given_prompts))
 
     for rank, behind in enumerate(ranked):
-        for ahead in ranked[:rank]:
-            assert ahead.arrived <= behind.arrived + PATIENCE * TOKEN_S * behind.num_prompt
+        for before in ranked[:rank]:
+            assert before.arrived <= behind.arrived + PATIENCE * TOKEN_S * behind.num_prompt
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

@@ -78,7 +78,7 @@ def test_preemptions_are_counted_by_where_the_blocks_went() -> None:
     assert (stats.num_swaps, stats.num_preemptions, stats.num_swapped) == (1, 2, 1)
 
 
-def test_waiting_is_booked_on_what_it_was_for() -> None:
+def test_waiting_time_is_charged_to_its_reason() -> None:
     schedule = mix(32, schedule={"max_batch_size": 1, "max_prefill_batch_size": 1})
     bench = Bench(schedule, *(request(each, 4, 2) for each in "abc"))
     bench.run(4, seconds=0.5)

@@ -102,7 +102,7 @@ def test_a_row_without_numbers_fails_alone() -> None:
     assert bench.engine.stats().num_running == 1
 
 
-def test_choices_that_are_not_born_fail_with_the_prompt() -> None:
+def test_pending_forks_fail_with_the_prompt() -> None:
     bench = breaking()
     bench.add(request("choices", 4, 2, n=3))
 
