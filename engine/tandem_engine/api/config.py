@@ -235,7 +235,7 @@ class ScheduleConfig(Model):
         if split.policy_type and not self.is_split_fuse:
             raise ValueError(
                 f"splitFuse.policyType {split.policy_type} orders the steps of templateType Mix, "
-                "not Standard; set templateType: Mix, or prefillPolicyType instead"
+                "not Standard; set templateType: Mix, or prefillPolicyType in its place"
             )
         return self
 
@@ -252,9 +252,9 @@ class ScheduleConfig(Model):
                 "supportSelectBatch true means stageSelectPolicy 1, not 2; leave one of the two out"
             )
         for name in ("prefill_policy_type", "decode_policy_type"):
-            if split and (own := getattr(self, name)):
+            if split and (phase := getattr(self, name)):
                 raise ValueError(
-                    f"{to_camel(name)} {own} and splitFuse.policyType {split} are both an order "
+                    f"{to_camel(name)} {phase} and splitFuse.policyType {split} are both an order "
                     "of requests; leave one of the two out"
                 )
         if self.dynamic_batch_size_enable and self.is_split_fuse:

@@ -201,7 +201,7 @@ _SCHEDULE: Final = (
         at="spec.engine.schedule",
         rule=f"{IS_MIX} || self.splitFuse.policyType == 0",
         text="splitFuse.policyType %d orders the steps of templateType Mix, not Standard; "
-        "set templateType: Mix, or prefillPolicyType instead",
+        "set templateType: Mix, or prefillPolicyType in its place",
         values=("self.splitFuse.policyType",),
         field=".splitFuse.policyType",
         stands_for="ScheduleConfig._fits_template",

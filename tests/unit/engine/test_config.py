@@ -180,7 +180,7 @@ def test_a_switch_is_true_or_false(name: str) -> None:
         (
             {"splitFuse": {"policyType": 6}},
             "splitFuse.policyType 6 orders the steps of templateType Mix, not Standard; set "
-            "templateType: Mix, or prefillPolicyType instead",
+            "templateType: Mix, or prefillPolicyType in its place",
         ),
         (
             MIX | {"prefillPolicyType": 3, "splitFuse": {"policyType": 6}},
