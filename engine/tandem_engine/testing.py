@@ -34,7 +34,7 @@ class CountingRunner:
 
     Args:
         block_size: Tokens of a KV block.
-        right_drafts: Whether the draft of the output token k is right, at index k modulo the
+        right_drafts: True when the draft of the output token k is right, at index k modulo the
             length.
         checks: False leaves the checks out, for a simulator that wants speed.
     """

@@ -113,7 +113,7 @@ def test_a_key_never_falls_when_a_sequence_is_served(tokens: int, computed: int)
 
 
 def asked(waiting: Waiting, now: float) -> list[Sequence]:
-    """Who is offered a start, in turn, when all take theirs only in mind."""
+    """Return the sequences in the order of the offers, when none starts."""
     seen: list[Sequence] = []
 
     def note(one: Sequence) -> bool:

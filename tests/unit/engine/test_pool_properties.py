@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class NaivePool:
-    """The rules of the pool in their simplest form: lists, searched from end to end."""
+    """Model of the pool in its simplest form: lists, searched from end to end."""
 
     holders: list[int]
     empty: list[int]

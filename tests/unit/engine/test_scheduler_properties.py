@@ -409,7 +409,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @property
     def by_laxity(self) -> bool:
-        """Whether a TTFT target orders the prompts."""
+        """True when a TTFT target orders the prompts."""
         schedule = self.schedule
         has_policy = schedule.split_fuse.policy_type or schedule.prefill_policy_type
         return schedule.is_split_fuse and self.slo.ttft is not None and not has_policy

@@ -50,7 +50,7 @@ def start_whole_prompts(
 
     Args:
         builder: Builds the step.
-        may_join: Whether a sequence belongs to the batch that is formed.
+        may_join: True for a sequence of the batch that is formed.
     """
 
     def take(sequence: Sequence) -> Reason | None:
