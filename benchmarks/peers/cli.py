@@ -80,8 +80,8 @@ def models(
         for shape in shapes:
             with status_line() as note:
                 note(f"making {shape.name}, {shape.num_parameters / 1e6:.0f} M parameters")
-                place = ensure_model(shape, out or cache_folder() / "models")
-            typer.echo(place)
+                path = ensure_model(shape, out or cache_folder() / "models")
+            typer.echo(path)
 
 
 @app.command()

@@ -104,8 +104,8 @@ def runner_environment(
         "TOKENIZERS_PARALLELISM": "false",
     }
     if pin and engine.kind.binds_by_openmp:
-        places = ",".join(f"{{{core}}}" for core in cores)
-        chosen |= {"OMP_PROC_BIND": "true", "OMP_PLACES": places}
+        bound = ",".join(f"{{{core}}}" for core in cores)
+        chosen |= {"OMP_PROC_BIND": "true", "OMP_PLACES": bound}
     return chosen | dict(engine.environment)
 
 

@@ -38,17 +38,17 @@ class Uv:
     """The uv command, an environment, and where its output goes."""
 
     command: str
-    place: Path
+    folder: Path
     log: Path
 
     @property
     def python(self) -> Path:
         """The environment's interpreter."""
-        return self.place / "bin" / "python"
+        return self.folder / "bin" / "python"
 
     def create(self) -> None:
         """Make the environment from scratch, with this Python."""
-        self._run("venv", "--clear", "--python", sys.executable, str(self.place))
+        self._run("venv", "--clear", "--python", sys.executable, str(self.folder))
 
     def install(
         self,
@@ -122,7 +122,7 @@ def make_environments(
         raise BenchmarkError(f"The folder {folder} cannot be created: {error.strerror}.") from None
     num_made = 0
     for name in names or tuple(RECIPES):
-        uv = Uv(command=command, place=folder / name, log=folder / f"{name}.log")
+        uv = Uv(command=command, folder=folder / name, log=folder / f"{name}.log")
         try:
             with console.status(f"{name}: installing"):
                 uv.log.unlink(missing_ok=True)

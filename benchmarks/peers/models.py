@@ -20,7 +20,7 @@ def cache_folder() -> Path:
 
 
 def model_folder(shape: ModelShape, folder: Path) -> Path:
-    """The place of a model below the folder of models."""
+    """The path of a model below the folder of models."""
     return folder / shape.name
 
 
@@ -32,20 +32,20 @@ def ensure_model(
     Raises:
         BenchmarkError: it cannot be written.
     """
-    place = model_folder(shape, folder)
-    if not _is_made(shape, place):
+    path = model_folder(shape, folder)
+    if not _is_made(shape, path):
         try:
-            make_model(shape, place, progress=progress)
+            make_model(shape, path, progress=progress)
         except OSError as error:
             raise BenchmarkError(
-                f"The model {shape.name} cannot be written to {place}: {error.strerror}; "
+                f"The model {shape.name} cannot be written to {path}: {error.strerror}; "
                 "name another folder with --models."
             ) from None
-    return place
+    return path
 
 
 def make_model(
-    shape: ModelShape, place: Path, *, progress: Callable[[str], None] = lambda _: None
+    shape: ModelShape, path: Path, *, progress: Callable[[str], None] = lambda _: None
 ) -> int:
     """Write a checkpoint in bfloat16; the same shape gives the same files. Return its parameters.
 
@@ -57,23 +57,23 @@ def make_model(
 
     from benchmarks.scheduling.model import write_checkpoint  # noqa: PLC0415
 
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "model.safetensors").unlink(missing_ok=True)
-    _write(place / "tokenizer.json", _tokenizer(shape))
-    _write(place / "tokenizer_config.json", _tokenizer_config())
-    _write(place / "generation_config.json", _generation_config())
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "model.safetensors").unlink(missing_ok=True)
+    _write(path / "tokenizer.json", _tokenizer(shape))
+    _write(path / "tokenizer_config.json", _tokenizer_config())
+    _write(path / "generation_config.json", _generation_config())
     # The weights come last: where they are, the rest is.
     return write_checkpoint(
-        place, shape.config(), dtype=torch.bfloat16, seed=_SEED, progress=progress
+        path, shape.config(), dtype=torch.bfloat16, seed=_SEED, progress=progress
     )
 
 
-def _is_made(shape: ModelShape, place: Path) -> bool:
+def _is_made(shape: ModelShape, path: Path) -> bool:
     try:
-        config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(config == shape.config()) and (place / "model.safetensors").is_file()
+    return bool(config == shape.config()) and (path / "model.safetensors").is_file()
 
 
 def _tokenizer(shape: ModelShape) -> dict[str, Any]:

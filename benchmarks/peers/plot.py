@@ -19,7 +19,7 @@ _COLORS: Final = {
 }
 _DPI: Final = 150
 _ROOM: Final = 0.8
-"""Of a place on the axis, shared out over the engines."""
+"""Of a position on the axis, shared out over the engines."""
 
 
 def save_plot(figures: Sequence[RowFigures], file: Path, *, title: str) -> None:
@@ -43,7 +43,7 @@ def _draw_panel(axes: Any, rows: Sequence[RowFigures]) -> None:
         offset = (number - (len(names) - 1) / 2) * width
         heights = [_height(row, number) for row in rows]
         bars = axes.bar(
-            [place + offset for place in range(len(rows))],
+            [at + offset for at in range(len(rows))],
             heights,
             width=width,
             color=_COLORS[name],
@@ -67,11 +67,11 @@ def _draw_panel(axes: Any, rows: Sequence[RowFigures]) -> None:
 
 
 def _draw_lines(axes: Any, values: Sequence[float | None], *, color: str, label: str) -> None:
-    places = [place for place, value in enumerate(values) if value is not None]
+    positions = [at for at, value in enumerate(values) if value is not None]
     axes.hlines(
         [value for value in values if value is not None],
-        [place - _ROOM / 2 for place in places],
-        [place + _ROOM / 2 for place in places],
+        [at - _ROOM / 2 for at in positions],
+        [at + _ROOM / 2 for at in positions],
         colors=color,
         linestyles="dashed",
         linewidth=1,

@@ -303,5 +303,5 @@ def _logs(out: Path | None) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="tandem-peers-") as place:
-        yield Path(place)
+    with tempfile.TemporaryDirectory(prefix="tandem-peers-") as made:
+        yield Path(made)

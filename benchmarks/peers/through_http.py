@@ -76,10 +76,10 @@ def run(options: HttpSettings, *, out: Path | None) -> None:
     facts = begin(out)
     cores = cores_for(options.threads)
     pairs: list[Pair] = []
-    with tempfile.TemporaryDirectory(prefix="tandem-peers-") as place, exit_on_sigterm():
+    with tempfile.TemporaryDirectory(prefix="tandem-peers-") as folder, exit_on_sigterm():
         with status_line() as note:
             checkpoint = ensure_model(options.shape, options.models, progress=lambda _: None)
-        manifest = Path(place) / "service.yaml"
+        manifest = Path(folder) / "service.yaml"
         manifest.write_text(
             yaml.safe_dump(manifest_for(options.shape, options.row, checkpoint, len(cores))),
             encoding="utf-8",
@@ -87,7 +87,7 @@ def run(options: HttpSettings, *, out: Path | None) -> None:
         for repeat in range(options.repeats):
             with status_line() as note:
                 note(f"{repeat + 1}/{options.repeats}  the engine by itself")
-                engine = _engine_alone(options, checkpoint, cores, repeat, Path(place))
+                engine = _engine_alone(options, checkpoint, cores, repeat, Path(folder))
             pairs.append(_through_http(options, manifest, engine))
     result_console().print(table_of(pairs, options.row))
     if out is not None:
@@ -161,7 +161,7 @@ def _cpu(pair: Pair) -> str:
 
 
 def _engine_alone(
-    options: HttpSettings, checkpoint: Path, cores: tuple[int, ...], repeat: int, place: Path
+    options: HttpSettings, checkpoint: Path, cores: tuple[int, ...], repeat: int, folder: Path
 ) -> float:
     settings = Settings(
         rows=(PeerRow(options.row.concurrency, options.row.shape),),
@@ -173,7 +173,7 @@ def _engine_alone(
     own = InstalledEngine(kind=KINDS[TANDEM], python=Path(sys.executable))
     turn = Turn(repeat=repeat, model=options.shape.name, weights="bf16", engine=own)
     result = run_turn(
-        turn, options.shape, checkpoint, settings, log=place / "engine.log", note=lambda _: None
+        turn, options.shape, checkpoint, settings, log=folder / "engine.log", note=lambda _: None
     )
     if result.error is not None:
         raise BenchmarkError(result.error)

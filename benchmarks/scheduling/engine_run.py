@@ -161,7 +161,7 @@ def serve(
     engine = bench.engine(policy)
     coming = list(bench.requests(load))
     coming.reverse()
-    book = _Recorder({f"r{number}": arrival.shape for number, arrival in enumerate(load)})
+    recorder = _Recorder({f"r{number}": arrival.shape for number, arrival in enumerate(load)})
     begin = time.perf_counter()
 
     def clock() -> float:
@@ -170,7 +170,7 @@ def serve(
     while (coming or engine.has_work) and clock() < patience_s:
         while coming and coming[-1].arrived <= clock():
             request = coming.pop()
-            book.arrived[request.request_id] = request.arrived
+            recorder.arrived[request.request_id] = request.arrived
             engine.add(request)
         if not engine.has_work:
             time.sleep(max(0.0, coming[-1].arrived - clock()))
@@ -180,10 +180,10 @@ def serve(
             raise RuntimeError(f"the engine failed: {next(iter(progress.failed.values()))}")
         now = clock()
         for advance in progress.advances:
-            book.note(advance.sequence_id, now, ended=advance.finish_reason is not None)
+            recorder.note(advance.sequence_id, now, ended=advance.finish_reason is not None)
         if not progress.step.sequence_ids:
             time.sleep(_IDLE_S)
-    return book.outcomes, clock()
+    return recorder.outcomes, clock()
 
 
 class _Recorder:

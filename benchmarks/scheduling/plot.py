@@ -36,8 +36,8 @@ def save_costs(costs: Sequence[StepCost], file: Path, *, title: str) -> None:
     figure.suptitle(title, fontsize=9)
     for name, group in groupby(costs, key=lambda cost: cost.setting):
         points = list(group)
-        places = [cost.num_running for cost in points]
-        axes.plot(places, [cost.mean_ms for cost in points], marker="o", label=name)
+        running = [cost.num_running for cost in points]
+        axes.plot(running, [cost.mean_ms for cost in points], marker="o", label=name)
     goals = {cost.num_running: cost.goal_ms for cost in costs if cost.goal_ms is not None}
     axes.scatter(list(goals), list(goals.values()), marker="x", s=80, color="black", label="goal")
     axes.set_xlabel("running requests")

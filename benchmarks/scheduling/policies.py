@@ -10,7 +10,7 @@ from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.slo import LatencyTarget, Slo
 
 STATIC_CHUNKS: Final = (64, 128, 256, 512, 1024, 2048)
-CEILING: Final = 2048
+MAX_TOKEN_BUDGET: Final = 2048
 """splitChunkTokens beside an SLO: the upper bound of its budget."""
 
 
@@ -33,10 +33,10 @@ def static(chunk: int) -> Policy:
     return Policy(f"static {chunk}", _schedule(chunk))
 
 
-def with_slo(targets: LatencyTargets, *, ceiling: int = CEILING) -> Policy:
+def with_slo(targets: LatencyTargets, *, max_token_budget: int = MAX_TOKEN_BUDGET) -> Policy:
     """SplitFuse whose budget is chosen to meet the targets."""
     slo = Slo(ttft=_latency(targets.ttft_ms), tpot=_latency(targets.tpot_ms))
-    return Policy("SLO budget", _schedule(ceiling), slo)
+    return Policy("SLO budget", _schedule(max_token_budget), slo)
 
 
 def policies_for(targets: LatencyTargets, chunks: Sequence[int] = STATIC_CHUNKS) -> list[Policy]:

@@ -290,9 +290,9 @@ def _checkpoint(model: str) -> Iterator[Path]:
         return
     from benchmarks.scheduling.model import make_checkpoint  # noqa: PLC0415  # it brings torch
 
-    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as place:
-        make_checkpoint(Path(place))
-        yield Path(place)
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as made:
+        make_checkpoint(Path(made))
+        yield Path(made)
 
 
 def _plain(settings: SimulateSettings | EngineSettings) -> dict[str, Any]:

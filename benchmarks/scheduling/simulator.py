@@ -119,7 +119,7 @@ class Simulator:
         self.scheduler.add(request)
 
     def _step(self, now: float, next_arrival: float) -> float:
-        """Compute a step; return when it ends, or when to look again after an empty one."""
+        """Compute a step; return when it ends, or when to schedule again after an empty one."""
         step = self.scheduler.schedule(now)
         ended = now + self._machine.seconds(step) if step.sequence_ids else now
         for advance in self.scheduler.complete(step, self._runner.run(step), ended):

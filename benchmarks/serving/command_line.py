@@ -1,4 +1,4 @@
-"""Look and error messages of all benchmarks' command lines."""
+"""Style and error messages of all benchmarks' command lines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -43,9 +43,9 @@ def _draw_throughput(axes: Any, summaries: Sequence[Summary]) -> None:
 
 def _draw_percentiles(axes: Any, spreads: Sequence[Spread | None], label: str) -> None:
     for number, (name, field, color) in enumerate(_PERCENTILES):
-        places = [place + (number - 1) * _BAR for place in range(len(spreads))]
+        positions = [at + (number - 1) * _BAR for at in range(len(spreads))]
         values = [getattr(spread, field) if spread else 0.0 for spread in spreads]
-        bars = axes.bar(places, values, width=_BAR, color=color, label=name)
+        bars = axes.bar(positions, values, width=_BAR, color=color, label=name)
         axes.bar_label(bars, [_label(value) for value in values], fontsize=7, padding=2)
     axes.set_ylabel(label)
     axes.legend(ncols=len(_PERCENTILES), fontsize=8, frameon=False)

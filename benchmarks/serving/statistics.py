@@ -75,10 +75,10 @@ class Summary:
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The value below which `percent` of `ordered` lie, linear between neighbours (as numpy)."""
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
 def spread_ms(seconds: Iterable[float]) -> Spread | None:

@@ -104,7 +104,7 @@ def build_engine(
 
 
 def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRuntime) -> int:
-    """The longest sequence that may be asked for: maxSeqLen, or else the model's limit.
+    """The longest sequence that may be requested: maxSeqLen, or else the model's limit.
 
     Angles are kept for each position; there is no use for more positions than the memory holds with
     their keys and values, even in 8 bits and without weights.
@@ -226,12 +226,12 @@ def _fit(
     return fitted
 
 
-def _reductions(asked: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
-    """Report sizes that are smaller than asked for, because the memory holds no more."""
+def _reductions(requested: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
+    """Report sizes that are smaller than requested, because the memory holds no more."""
     if fitted.max_seq_len < max_positions:
         yield f"maxSeqLen {fitted.max_seq_len} of the model's {max_positions}"
-    if fitted.max_batch_size < asked.max_batch_size:
-        yield f"maxBatchSize {fitted.max_batch_size} of {asked.max_batch_size}"
+    if fitted.max_batch_size < requested.max_batch_size:
+        yield f"maxBatchSize {fitted.max_batch_size} of {requested.max_batch_size}"
 
 
 def _capacity(

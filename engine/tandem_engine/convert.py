@@ -230,7 +230,7 @@ def _refuse_small_disk(target: Path, needed: int) -> None:
 
 @contextmanager
 def _written_whole(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place when all went well, and else disappears."""
+    """A folder beside `target` that replaces it when all went well, and else disappears."""
     target = target.absolute()
     folder = target.with_name(f".{target.name}.partial")
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed

@@ -26,7 +26,7 @@ class CountingRunner:
       nothing twice, no hole, nothing behind the known tokens and drafts;
     - all that a row reads stands in its blocks. For each slot of each block, on the device and on
       the host, the tokens are kept that led to what was written there, so a wrong prefix hit, a
-      forgotten copy and a block that was given away too early are found by the row that reads it;
+      forgotten copy and a block that was released too early are found by the row that reads it;
     - a row writes only into blocks that no other sequence holds, as far as is known: of a
       sequence that is not in the step, the blocks of its last one.
 
@@ -34,7 +34,7 @@ class CountingRunner:
 
     Args:
         block_size: Tokens of a KV block.
-        right_drafts: True when the draft of the output token k is right, at place k modulo the
+        right_drafts: True when the draft of the output token k is right, at index k modulo the
             length.
         checks: False leaves the checks out, for a simulator that wants speed.
     """
@@ -166,27 +166,27 @@ class CountingRunner:
         is_first = not row.output
         first = len(row.output)
         right = next((at for at, token in enumerate(drafts) if token == WRONG_DRAFT), len(drafts))
-        born = self._fork(row) if is_first else []
+        forked = self._fork(row) if is_first else []
         row.extend(range(first, first + 1 + right))
         row.num_computed += right
         tokens: dict[str, Sequence[SampledToken]] = {
             row.sequence_id: [SampledToken(first + number) for number in range(1 + right)]
         }
-        for other in born:
+        for other in forked:
             other.extend((0,))
             tokens[other.sequence_id] = [SampledToken(0)]
         return tokens
 
     def _fork(self, row: "_Sequence") -> list["_Sequence"]:
-        born = [
+        forked = [
             row.twin(sequence_id)
             for sequence_id in row.request.sequences
             if sequence_id in self._pending_forks
         ]
-        for other in born:
+        for other in forked:
             self._pending_forks.discard(other.sequence_id)
             self._sequences[other.sequence_id] = other
-        return born
+        return forked
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def wait_until_gone(pid: int, started: int, *, timeout_s: float) -> bool:
 
 
 def kill_all(processes: Iterable[Process]) -> None:
-    """SIGKILL each of `processes`; one that is gone, or another's, is passed over."""
+    """SIGKILL each of `processes`; one that is gone, or another's, is skipped."""
     for process in processes:
         try:
             os.kill(process.pid, signal.SIGKILL)

@@ -5,8 +5,8 @@
 
 enum { STREAMS = 4 };
 
-/* XOR of `count` words; each thread reads four places at once, since one stream does not keep a
-   core's line buffers busy. */
+/* XOR of `count` words; each thread reads at four positions at once, since one stream does not
+   keep a core's line buffers busy. */
 uint64_t read_words(const uint64_t *words, size_t count) {
   uint64_t result = 0;
   const size_t piece = count / 64;

@@ -71,9 +71,9 @@ class LlamaCppEngine:
     ) -> dict[int, int]:
         """Compute the prompts in full batches, as a server would; each one's first token."""
         rows = [
-            (token, place, number, place == len(prompt) - 1)
+            (token, position, number, position == len(prompt) - 1)
             for number, prompt in enumerate(prompts)
-            for place, token in enumerate(prompt)
+            for position, token in enumerate(prompt)
         ]
         firsts: dict[int, int] = {}
         for begin in range(0, len(rows), _BATCH):
@@ -88,27 +88,27 @@ class LlamaCppEngine:
         """Compute (token, position, sequence, is_last) rows; the token that follows the last."""
         batch = self._batch
         batch.n_tokens = len(rows)
-        for place, (token, position, number, is_last) in enumerate(rows):
-            batch.token[place] = token
-            batch.pos[place] = position
-            batch.n_seq_id[place] = 1
-            batch.seq_id[place][0] = number
-            batch.logits[place] = is_last
+        for at, (token, position, number, is_last) in enumerate(rows):
+            batch.token[at] = token
+            batch.pos[at] = position
+            batch.n_seq_id[at] = 1
+            batch.seq_id[at][0] = number
+            batch.logits[at] = is_last
         status = self._lib.llama_decode(self._context, batch)
         if status:
             raise RuntimeError(f"llama_decode answered {status}; see its log.")
         chosen = []
-        for place, (_, _, number, is_last) in enumerate(rows):
+        for at, (_, _, number, is_last) in enumerate(rows):
             if is_last:
-                chosen.append((number, self._choose(place)))
+                chosen.append((number, self._choose(at)))
         return chosen
 
-    def _choose(self, place: int) -> int:
+    def _choose(self, at: int) -> int:
         import numpy as np  # noqa: PLC0415  # it comes with llama-cpp-python
 
         if self._sampler is not None:
-            return int(self._lib.llama_sampler_sample(self._sampler, self._context, place))
-        logits = self._lib.llama_get_logits_ith(self._context, place)
+            return int(self._lib.llama_sampler_sample(self._sampler, self._context, at))
+        logits = self._lib.llama_get_logits_ith(self._context, at)
         return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
     def _make_sampler(self) -> Any:

@@ -67,10 +67,10 @@ def read_bandwidth(num_threads: int) -> tuple[float, str]:
     The data is random and stands in huge pages: constant data reads faster than weights ever will,
     and small pages slower.
     """
-    place = mmap.mmap(-1, _BYTES + _HUGE)
+    memory = mmap.mmap(-1, _BYTES + _HUGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        place.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(place, dtype=np.uint8)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, dtype=np.uint8)
     begin = -whole.ctypes.data % _HUGE
     words = whole[begin : begin + _BYTES].view(np.uint64)
     words[:] = np.random.default_rng(0).integers(0, 2**63, len(words), dtype=np.uint64)
@@ -139,7 +139,7 @@ def _bf16_product(weight: torch.Tensor, rows: int) -> Callable[[], object]:
     plain = weight.bfloat16()
     left = torch.randn((rows, weight.shape[1])).bfloat16()
     try:
-        # A packed weight is what torch has fastest; its door is private.
+        # A packed weight is what torch has fastest; its interface is private.
         packed = torch.ops.mkldnn._reorder_linear_weight(plain, rows)  # noqa: SLF001
     except (RuntimeError, AttributeError):
         return lambda: torch.nn.functional.linear(left, plain)

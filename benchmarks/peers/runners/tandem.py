@@ -1,4 +1,4 @@
-"""Runs Tandem's engine through the door that its server uses, without server and Ray."""
+"""Runs Tandem's engine through the interface that its server uses, without server and Ray."""
 
 import asyncio
 from collections.abc import Sequence

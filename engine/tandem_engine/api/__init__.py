@@ -1,1 +1,1 @@
-"""Plain data that crosses the engine's doors; pydantic and the standard library only."""
+"""Plain data of the engine's interfaces; pydantic and the standard library only."""

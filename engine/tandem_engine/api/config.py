@@ -93,7 +93,7 @@ class SplitFuseConfig(Model):
     """A prompt with more tokens to compute than this is long."""
 
     max_long_partial_prefills: Annotated[int, Field(ge=1, le=64)] = 8
-    """Long prompts that may be in progress at once; others are passed over, so that short ones
+    """Long prompts that may be in progress at once; others are skipped, so that short ones
     behind them start. Never over maxNumPartialPrefills."""
 
     @model_validator(mode="after")
@@ -166,7 +166,7 @@ class ScheduleConfig(Model):
     cpuMemSize. At most maxBatchSize."""
 
     support_select_batch: bool = False
-    """MindIE's older name of stageSelectPolicy 1; passed over unless the strategy is continuous, as
+    """MindIE's older name of stageSelectPolicy 1; ignored unless the strategy is continuous, as
     MindIE does with SplitFuse."""
 
     max_queue_delay_microseconds: Annotated[int, Field(ge=500, le=1000000)] = 5000

@@ -54,11 +54,11 @@ class EngineStats:
     num_free_host_blocks: int = 0
     num_swaps: int = 0
     """Those of the preemptions that went to host memory."""
-    num_asked_tokens: int = 0
+    num_queried_tokens: int = 0
     """Tokens of all sequences that were admitted, since the start."""
     num_hit_tokens: int = 0
     """Those of them that the prefix cache had."""
     num_evicted_blocks: int = 0
-    """Cached blocks that were given away, since the start."""
+    """Cached blocks that were evicted, since the start."""
     tpot_pace: float | None = None
     """Share of the TPOT target that decode rows are paced by; None: there is no target."""

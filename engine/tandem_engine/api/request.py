@@ -42,7 +42,7 @@ _WITH_BEAMS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "top_k": ((-1, 0), "-1 or 0"),
     "top_p": ((1.0,), "1"),
     "min_p": ((0.0,), "0"),
-    "stop": (((),), "left out (stop_token_ids may take its place)"),
+    "stop": (((),), "left out (stop_token_ids may be used instead)"),
     "logprobs": ((None, 0), "0, for the tokens of the answer alone, or left out"),
 }
 _EARLY_STOPPING: Final = (False, True, "never")
@@ -97,7 +97,7 @@ class SamplingParams:
     """Beams are ranked by the sum of their log-probabilities over length ** length_penalty. The
     range is ours: the power of any length that there is stays a number."""
     early_stopping: bool | Literal["never"] = False
-    """true: as many finished beams as wanted end the search. false: when none that is left is
+    """true: as many finished beams as requested end the search. false: when none that is left is
     likely to be better. never: when none can be. As in `transformers`."""
     n: int = 1
     """Choices to return; the service's maxN and maxBatchSize are further limits."""

@@ -106,12 +106,12 @@ def rewrite(
     lowered too.
 
     Args:
-        schedule: as it was asked for, resolved or not.
+        schedule: as it was requested, resolved or not.
         max_seq_len: tokens of prompt and output together, as the replica keeps them.
         max_input_token_len: tokens of the longest prompt.
     """
     resolved = resolve_schedule(schedule)
-    said = [*_said_of_defaults(schedule, resolved)]
+    said = [*_notes_on_defaults(schedule, resolved)]
     longest = min(max_seq_len, max_input_token_len + resolved.max_iter_times)
     if not resolved.cuts_prompts and resolved.max_prefill_tokens < longest:
         said.append(
@@ -166,17 +166,17 @@ def consequences(
         )
 
 
-def _said_of_defaults(asked: ScheduleConfig, resolved: ScheduleConfig) -> Iterator[str]:
-    rows = asked.max_prefill_batch_size
+def _notes_on_defaults(requested: ScheduleConfig, resolved: ScheduleConfig) -> Iterator[str]:
+    rows = requested.max_prefill_batch_size
     if rows == 0:
         yield f"maxPrefillBatchSize 0 means maxBatchSize, {resolved.max_batch_size}."
     elif rows != resolved.max_prefill_batch_size:
         yield f"maxPrefillBatchSize {rows} is lowered to maxBatchSize {resolved.max_batch_size}."
-    if asked.max_n is None:
+    if requested.max_n is None:
         yield f"maxN is not given; it is {resolved.max_n}."
-    if not asked.support_select_batch:
+    if not requested.support_select_batch:
         return
-    if asked.stage_policy == 1:
+    if requested.stage_policy == 1:
         yield "supportSelectBatch true means stageSelectPolicy 1."
     else:
         yield f"supportSelectBatch true has no effect with strategy {resolved.batching}."

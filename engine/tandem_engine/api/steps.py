@@ -54,7 +54,7 @@ class StepExplanation:
     """Its predicted duration; None: nothing was predicted."""
     token_budget: int
     """Tokens that it may have; 0: its strategy has no such limit."""
-    ceiling: int | None
+    max_token_budget: int | None
     """The most that the budget may be (splitChunkTokens); None: there is no such bound."""
     num_decode_tokens: int
     num_prefill_tokens: int
@@ -70,7 +70,7 @@ class StepExplanation:
     """Sequences whose KV blocks went to the host."""
     blocked_by: WaitExplanation | None
     """The reason that the first waiting sequence was not taken; None: none waits."""
-    passed_over: tuple[WaitExplanation, ...]
+    skipped: tuple[WaitExplanation, ...]
     """Those that lost their turn while others did not."""
     num_waiting: int
     """Sequences without KV blocks, the first in line among them."""

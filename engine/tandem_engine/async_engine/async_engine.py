@@ -137,12 +137,15 @@ class AsyncEngine:
         await asyncio.to_thread(self._loop.join)
 
     def _warn_of_memory(self, schedule: ScheduleConfig) -> None:
-        sized, asked = self._sized_for, schedule
-        if asked.largest_step > sized.largest_step or asked.max_batch_size > sized.max_batch_size:
+        sized = self._sized_for
+        if (
+            schedule.largest_step > sized.largest_step
+            or schedule.max_batch_size > sized.max_batch_size
+        ):
             _LOG.warning(
                 "Steps may now have %d tokens in %d rows; memory was set aside for %d in %d when "
                 "this replica started",
-                *(asked.largest_step, asked.max_batch_size),
+                *(schedule.largest_step, schedule.max_batch_size),
                 *(sized.largest_step, sized.max_batch_size),
             )
 
@@ -152,8 +155,8 @@ class AsyncEngine:
             sampling = replace(sampling, use_beam_search=False, temperature=0.0)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         own_ends = frozenset() if sampling.ignore_eos else self._end_token_ids
-        places = range(sampling.num_sequences)
-        if len(places) > sampling.n and sampling.logprobs is None:
+        indices = range(sampling.num_sequences)
+        if len(indices) > sampling.n and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)  # the choices are ranked by them
         return Request(
             request_id=name,
@@ -161,8 +164,8 @@ class AsyncEngine:
             sampling=sampling,
             max_new_tokens=self._max_new_tokens(len(prompt), sampling),
             stop_token_ids=own_ends.union(sampling.stop_token_ids),
-            seeds=tuple(derive_seed(seed, index) for index in places),
-            sequence_ids=tuple(f"{name}-{index}" for index in places),
+            seeds=tuple(derive_seed(seed, index) for index in indices),
+            sequence_ids=tuple(f"{name}-{index}" for index in indices),
             arrived=time.perf_counter(),
         )
 
@@ -179,8 +182,8 @@ class AsyncEngine:
             )
 
     def _max_new_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
-        room = self._limits.max_seq_len - num_prompt
-        return min(sampling.max_tokens, self._schedule.max_iter_times, room)
+        tokens_left = self._limits.max_seq_len - num_prompt
+        return min(sampling.max_tokens, self._schedule.max_iter_times, tokens_left)
 
     def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         if not prompt:

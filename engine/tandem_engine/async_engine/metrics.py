@@ -239,9 +239,9 @@ class EngineMetrics(Collector):
         yield from self._queues(stats)
         yield from self._blocks(stats)
         yield self._counter(
-            "prefix_cache_asked_tokens",
+            "prefix_cache_queried_tokens",
             "Tokens of the admitted sequences, looked up in the prefix cache.",
-            stats.num_asked_tokens,
+            stats.num_queried_tokens,
         )
         yield self._counter(
             "prefix_cache_hit_tokens",

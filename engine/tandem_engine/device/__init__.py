@@ -1,1 +1,1 @@
-"""The door to the device: streams, events, memory and kernels of one backend."""
+"""The interface of a device: streams, events, memory and kernels of one backend."""

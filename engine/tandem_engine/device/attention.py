@@ -29,15 +29,15 @@ Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeUnits:
-    """The KV blocks of all decode rows, as one list. A unit is one block of one row."""
+class DecodeSplits:
+    """The KV blocks of all decode rows, as one list. A split is one block of one row."""
 
     blocks: Tensor
-    """[units] int64: id of the block; the units of a row stand together, in token order."""
+    """[splits] int64: id of the block; the splits of a row stand together, in token order."""
     rows: Tensor
-    """[units] int64: the decode row that the unit belongs to."""
+    """[splits] int64: the decode row that the split belongs to."""
     tail_bias: Tensor
-    """[units, 1, block_size] float32: 0 for a token of the row, -inf behind its last one."""
+    """[splits, 1, block_size] float32: 0 for a token of the row, -inf behind its last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +123,11 @@ class AttentionMetadata:
         return self._put(self.token_blocks[self.token_offsets == 0])
 
     @cached_property
-    def decodes(self) -> DecodeUnits | None:
+    def decodes(self) -> DecodeSplits | None:
         """The blocks of the rows that decode; None when no row does."""
         rows = self.num_decode_rows
         num_blocks = np.diff(self.first_block)[:rows]
-        return _decode_units(self.context_lens[:rows], num_blocks, self._blocks, self.block_size)
+        return _decode_splits(self.context_lens[:rows], num_blocks, self._blocks, self.block_size)
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -224,18 +224,18 @@ def _leading_ones(queries: Ints) -> int:
     return int(longer.argmax()) if longer.any() else len(queries)
 
 
-def _decode_units(
+def _decode_splits(
     contexts: Int32s, num_blocks: Int32s, all_blocks: Tensor, block_size: int
-) -> DecodeUnits | None:
+) -> DecodeSplits | None:
     if not len(contexts):
         return None
-    last = np.cumsum(num_blocks) - 1  # unit that holds the end of each row
+    last = np.cumsum(num_blocks) - 1  # split that holds the end of each row
     filled = contexts - (num_blocks - 1) * block_size  # tokens in it
     bias = np.zeros((int(last[-1]) + 1, 1, block_size), dtype=np.float32)
     bias[last, 0] = np.where(np.arange(block_size) < filled[:, None], 0.0, -np.inf)
     rows = np.repeat(np.arange(len(contexts)), num_blocks)
     device = all_blocks.device
-    return DecodeUnits(
+    return DecodeSplits(
         blocks=all_blocks[: len(rows)],
         rows=torch.from_numpy(rows).to(device, non_blocking=True),
         tail_bias=torch.from_numpy(bias).to(device, non_blocking=True),

@@ -106,14 +106,14 @@ class Capacity:
             num_host_blocks: Blocks to swap to.
             chosen: Values below the model's limit or a default, because no more fits.
         """
-        room = f"room for {_counted(self.max_sequences, 'sequence')} of {self.max_seq_len} tokens"
+        text = f"room for {_counted(self.max_sequences, 'sequence')} of {self.max_seq_len} tokens"
         if chosen:
-            room += f", chosen to fit: {', '.join(chosen)}"
+            text += f", chosen to fit: {', '.join(chosen)}"
         host = f", {_counted(num_host_blocks, 'host block')} to swap to" if num_host_blocks else ""
         size = self.num_tokens * shape.kv_bytes_per_token
         return (
             f"KV cache: {_counted(self.num_blocks, 'block')} of {self.block_size} tokens, "
-            f"{room}{host} ({in_gib(size)}, {shape.kv_bytes_per_token} bytes a token "
+            f"{text}{host} ({in_gib(size)}, {shape.kv_bytes_per_token} bytes a token "
             f"in {shape.kv_dtype})"
         )
 

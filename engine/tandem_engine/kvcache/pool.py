@@ -18,7 +18,7 @@ _INDEX_BYTES: Final = 7
 
 
 class OutOfBlocks(EngineError):
-    """More blocks were asked for than are free; ask `num_free` first."""
+    """More blocks were requested than are free; read `num_free` first."""
 
 
 class CountedBlocks:
@@ -108,7 +108,7 @@ class CountedBlocks:
 
     def _make_empty(self, count: int) -> None:
         """Empty `count` blocks, or raise OutOfBlocks."""
-        raise OutOfBlocks(f"{count} {self.kind} blocks were asked for, {self.num_free} are free.")
+        raise OutOfBlocks(f"{count} {self.kind} blocks were requested, {self.num_free} are free.")
 
     def _set_free(self, blocks: list[int]) -> None:
         """Return blocks that lost their last holder to the free ones."""
@@ -165,7 +165,7 @@ class BlockPool(CountedBlocks):
         super().__init__(num_blocks)
         self.block_size = block_size
         self.num_evictions = 0
-        """Cached blocks that were given away, since the start."""
+        """Cached blocks that were evicted, since the start."""
         self._caches_prefixes = caches_prefixes
         # The keys of all blocks side by side, and whether a block has one: an object for each
         # would take more memory than all else that the scheduler keeps of a running request.
@@ -232,7 +232,7 @@ class BlockPool(CountedBlocks):
         if not self._holders[block] or (known is not None and known != key):
             raise AssertionError(f"KV block {block} is not the sealer's to seal; this is a bug.")
         self._keys[block * KEY_BYTES : (block + 1) * KEY_BYTES] = key
-        if self._block_of.setdefault(_place(key), block) == block:
+        if self._block_of.setdefault(_index_of(key), block) == block:
             self._is_sealed[block] = True
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
@@ -242,7 +242,7 @@ class BlockPool(CountedBlocks):
         """
         found: list[int] = []
         for key in keys:
-            block = self._block_of.get(_place(key))
+            block = self._block_of.get(_index_of(key))
             if block is None or self._key_of(block) != key:
                 break
             found.append(block)
@@ -272,7 +272,9 @@ class BlockPool(CountedBlocks):
         """
         super().check_integrity(tables)
         sealed = {block for block, is_sealed in enumerate(self._is_sealed) if is_sealed}
-        keys = {_place(key): block for block in sealed if (key := self._key_of(block)) is not None}
+        keys = {
+            _index_of(key): block for block in sealed if (key := self._key_of(block)) is not None
+        }
         if keys != self._block_of:
             raise AssertionError(
                 f"{len(keys)} KV blocks have keys of their own, the index knows "
@@ -304,7 +306,7 @@ class BlockPool(CountedBlocks):
     def _drop_key(self, block: int) -> None:
         key = self._key_of(block)
         if key is not None:
-            del self._block_of[_place(key)]
+            del self._block_of[_index_of(key)]
             self._is_sealed[block] = False
 
     def _key_of(self, block: int) -> bytes | None:
@@ -332,6 +334,6 @@ class BlockPool(CountedBlocks):
         return [*self._empty, *self._cached]
 
 
-def _place(key: bytes) -> int:
-    """Return the number under which the index keeps a key."""
+def _index_of(key: bytes) -> int:
+    """Return the number that the index keeps a key under."""
     return int.from_bytes(key[:_INDEX_BYTES], "little")

@@ -129,8 +129,8 @@ def _describe(scheme: Scheme, parameters: Parameters) -> str | None:
     )
 
 
-def _resolve_dtype(asked: DType, config: DecoderConfig, checkpoint: Checkpoint) -> torch.dtype:
-    name = config.dtype if asked == "auto" else asked
+def _resolve_dtype(requested: DType, config: DecoderConfig, checkpoint: Checkpoint) -> torch.dtype:
+    name = config.dtype if requested == "auto" else requested
     if name is None:
         return checkpoint.entry("model.embed_tokens.weight").dtype
     resolved = getattr(torch, name)

@@ -195,7 +195,7 @@ def is_harmless(config: DecoderConfig, parameters: Parameters, name: str) -> boo
         name.endswith(".rotary_emb.inv_freq")
         or (config.tie_word_embeddings and name == f"{HEAD}.weight")
         or any(
-            isinstance(linear, QuantizedLinear) and name in linear.passed_over
+            isinstance(linear, QuantizedLinear) and name in linear.skipped
             for linear in parameters.linears()
         )
     )

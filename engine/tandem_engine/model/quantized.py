@@ -53,7 +53,7 @@ class QuantizedLinear:
     static: _StaticTensors | None
     zeros: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that the checkpoint may hold, if all of their values are 0."""
-    passed_over: set[str] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
     """Tensors that the checkpoint may hold and that are redundant."""
 
     @property
@@ -201,7 +201,7 @@ def allocate_quantized(
         bias=torch.empty(rows, device=device) if bias and not is_static else None,
         static=static if is_static else None,
         # Of a static layer, quant_bias and deq_scale hold what these say.
-        passed_over={
+        skipped={
             f"{name}.{what}"
             for name in names
             for what in ("weight_scale", "weight_offset", *(["bias"] if bias else []))
@@ -220,7 +220,7 @@ def norm_parts(
     """
     if f"{name}.module.weight" in held:
         yield Part.copy(f"{name}.module.weight", norm)
-        reader.passed_over.add(f"{name}.weight")
+        reader.skipped.add(f"{name}.weight")
     else:
         yield Part.copy(f"{name}.weight", norm)
     for bias in (f"{name}.module.bias", f"{name}.bias"):

@@ -43,19 +43,19 @@ def read_scheme(folder: Path | str) -> Scheme:
     return read_compressed_tensors(path, config)
 
 
-def resolve_scheme(asked: Quantization, folder: Path | str) -> Scheme:
-    """Resolve the setting `asked` for the checkpoint in `folder`.
+def resolve_scheme(requested: Quantization, folder: Path | str) -> Scheme:
+    """Resolve the setting `requested` for the checkpoint in `folder`.
 
     Raises:
         CheckpointError: As `read_scheme`.
         ConfigError: It is quantised, but the setting is none.
     """
     found = read_scheme(folder)
-    if asked == "none" and found.is_quantized:
+    if requested == "none" and found.is_quantized:
         raise ConfigError(
             f"quantization is none, but {folder} is {found.format}, whose weights are in 8 bits; "
             "give auto or w8a8, leave quantization out, or name a checkpoint in float."
         )
-    if asked == "w8a8" and not found.is_quantized:
+    if requested == "w8a8" and not found.is_quantized:
         return AT_LOAD_SCHEME
     return found

@@ -13,7 +13,7 @@ from tandem_engine.device.attention import AttentionMetadata, build_attention_me
 from tandem_engine.sampling.row import Row
 
 PADDING: Final = 0
-"""Token in place of a draft that was asked for and not proposed; computed, never sampled from."""
+"""Token instead of a draft that was asked for and not proposed; computed, never sampled from."""
 NO_DRAFTS: Final[Mapping[str, Sequence[int]]] = {}
 NO_AWAITED: Final[Mapping[Row, int]] = {}
 

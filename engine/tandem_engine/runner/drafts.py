@@ -37,7 +37,7 @@ def usable(proposal: Sequence[int], count: int, vocab_size: int) -> list[int]:
 def accepted(
     sampled: Sequence[SampledToken | None], drafts: Sequence[int]
 ) -> Sequence[SampledToken]:
-    """Return the tokens that the row yields: up to the first that its draft did not foresee.
+    """Return the tokens that the row yields: up to the first that its draft did not predict.
 
     Args:
         sampled: The token at each position: before the first draft, and behind each draft. None

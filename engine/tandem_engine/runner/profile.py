@@ -37,7 +37,7 @@ _FEW_TOKENS: Final = 64
 _LAYERS: Final = 2
 
 # The flattest distribution that a request can ask for, cut by its mass, so that most tokens are
-# looked at; every penalty, a bias, and log-probabilities besides. In torch that copies the logits
+# read; every penalty, a bias, and log-probabilities besides. In torch that copies the logits
 # many times over; a device's own kernel copies none of them, and its workspace is set up once.
 _SAMPLING: Final = SamplingParams(
     max_tokens=1,

@@ -154,7 +154,7 @@ class _Cut:
         is_kept &= (before - weights) < enough
         is_kept[:, 0] = True
         if width < logits.shape[1]:
-            _settle_ties(logits, values, ids, is_kept.sum(dim=-1, keepdim=True))
+            _break_ties(logits, values, ids, is_kept.sum(dim=-1, keepdim=True))
         ids, order = ids.sort(dim=-1)
         found = _look_up((weights * is_kept).gather(1, order), numbers)
         tokens = ids.gather(1, found.clamp(max=width - 1))
@@ -181,7 +181,7 @@ def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
-def _settle_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) -> None:
+def _break_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) -> None:
     """Put the first ones of the vocabulary where the last ones that stay are equal to others.
 
     Args:

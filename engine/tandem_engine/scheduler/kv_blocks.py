@@ -32,7 +32,7 @@ class KVBlocks:
         self._footprint = 0
         self._copies = Copies([], [], [])
         self._short: dict[Sequence, None] = {}
-        self.num_asked_tokens = 0
+        self.num_queried_tokens = 0
         """Tokens of all sequences that were admitted, since the start."""
         self.num_hit_tokens = 0
         """Those of them that the prefix cache had."""
@@ -231,7 +231,7 @@ class KVBlocks:
         sequence.num_hit = hit
         sequence.writes_shared = hit < num_found * self.pool.block_size
         self.note_short(sequence)
-        self.num_asked_tokens += sequence.num_tokens
+        self.num_queried_tokens += sequence.num_tokens
         self.num_hit_tokens += hit
         for block in range(num_found, sequence.num_keys):
             self._pending.add(sequence.key(block), sequence.sequence_id)

@@ -126,13 +126,13 @@ class Scheduler:
         Args:
             now: Seconds, on the clock of `Request.arrived`.
         """
-        step = self._builder(now)
+        builder = self._builder(now)
         starved = self._starved(now)
         if starved is not None:
-            step.preemptor.preempt_for_starved(starved)
-        self._policies.strategy.fill(step)
-        step.preemptor.break_deadlock(self._policies.prompt_order)
-        return self._open(step)
+            builder.preemptor.preempt_for_starved(starved)
+        self._policies.strategy.fill(builder)
+        builder.preemptor.break_deadlock(self._policies.prompt_order)
+        return self._open(builder)
 
     @property
     def can_schedule_async(self) -> bool:
@@ -168,14 +168,14 @@ class Scheduler:
         newest.is_reserved = True
         if not self._blocks.suffice() or not self._queues.has_next:
             return None
-        step = self._builder(begins, is_async=True)
-        self._policies.strategy.fill(step)
-        return None if step.rows.is_empty else self._open(step)
+        builder = self._builder(begins, is_async=True)
+        self._policies.strategy.fill(builder)
+        return None if builder.rows.is_empty else self._open(builder)
 
     def complete(self, step: Step, result: StepResult, now: float) -> list[Advance]:
         """Take over the result of a step; return the sequences that got tokens.
 
-        Sequences that were aborted while the step ran are passed over, those that failed are
+        Sequences that were aborted while the step ran are skipped, those that failed are
         forgotten.
 
         Args:
@@ -234,7 +234,7 @@ class Scheduler:
             num_free_host_blocks=blocks.host.num_free,
             num_preemptions=self.records.num_recomputed + self.records.num_swapped,
             num_swaps=self.records.num_swapped,
-            num_asked_tokens=blocks.num_asked_tokens,
+            num_queried_tokens=blocks.num_queried_tokens,
             num_hit_tokens=blocks.num_hit_tokens,
             num_evicted_blocks=blocks.pool.num_evictions,
             tpot_pace=self._policies.pace.share if self._policies.slo.tpot else None,

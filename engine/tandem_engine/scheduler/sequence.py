@@ -25,7 +25,7 @@ class State(IntEnum):
     SWAPPED = 2
     """Its computed tokens are in host blocks."""
     ENDED = 3
-    """It is over; rows of open steps that refer to it are passed over."""
+    """It is over; rows of open steps that refer to it are skipped."""
 
 
 # Read once a row and step, where reading an attribute of an enumeration is slow.
@@ -166,13 +166,10 @@ class Sequence(_EveryStep):
         """True if it never had a token computed."""
         return self.num_attained == 0
 
-    def append(self, token_id: int) -> None:
-        """Add one sampled token."""
+    def count_token(self) -> None:
+        """Count one token more, to be checked; `StepUpdater.commit_token` takes its id."""
         self.num_tokens += 1
         self.tokens_until_check = 0
-        if self.tail is not None:
-            self.tail.append(token_id)
-            self.close_block()
 
     def begin_tail(self) -> None:
         """Keep the tokens behind the full blocks from now on, if it keeps keys."""

@@ -49,7 +49,7 @@ class StepBuilder:
     """Rows of the sequences that waited until this step."""
     token_budget: int = 0
     """Tokens that the strategy allowed; 0: it has no such limit."""
-    ceiling: int = 0
+    max_token_budget: int = 0
     """The upper bound of the budget; 0: there is none."""
 
     @property
@@ -106,10 +106,16 @@ class StepBuilder:
             if sequence.is_decoding and not sequence.group.beams:
                 self._add_decode(sequence, 1)
 
-    def unfinished_prompts(self, order: Order) -> list[Sequence]:
-        """Return the running sequences with prompt tokens to compute, in `order`."""
+    def unfinished_prompts(self, order: Order | None = None) -> list[Sequence]:
+        """Return the running sequences with prompt tokens to compute.
+
+        A beam that was computed again and waits for the others has none.
+
+        Args:
+            order: Sorts them; None: they are in order of admission.
+        """
         begun = [one for one in self.queues.prefilling.values() if one.num_uncomputed]
-        if len(begun) > 1:
+        if order is not None and len(begun) > 1:
             begun.sort(key=partial(self._prompt_key, order) if order.ages else order.key)
         return begun
 
@@ -155,7 +161,7 @@ class StepBuilder:
         """Try to start the waiting sequences, in turn, until one blocks the queue.
 
         Args:
-            take: Starts a sequence, or returns why not. SKIPPING_REASONS pass over that sequence
+            take: Starts a sequence, or returns why not. SKIPPING_REASONS skip that sequence
                 alone; any other reason blocks all that wait behind it.
         """
 
@@ -164,7 +170,7 @@ class StepBuilder:
             if reason is None:
                 return True
             if reason in SKIPPING_REASONS:
-                self.waits.pass_over(sequence, reason)
+                self.waits.skip(sequence, reason)
                 return True
             self.waits.block_queue(reason, sequence)
             return False
@@ -237,7 +243,7 @@ class StepBuilder:
         reason = Reason.BATCH_SIZE if len(beams) == 1 else Reason.BEAMS_TOGETHER
         for row in beams:
             row.num_skipped += 1
-            self.waits.pass_over(row, reason)
+            self.waits.skip(row, reason)
 
     def _decode_rows(self, beams: list[Sequence], drafts_left: float) -> int:
         """Take a row, or all beams of a request; return the tokens that they take."""
@@ -310,7 +316,7 @@ class StepBuilder:
         self.queues.run(sequence)
 
     def _refuse(self, sequence: Sequence, reason: Reason) -> bool:
-        self.waits.pass_over(sequence, reason)
+        self.waits.skip(sequence, reason)
         return False
 
     def _watermark(self) -> int:

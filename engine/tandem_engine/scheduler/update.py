@@ -36,7 +36,7 @@ class StepUpdater:
         self._queues = queues
         self._blocks = blocks
         self._has_drafts = has_drafts
-        self.beams = BeamUpdater(queues, blocks)
+        self.beams = BeamUpdater(queues, blocks, self.commit_token)
         """Moves the beams."""
         self.pace: Pace | None = None
         """Learns from kept and missed targets; None: there are none."""
@@ -48,7 +48,7 @@ class StepUpdater:
 
         Args:
             step: The step that was computed.
-            rows: Its sequences. Those that have ended meanwhile are passed over.
+            rows: Its sequences. Those that have ended meanwhile are skipped.
             result: The runner's result.
             now: Seconds.
         """
@@ -97,7 +97,10 @@ class StepUpdater:
         return advances
 
     def commit_token(self, row: Sequence, token_id: int) -> FinishReason | None:
-        """Take over the newest token of a row, which is counted already.
+        """Take over the newest token of a row, which is counted already: keys, blocks, the end.
+
+        The one statement of what a token does to its row, for every way in which rows get some;
+        `_update_decodes` repeats it inline.
 
         Returns:
             Why the row ends with it; None: it goes on.
@@ -115,8 +118,7 @@ class StepUpdater:
         row.num_attained = attained
         yields = row.num_computed == row.num_tokens
         if yields:
-            row.num_tokens += 1
-            row.tokens_until_check = 0
+            row.count_token()
         if row.is_prefilling and row.is_decoding:
             self._queues.decode(row)
         if yields:
@@ -232,8 +234,7 @@ class StepUpdater:
         """Append the tokens that a row yielded, up to one that ends it."""
         reason: FinishReason | None = None
         for number, token in enumerate(tokens, 1):
-            row.num_tokens += 1
-            row.tokens_until_check = 0
+            row.count_token()
             reason = self.commit_token(row, token.token_id)
             if reason is not None:
                 tokens = tokens[:number]

@@ -1,4 +1,4 @@
-"""The reasons that sequences wait: of the queue as a whole, and of those that were passed over."""
+"""The reasons that sequences wait: of the queue as a whole, and of those that were skipped."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -17,7 +17,7 @@ class WaitReasons:
     """The reason that no further waiting sequence is in the step; None: none waits."""
     first: Sequence | None = None
     """The first of them."""
-    passed_over: list[tuple[str, Reason]] = field(default_factory=list)
+    skipped: list[tuple[str, Reason]] = field(default_factory=list)
     """Sequences that lost their turn in this step, and why."""
     wake_at: float = inf
     """Seconds; when to build a step again, if this one is empty."""
@@ -28,9 +28,9 @@ class WaitReasons:
             self.blocked_by = reason
             self.first = first or self.first or self.waiting.oldest
 
-    def pass_over(self, sequence: Sequence, reason: Reason) -> None:
+    def skip(self, sequence: Sequence, reason: Reason) -> None:
         """Note that others go before `sequence` although it was its turn."""
-        self.passed_over.append((sequence.sequence_id, reason))
+        self.skipped.append((sequence.sequence_id, reason))
 
     def wake_by(self, at: float) -> None:
         """Note a moment, in seconds, at which a step may have rows if this one is empty."""

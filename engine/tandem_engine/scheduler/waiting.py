@@ -26,7 +26,7 @@ _Entry = tuple[Key, int, Sequence]
 
 
 class Waiting:
-    """A queue in which a sequence may be passed over without losing its turn.
+    """A queue in which a sequence may be skipped without losing its turn.
 
     A heap; those that left it otherwise are dropped when their turn comes, so that neither an
     abort nor a step costs more with more of them waiting.
@@ -98,10 +98,10 @@ class Waiting:
         """Offer them to `take`, the first in turn first.
 
         Args:
-            take: Starts a sequence (its state is another then) or passes it over, in which case
+            take: Starts a sequence (its state is another then) or skips it, in which case
                 it keeps its turn; False ends the offers.
             now: Seconds.
-            most: How many may be passed over.
+            most: How many may be skipped.
         """
         self._num_demoted = 0
         overdue = self.overdue = self._overdue(now)
@@ -137,9 +137,9 @@ class Waiting:
         now: float,
     ) -> bool:
         """Offer those of one heap, in turn; return True if the offers go on behind them."""
-        passed: list[_Entry] = []
+        skipped: list[_Entry] = []
         goes_on = True
-        while goes_on and heap and len(passed) < most:
+        while goes_on and heap and len(skipped) < most:
             may_go = self._may_go(heap, now)
             entry = heapq.heappop(heap)
             if not may_go:
@@ -147,12 +147,12 @@ class Waiting:
             sequence = entry[-1]
             goes_on = sequence is offered or take(sequence)
             if sequence.state == State.WAITING:
-                passed.append(entry)
+                skipped.append(entry)
             elif sequence is not offered:
                 self._num_passing += 1
-        for entry in passed:
+        for entry in skipped:
             heapq.heappush(heap, entry)
-        return goes_on and len(passed) < most
+        return goes_on and len(skipped) < most
 
     def _may_go(self, heap: list[_Entry], now: float) -> bool:
         """Return True if the first of a heap waits there; demote it if its latest start is over."""
@@ -197,7 +197,7 @@ class Waiting:
         return now - sequence.arrived > self.age_bound_s
 
     def _overdue(self, now: float) -> Sequence | None:
-        """The oldest one, if its order could pass it over for ever and it has waited too long."""
+        """The oldest one, if its order could skip it for ever and it has waited too long."""
         if not self._order.ages:
             return None
         if self._has_deadlines and self._num_passing < _OVERDUE_EVERY - 1:

@@ -1,4 +1,4 @@
-"""A sandbox for templates that ends them: bounded rounds, calls, time and lengths of texts.
+"""A sandbox for templates that ends them: bounded iterations, calls, time and lengths of texts.
 
 jinja2's own sandbox keeps a template from Python's inside and bounds `range`, but nested loops,
 macros that call themselves twice, and texts that double may take for ever and all memory. What is
@@ -17,7 +17,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_STEPS_BETWEEN_LOOKS: Final = 1024
+_STEPS_BETWEEN_CHECKS: Final = 1024
 """Steps between readings of the clock, which cost more than a step; a power of two."""
 
 
@@ -26,7 +26,7 @@ class RenderLimits:
     """Limits of one rendering. Twenty thousand messages take a tenth of it."""
 
     steps: int = 2_000_000
-    """Rounds of loops and calls."""
+    """Iterations of loops, and calls."""
     seconds: float = 5.0
     """Time of the processor."""
     characters: int = 2**25
@@ -45,15 +45,15 @@ class _Budget:
         self._until = time.thread_time() + limits.seconds
 
     def step(self) -> None:
-        """Count a round or a call."""
+        """Count an iteration or a call."""
         self._steps -= 1
-        if self._steps & (_STEPS_BETWEEN_LOOKS - 1) == 0:
-            self._look()
+        if self._steps & (_STEPS_BETWEEN_CHECKS - 1) == 0:
+            self._check_limits()
 
-    def _look(self) -> None:
+    def _check_limits(self) -> None:
         if self._steps <= 0:
             raise TemplateRuntimeError(
-                f"it takes more than {self.limits.steps} rounds of loops and calls"
+                f"it takes more than {self.limits.steps} iterations and calls"
             )
         if time.thread_time() > self._until:
             raise TemplateRuntimeError(f"it takes more than {self.limits.seconds} s")
@@ -93,14 +93,14 @@ def render_bounded(template: Template, variables: Mapping[str, Any], limits: Ren
 
 
 class _Counting(CodeGenerator):
-    """Compiles loops that count their rounds, and `+` and `~` that look at what they have made."""
+    """Compiles loops that count their iterations, and `+` and `~` that check their result."""
 
     _is_within_sum = False
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 - jinja2's name
-        node.body.insert(0, nodes.ExprStmt(_next_round()).set_lineno(node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_next_iteration()).set_lineno(node.lineno))
         if node.test is not None:
-            node.test = nodes.And(_next_round(), node.test)
+            node.test = nodes.And(_next_iteration(), node.test)
         super().visit_For(node, frame)
 
     def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
@@ -121,8 +121,8 @@ class _Counting(CodeGenerator):
         self._is_within_sum = False
 
 
-def _next_round() -> nodes.Expr:
-    return nodes.EnvironmentAttribute("next_round")
+def _next_iteration() -> nodes.Expr:
+    return nodes.EnvironmentAttribute("next_iteration")
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -132,8 +132,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     @property
-    def next_round(self) -> bool:
-        """Count a round of a loop. An attribute, since calls from templates cost much more."""
+    def next_iteration(self) -> bool:
+        """Count an iteration of a loop. An attribute, since calls from templates cost much more."""
         _BUDGET.get().step()
         return True
 

@@ -23,7 +23,7 @@ _BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
 _LONGEST_CHARACTER: Final = 4
 """Bytes of a character in UTF-8, at most."""
 
-_MOST_LOOKED_AT: Final = 1024
+_MAX_TAIL_TOKENS: Final = 1024
 """Tokens at the end of a prompt, which may all be special: a longer one counts as having text."""
 
 EACH_BYTE: Final = "tandem-each-byte"
@@ -154,10 +154,10 @@ class PromptEnd:
 
 
 def prompt_end(pieces: Pieces, prompt: Sequence[int]) -> PromptEnd:
-    """Look at the last tokens of a prompt, as many as may hold a part of a character."""
+    """Read the last tokens of a prompt, as many as may hold a part of a character."""
     tail = b""
-    is_empty = len(prompt) <= _MOST_LOOKED_AT
-    for token_id in reversed(prompt[-_MOST_LOOKED_AT:]):
+    is_empty = len(prompt) <= _MAX_TAIL_TOKENS
+    for token_id in reversed(prompt[-_MAX_TAIL_TOKENS:]):
         piece = pieces[token_id]
         if not piece:
             continue

@@ -50,7 +50,7 @@ def fill(
 
     Raises:
         CheckpointError: A tensor is missing, of another shape or of a dtype that is not
-            understood, or the checkpoint holds one that the model has no place for.
+            understood, or the checkpoint holds one that the model does not have.
     """
     check(checkpoint, parts, is_harmless=is_harmless)
     # In the order of the files, so that a disk reads them from front to back.

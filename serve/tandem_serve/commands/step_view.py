@@ -95,15 +95,15 @@ def line(step: StepExplanation) -> str:
 
 
 def left_out(step: StepExplanation) -> Iterator[str]:
-    """Yield preempted sequences, sequences passed over, and the reason of the first in line."""
+    """Yield preempted sequences, skipped sequences, and the reason of the first in line."""
     if step.recomputed:
         yield f"preempted, to be recomputed: {_named(step.recomputed)}"
     if step.swapped:
         yield f"swapped out: {_named(step.swapped)}"
-    for wait in step.passed_over[:_MOST_NAMED]:
+    for wait in step.skipped[:_MOST_NAMED]:
         yield wait.text.removesuffix(".")
-    if len(step.passed_over) > _MOST_NAMED:
-        yield f"{len(step.passed_over) - _MOST_NAMED} more sequences are passed over"
+    if len(step.skipped) > _MOST_NAMED:
+        yield f"{len(step.skipped) - _MOST_NAMED} more sequences are skipped"
     if step.blocked_by is not None:
         behind = f" ({step.num_behind} behind it)" if step.num_behind else ""
         yield f"{step.blocked_by.text.removesuffix('.')}{behind}"
@@ -145,7 +145,7 @@ def _with_short_ids(step: StepExplanation) -> StepExplanation:
         rows=tuple(replace(row, sequence_id=_short(row.sequence_id)) for row in step.rows),
         recomputed=tuple(map(_short, step.recomputed)),
         swapped=tuple(map(_short, step.swapped)),
-        passed_over=tuple(map(_with_short_id, step.passed_over)),
+        skipped=tuple(map(_with_short_id, step.skipped)),
         blocked_by=None if step.blocked_by is None else _with_short_id(step.blocked_by),
     )
 

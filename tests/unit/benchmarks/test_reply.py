@@ -40,10 +40,10 @@ def test_a_stream_is_the_same_however_it_is_cut(data: st.DataObject) -> None:
     end = data.draw(st.sampled_from([b"\n\n", b"\r\n\r\n"]))
     response = HEAD + chunked(events(PART, PART, PART, USAGE, end=end))
     cuts = data.draw(st.lists(st.integers(0, len(response)), max_size=30))
-    places = sorted({0, len(response), *cuts})
+    cuts_at = sorted({0, len(response), *cuts})
     reply = Reply()
 
-    for now_s, (begin, stop) in enumerate(pairwise(places)):
+    for now_s, (begin, stop) in enumerate(pairwise(cuts_at)):
         assert not reply.is_complete
         reply.feed(response[begin:stop], now_s)
 
@@ -105,13 +105,13 @@ def test_another_number_of_tokens_than_requested_fails() -> None:
 
 
 def test_a_refusal_gives_status_and_message() -> None:
-    body = json.dumps({"error": {"message": "All places are taken."}}).encode()
+    body = json.dumps({"error": {"message": "All slots are taken."}}).encode()
     head = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: %d\r\n\r\n" % len(body)
 
     reply = read(head + body)
 
     assert reply.is_complete
-    assert reply.judge(SHAPE) == ([], Failure("HTTP 429", "All places are taken."))
+    assert reply.judge(SHAPE) == ([], Failure("HTTP 429", "All slots are taken."))
 
 
 def test_a_refusal_in_plain_text_is_shown_as_it_is() -> None:

@@ -15,7 +15,7 @@ def test_packages_to_download_are_read_with_their_sizes() -> None:
     assert sum(package.size for package in found) == 2745200
 
 
-def test_other_lines_of_apt_are_passed_over() -> None:
+def test_other_lines_of_apt_are_ignored() -> None:
     assert parse_uris("Reading package lists...\n") == []
 
 

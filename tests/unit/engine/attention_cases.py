@@ -61,8 +61,8 @@ def attend(kernels: Kernels, batch: Batch, *, elsewhere: float = 50.0) -> tuple[
         length = new + before
         q = torch.randn(new, batch.heads, head_dim, generator=generator).to(batch.dtype)
         k, v = torch.randn(2, length, batch.kv_heads, head_dim, generator=generator).to(batch.dtype)
-        places = torch.arange(length)
-        blocks, offsets = torch.tensor(table)[places // size], places % size
+        positions = torch.arange(length)
+        blocks, offsets = torch.tensor(table)[positions // size], positions % size
         k, v = (put(rows, cache, blocks, offsets) for rows, cache in ((k, k_cache), (v, v_cache)))
         queries.append(q)
         expected.append(plain_attention(q, k, v))

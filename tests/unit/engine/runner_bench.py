@@ -24,7 +24,7 @@ NUM_HOST_BLOCKS = 8
 RUNTIME = CpuRuntime(memory_bytes=1 << 30)
 PROMPT = (17, 4, 200, 31, 5, 5, 77, 120, 3, 9)  # two blocks and a half
 
-Placed = tuple[str, int, int, Sequence[int]]
+RowSpec = tuple[str, int, int, Sequence[int]]
 """A row: sequence id, start, tokens, block table."""
 
 
@@ -93,14 +93,14 @@ class Bench:
         for request in requests:
             self.runner.add(request)
 
-    def step(self, *rows: Placed, **others: Any) -> StepResult:
+    def step(self, *rows: RowSpec, **others: Any) -> StepResult:
         ids, starts, counts, tables = zip(*rows, strict=True) if rows else ((), (), (), ())
         step = Step(
             sequence_ids=ids, num_tokens=counts, starts=starts, block_tables=tables, **others
         )
         return self.runner.run(step)
 
-    def logits(self, *rows: Placed, **others: Any) -> dict[str, Tensor]:
+    def logits(self, *rows: RowSpec, **others: Any) -> dict[str, Tensor]:
         self.step(*rows, **others)
         return self.runner.logits
 

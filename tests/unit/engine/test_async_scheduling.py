@@ -107,7 +107,7 @@ def test_the_next_step_is_handed_in_before_the_last_one_is_told() -> None:
     assert (runner.steps[1].starts, runner.steps[1].num_tokens) == ([20], [1])
 
 
-def test_who_ends_by_length_is_not_computed_in_vain() -> None:
+def test_a_row_that_ends_by_length_is_not_computed_once_more() -> None:
     runner = Listing()
     bench = Bench(with_async(), request("a", 20, 3), request("b", 20, 5), runner=runner)
     bench.finish()
@@ -116,7 +116,9 @@ def test_who_ends_by_length_is_not_computed_in_vain() -> None:
     assert bench.said == counting("a", 3) | counting("b", 5)
 
 
-def test_who_ends_by_a_stop_token_is_computed_once_in_vain_and_gets_nothing_for_it() -> None:
+def test_a_row_that_ends_by_a_stop_token_is_computed_once_more_and_the_result_is_discarded() -> (
+    None
+):
     runner = Listing()
     bench = Bench(
         with_async(),

@@ -64,7 +64,7 @@ def measured(latency_s: float, rows: int, times: int = 1) -> BisectedBatchSize:
     return policy
 
 
-def rounds(
+def limits_of(
     policy: BisectedBatchSize, running: list[int], settings: ScheduleConfig | None = None
 ) -> list[BatchLimits]:
     return [policy.limits(view(each), settings or schedule()) for each in running]
@@ -78,7 +78,7 @@ def test_the_configured_sizes_hold_until_a_tenth_of_the_window_is_filled() -> No
     assert WINDOW == 20_000
     assert policy.limits(view(), schedule()) == (200, 50)
     policy.observe_decode(FAST, 40)
-    # It starts from 3, and the first even round moves by 2.
+    # It starts from 3, and the first even step moves by 2.
     assert policy.limits(view(), schedule()) == (5, 5)
 
 
@@ -99,7 +99,7 @@ def test_the_configured_sizes_hold_until_a_tenth_of_the_window_is_filled() -> No
         pytest.param(0.0449, 40, (40, 200), id="less is not"),
     ],
 )
-def test_an_even_round_moves_the_bounds(
+def test_an_even_step_moves_the_bounds(
     latency_s: float, rows: int, bounds: tuple[int, int]
 ) -> None:
     policy = measured(latency_s, rows)
@@ -115,26 +115,32 @@ def test_an_even_round_moves_the_bounds(
         pytest.param(FAST, (40, 45), id="too fast: L = min(40, 43 − 3), U = 43 + 2"),
     ],
 )
-def test_the_next_even_round_goes_on_from_the_bounds_of_the_last(
+def test_the_next_even_step_goes_on_from_the_bounds_of_the_last(
     latency_s: float, bounds: tuple[int, int]
 ) -> None:
     policy = measured(RIGHT, 40)
-    rounds(policy, [0, 0])
+    limits_of(policy, [0, 0])
     for _ in range(10):
         policy.observe_decode(latency_s, 40)
-    rounds(policy, [0])
+    limits_of(policy, [0])
 
     assert (policy._lower, policy._upper) == bounds
 
 
-def test_the_batch_grows_by_two_in_every_second_round() -> None:
+def test_the_batch_grows_by_two_in_every_second_step() -> None:
     # L = 40, U = 200: the middle is 120, out of reach.
-    assert rounds(measured(FAST, 40), [0, 5, 5, 7, 7]) == [(5, 5), (5, 5), (7, 2), (7, 2), (9, 2)]
+    assert limits_of(measured(FAST, 40), [0, 5, 5, 7, 7]) == [
+        (5, 5),
+        (5, 5),
+        (7, 2),
+        (7, 2),
+        (9, 2),
+    ]
 
 
 def test_the_batch_goes_to_the_middle_of_the_bounds_and_stays() -> None:
     # Dead band at A = 6: U = 9, L = 4, the middle is 6.
-    sizes = [size for size, _ in rounds(measured(RIGHT, 6), [0] * 6)]
+    sizes = [size for size, _ in limits_of(measured(RIGHT, 6), [0] * 6)]
 
     assert sizes == [5, 5, 6, 6, 6, 6]
 
@@ -143,27 +149,27 @@ def test_what_runs_is_never_too_many() -> None:
     # The middle of 3 and 60 is 31; 100 run, then 90: at most 2 less than the 100 before.
     policy = measured(SLOW, 60)
 
-    first, _, second = rounds(policy, [100, 0, 90])
+    first, _, second = limits_of(policy, [100, 0, 90])
     assert first == (100, 0)
     assert second == (98, 8)
 
 
-def test_an_odd_round_freezes_prefills_where_decodes_are_too_slow() -> None:
+def test_an_odd_step_freezes_prefills_where_decodes_are_too_slow() -> None:
     policy = measured(SLOW, 40)
 
     # U = 40, L = 3, the middle 21 is out of reach: 5, frozen at the 4 that run, then 4 + 2.
-    assert rounds(policy, [0, 4, 4, 5]) == [(5, 5), (4, 0), (6, 2), (5, 0)]
+    assert limits_of(policy, [0, 4, 4, 5]) == [(5, 5), (4, 0), (6, 2), (5, 0)]
 
 
 @pytest.mark.parametrize("latency_s", [RIGHT, FAST, 0.055])
-def test_an_odd_round_does_nothing_else(latency_s: float) -> None:
-    first, second = rounds(measured(latency_s, 40), [0, 4])
+def test_an_odd_step_does_nothing_else(latency_s: float) -> None:
+    first, second = limits_of(measured(latency_s, 40), [0, 4])
 
     assert first == second == (5, 5)
 
 
 def test_an_idle_engine_is_not_frozen() -> None:
-    first, second = rounds(measured(SLOW, 40), [0, 0])
+    first, second = limits_of(measured(SLOW, 40), [0, 0])
 
     assert first == second == (5, 5)
 
@@ -181,13 +187,13 @@ def test_the_means_are_over_the_window() -> None:
 def test_the_configured_prefill_batch_is_not_exceeded() -> None:
     settings = schedule(max_prefill_batch_size=2)
 
-    assert rounds(measured(FAST, 40), [0], settings) == [(5, 2)]
+    assert limits_of(measured(FAST, 40), [0], settings) == [(5, 2)]
 
 
 def test_a_max_batch_size_under_three_is_kept() -> None:
     settings = schedule(max_batch_size=2)
 
-    assert rounds(measured(FAST, 2), [0, 1, 1], settings) == [(2, 2), (2, 2), (2, 1)]
+    assert limits_of(measured(FAST, 2), [0, 1, 1], settings) == [(2, 2), (2, 2), (2, 1)]
 
 
 @untimed

@@ -238,7 +238,7 @@ def test_the_search_is_as_wide_as_its_sequences_however_few_are_asked_for() -> N
     assert list(outputs(search)) == ["ac."]
 
 
-def test_an_end_that_comes_too_early_is_passed_over() -> None:
+def test_an_end_that_comes_too_early_is_skipped() -> None:
     search = search_of(min_new_tokens=2, early_stopping=True)
 
     Beams(search, AFTER).run()

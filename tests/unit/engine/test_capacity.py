@@ -42,7 +42,7 @@ def test_the_largest_step_is_set_aside_first() -> None:
     assert capacity.num_blocks == 16
 
 
-def test_a_cache_without_room_for_one_sequence_is_refused_with_the_way_out() -> None:
+def test_a_cache_too_small_for_one_sequence_is_refused_with_the_way_out() -> None:
     with pytest.raises(
         ConfigError, match=r"2048 tokens.*maxSeqLen 4096 needs 2\.00 GiB.*lower maxSeqLen"
     ):
@@ -108,7 +108,7 @@ def shape_with(kv_bytes: int) -> ModelShape:
         pytest.param(16_384, 4096, 128, id="MQA"),
     ],
 )
-def test_fewer_kv_heads_leave_room_for_more_sequences(
+def test_fewer_kv_heads_leave_memory_for_more_sequences(
     kv_bytes: int, num_blocks: int, num_sequences: int
 ) -> None:
     capacity = size_by_memory(

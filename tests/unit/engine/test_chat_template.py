@@ -110,21 +110,24 @@ LIMITS = RenderLimits(steps=1000, characters=1000, bits=64)
         ("{% for a in range(10**9) %}{% endfor %}", "OverflowError Range too big"),
         (
             "{% for a in range(99) %}{% for b in range(99) %}x{% endfor %}{% endfor %}",
-            "more than 1000 rounds",
+            "more than 1000 iterations",
         ),
         (
             "{% for a in range(99) %}{% for b in range(99) if false %}{% endfor %}{% endfor %}",
-            "more than 1000 rounds",
+            "more than 1000 iterations",
         ),
         (
             "{% for a in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
-            "more than 1000 rounds|RecursionError",
+            "more than 1000 iterations|RecursionError",
         ),
-        ("{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}", "RecursionError|rounds"),
+        (
+            "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
+            "RecursionError|iterations",
+        ),
         (
             "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
             "{{ m(40) }}",
-            "more than 1000 rounds",
+            "more than 1000 iterations",
         ),
         ("{{ 'x' * 10**9 }}", "text of more than 1000 characters"),
         ("{{ 10**9 * [1] }}", "text of more than 1000 characters"),

@@ -231,14 +231,14 @@ def test_an_unknown_dtype_is_named(folder: Path) -> None:
     )
 
 
-def test_a_tensor_without_a_place_is_refused(folder: Path) -> None:
+def test_a_tensor_that_the_model_lacks_is_refused(folder: Path) -> None:
     name = "model.layers.0.self_attn.q_norm.weight"
     rewrite(folder, lambda tensors: tensors.update({name: torch.zeros(16)}))
 
     assert refusal(folder).startswith(f"{folder / 'model.safetensors'} holds the tensor {name}, ")
 
 
-def test_what_is_known_to_be_harmless_is_passed_over(
+def test_tensors_known_to_be_harmless_are_ignored(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     source = make_checkpoint("Qwen3ForCausalLM", tie_word_embeddings=True)
@@ -343,7 +343,7 @@ def test_a_shard_of_an_impossible_name_does_not_exist(sharded: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "model.safetensors.index.json", "config.json"]
 )
-def test_a_folder_in_place_of_a_file_is_named(sharded: Path, name: str) -> None:
+def test_a_folder_instead_of_a_file_is_named(sharded: Path, name: str) -> None:
     path = sharded / name
     path.unlink(missing_ok=True)
     path.mkdir()

@@ -123,7 +123,7 @@ def test_a_child_holds_no_claims_of_its_parent(folder: Path) -> None:
     os.close(write_end)
 
 
-def test_a_link_that_somebody_planted_is_not_followed(folder: Path, tmp_path: Path) -> None:
+def test_a_planted_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "core-0").symlink_to(tmp_path / "elsewhere")
 

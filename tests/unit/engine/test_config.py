@@ -320,7 +320,7 @@ def test_cpu_mem_size_has_a_range(size: int) -> None:
         EngineConfig(model_path="x", cpu_mem_size=size)
 
 
-def test_swaps_need_a_place_on_the_host() -> None:
+def test_swaps_need_blocks_on_the_host() -> None:
     swapping = ScheduleConfig(max_preempt_count=2)
 
     for size, blocks in ((0, None), (0, 0), (1, 0)):

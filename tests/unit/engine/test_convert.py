@@ -243,7 +243,7 @@ def test_an_interruption_leaves_nothing_behind(folder: Path, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_disk_without_room_is_named(
+def test_a_full_disk_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1 << 10)

@@ -1,4 +1,4 @@
-"""The counting runner: what it answers, and that it finds every broken promise of a scheduler."""
+"""The counting runner: what it answers, and that it finds every broken rule of a scheduler."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from tandem_engine.testing import CountingRunner
 BLOCK_SIZE = 4
 PROMPT = (7, 8, 9, 10, 11, 12)  # a block and a half
 
-Placed = tuple[str, int, int, Sequence[int]]
+RowSpec = tuple[str, int, int, Sequence[int]]
 """A row: sequence id, start, tokens, block table."""
 
 
@@ -47,7 +47,7 @@ def runner_of(*requests: Request, **options: Any) -> CountingRunner:
     return runner
 
 
-def run(runner: CountingRunner, *rows: Placed, **others: Any) -> StepResult:
+def run(runner: CountingRunner, *rows: RowSpec, **others: Any) -> StepResult:
     ids, starts, counts, tables = zip(*rows, strict=True) if rows else ((), (), (), ())
     step = Step(sequence_ids=ids, num_tokens=counts, starts=starts, block_tables=tables, **others)
     return runner.run(step)
@@ -76,7 +76,7 @@ def test_choices_begin_with_the_step_that_completes_the_prompt(checks: bool) -> 
     runner.remove("r.2")
 
     assert tokens_of(run(runner, ("r.0", 0, 6, [0, 1]))) == {"r.0": [0], "r.1": [0], "r.3": [0]}
-    rows: list[Placed] = [("r.0", 6, 1, [0, 1]), ("r.1", 6, 1, [0, 2]), ("r.3", 6, 1, [0, 3])]
+    rows: list[RowSpec] = [("r.0", 6, 1, [0, 1]), ("r.1", 6, 1, [0, 2]), ("r.3", 6, 1, [0, 3])]
     copied = [BlockCopy(1, 2), BlockCopy(1, 3)]
     later = tokens_of(run(runner, *rows, copied=copied, num_decodes=3))
     assert later == {"r.0": [1], "r.1": [1], "r.3": [1]}
@@ -103,7 +103,7 @@ def test_beams_get_the_same_candidates_for_the_same_tokens() -> None:
     ]
     first = [run(runner, ("r.0", 0, 6, [0, 1])) for runner in searches]
     moves = {"r.0": BeamMove("r.0", 4), "r.1": BeamMove("r.0", 2)}
-    rows: list[Placed] = [("r.0", 6, 1, [0, 1]), ("r.1", 6, 1, [0, 2])]
+    rows: list[RowSpec] = [("r.0", 6, 1, [0, 1]), ("r.1", 6, 1, [0, 2])]
     second = [run(runner, *rows, beam_moves=moves, copied=[BlockCopy(1, 2)]) for runner in searches]
 
     assert not first[0].tokens
@@ -132,7 +132,7 @@ def test_candidates_leave_end_tokens_out_until_the_least_length() -> None:
 def test_a_beam_can_take_over_one_that_was_dropped() -> None:
     runner = runner_of(request("r", n=2, use_beam_search=True), request("s"))
     run(runner, ("r.0", 0, 6, [0, 1]))
-    rows: list[Placed] = [("r.0", 6, 1, [0, 1]), ("r.1", 6, 1, [0, 2])]
+    rows: list[RowSpec] = [("r.0", 6, 1, [0, 1]), ("r.1", 6, 1, [0, 2])]
     moves = {"r.0": BeamMove("r.0", 4), "r.1": BeamMove("r.0", 2)}
     run(runner, *rows, beam_moves=moves, copied=[BlockCopy(1, 2)])
     runner.remove("r.1")
@@ -171,7 +171,7 @@ def started() -> CountingRunner:
 
 A, B = ("a", 7, 1, [0, 1]), ("b", 7, 1, [2, 3])
 
-GOOD: dict[str, tuple[list[Placed], dict[str, Any]]] = {
+GOOD: dict[str, tuple[list[RowSpec], dict[str, Any]]] = {
     "both decode": ([A, B], {"num_decodes": 2}),
     "one decodes": ([B], {}),
     "a full block of other tokens, equal to its own": ([("c", 4, 2, [0, 5])], {}),
@@ -197,7 +197,7 @@ GOOD: dict[str, tuple[list[Placed], dict[str, Any]]] = {
     ),
 }
 
-BAD: dict[str, tuple[list[Placed], dict[str, Any], str]] = {
+BAD: dict[str, tuple[list[RowSpec], dict[str, Any], str]] = {
     "unknown": ([("x", 0, 1, [9])], {}, "x was not added"),
     "twice": ([A, A], {}, "twice"),
     "nothing": ([("a", 7, 0, [0, 1])], {}, "computes nothing"),
@@ -224,7 +224,7 @@ BAD: dict[str, tuple[list[Placed], dict[str, Any], str]] = {
         {"copied": [BlockCopy(0, 5)]},
         "c reads token 4 in block 5",
     ),
-    "a swap to the wrong place": (
+    "a swap to the wrong block": (
         [("a", 7, 1, [8, 9])],
         {
             "swapped_out": [BlockCopy(0, 0), BlockCopy(1, 1)],
@@ -263,12 +263,12 @@ BAD: dict[str, tuple[list[Placed], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("rows", "others"), GOOD.values(), ids=GOOD)
-def test_a_right_step_passes(rows: list[Placed], others: dict[str, Any]) -> None:
+def test_a_right_step_passes(rows: list[RowSpec], others: dict[str, Any]) -> None:
     run(started(), *rows, **others)
 
 
 @pytest.mark.parametrize(("rows", "others", "message"), BAD.values(), ids=BAD)
-def test_a_wrong_step_is_found(rows: list[Placed], others: dict[str, Any], message: str) -> None:
+def test_a_wrong_step_is_found(rows: list[RowSpec], others: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         run(started(), *rows, **others)
 

@@ -22,7 +22,7 @@ def with_async(schedule: ScheduleConfig) -> ScheduleConfig:
     return schedule.model_copy(update={"async_scheduling_enable": True})
 
 
-ONE_PLACE: dict[str, Any] = {"max_batch_size": 1, "max_prefill_batch_size": 1}
+ONE_ROW: dict[str, Any] = {"max_batch_size": 1, "max_prefill_batch_size": 1}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_one_that_runs_ends_and_its_blocks_are_free(schedule: ScheduleConfig) ->
 
 
 def test_one_that_waits_is_never_computed() -> None:
-    schedule = standard(**ONE_PLACE)
+    schedule = standard(**ONE_ROW)
     bench = Bench(schedule, request("first", 20, 12), until(0.6, request("late", 20, 4)))
     made = bench.run(4)
 
@@ -112,7 +112,7 @@ def test_a_batch_that_forms_is_not_waited_for_by_one_that_is_late() -> None:
     assert bench.is_empty
 
 
-def test_who_is_done_in_time_notices_nothing() -> None:
+def test_a_request_that_is_done_in_time_notices_nothing() -> None:
     many = [until(100.0, request(name, 20, 8)) for name in "abc"]
     bench = Bench(mix(32), *many)
     bench.finish()
@@ -137,7 +137,7 @@ def test_requests_that_have_ended_are_not_kept_until_their_deadline() -> None:
     moments=st.lists(st.sampled_from([0.0, 0.5, 0.75, 1.0, 3.0, 9.0]), max_size=8),
     ends=st.sets(st.integers(0, 199)),
 )
-def test_each_is_told_once_at_the_first_look_that_is_not_before_its_deadline(
+def test_each_expires_once_at_the_first_call_that_is_not_before_its_deadline(
     deadlines: list[float], moments: list[float], ends: set[int]
 ) -> None:
     known = {f"r{at}": deadline for at, deadline in enumerate(deadlines)}

@@ -157,13 +157,13 @@ def test_all_choices_of_a_request_go_on_from_its_prompt() -> None:
     assert texts == [" world", " world"]
 
 
-def test_no_more_of_a_long_prompt_is_looked_at_than_its_end() -> None:
+def test_no_more_of_a_long_prompt_is_read_than_its_end() -> None:
     class Counted(tuple[int, ...]):
         __slots__ = ()
         num_read = 0
 
-        def __getitem__(self, place: Any) -> Any:
-            part = super().__getitem__(place)
+        def __getitem__(self, index: Any) -> Any:
+            part = super().__getitem__(index)
             Counted.num_read += len(part)
             return part
 

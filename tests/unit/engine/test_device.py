@@ -1,4 +1,4 @@
-"""The device door: backends by name, memory, and the nothing that orders CPU work."""
+"""The interface of a device: backends by name, memory, and the nothing that orders CPU work."""
 
 import json
 import subprocess

@@ -25,7 +25,7 @@ ROWS = 3
 LONGEST = 54
 """Tokens of the longest request, prompt and output."""
 AGE_S = 6.0
-"""Four times prefillExpectedTime, or the promised TTFT, at most: the age bound."""
+"""Four times prefillExpectedTime, or the target TTFT, at most: the age bound."""
 
 
 def bound(num_before: int, *, rows: int = ROWS) -> int:
@@ -114,7 +114,7 @@ COMMON: dict[str, Any] = {
     "max_queue_delay_microseconds": 500,
     "prefill_expected_time": 250,
 }
-PHASES = list(product((0, 1, 2, 3), (0, 1, 2, 3)))
+POLICY_TYPES = list(product((0, 1, 2, 3), (0, 1, 2, 3)))
 SWAPS = [pytest.param(0, id="recompute"), pytest.param(2, id="swap")]
 BOTH = Slo(ttft=LatencyTarget(target="250ms"), tpot=LatencyTarget(target="100ms"))
 SLOS = [
@@ -150,27 +150,29 @@ def assert_all_end(schedule: ScheduleConfig, slo: Slo | None = None) -> None:
 
 
 @pytest.mark.parametrize("swaps", SWAPS)
-@pytest.mark.parametrize(("prefill", "decode"), PHASES)
+@pytest.mark.parametrize(("prefill", "decode"), POLICY_TYPES)
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "chunked"])
 def test_all_end(strategy: Any, prefill: Any, decode: Any, swaps: int) -> None:
-    phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
-    assert_all_end(standard(strategy=strategy, max_preempt_count=swaps, **phases, **COMMON))
+    policies = {"prefill_policy_type": prefill, "decode_policy_type": decode}
+    assert_all_end(standard(strategy=strategy, max_preempt_count=swaps, **policies, **COMMON))
 
 
 @pytest.mark.parametrize("swaps", SWAPS)
-@pytest.mark.parametrize(("prefill", "decode"), PHASES)
+@pytest.mark.parametrize(("prefill", "decode"), POLICY_TYPES)
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_all_end_in_continuous_batches(stage: Any, prefill: Any, decode: Any, swaps: int) -> None:
-    phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
-    assert_all_end(standard(stage_select_policy=stage, max_preempt_count=swaps, **phases, **COMMON))
+    policies = {"prefill_policy_type": prefill, "decode_policy_type": decode}
+    assert_all_end(
+        standard(stage_select_policy=stage, max_preempt_count=swaps, **policies, **COMMON)
+    )
 
 
 @pytest.mark.parametrize("swaps", SWAPS)
-@pytest.mark.parametrize(("prefill", "decode"), PHASES)
+@pytest.mark.parametrize(("prefill", "decode"), POLICY_TYPES)
 @pytest.mark.parametrize("slo", SLOS)
 def test_all_end_in_mixed_steps(slo: Slo, prefill: Any, decode: Any, swaps: int) -> None:
-    phases = {"prefill_policy_type": prefill, "decode_policy_type": decode}
-    assert_all_end(mix(32, schedule={"max_preempt_count": swaps, **phases, **COMMON}), slo)
+    policies = {"prefill_policy_type": prefill, "decode_policy_type": decode}
+    assert_all_end(mix(32, schedule={"max_preempt_count": swaps, **policies, **COMMON}), slo)
 
 
 @pytest.mark.parametrize("swaps", SWAPS)
@@ -252,7 +254,7 @@ def test_all_end_whatever_the_settings_and_arrivals(
         ),
     ],
 )
-def test_who_ranks_lower_on_purpose_has_no_bound_but_the_end_of_those_before_it(
+def test_a_lower_priority_has_no_bound_but_the_end_of_those_before_it(
     schedule: ScheduleConfig, low: Request, high: Stream, swaps: int
 ) -> None:
     schedule = schedule.model_copy(update={**COMMON, "max_preempt_count": swaps})

@@ -76,7 +76,7 @@ def shape(step: StepExplanation) -> list[tuple[str, str, int, int]]:
     return [(row.sequence_id, row.kind, row.start, row.num_tokens) for row in step.rows]
 
 
-def test_a_step_says_who_got_how_many_tokens_and_of_what() -> None:
+def test_a_step_says_which_rows_got_how_many_tokens_and_of_what() -> None:
     clocked = Clocked(mix(32), request("a", 40), request("b", 30))
 
     first, second, third = clocked.run(3)
@@ -87,7 +87,7 @@ def test_a_step_says_who_got_how_many_tokens_and_of_what() -> None:
     assert (third.num_decode_tokens, third.num_prefill_tokens, third.num_tokens) == (1, 6, 7)
     assert [step.number for step in (first, second, third)] == [0, 1, 2]
     assert [step.token_budget for step in (first, second, third)] == [32, 32, 32]
-    assert [step.ceiling for step in (first, second, third)] == [32, 32, 32]
+    assert [step.max_token_budget for step in (first, second, third)] == [32, 32, 32]
     assert [[row.num_known for row in step.rows] for step in (first, second, third)] == [
         [40],
         [40, 30],
@@ -227,7 +227,7 @@ def test_a_preempted_sequence_is_named_with_what_became_of_it() -> None:
     assert max(step.num_swapped for step in swapped) == 1
 
 
-def test_a_pending_prefix_passes_over_the_second_of_two() -> None:
+def test_a_pending_prefix_skips_the_second_of_two() -> None:
     twins = [
         Request(
             request_id=name,
@@ -241,7 +241,7 @@ def test_a_pending_prefix_passes_over_the_second_of_two() -> None:
     _, second, third = Clocked(mix(48, enable_prefix_cache=True), *twins).run(3)
 
     assert shape(second) == [("a", "chunk", 48, 16)]
-    assert [wait.text for wait in second.passed_over] == [
+    assert [wait.text for wait in second.skipped] == [
         "b waits for a prefix that another sequence is computing, to share it."
     ]
     assert shape(third) == [("a", "decode", 64, 1), ("b", "decode", 63, 1)]
@@ -328,7 +328,7 @@ def test_explanations_add_up_whatever_runs(
         )
         kinds = [row.kind for row in step.rows]
         assert kinds == sorted(kinds, key=["decode", "chunk"].index), "decodes come first"
-        waits = [*step.passed_over, *([step.blocked_by] if step.blocked_by else [])]
+        waits = [*step.skipped, *([step.blocked_by] if step.blocked_by else [])]
         assert all("{" not in wait.text and wait.text.endswith(".") for wait in waits)
         has_reason = bool(waits or step.recomputed)
         assert has_reason or not step.num_waiting, "a sequence waits without a reason"

@@ -104,7 +104,7 @@ def test_a_sequence_that_is_chosen_leaves_room_for_the_longest_prompt() -> None:
     found = fit(required(max_input_token_len=longest - 1), memory, COST)
     assert found.max_seq_len == longest
 
-    # Fewer rows, rather than a prompt that was promised and does not fit.
+    # Fewer rows, rather than a prompt that maxSeqLen allows and that does not fit.
     longer = fit(required(max_input_token_len=longest + 500), memory, COST)
     assert longer.max_seq_len > longest + 500
     assert longer.max_batch_size < found.max_batch_size

@@ -1,4 +1,4 @@
-"""How often Python looks for garbage while an engine serves."""
+"""How often Python collects garbage while an engine serves."""
 
 import gc
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("before", "after"),
     [(700, GC_THRESHOLD), (GC_THRESHOLD + 1, GC_THRESHOLD + 1), (0, 0)],
-    ids=["more seldom", "as seldom as somebody wants", "never stays never"],
+    ids=["more seldom", "as seldom as set", "never stays never"],
 )
 def test_it_becomes_no_more_frequent(before: int, after: int) -> None:
     gc.set_threshold(before, 12, 13)

@@ -43,7 +43,7 @@ class TestChoices:
         assert bench.step().step.copied == []
         assert bench.pool.num_held == 2 + 3
 
-    def test_only_the_last_chunk_lets_them_be_born(self) -> None:
+    def test_only_the_last_chunk_forks_them(self) -> None:
         bench = Bench(mix(32), request("a", 40, 4, n=2))
 
         assert bench.run(2) == [{"a0": 32}, {"a0": 8}]
@@ -58,7 +58,9 @@ class TestChoices:
         assert bench.is_empty
 
     @pytest.mark.parametrize("gone", [("a1",), ("a0",), ("a0", "a1"), ("a1", "a0")])
-    def test_who_leaves_before_the_fork_is_not_born(self, gone: tuple[str, ...]) -> None:
+    def test_a_choice_that_leaves_before_the_fork_is_not_forked(
+        self, gone: tuple[str, ...]
+    ) -> None:
         bench = Bench(mix(32), request("a", 40, 3, n=3))
         bench.run(1)
         for each in gone:
@@ -77,7 +79,7 @@ class TestChoices:
 
         assert bench.is_empty
 
-    def test_who_leaves_gives_its_place_to_others(self) -> None:
+    def test_a_sequence_that_leaves_gives_its_rows_to_others(self) -> None:
         schedule = {"max_batch_size": 3, "max_prefill_batch_size": 3}
         bench = Bench(mix(16, schedule=schedule), request("a", 40, 3, n=3), request("b", 4))
         bench.run(2)

@@ -120,7 +120,7 @@ def test_a_long_chunk_attends_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_decodes_gather_long_contexts_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "GATHER_BYTES", 3 * 2 * 4 * 8 * 4)  # three units
+    monkeypatch.setattr(reference, "GATHER_BYTES", 3 * 2 * 4 * 8 * 4)  # three splits
 
     assert_attends(Batch(rows=((1, 30), (1, 2), (1, 17))))
 

@@ -1,4 +1,4 @@
-"""The order of prompts under a promised TTFT."""
+"""The order of prompts under a TTFT target."""
 
 from itertools import count
 from math import inf
@@ -69,7 +69,7 @@ def test_a_long_prompt_is_passed_for_fifty_times_as_long_as_it_takes_and_no_long
     assert in_order(long, waits := prompt(1, arrived=15.0)) == [long, waits]
 
 
-def test_who_has_had_its_first_token_goes_before_all() -> None:
+def test_a_sequence_that_has_had_its_first_token_goes_before_all() -> None:
     short, preempted = prompt(1, arrived=0.0), with_first_token(prompt(3000, arrived=20.0))
 
     assert in_order(short, preempted) == [preempted, short]
@@ -94,9 +94,9 @@ def test_none_is_passed_by_one_that_comes_later_than_its_patience(
 ) -> None:
     ranked = in_order(*(prompt(tokens, arrived=at) for tokens, at in given_prompts))
 
-    for place, behind in enumerate(ranked):
-        for ahead in ranked[:place]:
-            assert ahead.arrived <= behind.arrived + PATIENCE * TOKEN_S * behind.num_prompt
+    for rank, behind in enumerate(ranked):
+        for before in ranked[:rank]:
+            assert before.arrived <= behind.arrived + PATIENCE * TOKEN_S * behind.num_prompt
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
@@ -113,7 +113,7 @@ def test_a_key_never_falls_when_a_sequence_is_served(tokens: int, computed: int)
 
 
 def asked(waiting: Waiting, now: float) -> list[Sequence]:
-    """Return the sequences in the order of the offers, when none takes its place."""
+    """Return the sequences in the order of the offers, when none starts."""
     seen: list[Sequence] = []
 
     def note(one: Sequence) -> bool:
@@ -124,7 +124,7 @@ def asked(waiting: Waiting, now: float) -> list[Sequence]:
     return seen
 
 
-def test_who_has_lost_its_target_goes_behind_all_that_can_keep_theirs() -> None:
+def test_a_prompt_that_has_missed_its_target_goes_behind_all_that_can_keep_theirs() -> None:
     waiting = Waiting(order())
     lost, late, young = prompt(1, arrived=0.0), prompt(9000, arrived=8.0), prompt(4000, arrived=9.5)
     for one in (lost, late, young):
@@ -159,9 +159,9 @@ def test_once_it_is_overdue_the_oldest_is_one_in_seven_that_start() -> None:
 
 
 def test_in_overload_none_waits_for_ever() -> None:
-    promised = Slo(ttft=LatencyTarget(target="100ms"), tpot=LatencyTarget(target="50ms"))
-    bench = Bench(mix(32), num_blocks=512, slo=promised)
-    # Its 3,000 tokens alone take longer than is promised: it is lost from the start.
+    slo = Slo(ttft=LatencyTarget(target="100ms"), tpot=LatencyTarget(target="50ms"))
+    bench = Bench(mix(32), num_blocks=512, slo=slo)
+    # Its 3,000 tokens alone take longer than the target: it is late from the start.
     bench.add(request("long", 3000, 2))
     long = bench.scheduler._queues.find("long")
     assert long is not None
@@ -173,7 +173,7 @@ def test_in_overload_none_waits_for_ever() -> None:
         if long.state != State.WAITING:
             break
 
-    # Four times the promise are 8 steps; then it is one of the next seven that start.
+    # Four times the target are 8 steps; then it is one of the next seven that start.
     assert 8 <= number <= 8 + 7
 
 
@@ -194,7 +194,7 @@ def test_an_allowance_is_exceeded_when_more_are_lost_than_the_percentile_leaves(
     assert unfair.is_exhausted
 
 
-def test_prompts_that_are_late_keep_their_place_while_so_many_may_be() -> None:
+def test_late_prompts_keep_their_position_while_the_error_budget_lasts() -> None:
     error_budget = ErrorBudget(90)
     allowed = LaxityOrder(lambda: TOKEN_S, TTFT_S, error_budget)
     late = prompt(2000, arrived=10.0)
@@ -207,7 +207,7 @@ def test_prompts_that_are_late_keep_their_place_while_so_many_may_be() -> None:
 @pytest.mark.parametrize(
     ("percentile", "first"),
     [
-        pytest.param(50, "late", id="half of them may be late: it keeps its place"),
+        pytest.param(50, "late", id="half of them may be late: it keeps its position"),
         pytest.param(90, "fresh", id="too many are late already: it stands back"),
     ],
 )

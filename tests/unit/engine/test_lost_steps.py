@@ -133,7 +133,7 @@ def test_whichever_step_is_lost_the_others_say_what_they_would(
     assert (num_lost > 0) == (schedule.max_preempt_count > 0 and not behind_copies)
 
 
-def test_who_has_no_row_in_a_lost_step_learns_that_its_blocks_went_with_it() -> None:
+def test_a_sequence_without_a_row_in_a_lost_step_fails_with_its_blocks() -> None:
     schedule = SCHEDULES["splitfuse"]
     steps, _ = undisturbed(schedule)
     at = next(at for at, step in enumerate(steps) if step.swapped_out)

@@ -35,7 +35,7 @@ STATS = EngineStats(
     num_swaps=2,
     num_host_blocks=8,
     num_free_host_blocks=6,
-    num_asked_tokens=100,
+    num_queried_tokens=100,
     num_hit_tokens=64,
     num_evicted_blocks=5,
     tpot_pace=0.97,
@@ -114,7 +114,7 @@ def test_an_error_counts_whichever_way_it_goes() -> None:
     assert samples(metrics)["tandem_step_prediction_error_seconds_total",] == pytest.approx(0.02)
 
 
-def test_a_step_that_nobody_predicted_has_no_prediction() -> None:
+def test_a_step_without_a_predicted_time_has_no_prediction() -> None:
     metrics = EngineMetrics("tiny")
 
     metrics.step(step_of(predicted_s=None, seconds=0.03), num_sampled=1)
@@ -150,7 +150,7 @@ def test_blocks_are_free_cached_or_held_and_no_two_of_them() -> None:
     assert told["tandem_kv_cache_evictions_total",] == 5.0
 
 
-def test_a_pace_is_told_where_a_tpot_is_targetd() -> None:
+def test_a_pace_is_reported_where_there_is_a_tpot_target() -> None:
     metrics = EngineMetrics("tiny")
     metrics.state(STATS)
     assert samples(metrics)["tandem_tpot_pace_ratio",] == 0.97
@@ -177,7 +177,7 @@ def test_the_last_state_counts_not_the_sum_of_states() -> None:
     metrics.state(STATS)
 
     told = samples(metrics)
-    assert told["tandem_prefix_cache_asked_tokens_total",] == 100.0
+    assert told["tandem_prefix_cache_queried_tokens_total",] == 100.0
     assert told["tandem_prefix_cache_hit_tokens_total",] == 64.0
     assert told["tandem_num_requests_swapped",] == 1.0
 

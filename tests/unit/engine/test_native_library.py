@@ -404,7 +404,7 @@ def test_pages_are_huge_from_the_start_while_patience_lasts_and_small_from_then_
     assert hasty.all()
 
 
-def test_what_nobody_asked_for_takes_up_nothing() -> None:
+def test_what_was_not_requested_takes_no_memory() -> None:
     pages = HugePages(budget=TouchBudget())
     pages.empty(1, torch.uint8)
     before = resident_memory()

@@ -250,17 +250,17 @@ def test_any_number_of_threads_gives_the_same_tokens(
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-@pytest.mark.parametrize("place", [0, 517, 1199])
+@pytest.mark.parametrize("column", [0, 517, 1199])
 @pytest.mark.parametrize(
     "params",
     [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_k": 900}, {"top_p": 0.9}, {"min_p": 0.1}],
     ids=str,
 )
 def test_a_row_without_finite_numbers_fails_alone(
-    kernels: NativeKernels, wrong: float, place: int, params: dict[str, Any]
+    kernels: NativeKernels, wrong: float, column: int, params: dict[str, Any]
 ) -> None:
     logits = torch.zeros(4, 1200)
-    logits[1, place] = wrong
+    logits[1, column] = wrong
     logits[2] = -torch.inf
     logits[:, 7] += 30.0
     rows = [row(seed=at, logprobs=2, **params) for at in range(4)]

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.request import Request
 from tandem_engine.scheduler.group import group_of
-from tandem_engine.scheduler.policies.orders import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
+from tandem_engine.scheduler.policies.orders import SPLIT_FUSE_ORDERS, STAGE_ORDERS, Order
 from tandem_engine.scheduler.policies.orders.mlfq import level_of
 from tandem_engine.scheduler.sequence import Sequence, State, first_sequence
 from tests.unit.engine.scheduling import Bench, mix, request, standard
 
-ORDERS = {**PHASE_ORDERS, **SPLIT_FUSE_ORDERS}
+ORDERS = {**STAGE_ORDERS, **SPLIT_FUSE_ORDERS}
 
 
 def sequence_of(expected: Request, number: int = 0) -> Sequence:
@@ -119,11 +119,11 @@ def test_the_older_one_falls_behind(name: str, value: int, order: int) -> None:
     assert key(older) < key(younger)
     setattr(older, name, value)
     assert key(older) > key(younger)
-    assert PHASE_ORDERS[0].key(older) < PHASE_ORDERS[0].key(younger), "FCFS is FCFS"
+    assert STAGE_ORDERS[0].key(older) < STAGE_ORDERS[0].key(younger), "FCFS is FCFS"
 
 
 def test_inside_a_level_running_goes_before_swapped_and_waiting() -> None:
-    key = PHASE_ORDERS[3].key
+    key = STAGE_ORDERS[3].key
     states = [State.WAITING, State.SWAPPED, State.RUNNING]
     many = [sequence_of(request(each.name, 5), at) for at, each in enumerate(states)]
     for one, state in zip(many, states, strict=True):
@@ -133,7 +133,7 @@ def test_inside_a_level_running_goes_before_swapped_and_waiting() -> None:
 
 
 @pytest.mark.parametrize("policy", [6, 7])
-def test_who_is_passed_over_for_too_long_goes_first(policy: int) -> None:
+def test_a_sequence_that_is_skipped_for_too_long_goes_first(policy: int) -> None:
     """Four times prefillExpectedTime, in virtual time."""
     given_all = one_by_one() | {"prefill_expected_time": 1000}
     bench = Bench(mix(2048, policy_type=policy, schedule=given_all), num_blocks=200)
@@ -176,7 +176,7 @@ attributes = st.fixed_dictionaries(
         max_size=6,
     ),
 )
-def test_no_two_sequences_have_the_same_place(
+def test_no_two_sequences_have_the_same_key(
     policy: int, many: list[tuple[int, int, float, dict[str, int]]]
 ) -> None:
     order: Order = ORDERS[policy]

@@ -1,4 +1,4 @@
-"""When decode rows need their next tokens, and how lost promises move that."""
+"""When decode rows need their next tokens, and how missed targets move that."""
 
 import random
 from collections.abc import Iterable
@@ -212,7 +212,7 @@ def served(seconds: float, slo: Slo | None = SLO) -> Bench:
 @pytest.mark.parametrize(
     ("seconds", "pace_share"),
     [
-        pytest.param(0.04, 0.963, id="both promises are kept"),
+        pytest.param(0.04, 0.963, id="both targets are kept"),
         pytest.param(0.06, 0.9585, id="the answer is too slow"),
         pytest.param(2.5, 0.963, id="prompt and answer are: one takes back what the other did"),
     ],
@@ -232,7 +232,7 @@ def test_a_target_that_comes_later_begins_with_a_pace_of_its_own() -> None:
     assert bench.scheduler.stats().tpot_pace == pytest.approx(0.963)
 
 
-# ── one promise alone ────────────────────────────────────────────────────────────────────────
+# ── one target alone ─────────────────────────────────────────────────────────────────────────
 
 
 def alone(percentile: int, leniency: float) -> Pace:

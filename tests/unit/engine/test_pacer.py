@@ -90,11 +90,11 @@ def test_choices_are_paced_apart() -> None:
     assert pacer.due(11.1) == ["b"]
 
 
-def test_who_is_read_by_nobody_is_forgotten() -> None:
+def test_a_stream_without_a_reader_is_forgotten() -> None:
     pacer = Pacer[str](ON)
     push(pacer, "a", 10.1)
     pacer.drop("r")
-    pacer.drop("nobody")
+    pacer.drop("unknown")
 
     assert (pacer.next_due(), pacer.due(99.0)) == (inf, [])
 

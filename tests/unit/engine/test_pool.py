@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.keys import KEY_BYTES
-from tandem_engine.kvcache.pool import BlockPool, CountedBlocks, OutOfBlocks, _place
+from tandem_engine.kvcache.pool import BlockPool, CountedBlocks, OutOfBlocks, _index_of
 
 POOLS = [
     pytest.param(lambda count: BlockPool(count, 16), id="KV blocks"),
@@ -63,7 +63,7 @@ def test_no_block_is_given_for_none_asked(pool_of: Callable[[int], CountedBlocks
 def test_all_or_nothing_when_blocks_run_out(pool: CountedBlocks, kind: str) -> None:
     pool.allocate(3)
 
-    with pytest.raises(OutOfBlocks, match=rf"^2 {kind} blocks were asked for, 1 are free\.$"):
+    with pytest.raises(OutOfBlocks, match=rf"^2 {kind} blocks were requested, 1 are free\.$"):
         pool.allocate(2)
     assert (pool.num_free, pool.num_held) == (1, 3)
     pool.check_integrity([[0, 1, 2]])
@@ -82,7 +82,7 @@ def test_a_block_given_back_twice_is_a_bug(pool_of: Callable[[int], CountedBlock
 def test_a_replica_that_does_not_swap_has_no_host_blocks() -> None:
     pool = HostPool(0)
 
-    with pytest.raises(OutOfBlocks, match=r"^1 host blocks were asked for, 0 are free\.$"):
+    with pytest.raises(OutOfBlocks, match=r"^1 host blocks were requested, 0 are free\.$"):
         pool.allocate(1)
 
 
@@ -162,18 +162,18 @@ def forget_at_the_block(pool: BlockPool) -> None:
 
 
 def index_another_block(pool: BlockPool) -> None:
-    pool._block_of[_place(ZERO)] = 1
+    pool._block_of[_index_of(ZERO)] = 1
 
 
 def give_two_blocks_one_key(pool: BlockPool) -> None:
     pool._keys[KEY_BYTES : 2 * KEY_BYTES] = ZERO
     pool._is_sealed[1] = True
-    pool._block_of[_place(ZERO)] = 1
+    pool._block_of[_index_of(ZERO)] = 1
 
 
 def key_an_empty_block(pool: BlockPool) -> None:
     pool._is_sealed[3] = True
-    pool._block_of[_place(bytes(KEY_BYTES))] = 3
+    pool._block_of[_index_of(bytes(KEY_BYTES))] = 3
 
 
 def cache_without_a_key(pool: BlockPool) -> None:

@@ -159,7 +159,7 @@ class TestClaims:
         assert not bench.step().step.sequence_ids
         assert bench.engine.wake_at <= bench.now
 
-    def test_who_lost_its_blocks_so_does_not_again(self) -> None:
+    def test_a_sequence_preempted_for_a_starved_one_is_not_again(self) -> None:
         bench = self.starved("Mix", 0)
         bench.finish()
         first = bench.engine.stats().num_preemptions
@@ -204,7 +204,7 @@ class TestNoEvict:
             bench = Bench(mix(64, schedule={"no_evict": True}), num_blocks=num_blocks)
             assert bench.engine.can_ever_hold(expected) is fits
 
-    def test_who_was_admitted_before_it_was_switched_on_comes_back(self) -> None:
+    def test_a_sequence_admitted_before_it_was_switched_on_comes_back(self) -> None:
         many = [request(each, 16, 30) for each in "abc"]
         bench = Bench(mix(64), *many, num_blocks=5)
         first_preempted(bench)

@@ -127,7 +127,7 @@ def test_too_many_blocks_asked_for_evict_nothing() -> None:
     pool.release(sealed(pool, A, B))
     pool.allocate(1)
 
-    with pytest.raises(OutOfBlocks, match=r"^3 KV blocks were asked for, 2 are free\.$"):
+    with pytest.raises(OutOfBlocks, match=r"^3 KV blocks were requested, 2 are free\.$"):
         pool.allocate(3)
     assert pool.find([A, B]) == [0, 1]
     assert pool.num_evictions == 0

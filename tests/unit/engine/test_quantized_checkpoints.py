@@ -404,7 +404,7 @@ def test_a_layer_that_modelslim_does_not_describe_is_named(folder: Path) -> None
     assert refusal(folder) == (f"{path} does not name the kind of the tensor {FIRST}.v_proj.weight")
 
 
-def test_norms_that_undo_a_shift_of_outliers_take_the_place_of_the_old_ones(folder: Path) -> None:
+def test_norms_that_undo_a_shift_of_outliers_replace_the_old_ones(folder: Path) -> None:
     modelslim(folder, dict.fromkeys(linear_names(), "W8A8_DYNAMIC"))
     norm = "model.layers.0.input_layernorm"
     change_first(folder, f"{norm}.module.weight", torch.full((64,), 7.0))

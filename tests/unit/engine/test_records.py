@@ -78,13 +78,13 @@ def test_preemptions_are_counted_by_where_the_blocks_went() -> None:
     assert (stats.num_swaps, stats.num_preemptions, stats.num_swapped) == (1, 2, 1)
 
 
-def test_waiting_is_booked_on_what_it_was_for() -> None:
+def test_waiting_time_is_charged_to_its_reason() -> None:
     schedule = mix(32, schedule={"max_batch_size": 1, "max_prefill_batch_size": 1})
     bench = Bench(schedule, *(request(each, 4, 2) for each in "abc"))
     bench.run(4, seconds=0.5)
     waited = bench.engine.records.waited_s
 
-    # At 0 and 0.5 a runs: 2 wait; at 1 and 1.5 b does: 1 waits. What is booked ends with the
+    # At 0 and 0.5 a runs: 2 wait; at 1 and 1.5 b does: 1 waits. What is counted ends with the
     # start of the last step: 2 · 0.5 + 2 · 0.5 + 1 · 0.5.
     assert waited[Reason.BATCH_SIZE] == pytest.approx(2.5)
     assert sum(waited.values()) == pytest.approx(2.5)
@@ -110,4 +110,4 @@ def test_a_sequence_that_waits_has_a_reason_in_every_strategy() -> None:
         while bench.engine.has_work:
             bench.step()
             record = bench.record
-            assert record.num_waiting == 0 or record.blocked_by or record.passed_over, name
+            assert record.num_waiting == 0 or record.blocked_by or record.skipped, name

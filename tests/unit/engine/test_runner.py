@@ -237,9 +237,9 @@ def test_beams_become_what_the_moves_say_all_at_once(decoder: Decoder) -> None:
     bench = Bench(decoder)
     bench.add(request("r", seeds=(0, 0), n=2, use_beam_search=True))
     bench.step(("r.0", 0, 10, [0, 1, 2]))
-    born = {"r.0": BeamMove("r.0", 40), "r.1": BeamMove("r.0", 50)}
+    moves = {"r.0": BeamMove("r.0", 40), "r.1": BeamMove("r.0", 50)}
     rows = [("r.0", 10, 1, [0, 1, 2]), ("r.1", 10, 1, [0, 1, 3])]
-    bench.step(*rows, beam_moves=born, copied=[BlockCopy(2, 3)])
+    bench.step(*rows, beam_moves=moves, copied=[BlockCopy(2, 3)])
 
     crossed = {"r.0": BeamMove("r.1", 60), "r.1": BeamMove("r.0", 70)}
     rows = [("r.0", 11, 1, [0, 1, 3]), ("r.1", 11, 1, [0, 1, 2])]
@@ -304,7 +304,7 @@ def test_a_step_beyond_what_a_row_knows_is_a_bug_and_says_so(decoder: Decoder) -
 # The flat batch
 
 lengths = st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(0, 13), st.integers(1, 6))
-"""Prompt, output, place of the start, and how far to go; the last two are cut to what is known."""
+"""Prompt, output, offset of the start, and how far to go; the last two are cut to what is known."""
 
 
 @settings(max_examples=150, deadline=None)
@@ -317,12 +317,12 @@ def test_a_flat_batch_holds_each_rows_tokens_and_yields_at_the_last_ones(
     num_drafts: dict[str, int] = {}
     drafts: dict[str, list[int]] = {}
     expected: dict[str, tuple[list[int], int]] = {}
-    for at, ((num_prompt, num_output, place, most), asked, given_) in enumerate(cases):
+    for at, ((num_prompt, num_output, offset, most), asked, given_) in enumerate(cases):
         name = str(at)
         row = row_of(request(name, [100 * at + token for token in range(num_prompt)]))
         row.output += [100 * at + 50 + token for token in range(num_output)]
         rows[name] = row
-        start = place % row.num_known
+        start = offset % row.num_known
         end = min(row.num_known, start + most)
         yields = end == row.num_known
         if asked and yields:

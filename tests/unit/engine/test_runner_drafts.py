@@ -14,7 +14,7 @@ from tandem_engine.runner.drafts import Drafter
 from tests.unit.engine.runner_bench import (
     NUM_BLOCKS,
     Bench,
-    Placed,
+    RowSpec,
     _one_thread,
     decoder,
     ids_of,
@@ -83,7 +83,7 @@ def drafted(
 ) -> tuple[dict[str, list[int]], int]:
     """Tokens of all requests with `count` drafts a step, and the steps that the first one took.
 
-    Only the requests at even places are drafted for: rows with and without drafts stand in one
+    Only the requests at even positions are drafted for: rows with and without drafts stand in one
     step, in any order.
     """
     bench = Bench(decoder, drafter=drafter)
@@ -93,7 +93,7 @@ def drafted(
     num_steps = 0
     while any(len(tokens) < NUM_OUTPUT for tokens in got.values()):
         num_steps += len(got[requests[0].request_id]) < NUM_OUTPUT
-        rows: list[Placed] = []
+        rows: list[RowSpec] = []
         num_drafts: dict[str, int] = {}
         for at, each in enumerate(requests):
             name, output = each.request_id, got[each.request_id]

@@ -259,7 +259,7 @@ def test_rows_whose_plan_failed_are_not_sampled_by_the_one_before(
     assert [token and token.token_id for token in sampled] == [3, 5]
 
 
-def test_what_a_row_asks_for_stays_whoever_comes_and_goes() -> None:
+def test_what_a_row_asks_for_stays_while_others_come_and_go() -> None:
     biased, sampler = row(logit_bias={9: 5.0, 3: -1.0}), new_sampler()
     sampler.sample(torch.randn(1, VOCAB), [biased])
     params = biased.device_params
@@ -293,7 +293,7 @@ class Work:
         return self.count - before
 
 
-def test_a_row_that_needs_many_tokens_looked_at_costs_the_others_nothing(
+def test_a_row_that_needs_many_candidates_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logits = torch.randn(6, 20_000, generator=torch.Generator().manual_seed(0)) * 5
@@ -323,7 +323,7 @@ def test_logprobs_are_the_models_own() -> None:
     assert np.allclose([p for _, p in token.logprob.top], best.values.tolist())
 
 
-def test_a_row_without_numbers_gives_no_token_and_disturbs_nobody() -> None:
+def test_a_row_without_numbers_gives_no_token_and_disturbs_no_other() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[1, 3] = torch.nan
     logits[2, 6] = 1.0

@@ -16,7 +16,7 @@ def test_a_stop_id_ends_a_request_and_frees_its_blocks() -> None:
     assert bench.is_empty
 
 
-def test_min_tokens_passes_over_an_early_stop_id() -> None:
+def test_min_tokens_skips_an_early_stop_id() -> None:
     bench = Bench(mix(32), request("a", 4, 8, stop_token_ids=(0, 3), min_tokens=2))
     bench.finish()
 
@@ -102,7 +102,7 @@ def test_a_row_without_numbers_fails_alone() -> None:
     assert bench.engine.stats().num_running == 1
 
 
-def test_choices_that_are_not_born_fail_with_the_prompt() -> None:
+def test_pending_forks_fail_with_the_prompt() -> None:
     bench = breaking()
     bench.add(request("choices", 4, 2, n=3))
 
@@ -110,7 +110,7 @@ def test_choices_that_are_not_born_fail_with_the_prompt() -> None:
     assert bench.is_empty
 
 
-def test_an_abort_while_a_step_runs_is_passed_over() -> None:
+def test_a_row_that_is_aborted_while_its_step_runs_is_skipped() -> None:
     bench = Bench(mix(32), request("a", 4), request("b", 4))
     step = bench.scheduler.schedule(0.0)
     bench.scheduler.abort("a")
@@ -156,7 +156,7 @@ def test_statistics_are_told_as_data() -> None:
     # b shares 2 of a's blocks and has one of its own; a's third went back.
     assert (stats.num_kv_blocks, stats.num_free_kv_blocks) == (10, 7)
     assert (stats.num_host_blocks, stats.num_free_host_blocks) == (3, 3)
-    assert (stats.num_asked_tokens, stats.num_hit_tokens) == (80, 32)
+    assert (stats.num_queried_tokens, stats.num_hit_tokens) == (80, 32)
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "continuous", "chunked", "splitfuse"])

@@ -40,7 +40,7 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
     batch = draw(st.integers(1, MOST_ROWS))
     prefill_tokens = draw(st.integers(8, 200))
     policy: Any = draw(st.sampled_from([0, 4, 5, 6, 7])) if is_mix else 0
-    phases = st.just(0) if policy else st.integers(0, 3)
+    types = st.just(0) if policy else st.integers(0, 3)
     partials = draw(st.integers(1, 6))
     given: dict[str, Any] = {
         "strategy": batching,
@@ -49,8 +49,8 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
         "max_prefill_batch_size": draw(st.integers(0, batch)),
         "max_prefill_tokens": prefill_tokens,
         "max_preempt_count": draw(st.integers(0, batch)),
-        "prefill_policy_type": draw(phases),
-        "decode_policy_type": draw(phases),
+        "prefill_policy_type": draw(types),
+        "decode_policy_type": draw(types),
         "max_queue_delay_microseconds": draw(st.sampled_from([500, 5000, 1_000_000])),
         "max_first_token_wait_time": draw(st.sampled_from([0, 100, 2500])),
         "prefill_expected_time": draw(st.sampled_from([1, 1500])),
@@ -368,7 +368,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, step: Step, now: float) -> None:
         """A sequence that starts for the first time goes before all fresh ones that still wait."""
         record = self.bench.record
-        passed = {each for each, reason in record.passed_over if reason in SKIPPING_REASONS}
+        skipped = {each for each, reason in record.skipped if reason in SKIPPING_REASONS}
         started = [
             expected
             for each in step.sequence_ids
@@ -380,27 +380,27 @@ class SchedulerMachine(RuleBasedStateMachine):
             if expected.request_id not in self.served
             and expected not in started
             and self.bench.scheduler._queues.find(expected.sequences[0]) is not None
-            and not any(each in passed for each in expected.sequences)
+            and not any(each in skipped for each in expected.sequences)
         ]
         if not started or not waits or self.by_laxity:
             return
         # Who has waited for longer than the age bound may go before all others.
         in_turn = [one for one in started if not (self.ages and now - one.arrived > self.bound_s)]
-        first_waiting = min(map(self.place, waits))
-        assert all(self.place(one) < first_waiting for one in in_turn)
+        first_waiting = min(map(self.rank, waits))
+        assert all(self.rank(one) < first_waiting for one in in_turn)
 
     def check_age(self, step: Step, before: dict[str, State], overdue: str | None) -> None:
         """None starts before one that has waited for longer than the age bound."""
         one = None if overdue is None else self.bench.scheduler._queues.find(overdue)
         if one is None or one.state != State.WAITING:
             return
-        if overdue not in {each for each, _ in self.bench.record.passed_over}:
+        if overdue not in {each for each, _ in self.bench.record.skipped}:
             assert not any(before.get(each) == State.WAITING for each in step.sequence_ids)
 
     def overdue(self) -> str | None:
         """The oldest that waits, if it has done so for longer than the age bound."""
         waiting = [one for one in self.bench.scheduler._queues if one.state == State.WAITING]
-        # By laxity those whose promise is lost go first now and then alone.
+        # By laxity those that miss their target go first now and then alone.
         if not waiting or not self.ages or self.by_laxity:
             return None
         oldest = min(waiting, key=lambda one: (one.arrived, one.number))
@@ -424,7 +424,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def bound_s(self) -> float:
         return 4 * (self.slo.ttft_s or self.schedule.prefill_expected_time / 1e3)
 
-    def place(self, expected: Request) -> tuple[float, ...]:
+    def rank(self, expected: Request) -> tuple[float, ...]:
         arrival = (expected.arrived, self.numbers[expected.request_id])
         length = float(len(expected.prompt_token_ids))
         policy = self.schedule.split_fuse.policy_type

@@ -1,4 +1,4 @@
-"""The latencies that a service promises."""
+"""Latency targets of a service."""
 
 import pytest
 from pydantic import ValidationError

@@ -27,7 +27,7 @@ SLO = Slo(ttft=LatencyTarget(target="2s"), tpot=LatencyTarget(target="50ms"))
 def view(**given: Any) -> BudgetView:
     """Ten decode rows with 1,000 tokens each; a long prompt that has just begun."""
     usual: dict[str, Any] = {
-        "ceiling": 512,
+        "max_token_budget": 512,
         "num_decodes": 10,
         "decode_tokens": 10,
         "decode_context": 10_000,
@@ -45,7 +45,7 @@ def budget(prices: Coefficients = FLAT, slo: Slo = SLO, knee: int = 0) -> SloBud
     return SloBudget(slo, model)
 
 
-def test_a_fixed_budget_is_the_ceiling() -> None:
+def test_a_fixed_budget_is_the_maximum() -> None:
     fixed = FixedBudget()
 
     assert fixed.choose(view(slack_s=-1.0)) == fixed.choose(view(num_decodes=0)) == 512
@@ -71,11 +71,11 @@ def test_with_a_tpot_target_the_budget_follows_it() -> None:
         pytest.param({"prompt_tokens": 210}, 10 + 192, id="a rest that does not fit is"),
         pytest.param({"prompt_tokens": 5}, 10 + 5, id="a small rest is taken whole"),
         pytest.param({"prompt_tokens": 0}, 10, id="no prompt: the decode rows alone"),
-        pytest.param({"slack_s": 0.2}, 512, id="enough time: the ceiling, filled to the token"),
-        pytest.param({"slack_s": inf}, 512, id="no promise: the ceiling"),
-        pytest.param({"ceiling": 112}, 112, id="a low ceiling"),
-        pytest.param({"ceiling": 10}, 10, id="no room under the ceiling"),
-        pytest.param({"ceiling": 4}, 4, id="decode rows above the ceiling"),
+        pytest.param({"slack_s": 0.2}, 512, id="enough time: the maximum, filled to the token"),
+        pytest.param({"slack_s": inf}, 512, id="no target: the maximum"),
+        pytest.param({"max_token_budget": 112}, 112, id="a low maximum"),
+        pytest.param({"max_token_budget": 10}, 10, id="no tokens left under the maximum"),
+        pytest.param({"max_token_budget": 4}, 4, id="decode rows above the maximum"),
         pytest.param({"slack_s": 0.0299}, 10 + 32, id="32 tokens are worth a row"),
         pytest.param({"slack_s": 0.0298}, 10, id="31 tokens are too few"),
         pytest.param({"slack_s": 0.01}, 10, id="the decode rows alone are late already"),
@@ -125,9 +125,9 @@ def test_attention_makes_a_deeper_chunk_smaller(context: int, chunk: int) -> Non
         pytest.param(
             {"prompt_wait_s": 1.0, "slack_s": 0.0, "decode_context": 90_000},
             10 + 32,
-            id="where decoding alone misses the promise: the floor",
+            id="where decoding alone misses the target: the floor",
         ),
-        pytest.param({"prompt_wait_s": 9.0, "slack_s": 0.2}, 512, id="the ceiling stands"),
+        pytest.param({"prompt_wait_s": 9.0, "slack_s": 0.2}, 512, id="the maximum stands"),
     ],
 )
 def test_a_prompt_is_kept_back_for_so_long_and_no_longer(
@@ -229,7 +229,7 @@ prices = st.builds(
 knees = st.sampled_from(KNEES)
 views = st.fixed_dictionaries(
     {
-        "ceiling": st.integers(1, 512).map(lambda tiles: 16 * tiles),
+        "max_token_budget": st.integers(1, 512).map(lambda tiles: 16 * tiles),
         "num_decodes": st.integers(0, 300),
         "decode_tokens": st.integers(0, 600),
         "decode_context": st.integers(0, 100_000),
@@ -262,9 +262,9 @@ def test_a_budget_is_within_its_limits(
     tokens = chosen.choose(seen)
     chunk = tokens - seen.decode_tokens
 
-    assert min(seen.decode_tokens, seen.ceiling) <= tokens <= seen.ceiling
+    assert min(seen.decode_tokens, seen.max_token_budget) <= tokens <= seen.max_token_budget
     assert chunk <= seen.prompt_tokens
-    most = min(seen.prompt_tokens, seen.ceiling - seen.decode_tokens)
+    most = min(seen.prompt_tokens, seen.max_token_budget - seen.decode_tokens)
     assert chunk <= 0 or chunk == most or (chunk % 16 == 0 and chunk >= 32)
 
 
@@ -275,7 +275,7 @@ def test_a_chunk_is_predicted_to_be_in_time_and_no_larger_one_is(
 ) -> None:
     chosen = budget(given_prices)
     seen = view(**given_view | {"prompt_wait_s": 0.0})
-    most = min(seen.prompt_tokens, seen.ceiling - seen.decode_tokens)
+    most = min(seen.prompt_tokens, seen.max_token_budget - seen.decode_tokens)
     chunk = chosen.choose(seen) - seen.decode_tokens
 
     def time_with(tokens: int) -> float:

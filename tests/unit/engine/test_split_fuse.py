@@ -110,7 +110,7 @@ class TestGate:
         assert made + bench.run(1) == steps
 
     def test_the_default_fits_a_small_batch(self) -> None:
-        # 16 is lowered to maxBatchSize 2: two whole prompts, and no place for a third.
+        # 16 is lowered to maxBatchSize 2: two whole prompts, and no row for a third.
         schedule = mix(16, start=2, schedule={"max_batch_size": 2, "max_prefill_tokens": 100})
         bench = Bench(schedule, *(request(each, 20) for each in "abc"))
 
@@ -148,7 +148,7 @@ class TestSplitType:
         # 16 − 10 = 6 are left for b, which runs whole; nothing is left for c.
         assert bench.run(2) == [{"a": 10, "b": 30}, {"a": 1, "b": 1, "c": 5}]
 
-    def test_a_prompt_that_no_step_has_room_for_is_cut_all_the_same(self) -> None:
+    def test_a_prompt_longer_than_any_step_is_cut_all_the_same(self) -> None:
         schedule = mix(32, split_type=True, schedule={"max_prefill_tokens": 40})
         bench = Bench(schedule, request("a", 50))  # at most 2 · 32, and more than 40
 
@@ -218,9 +218,9 @@ class TestPartialPrefills:
 
         first = bench.run(1)
 
-        # 31 > 30 is long, 30 is not: b is passed over, and c is not held up by it.
+        # 31 > 30 is long, 30 is not: b is skipped, and does not block c.
         assert first == [{"a": 16, "c": 16}]
-        assert bench.record.passed_over == (("b", Reason.LONG_PREFILLS),)
+        assert bench.record.skipped == (("b", Reason.LONG_PREFILLS),)
         assert bench.record.blocked_by is None
         assert bench.run(2) == [{"a": 15, "c": 14}, {"a": 1, "c": 1, "b": 16}]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.phase_models import DecodeModel, PrefillModel
+from tandem_engine.scheduler.latency.stage_models import DecodeModel, PrefillModel
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.policies.stages import STAGE_POLICIES, Stage, StageView
 from tandem_engine.scheduler.policies.stages.least_laxity import LeastLaxity, laxity
@@ -138,7 +138,7 @@ def test_no_prefill_while_the_batch_size_policy_holds_them_back(number: int) -> 
 # ── throughput first ─────────────────────────────────────────────────────────────────────────
 
 
-def rounds_until_prefill(
+def steps_until_prefill(
     policy: ThroughputFirst, running: int, settings: ScheduleConfig, limit: int = 100
 ) -> int:
     for number in range(1, limit):
@@ -148,37 +148,37 @@ def rounds_until_prefill(
 
 
 @pytest.mark.parametrize(
-    ("running", "rounds"),
+    ("running", "steps"),
     [
         pytest.param(0, 1, id="nothing to stop: 0 ms against 10000 ms of waste"),
-        pytest.param(50, 1, id="7500 ms against 7500 ms a round"),
-        pytest.param(51, 2, id="7650 ms against 7450 ms a round"),
-        pytest.param(100, 3, id="15000 ms against 5000 ms a round"),
-        pytest.param(180, 27, id="27000 ms against 1000 ms a round"),
-        pytest.param(199, 597, id="29850 ms against 50 ms a round"),
+        pytest.param(50, 1, id="7500 ms against 7500 ms a step"),
+        pytest.param(51, 2, id="7650 ms against 7450 ms a step"),
+        pytest.param(100, 3, id="15000 ms against 5000 ms a step"),
+        pytest.param(180, 27, id="27000 ms against 1000 ms a step"),
+        pytest.param(199, 597, id="29850 ms against 50 ms a step"),
         pytest.param(200, 700, id="a full batch wastes nothing: never"),
     ],
 )
-def test_prefills_come_the_rarer_the_fuller_the_batch(running: int, rounds: int) -> None:
+def test_prefills_come_the_rarer_the_fuller_the_batch(running: int, steps: int) -> None:
     settings = schedule(max_batch_size=200)
     policy = ThroughputFirst()
 
     # Twice: the waste starts from 0 again after each prefill.
-    assert rounds_until_prefill(policy, running, settings, 700) == rounds
-    assert rounds_until_prefill(policy, running, settings, 700) == rounds
+    assert steps_until_prefill(policy, running, settings, 700) == steps
+    assert steps_until_prefill(policy, running, settings, 700) == steps
 
 
 def test_only_the_ratio_of_the_two_times_counts() -> None:
     settings = schedule(prefill_time_ms_per_req=600, decode_time_ms_per_req=200)
 
-    assert rounds_until_prefill(ThroughputFirst(), 100, settings) == 3
+    assert steps_until_prefill(ThroughputFirst(), 100, settings) == 3
 
 
 def test_a_larger_ratio_prefers_decodes_for_longer() -> None:
-    # 600 · 100 = 60000 ms against 5000 ms a round.
+    # 600 · 100 = 60000 ms against 5000 ms a step.
     settings = schedule(prefill_time_ms_per_req=600)
 
-    assert rounds_until_prefill(ThroughputFirst(), 100, settings) == 12
+    assert steps_until_prefill(ThroughputFirst(), 100, settings) == 12
 
 
 def test_with_none_waiting_the_waste_is_forgotten() -> None:
@@ -188,7 +188,7 @@ def test_with_none_waiting_the_waste_is_forgotten() -> None:
 
     assert policy.choose(view(num_running=100, num_waiting=0), settings) == "decode"
     assert decisions == ["decode", "decode"]
-    assert rounds_until_prefill(policy, 100, settings) == 3
+    assert steps_until_prefill(policy, 100, settings) == 3
 
 
 def test_more_running_than_max_batch_size_waste_nothing() -> None:
@@ -196,9 +196,9 @@ def test_more_running_than_max_batch_size_waste_nothing() -> None:
     policy = ThroughputFirst()
 
     # 150 · 100 = 15000 ms is never reached while 100 run under a limit of 60.
-    assert rounds_until_prefill(policy, 100, settings) == 100
-    # At 50 running, 7500 ms against 500 ms a round: what stood above the limit added nothing.
-    assert rounds_until_prefill(policy, 50, settings) == 15
+    assert steps_until_prefill(policy, 100, settings) == 100
+    # At 50 running, 7500 ms against 500 ms a step: what stood above the limit added nothing.
+    assert steps_until_prefill(policy, 50, settings) == 15
 
 
 @untimed

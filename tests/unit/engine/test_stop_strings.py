@@ -75,7 +75,7 @@ def read(automaton: StopAutomaton, pieces: Sequence[str], num_ignored: int = 0) 
 
 
 def first_stop(text: str, stops: Sequence[str], after: int) -> tuple[str, bool]:
-    """The naive search: the first place beyond `after` where one ends; the longest that does."""
+    """The naive search: the first position beyond `after` where one ends; the longest that does."""
     for end in range(after + 1, len(text) + 1):
         ending = [len(stop) for stop in stops if text[:end].endswith(stop)]
         if ending:

@@ -61,7 +61,7 @@ class TestDynamic:
 
         assert bench.run(1) == [{"a": 5, "b": 6}]
 
-    def test_who_comes_while_a_batch_runs_waits_for_its_end(self) -> None:
+    def test_a_request_that_comes_while_a_batch_runs_waits_for_its_end(self) -> None:
         schedule = standard(strategy="dynamic", max_batch_size=4, max_queue_delay_microseconds=500)
         bench = Bench(schedule, request("a", 5, 3))
         bench.now = 1.0
@@ -126,7 +126,7 @@ class TestContinuous:
         bench.engine.reconfigure(standard(max_batch_size=2, max_prefill_batch_size=2))
         bench.now = 1.0
 
-        # Two rows a step: the third choice takes its turn in the next. b waits for a place.
+        # Two rows a step: the third choice takes its turn in the next. b waits for a row.
         assert bench.run(5) == [
             {"a0": 4},
             {"a0": 1, "a1": 1},
@@ -212,10 +212,10 @@ class TestStages:
     @pytest.mark.parametrize(
         ("running", "decodes"),
         [
-            # Cost 150·R against 50·(10 − R) more each round.
+            # Cost 150·R against 50·(10 − R) more each step.
             pytest.param(2, 0, id="300 against 400"),
             pytest.param(5, 2, id="750 against 250, 500, 750"),
-            pytest.param(8, 11, id="1200 against 100 a round: the twelfth"),
+            pytest.param(8, 11, id="1200 against 100 a step: the twelfth"),
         ],
     )
     def test_throughput_first_prefills_when_the_waste_reaches_the_cost(

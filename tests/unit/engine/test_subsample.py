@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tandem_engine.scheduler.subsample import MAX_ROWS, subsample
 
 
-def test_few_rows_are_all_looked_at() -> None:
+def test_few_rows_are_all_sampled() -> None:
     assert list(subsample([])) == []
     assert list(subsample(range(MAX_ROWS))) == list(range(MAX_ROWS))
 

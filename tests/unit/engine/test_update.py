@@ -1,4 +1,4 @@
-"""Result of a step: the quick way of most rows commits what the thorough one does."""
+"""The update after a step: the loop over plain rows does what `_update_row` does."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,7 +14,7 @@ from tandem_engine.scheduler.sequence import Sequence
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, mix, request, standard, tokens
 
-PROMISED = Slo(tpot=LatencyTarget(target="300ms"))
+TPOT = Slo(tpot=LatencyTarget(target="300ms"))
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def wishes() -> st.SearchStrategy[list[Wish]]:
     return st.lists(one, min_size=1, max_size=6)
 
 
-class Thorough(Bench):
-    """Books every row by itself, as it must where rows have drafts."""
+class RowByRow(Bench):
+    """Updates every row by `_update_row`, as it must where rows have drafts."""
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
@@ -89,14 +89,14 @@ def come(bench: Bench, expected: list[Wish], at_step: int) -> None:
 
 def known(bench: Bench) -> list[dict[str, object]]:
     """All that is known of all sequences."""
-    # How soon the next thorough look is due is a guess, and the group is the same for both ways.
+    # When the next check is due may differ, and the group is the same for both.
     names = [
         each.name for each in fields(Sequence) if each.name not in {"group", "tokens_until_check"}
     ]
     return [{name: getattr(one, name) for name in names} for one in bench.scheduler._queues]
 
 
-@pytest.mark.parametrize("slo", [None, PROMISED], ids=["no promise", "TPOT"])
+@pytest.mark.parametrize("slo", [None, TPOT], ids=["no target", "TPOT"])
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -107,23 +107,23 @@ def known(bench: Bench) -> list[dict[str, object]]:
     ids=["splitfuse with prefixes", "splitfuse in turns", "continuous"],
 )
 @given(expected=wishes())
-def test_the_quick_way_books_what_the_thorough_one_does(
+def test_the_inlined_loop_updates_as_update_row_does(
     schedule: ScheduleConfig, slo: Slo | None, expected: list[Wish]
 ) -> None:
-    quick, thorough = (bench_of(kind, schedule, slo) for kind in (Bench, Thorough))
+    inlined, row_by_row = (bench_of(kind, schedule, slo) for kind in (Bench, RowByRow))
     shuffled = bench_of(Bench, schedule, slo, runner=Shuffled(block_size=BLOCK_SIZE))
     for at_step in range(60):
-        benches = (quick, thorough, shuffled)
+        benches = (inlined, row_by_row, shuffled)
         for bench in benches:
             come(bench, expected, at_step)
         one, other, third = (bench.step() for bench in benches)
 
         assert one.step == other.step == third.step
         assert one.advances == other.advances == third.advances
-        assert known(quick) == known(thorough) == known(shuffled)
+        assert known(inlined) == known(row_by_row) == known(shuffled)
 
 
-def test_a_row_is_looked_at_closely_only_where_something_happens() -> None:
+def test_a_row_is_checked_only_where_something_changes() -> None:
     bench = Bench(mix(64), request("a", 10, 40))
     bench.run(1)
     counts = []

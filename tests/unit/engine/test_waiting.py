@@ -1,4 +1,4 @@
-"""The queue of those that wait: its order, those passed over, and what it keeps."""
+"""The queue of those that wait: its order, skipped sequences, and what it keeps."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ def offered(waiting: Waiting, *, take: str = "", stop: str = "", now: float = 0.
     return asked
 
 
-def test_they_are_asked_in_order_until_one_holds_up_the_rest() -> None:
+def test_they_are_offered_in_order_until_one_blocks_the_queue() -> None:
     waiting, _ = queue_of(2.0, 0.0, 1.0)
 
     assert offered(waiting, take="r1", stop="r2") == ["r1", "r2"]
@@ -73,22 +73,22 @@ def test_an_order_by_arrival_keeps_one_entry_for_each() -> None:
     assert not set(map(id, by_length._heap)) & set(map(id, by_length._by_age))
 
 
-def test_who_is_passed_over_keeps_its_place() -> None:
+def test_a_skipped_sequence_keeps_its_position() -> None:
     waiting, _ = queue_of(0.0, 1.0, 2.0)
 
     assert offered(waiting, take="r1") == ["r0", "r1", "r2"]
     assert offered(waiting) == ["r0", "r2"]
 
 
-def test_no_more_than_so_many_are_passed_over() -> None:
+def test_no_more_than_so_many_are_skipped() -> None:
     waiting, many = queue_of(*map(float, range(9)))
     asked: list[Sequence] = []
 
-    def pass_over(one: Sequence) -> bool:
+    def skip(one: Sequence) -> bool:
         asked.append(one)
         return True
 
-    waiting.offer(pass_over, now=0.0, most=3)
+    waiting.offer(skip, now=0.0, most=3)
 
     assert asked == many[:3]
 
@@ -109,7 +109,7 @@ def test_the_oldest_is_found_whatever_the_order_of_arrival() -> None:
     assert waiting.oldest is None
 
 
-def test_who_lost_its_blocks_is_the_oldest_again() -> None:
+def test_a_preempted_sequence_is_the_oldest_again() -> None:
     waiting, (first, second) = queue_of(0.0, 1.0)
     leave(waiting, first, State.RUNNING)
     assert waiting.oldest is second
@@ -149,7 +149,7 @@ def test_an_order_that_does_not_age_has_none_overdue() -> None:
     assert offered(waiting, now=1000.0) == ["r1", "r0"]
 
 
-def test_the_first_is_who_would_be_asked_first() -> None:
+def test_the_first_is_the_one_that_would_be_offered_first() -> None:
     waiting, many = queue_of(0.0, 5.0, policy=7)
     many[0].num_prompt = 2000
     waiting.reorder(SPLIT_FUSE_ORDERS[7])
@@ -168,7 +168,7 @@ def test_tokens_are_counted_as_far_as_they_are_asked_for() -> None:
     assert waiting.first_tokens(2) == 10
 
 
-def test_a_beam_in_the_place_of_another_may_have_its_key() -> None:
+def test_a_beam_that_replaces_another_may_have_its_key() -> None:
     """Beams take over ids and numbers; a key is then no tie-breaker."""
     waiting = Waiting(FirstComeFirstServed())
     old, new = sequence_of("r0"), sequence_of("r0")
@@ -181,7 +181,7 @@ def test_a_beam_in_the_place_of_another_may_have_its_key() -> None:
     assert offered(waiting) == ["r0", "r"]
 
 
-def test_who_left_is_not_kept_behind_one_that_waits_for_ever() -> None:
+def test_a_sequence_that_left_is_not_kept_behind_one_that_waits_for_ever() -> None:
     waiting, _ = queue_of(0.0)
     for at in range(1, 5000):
         one = sequence_of(f"r{at}", at, arrived=float(at))

@@ -29,7 +29,7 @@ def sentencepiece_vocab(*, has_bytes: bool) -> dict[str, int]:
     words = [mark + word for word in WORDS for mark in (SPACE, "")]
     chars = sorted({char for word in WORDS for char in word})
     symbols = ["<unk>", "<s>", "</s>", *bytes_, SPACE, SPACE * 4, *words, *chars, "!", "\u00e9!"]
-    return {symbol: place for place, symbol in enumerate(dict.fromkeys(symbols))}
+    return {symbol: token for token, symbol in enumerate(dict.fromkeys(symbols))}
 
 
 def bpe_with_byte_fallback(*, strips: bool) -> Tokenizer:
@@ -123,7 +123,7 @@ def t5() -> Tokenizer:
 def word_piece() -> Tokenizer:
     """Of a kind that has to see tokens beside each other: BERT's."""
     symbols = ["[UNK]", "[CLS]", "[SEP]", *WORDS, *(f"##{word}" for word in WORDS), "!", ","]
-    vocab = {symbol: place for place, symbol in enumerate(symbols)}
+    vocab = {symbol: token for token, symbol in enumerate(symbols)}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
     tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])

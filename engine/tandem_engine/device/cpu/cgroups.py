@@ -14,7 +14,7 @@ class Group(NamedTuple):
 
 def groups_of(root: Path, controller: str) -> Iterator[Group]:
     """The groups whose `controller` (memory, cpu) counts this process; none: nothing limits it."""
-    for top, path, is_v2 in _places(root, controller):
+    for top, path, is_v2 in _mounts(root, controller):
         group = top / path
         # In a container the path may be that of the host, and lie outside of what is mounted.
         levels = [group, *group.parents] if group.is_dir() else [top]
@@ -24,7 +24,7 @@ def groups_of(root: Path, controller: str) -> Iterator[Group]:
             yield Group(level, is_v2)
 
 
-def _places(root: Path, controller: str) -> Iterator[tuple[Path, str, bool]]:
+def _mounts(root: Path, controller: str) -> Iterator[tuple[Path, str, bool]]:
     """Mount point, path within it, and whether that is version 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
 from tandem_engine.device import kv_int8
-from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeUnits
+from tandem_engine.device.attention import AttentionMetadata, Chunk, DecodeSplits
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.reference.int8_linear import Int8Linear, WholeInt8Packing
 from tandem_engine.device.runtime import HeadNorms
@@ -186,69 +186,69 @@ def _read(cache: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _attend_decodes(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, units: DecodeUnits, scale: float
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, splits: DecodeSplits, scale: float
 ) -> Tensor:
     """Attention of one query per row, [rows, heads, head_dim] → the same.
 
-    Rows of any length go together without padding: every KV block of every row is one unit, and
-    attends by itself. The units u of a row r are then joined, each by its share of r's softmax:
+    Rows of any length go together without padding: every KV block of every row is one split, and
+    attends by itself. The splits s of a row r are then combined, each by its share of r's softmax:
 
-        log_sum_u = log(sum of exp(score) of u's tokens)
-        share_u   = exp(log_sum_u) / (sum of exp(log_sum) of r's units)
-        out_r     = sum of share_u * out_u of r's units
+        log_sum_s = log(sum of exp(score) of s's tokens)
+        share_s   = exp(log_sum_s) / (sum of exp(log_sum) of r's splits)
+        out_r     = sum of share_s * out_s of r's splits
 
     This is flash decoding (Dao et al., 2023) with blocks of the cache as splits.
     """
     rows, heads, head_dim = q.shape
-    num_units = len(units.rows)
-    unit_bytes = 4 * k_cache.shape[1:].numel()
-    step = max(1, GATHER_BYTES // unit_bytes)
-    queries = (q.float() * scale).index_select(0, units.rows)  # [units, heads, head_dim]
+    num_splits = len(splits.rows)
+    split_bytes = 4 * k_cache.shape[1:].numel()
+    step = max(1, GATHER_BYTES // split_bytes)
+    queries = (q.float() * scale).index_select(0, splits.rows)  # [splits, heads, head_dim]
     out = torch.empty_like(queries)
-    log_sums = queries.new_empty(num_units, heads)
-    for low in range(0, num_units, step):
-        slab = slice(low, min(low + step, num_units))
-        log_sums[slab] = _attend_units(queries, k_cache, v_cache, units, slab, out=out)
+    log_sums = queries.new_empty(num_splits, heads)
+    for low in range(0, num_splits, step):
+        slab = slice(low, min(low + step, num_splits))
+        log_sums[slab] = _attend_splits(queries, k_cache, v_cache, splits, slab, out=out)
 
-    peaks = _join(log_sums, units, rows, "amax")  # [rows, heads]
-    shares = (log_sums - peaks.index_select(0, units.rows)).exp_()
-    shares /= _join(shares, units, rows, "sum").index_select(0, units.rows)
+    peaks = _combine(log_sums, splits, rows, "amax")  # [rows, heads]
+    shares = (log_sums - peaks.index_select(0, splits.rows)).exp_()
+    shares /= _combine(shares, splits, rows, "sum").index_select(0, splits.rows)
     out *= shares.unsqueeze(-1)
-    joined = out.new_zeros(rows, heads, head_dim).index_add_(0, units.rows, out)
-    return joined.to(q.dtype)
+    combined = out.new_zeros(rows, heads, head_dim).index_add_(0, splits.rows, out)
+    return combined.to(q.dtype)
 
 
-def _attend_units(
+def _attend_splits(
     queries: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    units: DecodeUnits,
+    splits: DecodeSplits,
     slab: slice,
     *,
     out: Tensor,
 ) -> Tensor:
-    """Attention within each unit of `slab`, into `out`; returns log_sum, [units, heads]."""
+    """Attention within each split of `slab`, into `out`; returns log_sum, [splits, heads]."""
     kv_heads, block_size = k_cache.shape[1:3]
     heads, head_dim = queries.shape[1:]
     group = heads // kv_heads  # query heads that share a KV head
-    # Blocks are [kv_heads, block_size, head_dim] so that one unit and KV head is one matrix: with
+    # Blocks are [kv_heads, block_size, head_dim] so that one split and KV head is one matrix: with
     # tokens before heads, bmm would copy what was gathered (measured: 3 to 4 times slower).
-    keys = _read(k_cache, units.blocks[slab]).float().view(-1, block_size, head_dim)
+    keys = _read(k_cache, splits.blocks[slab]).float().view(-1, block_size, head_dim)
     scores = torch.bmm(queries[slab].view(-1, group, head_dim), keys.mT)
-    scores = scores.view(-1, heads, block_size)  # [units, heads, block_size]
-    scores += units.tail_bias[slab]
+    scores = scores.view(-1, heads, block_size)  # [splits, heads, block_size]
+    scores += splits.tail_bias[slab]
     weights = scores.softmax(-1)
-    values = _read(v_cache, units.blocks[slab]).float().view(-1, block_size, head_dim)
+    values = _read(v_cache, splits.blocks[slab]).float().view(-1, block_size, head_dim)
     torch.bmm(weights.view(-1, group, block_size), values, out=out[slab].view(-1, group, head_dim))
     # The largest weight is exp(peak - log_sum): that spares a second pass of exp.
     return scores.amax(-1) - weights.amax(-1).log_()
 
 
-def _join(x: Tensor, units: DecodeUnits, rows: int, how: str) -> Tensor:
-    """Reduce [units, heads] over the units of each row → [rows, heads]."""
-    joined = x.new_empty(rows, x.shape[1])
-    index = units.rows.unsqueeze(-1).expand_as(x)
-    return joined.scatter_reduce_(0, index, x, how, include_self=False)
+def _combine(x: Tensor, splits: DecodeSplits, rows: int, how: str) -> Tensor:
+    """Reduce [splits, heads] over the splits of each row → [rows, heads]."""
+    combined = x.new_empty(rows, x.shape[1])
+    index = splits.rows.unsqueeze(-1).expand_as(x)
+    return combined.scatter_reduce_(0, index, x, how, include_self=False)
 
 
 def _attend_chunk(
@@ -258,7 +258,7 @@ def _attend_chunk(
     keys = _context(k_cache, chunk.blocks).to(q.dtype)
     values = _context(v_cache, chunk.blocks).to(q.dtype)
     for tile in chunk.tiles:
-        mixed = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             q[tile.tokens].transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
             keys[:, :, : tile.num_keys],
             values[:, :, : tile.num_keys],
@@ -267,7 +267,7 @@ def _attend_chunk(
             scale=scale,
             enable_gqa=True,
         )
-        out[tile.tokens] = mixed.squeeze(0).transpose(0, 1)
+        out[tile.tokens] = attended.squeeze(0).transpose(0, 1)
 
 
 def _context(cache: Tensor, blocks: Tensor) -> Tensor:

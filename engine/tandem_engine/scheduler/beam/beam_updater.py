@@ -1,7 +1,8 @@
 """The moves of a request's beams, with their sequences and KV blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from tandem_engine.api.output import FinishReason
 from tandem_engine.api.step import Advance, BeamMove, StepResult
 from tandem_engine.scheduler.beam.search import Hypothesis
 from tandem_engine.scheduler.kv_blocks import KVBlocks
@@ -10,11 +11,24 @@ from tandem_engine.scheduler.sequence import Sequence, SequenceGroup
 
 
 class BeamUpdater:
-    """Carries out beam searches."""
+    """Carries out beam searches.
 
-    def __init__(self, queues: Queues, blocks: KVBlocks) -> None:
+    Args:
+        queues: The queues of the beams.
+        blocks: Their KV blocks.
+        commit_token: Takes over the newest token of a beam (`StepUpdater.commit_token`). It ends
+            none: the search leaves no live beam with a stop token or at its longest.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        blocks: KVBlocks,
+        commit_token: Callable[[Sequence, int], FinishReason | None],
+    ) -> None:
         self._queues = queues
         self._blocks = blocks
+        self._commit_token = commit_token
 
     def advance(self, sequence: Sequence, result: StepResult) -> list[Advance]:
         """Take the candidates of one beam; once all are there, move.
@@ -65,8 +79,8 @@ class BeamUpdater:
         children = {}
         for sequence_id, move in moves.items():
             child = self._blocks.fork(beams[move.parent], sequence_id)
-            child.append(move.token_id)
-            self._blocks.note_short(child)
+            child.count_token()
+            self._commit_token(child, move.token_id)
             child.num_preempted = beams[move.parent].num_preempted
             children[sequence_id] = child
         for old in beams.values():

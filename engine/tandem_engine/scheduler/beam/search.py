@@ -23,8 +23,8 @@ It is done when nothing is live, or when `width` beams have finished and
 Of equal scores the one with the better parent goes first, then the one earlier in the row of
 candidates; of equal finished beams the one that finished first, and in one step the one that
 stood further up. `transformers` leaves ties to torch.topk, which defines no order. It adds up in
-float32, this module in float64: sums that differ by less than a rounding of float32 may change
-places.
+float32, this module in float64: sums that differ by less than a rounding of float32 may swap
+ranks.
 
 While fewer than `width` continuations exist, which takes a vocabulary of a few tokens, fewer beams
 are live; `transformers` fills up with copies that score −1e9.
@@ -118,7 +118,7 @@ class BeamSearch:
         num_best: Finished beams to return, at most the width.
         max_new_tokens: Output tokens at most.
         min_new_tokens: Output tokens before an end token may come; candidates that would end
-            earlier are passed over, and their probability is given to no other token.
+            earlier are skipped, and their probability is given to no other token.
         stop_token_ids: Tokens that end an output, which they are part of.
         length_penalty: Positive favours long outputs, negative short ones.
         early_stopping: See the head of the module.

@@ -10,7 +10,7 @@ from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_engine.scheduler.policies.batch_size import BatchLimits, BatchSizeView, batch_size_for
 from tandem_engine.scheduler.policies.budget import Pace, budget_for
-from tandem_engine.scheduler.policies.orders import PHASE_ORDERS, SPLIT_FUSE_ORDERS, Order
+from tandem_engine.scheduler.policies.orders import SPLIT_FUSE_ORDERS, STAGE_ORDERS, Order
 from tandem_engine.scheduler.policies.orders.bounded import bounded
 from tandem_engine.scheduler.policies.orders.laxity_order import LaxityOrder
 from tandem_engine.scheduler.policies.stages import STAGE_POLICIES
@@ -115,12 +115,12 @@ class PolicySet:
         policy = schedule.split_fuse.policy_type
         if schedule.is_split_fuse and policy:
             return SPLIT_FUSE_ORDERS[policy], bounded(SPLIT_FUSE_ORDERS[policy])
-        victims = bounded(PHASE_ORDERS[schedule.decode_policy_type])
+        victims = bounded(STAGE_ORDERS[schedule.decode_policy_type])
         if schedule.is_split_fuse and self.slo.ttft and not schedule.prefill_policy_type:
             ttft_s = self.slo.ttft_s or inf
             error_budget = self.pace.error_budget
             return LaxityOrder(lambda: self.model.coefficients.token, ttft_s, error_budget), victims
-        return PHASE_ORDERS[schedule.prefill_policy_type], victims
+        return STAGE_ORDERS[schedule.prefill_policy_type], victims
 
 
 def _batch_view(queues: Queues, blocks: KVBlocks) -> BatchSizeView:

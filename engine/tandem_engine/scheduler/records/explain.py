@@ -63,7 +63,7 @@ def _explain(record: StepRecord, epoch_s: float, *, with_decodes: bool) -> StepE
         seconds=record.seconds if isfinite(record.ended) else None,
         predicted_s=record.predicted_s,
         token_budget=record.token_budget,
-        ceiling=record.ceiling or None,
+        max_token_budget=record.max_token_budget or None,
         num_decode_tokens=decode_tokens,
         num_prefill_tokens=step.total_tokens - decode_tokens,
         num_decodes=step.num_decodes,
@@ -74,9 +74,7 @@ def _explain(record: StepRecord, epoch_s: float, *, with_decodes: bool) -> StepE
         blocked_by=None
         if record.blocked_by is None
         else _wait(record, record.first, record.blocked_by),
-        passed_over=tuple(
-            _wait(record, sequence_id, reason) for sequence_id, reason in record.passed_over
-        ),
+        skipped=tuple(_wait(record, sequence_id, reason) for sequence_id, reason in record.skipped),
         num_waiting=record.num_waiting,
         num_swapped=record.num_swapped,
     )

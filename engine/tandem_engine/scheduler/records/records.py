@@ -35,7 +35,7 @@ class StepRecord:
     load: StepLoad
     token_budget: int
     """Tokens that the strategy allowed; 0: it has no such limit."""
-    ceiling: int
+    max_token_budget: int
     """Upper bound of the budget; 0: there is none."""
     predicted_s: float | None
     """Predicted duration; None: the step is empty."""
@@ -49,7 +49,7 @@ class StepRecord:
     """Blocks that it needs: those that others share with it, and those that stay free, included."""
     num_free_blocks: int
     """Blocks that had no holder when the step was built."""
-    passed_over: tuple[tuple[str, Reason], ...]
+    skipped: tuple[tuple[str, Reason], ...]
     """Sequences that lost their turn, and why."""
     known: tuple[int, ...]
     """Of the rows that work on their prompt: tokens that each had to have computed in all."""
@@ -124,7 +124,7 @@ class Records:
             step=step,
             load=load,
             token_budget=builder.token_budget,
-            ceiling=builder.ceiling,
+            max_token_budget=builder.max_token_budget,
             predicted_s=predicted_s,
             num_waiting=len(builder.queues.waiting),
             num_swapped=len(builder.queues.swapped),
@@ -134,7 +134,7 @@ class Records:
             num_free_blocks=builder.blocks.pool.num_free,
             known=tuple(row.num_tokens for row in builder.rows.prefills),
             hits=builder.hits,
-            passed_over=tuple(builder.waits.passed_over),
+            skipped=tuple(builder.waits.skipped),
             swapped=tuple(builder.preemptor.swapped),
             wake_at=builder.waits.wake_at,
         )

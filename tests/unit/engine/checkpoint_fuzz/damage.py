@@ -40,7 +40,7 @@ RAW_JSON = st.sampled_from(
 JsonPath = tuple[Any, ...]
 
 
-def places(value: Any, at: JsonPath = ()) -> Iterator[JsonPath]:
+def paths(value: Any, at: JsonPath = ()) -> Iterator[JsonPath]:
     """Where anything stands within a JSON value; not within the tokenizer's long vocabulary."""
     inner: list[tuple[Any, Any]] = []
     if isinstance(value, dict) and len(value) < 200:
@@ -49,7 +49,7 @@ def places(value: Any, at: JsonPath = ()) -> Iterator[JsonPath]:
         inner = list(enumerate(value))
     for key, one in inner:
         yield (*at, key)
-        yield from places(one, (*at, key))
+        yield from paths(one, (*at, key))
 
 
 @st.composite
@@ -88,7 +88,7 @@ _NUMBERS = st.one_of(
 
 def _changed(draw: st.DrawFn, document: Any) -> Any:
     """A JSON value of which one part is another, is gone, or stands twice."""
-    everywhere = list(places(document))
+    everywhere = list(paths(document))
     if not everywhere:
         return draw(HOSTILE)
     *way, key = draw(st.sampled_from(everywhere))
@@ -112,8 +112,8 @@ def _changed(draw: st.DrawFn, document: Any) -> Any:
     return document
 
 
-def _at(document: Any, place: JsonPath) -> Any:
-    for step in place:
+def _at(document: Any, path: JsonPath) -> Any:
+    for step in path:
         document = document[step]
     return document
 

@@ -72,7 +72,7 @@ class Draft:
     gone: set[str] = field(default_factory=set)
     """Files that are left out."""
     folders: set[str] = field(default_factory=set)
-    """Files in whose place there is a folder."""
+    """Files that are folders instead."""
 
     @property
     def names(self) -> list[str]:

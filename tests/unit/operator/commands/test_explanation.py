@@ -369,7 +369,7 @@ def test_a_warning_about_a_pod_is_told() -> None:
         event("FailedMount", "claim not found", "tiny-w", lastTimestamp="2026-11-21T12:00:00Z"),
     ],
 )
-def test_other_warnings_are_passed_over(noise: Object) -> None:
+def test_other_warnings_are_ignored(noise: Object) -> None:
     found = service(status(not_ready("HeadStarting"), ACCEPTED, under_way("the head starts")))
 
     assert lines(found, events=[noise])[3] == "In progress: the head starts."

@@ -98,7 +98,7 @@ def test_the_two_examples_differ_in_their_source_alone() -> None:
     assert here == on_kubernetes
 
 
-def test_what_kubernetes_adds_to_an_object_is_passed_over() -> None:
+def test_what_kubernetes_adds_to_an_object_is_ignored() -> None:
     document = yaml.safe_load(SMALLEST)
     document["metadata"] |= {
         "uid": "1",

@@ -35,7 +35,7 @@ STEP = StepExplanation(
     seconds=0.0204,
     predicted_s=0.0188,
     token_budget=64,
-    ceiling=512,
+    max_token_budget=512,
     num_decode_tokens=16,
     num_prefill_tokens=32,
     num_decodes=16,
@@ -52,7 +52,7 @@ STEP = StepExplanation(
     recomputed=("c",),
     swapped=(),
     blocked_by=WAIT,
-    passed_over=(),
+    skipped=(),
     num_waiting=3,
     num_swapped=0,
 )
@@ -204,9 +204,9 @@ def test_a_step_that_is_being_computed_has_no_time_yet() -> None:
 def test_many_that_lost_their_turn_are_counted() -> None:
     many = tuple(replace(WAIT, text=f"r{i} waits.") for i in range(9))
 
-    said = list(left_out(replace(STEP, recomputed=(), blocked_by=None, passed_over=many)))
+    said = list(left_out(replace(STEP, recomputed=(), blocked_by=None, skipped=many)))
 
-    assert said == ["r0 waits", "r1 waits", "r2 waits", "6 more sequences are passed over"]
+    assert said == ["r0 waits", "r1 waits", "r2 waits", "6 more sequences are skipped"]
 
 
 def test_a_table_shortens_long_ids_and_a_line_does_not() -> None:

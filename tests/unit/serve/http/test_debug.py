@@ -23,7 +23,7 @@ def step(number: int) -> StepExplanation:
         seconds=0.02,
         predicted_s=0.019,
         token_budget=64,
-        ceiling=512,
+        max_token_budget=512,
         num_decode_tokens=1,
         num_prefill_tokens=48,
         num_decodes=1,
@@ -39,7 +39,7 @@ def step(number: int) -> StepExplanation:
         blocked_by=WaitExplanation(
             sequence_id="d", reason="kv_blocks", text="d waits for KV blocks: 3 free, 8 needed."
         ),
-        passed_over=(),
+        skipped=(),
         num_waiting=3,
         num_swapped=0,
     )

@@ -162,7 +162,7 @@ async def test_every_prompt_of_a_call_has_its_priority_and_salt() -> None:
             {"use_beam_search": True, "stop": "."},
             "stop",
             "invalid_value",
-            "stop is ('.',); it must be left out (stop_token_ids may take its place) "
+            "stop is ('.',); it must be left out (stop_token_ids may be used instead) "
             "with use_beam_search.",
         ),
         (

@@ -97,14 +97,14 @@ class ComputeThreads:
         self._changing = threading.Lock()
         self._stop = threading.Event()
         self._desired = 1
-        self.plan = ThreadPlan(num_threads=1, reason="nothing was asked for")
+        self.plan = ThreadPlan(num_threads=1, reason="no number was requested")
 
-    def choose(self, asked: int | None) -> ThreadPlan:
-        """Compute with `asked` threads, or as many as there are cores for; None: one a core."""
+    def choose(self, num_threads: int | None) -> ThreadPlan:
+        """Compute with `num_threads` threads, as far as there are cores; None: one a core."""
         self.stop()
         with self._changing:
             most = self._host.most_threads
-            self._desired = self._settings.num_threads or min(asked or most, most)
+            self._desired = self._settings.num_threads or min(num_threads or most, most)
             self._apply_plan(self._first_plan())
         if not self.is_settled:
             self._retry_later()

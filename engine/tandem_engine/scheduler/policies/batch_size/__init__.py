@@ -15,7 +15,7 @@ class BatchSizePolicy(Protocol):
     """Moves maxBatchSize and maxPrefillBatchSize within what the settings allow."""
 
     def limits(self, view: BatchSizeView, schedule: ScheduleConfig) -> BatchLimits:
-        """The limits of the next step; asked once for each."""
+        """Return the limits of the next step; called once for each."""
 
     def observe_decode(self, latency_s: float, batch_size: int) -> None:
         """Learn from a step in which `batch_size` sequences decoded."""

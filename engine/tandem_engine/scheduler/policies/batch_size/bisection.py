@@ -23,13 +23,13 @@ class BisectedBatchSize:
     """Batch sizes that follow the measured decode latency.
 
     The configured values hold until a tenth of the window is filled. Then maxBatchSize starts from
-    3, and rounds alternate: in even ones two bounds close in on the batch size that meets
-    decodeExpectedTime, with a dead band of 5 ms; in odd ones prefills are frozen for one round when
+    3, and steps alternate: in even ones two bounds close in on the batch size that meets
+    decodeExpectedTime, with a dead band of 5 ms; in odd ones prefills are frozen for one step when
     decodes are too slow.
 
     Where MindIE's manual leaves it open, the reading is ours: one sample is one decode step; the
     mean batch size is cut to a whole number; a freeze moves the present maxBatchSize, from which
-    the next even round goes on; a round with nothing running is not frozen, since nothing would
+    the next even step goes on; a step with nothing running is not frozen, since nothing would
     ever move again; maxPrefillBatchSize stays within the configured one.
     """
 
@@ -43,7 +43,7 @@ class BisectedBatchSize:
         self._samples: deque[tuple[float, int]] = deque()
         self._total_s = 0.0
         self._total_rows = 0
-        self._round = 0
+        self._num_steps = 0
         self._lower = self._upper = 0
         self._limits: BatchLimits | None = None
 
@@ -58,7 +58,7 @@ class BisectedBatchSize:
             self._total_rows -= oldest_rows
 
     def limits(self, view: BatchSizeView, schedule: ScheduleConfig) -> BatchLimits:
-        """The limits of one round."""
+        """Return the limits of one step."""
         if len(self._samples) < max(1, _FILLED * self._window):
             return BatchLimits(schedule.max_batch_size, schedule.prefill_rows)
         latency_ms = self._total_s / len(self._samples) * _MILLISECONDS
@@ -66,8 +66,8 @@ class BisectedBatchSize:
         if self._limits is None:
             self._lower, self._upper = _floor(schedule), schedule.max_batch_size
             self._limits = BatchLimits(self._lower, 0)
-        is_even = self._round % 2 == 0
-        self._round += 1
+        is_even = self._num_steps % 2 == 0
+        self._num_steps += 1
         if is_even:
             self._limits = self._bisected(self._limits, excess_ms, view, schedule)
         elif excess_ms > _DEAD_BAND_MS and view.num_running:

@@ -14,11 +14,11 @@ class Budget(Protocol):
     """Chooses the size of every step."""
 
     def choose(self, view: BudgetView) -> int:
-        """Tokens of the step, decode rows included; from 0 to the ceiling."""
+        """Tokens of the step, decode rows included; from 0 to `max_token_budget`."""
 
 
 def budget_for(slo: Slo, model: StepTimeModel) -> Budget:
-    """Return the budget that keeps the TPOT target; without one, the ceiling at every step.
+    """Return the budget that keeps the TPOT target; without one, the maximum at every step.
 
     Args:
         slo: The latency targets.

@@ -8,7 +8,7 @@ from math import inf
 class BudgetView:
     """The step before its prompt chunks are chosen: the decode rows are in it already."""
 
-    ceiling: int
+    max_token_budget: int
     """Most tokens of the step, decode rows included: splitChunkTokens."""
     num_decodes: int = 0
     """Decode rows of the step."""
@@ -20,7 +20,8 @@ class BudgetView:
     """Seconds until they should have their next tokens (`Pace.slack`); inf: there is no
     decode row, or no TPOT target."""
     prompt_tokens: int = 0
-    """Uncomputed tokens of prompts that could use the budget; counting may stop at `ceiling`."""
+    """Uncomputed tokens of prompts that could use the budget; counting may stop at
+    `max_token_budget`."""
     prompt_context: int = 0
     """Tokens in the cache where the chunk of the first prompt in line starts."""
     prompt_wait_s: float = 0.0

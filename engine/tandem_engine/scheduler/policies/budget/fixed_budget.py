@@ -7,5 +7,5 @@ class FixedBudget:
     """splitChunkTokens for every step: SplitFuse as MindIE has it."""
 
     def choose(self, view: BudgetView) -> int:
-        """The ceiling."""
-        return view.ceiling
+        """Return the maximum."""
+        return view.max_token_budget

@@ -43,7 +43,7 @@ class SloBudget:
 
     The prediction is multiplied by the model's drift, the median of its recent error. The prompt
     part is cut down to whole tiles, unless it is all that the prompts need or all that the
-    ceiling allows. All prompts are counted at the context of the first in line.
+    maximum allows. All prompts are counted at the context of the first in line.
 
     A prompt that has gone without tokens beyond the age bound gets a chunk even so, which may make
     the rows late by one TPOT and is at least FLOOR: where decoding alone misses the target,
@@ -69,9 +69,9 @@ class SloBudget:
 
     def choose(self, view: BudgetView) -> int:
         """Tokens of the step: the decode rows', and what fits of the prompts."""
-        most = min(view.prompt_tokens, view.ceiling - view.decode_tokens)
+        most = min(view.prompt_tokens, view.max_token_budget - view.decode_tokens)
         if most <= 0:
-            return min(view.decode_tokens, view.ceiling)
+            return min(view.decode_tokens, view.max_token_budget)
         chunk = self._chunk(view, view.slack_s, most)
         if view.prompt_wait_s >= self._longest_wait_s:
             late = self._chunk(view, max(view.slack_s, 0.0) + self._tpot_s, most)

@@ -14,7 +14,7 @@ from tandem_engine.scheduler.policies.orders.order import Order
 from tandem_engine.scheduler.policies.orders.priority import ByPriority
 from tandem_engine.scheduler.policies.orders.state import ByState
 
-PHASE_ORDERS: Final[Mapping[int, Order]] = {
+STAGE_ORDERS: Final[Mapping[int, Order]] = {
     0: FirstComeFirstServed(),
     1: ByState(),
     2: ByPriority(),
@@ -31,4 +31,4 @@ SPLIT_FUSE_ORDERS: Final[Mapping[int, Order]] = {
 }
 """splitFuse.policyType."""
 
-__all__ = ["PHASE_ORDERS", "SPLIT_FUSE_ORDERS", "Order"]
+__all__ = ["SPLIT_FUSE_ORDERS", "STAGE_ORDERS", "Order"]

@@ -25,7 +25,7 @@ class LaxityOrder:
     A sequence that has had its first token goes first: it was preempted.
 
     With an error budget, late prompts go last only while the budget is exhausted; before, they keep
-    their place and are late by less.
+    their position and are late by less.
     """
 
     ages = True

@@ -16,7 +16,7 @@ class Order(Protocol):
 
     ages: bool
     """True if the oldest waiting request goes first once it has waited too long: an order by
-    size could pass it over for ever."""
+    size could skip it for ever."""
 
     def key(self, sequence: Sequence) -> Key:
         """Return its key: the smaller goes first; no two sequences have the same."""

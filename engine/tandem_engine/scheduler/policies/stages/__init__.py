@@ -15,10 +15,10 @@ from tandem_engine.scheduler.policies.stages.throughput_first import ThroughputF
 
 
 class StagePolicy(Protocol):
-    """Chooses between the two kinds of step."""
+    """Chooses between the two stages."""
 
     def choose(self, view: StageView, schedule: ScheduleConfig) -> Stage:
-        """The kind of the next step; asked once for each."""
+        """Return the stage of the next step; called once for each."""
 
     def observe(self, stage: Stage, load: StepLoad, seconds: float) -> None:
         """Learn from a step that ran; only least laxity does."""

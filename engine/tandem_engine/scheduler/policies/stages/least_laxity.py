@@ -3,7 +3,7 @@
 from typing import Final
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.scheduler.latency.phase_models import DecodeModel, PrefillModel
+from tandem_engine.scheduler.latency.stage_models import DecodeModel, PrefillModel
 from tandem_engine.scheduler.latency.step_load import StepLoad
 from tandem_engine.scheduler.policies.stages.stage_view import Stage, StageView
 

@@ -16,29 +16,29 @@ class Chunked:
         self._context = context
         self._decodes_next = False
 
-    def fill(self, step: StepBuilder) -> None:
+    def fill(self, builder: StepBuilder) -> None:
         """Take what is next in turn; the other one when there is nothing of it."""
         stages = [self._prefill, decode]
         for stage in reversed(stages) if self._decodes_next else stages:
-            stage(step)
-            if not step.rows.is_empty:
+            stage(builder)
+            if not builder.rows.is_empty:
                 break
         # A prompt of one token starts as a row that decodes.
-        self._decodes_next = bool(step.rows.prefills or step.num_started_rows)
-        if not step.rows.prefills:
-            step.waits.block_queue(step.waits.blocked_by or Reason.OTHER_STAGE)
+        self._decodes_next = bool(builder.rows.prefills or builder.num_started_rows)
+        if not builder.rows.prefills:
+            builder.waits.block_queue(builder.waits.blocked_by or Reason.OTHER_STAGE)
 
-    def _prefill(self, step: StepBuilder) -> None:
-        most = step.schedule.max_prefill_tokens
+    def _prefill(self, builder: StepBuilder) -> None:
+        most = builder.schedule.max_prefill_tokens
 
         def chunk(sequence: Sequence) -> int:
-            return min(sequence.num_uncomputed, most - step.rows.prefill_tokens)
+            return min(sequence.num_uncomputed, most - builder.rows.prefill_tokens)
 
         def take(sequence: Sequence) -> Reason | None:
-            if step.rows.prefill_tokens >= most:
+            if builder.rows.prefill_tokens >= most:
                 return Reason.TOKENS
-            return step.start(sequence, chunk)
+            return builder.start(sequence, chunk)
 
-        for sequence in step.unfinished_prompts(self._context.order):
-            step.prefill(sequence, chunk(sequence))
-        step.admit_waiting(take)
+        for sequence in builder.unfinished_prompts(self._context.order):
+            builder.prefill(sequence, chunk(sequence))
+        builder.admit_waiting(take)

@@ -1,4 +1,4 @@
-"""strategy continuous: iteration-level scheduling (Orca, Yu et al., 2022), phases apart.
+"""strategy continuous: iteration-level scheduling (Orca, Yu et al., 2022), stages apart.
 
 MindIE's templateType Standard: a step is all prefill, with whole prompts, or all decode;
 stageSelectPolicy says which.
@@ -24,7 +24,7 @@ class Continuous:
         # Steps of prompts in a row.
         self._num_prefills = 0
 
-    def fill(self, step: StepBuilder) -> None:
+    def fill(self, builder: StepBuilder) -> None:
         """Take prompts or decodes; the other when there is none of the one.
 
         Prompts that end with their first token, or lose their blocks again, never fill the batch.
@@ -32,44 +32,44 @@ class Continuous:
         of prompts in a row as the batch has rows.
         """
         self._num_prefills += 1
-        if self._num_prefills > step.limits.max_batch_size:
-            self._decode(step)
-        if step.rows.is_empty:
-            finish_prompts(step, self._context.order)
+        if self._num_prefills > builder.limits.max_batch_size:
+            self._decode(builder)
+        if builder.rows.is_empty:
+            finish_prompts(builder, self._context.order)
         else:
-            step.waits.block_queue(Reason.OTHER_STAGE)
-        if step.rows.is_empty:
-            self._choose(step)
-        self._last_was_empty = step.rows.is_empty
+            builder.waits.block_queue(Reason.OTHER_STAGE)
+        if builder.rows.is_empty:
+            self._choose(builder)
+        self._last_was_empty = builder.rows.is_empty
 
-    def _decode(self, step: StepBuilder) -> None:
+    def _decode(self, builder: StepBuilder) -> None:
         self._num_prefills = 0
-        decode(step)
+        decode(builder)
 
-    def _choose(self, step: StepBuilder) -> None:
-        if self._context.stages.choose(self._view(step), step.schedule) == "prefill":
-            start_whole_prompts(step)
-        if step.rows.is_empty:
-            step.waits.block_queue(step.waits.blocked_by or Reason.OTHER_STAGE)
-            self._decode(step)
-        if step.rows.is_empty and step.queues.waiting.oldest is not None:
-            delay_s = step.schedule.max_queue_delay_microseconds / 1e6
-            ripe_at = step.queues.waiting.oldest.arrived + delay_s
-            step.waits.wake_by(ripe_at)
-            if step.now >= ripe_at:
-                start_whole_prompts(step)
+    def _choose(self, builder: StepBuilder) -> None:
+        if self._context.stages.choose(self._view(builder), builder.schedule) == "prefill":
+            start_whole_prompts(builder)
+        if builder.rows.is_empty:
+            builder.waits.block_queue(builder.waits.blocked_by or Reason.OTHER_STAGE)
+            self._decode(builder)
+        if builder.rows.is_empty and builder.queues.waiting.oldest is not None:
+            delay_s = builder.schedule.max_queue_delay_microseconds / 1e6
+            ripe_at = builder.queues.waiting.oldest.arrived + delay_s
+            builder.waits.wake_by(ripe_at)
+            if builder.now >= ripe_at:
+                start_whole_prompts(builder)
 
-    def _view(self, step: StepBuilder) -> StageView:
-        queues, pool = step.queues, step.blocks.pool
+    def _view(self, builder: StepBuilder) -> StageView:
+        queues, pool = builder.queues, builder.blocks.pool
         oldest = queues.waiting.oldest
         return StageView(
             num_waiting=len(queues.waiting),
             num_running=len(queues.decoding),
             num_swapped=len(queues.swapped),
-            head_wait_s=0.0 if oldest is None else step.now - oldest.arrived,
-            waiting_tokens=lambda: queues.waiting.first_tokens(step.limits.max_batch_size),
+            head_wait_s=0.0 if oldest is None else builder.now - oldest.arrived,
+            waiting_tokens=lambda: queues.waiting.first_tokens(builder.limits.max_batch_size),
             running_blocks=lambda: sum(len(one.table) for one in queues.running()),
             free_share=pool.num_free / pool.num_blocks,
             last_step_empty=self._last_was_empty,
-            max_prefill_batch_size=step.limits.max_prefill_batch_size,
+            max_prefill_batch_size=builder.limits.max_prefill_batch_size,
         )

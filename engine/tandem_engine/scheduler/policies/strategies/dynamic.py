@@ -14,6 +14,6 @@ class Dynamic:
     def __init__(self, context: StrategyContext) -> None:
         self._batch = Batch(context)
 
-    def fill(self, step: StepBuilder) -> None:
+    def fill(self, builder: StepBuilder) -> None:
         """Form a batch when no sequence runs; else go on with the running one."""
-        self._batch.fill(step, step.schedule.max_queue_delay_microseconds / 1e6)
+        self._batch.fill(builder, builder.schedule.max_queue_delay_microseconds / 1e6)

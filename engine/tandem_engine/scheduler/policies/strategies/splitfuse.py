@@ -25,105 +25,107 @@ class SplitFuse:
         # Seconds; when a prompt was last in a step.
         self._prompts_at = -inf
 
-    def fill(self, step: StepBuilder) -> None:
+    def fill(self, builder: StepBuilder) -> None:
         """Take all decodes, then chunks of prompts begun, then of prompts that wait."""
-        ceiling = step.ceiling = step.schedule.split_fuse.split_chunk_tokens
-        max_rows = min(step.limits.max_batch_size, ceiling)
-        step.decode(max_rows, ceiling)
-        step.resume(max_rows)
-        step.token_budget = self._budget(step, ceiling)
-        self._overtake(step)
-        self._continue(step)
-        self._start(step)
-        if step.rows.prefills:
-            self._prompts_at = step.now
+        max_token_budget = builder.max_token_budget = builder.schedule.split_fuse.split_chunk_tokens
+        max_rows = min(builder.limits.max_batch_size, max_token_budget)
+        builder.decode(max_rows, max_token_budget)
+        builder.resume(max_rows)
+        builder.token_budget = self._budget(builder, max_token_budget)
+        self._overtake(builder)
+        self._continue(builder)
+        self._start(builder)
+        if builder.rows.prefills:
+            self._prompts_at = builder.now
 
-    def _budget(self, step: StepBuilder, ceiling: int) -> int:
+    def _budget(self, builder: StepBuilder, max_token_budget: int) -> int:
         """Return the tokens of the step: splitChunkTokens, or what the targets leave of it."""
-        prompts = step.unfinished_prompts(self._context.order)
-        oldest = step.queues.waiting.oldest
+        prompts = builder.unfinished_prompts(self._context.order)
+        oldest = builder.queues.waiting.oldest
         first = prompts[0] if prompts else None
         served = first or oldest
         if served is None:
-            return ceiling
+            return max_token_budget
         return self._context.budget.choose(
             BudgetView(
-                ceiling=ceiling,
-                num_decodes=len(step.rows.decodes),
-                decode_tokens=step.rows.num_tokens,
-                decode_context=step.rows.decode_context,
-                slack_s=self._context.pace.slack(step.rows.decodes, step.now),
-                prompt_tokens=_prompt_tokens(step, ceiling),
+                max_token_budget=max_token_budget,
+                num_decodes=len(builder.rows.decodes),
+                decode_tokens=builder.rows.num_tokens,
+                decode_context=builder.rows.decode_context,
+                slack_s=self._context.pace.slack(builder.rows.decodes, builder.now),
+                prompt_tokens=_prompt_tokens(builder, max_token_budget),
                 prompt_context=0 if first is None else first.num_computed,
-                prompt_wait_s=step.now - max(served.served_at, self._prompts_at),
+                prompt_wait_s=builder.now - max(served.served_at, self._prompts_at),
             )
         )
 
-    def _overtake(self, step: StepBuilder) -> None:
+    def _overtake(self, builder: StepBuilder) -> None:
         """Start waiting prompts that come before all begun ones, where there is a latency target.
 
         A prompt of many steps would otherwise make every short one behind it late.
         """
-        begun = step.unfinished_prompts(self._context.order) if self._context.always_splits else []
+        if not self._context.always_splits:
+            return
+        begun = builder.unfinished_prompts(self._context.order)
         # None overtakes one that has waited too long.
-        if begun and not step.queues.waiting.is_overdue(begun[0], step.now):
-            self._start(step, before=self._context.order.key(begun[0]))
+        if begun and not builder.queues.waiting.is_overdue(begun[0], builder.now):
+            self._start(builder, before=self._context.order.key(begun[0]))
 
-    def _continue(self, step: StepBuilder) -> None:
-        begun = step.unfinished_prompts(self._context.order)
-        prompts = [one for one in begun if one not in step.rows.prefills]
+    def _continue(self, builder: StepBuilder) -> None:
+        begun = builder.unfinished_prompts(self._context.order)
+        prompts = [one for one in begun if one not in builder.rows.prefills]
         for number, sequence in enumerate(prompts):
-            left = self._tokens_left(step, sequence)
-            if self._is_cut(step, sequence):
-                left = self._share(step, left, sharers=len(prompts) - number)
-            step.prefill(sequence, min(sequence.num_uncomputed, left))
+            left = self._tokens_left(builder, sequence)
+            if self._is_cut(builder, sequence):
+                left = self._share(builder, left, sharers=len(prompts) - number)
+            builder.prefill(sequence, min(sequence.num_uncomputed, left))
 
-    def _start(self, step: StepBuilder, before: Key | None = None) -> None:
-        split = step.schedule.split_fuse
+    def _start(self, builder: StepBuilder, before: Key | None = None) -> None:
+        split = builder.schedule.split_fuse
         kept_for: list[Sequence] = []
 
         def take(sequence: Sequence) -> Reason | None:
-            is_overdue = sequence is step.queues.waiting.overdue
+            is_overdue = sequence is builder.queues.waiting.overdue
             if before and not is_overdue and self._context.order.key(sequence) >= before:
                 return Reason.TOKENS
-            if self._tokens_left(step, sequence) <= 0:
+            if self._tokens_left(builder, sequence) <= 0:
                 is_too_small = (
-                    step.token_budget < split.split_chunk_tokens and not step.rows.prefills
+                    builder.token_budget < split.split_chunk_tokens and not builder.rows.prefills
                 )
                 return Reason.CHUNK_TOO_SMALL if is_too_small else Reason.TOKENS
-            if len(_begun(step)) >= split.max_num_partial_prefills:
+            if len(builder.unfinished_prompts()) >= split.max_num_partial_prefills:
                 return Reason.PREFILL_ROWS
-            uncomputed = step.uncomputed(sequence)
+            uncomputed = builder.uncomputed(sequence)
             sequence.is_long = uncomputed > split.long_prefill_token_threshold
-            if sequence.is_long and _num_long(step) + len(kept_for) >= split.long_prefills:
+            if sequence.is_long and _num_long(builder) + len(kept_for) >= split.long_prefills:
                 return Reason.LONG_PREFILLS
-            reason = step.start(sequence, lambda one: self._first_chunk(step, one))
-            is_first = not step.waits.passed_over and not step.hits
+            reason = builder.start(sequence, lambda one: self._first_chunk(builder, one))
+            is_first = not builder.waits.skipped and not builder.hits
             if reason is Reason.PREFIX_PENDING and sequence.is_long and is_first:
                 # Or a long one behind it would take the limit that it will need.
                 kept_for.append(sequence)
             return reason
 
-        step.admit_waiting(take)
+        builder.admit_waiting(take)
 
-    def _first_chunk(self, step: StepBuilder, sequence: Sequence) -> int:
-        left = self._tokens_left(step, sequence)
-        limit = step.schedule.split_fuse.largest_chunk
-        if limit is not None and self._is_cut(step, sequence):
+    def _first_chunk(self, builder: StepBuilder, sequence: Sequence) -> int:
+        left = self._tokens_left(builder, sequence)
+        limit = builder.schedule.split_fuse.largest_chunk
+        if limit is not None and self._is_cut(builder, sequence):
             left = min(left, limit)
         return min(sequence.num_uncomputed, left)
 
-    def _is_cut(self, step: StepBuilder, sequence: Sequence) -> bool:
+    def _is_cut(self, builder: StepBuilder, sequence: Sequence) -> bool:
         """Return True if the prompt takes what the step has left, instead of all that it needs."""
-        if sequence.num_uncomputed > step.schedule.max_prefill_tokens:
+        if sequence.num_uncomputed > builder.schedule.max_prefill_tokens:
             return True  # no step takes all of it
-        if not self._is_splitting(step):
+        if not self._is_splitting(builder):
             return False
-        split = step.schedule.split_fuse
+        split = builder.schedule.split_fuse
         is_short = sequence.num_prompt <= 2 * split.split_chunk_tokens
         return not (split.split_type and is_short) or self._context.always_splits
 
-    def _is_splitting(self, step: StepBuilder) -> bool:
+    def _is_splitting(self, builder: StepBuilder) -> bool:
         """Apply splitStartBatchSize and splitStartType; a latency target always splits.
 
         MindIE up to 2.3 documents the parameters, but neither what exactly they count nor how a
@@ -132,23 +134,23 @@ class SplitFuse:
         splitType spares begins only while the step has tokens left.
         """
         return self._context.always_splits or self._split_start.is_reached(
-            step.schedule, len(step.rows)
+            builder.schedule, len(builder.rows)
         )
 
-    def _tokens_left(self, step: StepBuilder, sequence: Sequence) -> int:
+    def _tokens_left(self, builder: StepBuilder, sequence: Sequence) -> int:
         """Return the tokens that the step has left for the prompt; 0: it has to wait."""
-        whole = step.schedule.max_prefill_tokens - step.rows.prefill_tokens
-        if not self._is_splitting(step):
+        whole = builder.schedule.max_prefill_tokens - builder.rows.prefill_tokens
+        if not self._is_splitting(builder):
             fits = sequence.num_uncomputed <= whole
-            return whole if fits or self._is_cut(step, sequence) else 0
-        left = max(0, step.token_budget - step.rows.num_tokens)
-        if left == 0 or self._is_cut(step, sequence):
+            return whole if fits or self._is_cut(builder, sequence) else 0
+        left = max(0, builder.token_budget - builder.rows.num_tokens)
+        if left == 0 or self._is_cut(builder, sequence):
             return left
         return sequence.num_uncomputed if sequence.num_uncomputed <= whole else 0
 
-    def _share(self, step: StepBuilder, left: int, *, sharers: int) -> int:
+    def _share(self, builder: StepBuilder, left: int, *, sharers: int) -> int:
         """Return prefillChunkSize; absent: an even share of the tokens left, in whole tiles."""
-        limit = step.schedule.split_fuse.largest_chunk
+        limit = builder.schedule.split_fuse.largest_chunk
         if limit is not None:
             return min(left, limit)
         if self._context.always_splits:
@@ -158,19 +160,14 @@ class SplitFuse:
         return min(left, -(-share // TILE) * TILE)
 
 
-def _num_long(step: StepBuilder) -> int:
-    return sum(one.is_long for one in _begun(step))
+def _num_long(builder: StepBuilder) -> int:
+    return sum(one.is_long for one in builder.unfinished_prompts())
 
 
-def _begun(step: StepBuilder) -> list[Sequence]:
-    """The prompts in progress; a beam that was computed again and waits for the others is none."""
-    return [one for one in step.queues.prefilling.values() if one.num_uncomputed]
-
-
-def _prompt_tokens(step: StepBuilder, most: int) -> int:
+def _prompt_tokens(builder: StepBuilder, most: int) -> int:
     """Tokens that prompts, begun or waiting, could use; it may stop counting at `most`."""
-    begun = sum(one.num_uncomputed for one in step.queues.prefilling.values())
+    begun = sum(one.num_uncomputed for one in builder.queues.prefilling.values())
     if begun >= most:
         return begun
     # Each has at least one.
-    return begun + step.queues.waiting.num_tokens(most - begun)
+    return begun + builder.queues.waiting.num_tokens(most - begun)

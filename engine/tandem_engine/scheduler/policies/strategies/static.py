@@ -23,9 +23,9 @@ class Static:
     def __init__(self, context: StrategyContext) -> None:
         self._batch = Batch(context)
 
-    def fill(self, step: StepBuilder) -> None:
+    def fill(self, builder: StepBuilder) -> None:
         """Form a batch when no sequence runs; else go on with the running one."""
-        self._batch.fill(step, step.schedule.max_first_token_wait_time / 1e3)
+        self._batch.fill(builder, builder.schedule.max_first_token_wait_time / 1e3)
 
 
 class Batch:
@@ -43,38 +43,38 @@ class Batch:
         self._formed_at = -inf
         self._num_rows = 0
 
-    def fill(self, step: StepBuilder, longest_wait_s: float) -> None:
+    def fill(self, builder: StepBuilder, longest_wait_s: float) -> None:
         """Form a batch, `longest_wait_s` after its first request at the latest, or go on."""
-        if step.is_async and self._is_open:
+        if builder.is_async and self._is_open:
             # New rows may take the blocks that running ones are about to need: one step at a time.
             return
-        queues = step.queues
-        finish_prompts(step, self._context.order)
+        queues = builder.queues
+        finish_prompts(builder, self._context.order)
         is_over = not queues.num_running and not queues.swapped
         if is_over:
-            self._is_open = _is_formed(step, longest_wait_s)
-            self._formed_at, self._num_rows = step.now, 0
+            self._is_open = _is_formed(builder, longest_wait_s)
+            self._formed_at, self._num_rows = builder.now, 0
         if self._is_open:
-            start_whole_prompts(step, lambda sequence: self._has_place(step, sequence))
-            self._num_rows += step.num_started_rows
+            start_whole_prompts(builder, lambda sequence: self._may_join(builder, sequence))
+            self._num_rows += builder.num_started_rows
         else:
-            step.waits.block_queue(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
-        if not step.rows.prefills:
+            builder.waits.block_queue(Reason.BATCH_FORMING if is_over else Reason.BATCH_NOT_OVER)
+        if not builder.rows.prefills:
             self._is_open = False
-            decode(step)
+            decode(builder)
 
-    def _has_place(self, step: StepBuilder, sequence: Sequence) -> bool:
-        rows = self._num_rows + step.num_started_rows + sequence.rows
+    def _may_join(self, builder: StepBuilder, sequence: Sequence) -> bool:
+        rows = self._num_rows + builder.num_started_rows + sequence.rows
         is_first = rows == sequence.rows
-        fits = is_first or rows <= step.limits.max_batch_size
+        fits = is_first or rows <= builder.limits.max_batch_size
         return fits and sequence.arrived <= self._formed_at
 
 
-def _is_formed(step: StepBuilder, longest_wait_s: float) -> bool:
-    waiting = step.queues.waiting
+def _is_formed(builder: StepBuilder, longest_wait_s: float) -> bool:
+    waiting = builder.queues.waiting
     oldest = waiting.oldest
-    if oldest is None or len(waiting) >= step.limits.max_batch_size:
+    if oldest is None or len(waiting) >= builder.limits.max_batch_size:
         return True
     formed_at = oldest.arrived + longest_wait_s
-    step.waits.wake_by(formed_at)
-    return step.now >= formed_at
+    builder.waits.wake_by(formed_at)
+    return builder.now >= formed_at

@@ -31,40 +31,40 @@ class StrategyContext:
 class Strategy(Protocol):
     """Fills a step: the one call that the scheduling loop makes."""
 
-    def fill(self, step: StepBuilder) -> None:
+    def fill(self, builder: StepBuilder) -> None:
         """Take sequences into the step until nothing more fits."""
 
 
-def finish_prompts(step: StepBuilder, order: Order) -> None:
+def finish_prompts(builder: StepBuilder, order: Order) -> None:
     """Take all that is left of prompts that are begun."""
-    for sequence in step.unfinished_prompts(order):
-        step.prefill(sequence, sequence.num_uncomputed)
+    for sequence in builder.unfinished_prompts(order):
+        builder.prefill(sequence, sequence.num_uncomputed)
 
 
 def start_whole_prompts(
-    step: StepBuilder, has_place: Callable[[Sequence], bool] = lambda _: True
+    builder: StepBuilder, may_join: Callable[[Sequence], bool] = lambda _: True
 ) -> None:
     """Start waiting sequences with all of their prompt in one step.
 
     maxPrefillTokens closes the batch; a prompt longer than that runs alone.
 
     Args:
-        step: The step.
-        has_place: True for a sequence of the batch that is formed.
+        builder: Builds the step.
+        may_join: True for a sequence of the batch that is formed.
     """
 
     def take(sequence: Sequence) -> Reason | None:
-        if not has_place(sequence):
+        if not may_join(sequence):
             return Reason.BATCH_NOT_OVER
-        tokens = step.rows.prefill_tokens + step.uncomputed(sequence)
-        if step.rows.prefill_tokens and tokens > step.schedule.max_prefill_tokens:
+        tokens = builder.rows.prefill_tokens + builder.uncomputed(sequence)
+        if builder.rows.prefill_tokens and tokens > builder.schedule.max_prefill_tokens:
             return Reason.TOKENS
-        return step.start(sequence, lambda started: started.num_uncomputed)
+        return builder.start(sequence, lambda started: started.num_uncomputed)
 
-    step.admit_waiting(take)
+    builder.admit_waiting(take)
 
 
-def decode(step: StepBuilder) -> None:
+def decode(builder: StepBuilder) -> None:
     """Take the next token of all decoding sequences, and bring back swapped ones."""
-    step.decode(step.limits.max_batch_size)
-    step.resume(step.limits.max_batch_size)
+    builder.decode(builder.limits.max_batch_size)
+    builder.resume(builder.limits.max_batch_size)

@@ -27,7 +27,7 @@ N = len(PROMPT)
 
 
 def step(starts: dict[str, int], length: int = 1) -> Step:
-    """A step of rows that have `length` tokens each, from these places on."""
+    """A step of rows that have `length` tokens each, from these positions on."""
     return Step(
         sequence_ids=list(starts),
         num_tokens=[length] * len(starts),
@@ -77,7 +77,7 @@ def test_the_tokens_are_those_of_steps_one_after_another(
 ) -> None:
     steps = [step({"a": 0, "b": 0}, N)]
     steps += [step({"a": N + at, "b": N + at}) for at in range(6)]
-    # One leaves, another comes, and the rows change places.
+    # One leaves, another comes, and the rows change positions.
     steps += [step({"b": N + 6}), step({"c": 0}, N), step({"c": N, "b": N + 7})]
     other = Bench(decoder)
     for each in (bench, other):
@@ -88,7 +88,7 @@ def test_the_tokens_are_those_of_steps_one_after_another(
     assert len({token for each in said for [token] in each.values()}) > 1
 
 
-def test_a_removed_row_is_computed_in_vain_and_disturbs_nobody(
+def test_a_removed_row_is_computed_once_more_and_disturbs_no_other(
     decoder: Decoder,  # noqa: F811
     bench: Bench,
 ) -> None:
@@ -160,7 +160,7 @@ def test_choices_are_brought_about_by_a_step_that_was_handed_in(bench: Bench) ->
     assert bench.runner.submit(whole).result().tokens.keys() == {"a.0", "a.1"}
 
 
-def test_choices_that_are_there_go_ahead_like_any_other_row(
+def test_forked_choices_are_scheduled_async_like_any_other_row(
     decoder: Decoder,  # noqa: F811
     bench: Bench,
 ) -> None:
