@@ -2,11 +2,13 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
+
+from tandem_engine.api.checks import Check
 
 
 class Model(BaseModel):
@@ -20,6 +22,16 @@ class Model(BaseModel):
         alias_generator=to_camel,
         use_attribute_docstrings=True,
     )
+
+    CHECKS: ClassVar[tuple[Check, ...]] = ()
+    """Combinations of values that are refused; the first decides."""
+
+    @model_validator(mode="after")
+    def _pass_checks(self) -> Self:
+        for check in self.CHECKS:
+            if problem := check.problem_with(self):
+                raise ValueError(problem)
+        return self
 
     @model_validator(mode="wrap")
     @classmethod

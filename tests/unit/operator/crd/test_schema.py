@@ -9,8 +9,8 @@ from hypothesis import given
 
 from tandem_operator.crd.manifest import definition, object_schema
 from tandem_operator.crd.parse import parse_object
-from tandem_operator.crd.rules import NOT_FILLED
 from tandem_operator.crd.schema import Schema, model_schema, node_at
+from tandem_operator.crd.unfilled import NOT_FILLED
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.problems import part_of
 from tandem_serve.api.spec import InferenceService
