@@ -130,10 +130,10 @@ def _pod_blocked(snapshot: ServiceSnapshot) -> Blocker | None:
         return Blocker(failure, _describe(snapshot, name))
     for one in snapshot.warnings():
         if one.reason in _BLOCKING_REASONS:
-            text = f"{one.about}: {one.message} ({one.reason}, {snapshot.since(one.at)} ago"
+            about = f"{one.kind} {one.name}: {one.message}"
             times = f", {one.count} times" if one.count > 1 else ""
-            kind, _, name = one.about.partition(" ")
-            return Blocker(f"{text}{times})", _describe(snapshot, name, kind=kind.lower()))
+            text = f"{about} ({one.reason}, {snapshot.since(one.at)} ago{times})"
+            return Blocker(text, _describe(snapshot, one.name, kind=one.kind.lower()))
     return None
 
 
