@@ -19,7 +19,7 @@ from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.pods import environment, head_template, resources, worker_template
 from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import head_storage
-from tandem_serve.api.changes import ChangeKind, kind_of, leaves
+from tandem_serve.api.changes import ChangeClass, class_of, leaves
 from tandem_serve.api.document import RAY_NPU, ServeOptions, serve_document
 from tandem_serve.api.spec import MAX_REPLICAS, InferenceService
 
@@ -120,7 +120,7 @@ def _revision(service: InferenceService, cluster: Mapping[str, Any]) -> str:
     fields = {
         path: value
         for path, value in leaves(service.resolved()["spec"], "spec")
-        if kind_of(path) is ChangeKind.REPLACE
+        if class_of(path) is ChangeClass.REPLACE
     }
     return fingerprint({"fields": fields, "cluster": cluster, "replica": _restarting(service)})
 

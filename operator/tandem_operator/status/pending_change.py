@@ -3,26 +3,19 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from tandem_operator.k8s import names
 from tandem_operator.render.fingerprint import digested
-from tandem_serve.api.changes import ChangeKind, costliest, differing_paths, kind_of, leaves
+from tandem_serve.api.changes import ChangeClass, class_of, costliest, differing_paths, leaves
 from tandem_serve.api.spec import InferenceService
-
-CHANGE_CLASSES: Final = {
-    ChangeKind.LIVE: "Live",
-    ChangeKind.IN_PLACE: "InPlace",
-    ChangeKind.REPLACE: "Replace",
-}
-"""Kind of change → `pendingChange.class`, which is also the reason of its Event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingChange:
     """The fields that the next write will change, and their class."""
 
-    kind: ChangeKind
+    change_class: ChangeClass
     """The costliest of its fields."""
 
     fields: tuple[str, ...]
@@ -33,17 +26,19 @@ class PendingChange:
         """Return one change with the fields of all of `changes`."""
         changes = list(changes)
         fields = {field for change in changes for field in change.fields}
-        return cls(kind=costliest(one.kind for one in changes), fields=tuple(sorted(fields)))
+        return cls(
+            change_class=costliest(one.change_class for one in changes),
+            fields=tuple(sorted(fields)),
+        )
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
         """Return the change that `pendingChange` of a status describes."""
-        kind = next(kind for kind, name in CHANGE_CLASSES.items() if name == document["class"])
-        return cls(kind=kind, fields=tuple(document["fields"]))
+        return cls(change_class=ChangeClass(document["class"]), fields=tuple(document["fields"]))
 
     def document(self) -> dict[str, Any]:
         """Return the change as `pendingChange` of a status."""
-        return {"class": CHANGE_CLASSES[self.kind], "fields": list(self.fields)}
+        return {"class": self.change_class.value, "fields": list(self.fields)}
 
 
 def pending_change(
@@ -61,7 +56,7 @@ def pending_change(
     fields = tuple(differing_paths(new, old))
     if not fields:
         return None
-    return PendingChange(kind=costliest(map(_kind, fields)), fields=fields)
+    return PendingChange(change_class=costliest(map(_class_of, fields)), fields=fields)
 
 
 def _rendered_spec(ray_service: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -74,9 +69,9 @@ def _rendered_spec(ray_service: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return spec if isinstance(spec, Mapping) else None
 
 
-def _kind(path: str) -> ChangeKind:
-    """Return the cost of a change of `path`; a field that this version lacks may cost all."""
+def _class_of(path: str) -> ChangeClass:
+    """Return the class of a change of `path`; a field that this version lacks may cost all."""
     try:
-        return kind_of(path)
+        return class_of(path)
     except KeyError:
-        return ChangeKind.REPLACE
+        return ChangeClass.REPLACE

@@ -3,22 +3,34 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from tandem_serve.api.spec import InferenceService
 
 
-class ChangeKind(StrEnum):
-    """Effect of a change on the replicas, from cheap to costly."""
+class ChangeClass(StrEnum):
+    """Class of a change by its effect on the replicas, from cheap to costly.
 
-    LIVE = "live"
-    """Running replicas take it over between two steps; no request notices."""
+    The value stands in `pendingChange.class`, and is the reason of an Event.
+    """
 
-    IN_PLACE = "in place"
-    """Ray or Kubernetes applies it; running replicas stay."""
+    words: str
+    """The class in a sentence."""
 
-    REPLACE = "replace"
-    """New replicas take the place of the running ones."""
+    meaning: str
+    """The effect."""
+
+    def __new__(cls, value: str, words: str, meaning: str) -> Self:
+        """Make a member of its value, its words and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.words = words
+        member.meaning = meaning
+        return member
+
+    LIVE = "Live", "live", "running replicas apply it between two steps"
+    IN_PLACE = "InPlace", "in place", "running replicas stay"
+    REPLACE = "Replace", "replace", "new replicas take the place of the running ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +40,22 @@ class Change:
     path: str
     old: Any
     new: Any
-    kind: ChangeKind
+    change_class: ChangeClass
 
 
 # The longest matching prefix decides.
-_KINDS: Final[Mapping[str, ChangeKind]] = {
-    "metadata": ChangeKind.IN_PLACE,
-    "spec.model": ChangeKind.REPLACE,
-    "spec.engine": ChangeKind.REPLACE,
-    "spec.engine.schedule": ChangeKind.LIVE,
-    "spec.engine.schedule.cacheBlockSize": ChangeKind.REPLACE,
-    "spec.slo": ChangeKind.LIVE,
-    "spec.server": ChangeKind.REPLACE,
-    "spec.scaling": ChangeKind.IN_PLACE,
-    "spec.resources": ChangeKind.REPLACE,
-    "spec.runtime": ChangeKind.REPLACE,
-    "spec.progressDeadlineSeconds": ChangeKind.IN_PLACE,
+_CLASSES: Final[Mapping[str, ChangeClass]] = {
+    "metadata": ChangeClass.IN_PLACE,
+    "spec.model": ChangeClass.REPLACE,
+    "spec.engine": ChangeClass.REPLACE,
+    "spec.engine.schedule": ChangeClass.LIVE,
+    "spec.engine.schedule.cacheBlockSize": ChangeClass.REPLACE,
+    "spec.slo": ChangeClass.LIVE,
+    "spec.server": ChangeClass.REPLACE,
+    "spec.scaling": ChangeClass.IN_PLACE,
+    "spec.resources": ChangeClass.REPLACE,
+    "spec.runtime": ChangeClass.REPLACE,
+    "spec.progressDeadlineSeconds": ChangeClass.IN_PLACE,
 }
 
 
@@ -59,7 +71,7 @@ def classify(old: InferenceService, new: InferenceService) -> list[Change]:
         raise ValueError(f"'{new.name}' is another service than '{old.name}', not a version of it")
     before, after = dict(leaves(old.resolved())), dict(leaves(new.resolved()))
     return [
-        Change(path, before.get(path), after.get(path), kind_of(path))
+        Change(path, before.get(path), after.get(path), class_of(path))
         for path in differing_paths(before, after)
     ]
 
@@ -70,21 +82,21 @@ def differing_paths(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[st
     return [path for path in paths if one.get(path) != other.get(path)]
 
 
-def costliest(kinds: Iterable[ChangeKind]) -> ChangeKind:
-    """Return the kind that does most to the replicas."""
-    return max(kinds, key=list(ChangeKind).index)
+def costliest(classes: Iterable[ChangeClass]) -> ChangeClass:
+    """Return the class that does most to the replicas."""
+    return max(classes, key=list(ChangeClass).index)
 
 
-def kind_of(path: str) -> ChangeKind:
-    """Return the effect of a change of the field at `path`, such as spec.engine.dtype.
+def class_of(path: str) -> ChangeClass:
+    """Return the class of a change of the field at `path`, such as spec.engine.dtype.
 
     Raises:
         KeyError: no such field may change.
     """
     prefix = path
     while prefix:
-        if prefix in _KINDS:
-            return _KINDS[prefix]
+        if prefix in _CLASSES:
+            return _CLASSES[prefix]
         prefix = prefix.rpartition(".")[0]
     raise KeyError(path)
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.table import Table
 
-from tandem_serve.api.changes import Change, ChangeKind, classify
+from tandem_serve.api.changes import Change, ChangeClass, classify
 from tandem_serve.api.problems import as_yaml
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import (
@@ -22,9 +22,9 @@ from tandem_serve.local.services import applied
 from tandem_serve.local.services import apply as apply_service
 
 _COLOURS: Final = {
-    ChangeKind.LIVE: "green",
-    ChangeKind.IN_PLACE: "cyan",
-    ChangeKind.REPLACE: "yellow",
+    ChangeClass.LIVE: "green",
+    ChangeClass.IN_PLACE: "cyan",
+    ChangeClass.REPLACE: "yellow",
 }
 
 
@@ -60,6 +60,6 @@ def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> Non
 def _table(changes: list[Change]) -> Table:
     table = Table("field", "from", "to", "change", box=None, pad_edge=False)
     for change in changes:
-        kind = f"[{_COLOURS[change.kind]}]{change.kind}[/]"
-        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), kind)
+        words = f"[{_COLOURS[change.change_class]}]{change.change_class.words}[/]"
+        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), words)
     return table

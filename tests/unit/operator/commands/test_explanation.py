@@ -9,7 +9,7 @@ from tandem_operator.commands.explanation import explain
 from tandem_operator.commands.text import age_between, sentence
 from tandem_operator.status.document import status_document
 from tandem_operator.status.pending_change import PendingChange
-from tandem_serve.api.changes import ChangeKind
+from tandem_serve.api.changes import ChangeClass
 from tests.unit.operator import samples
 from tests.unit.operator.samples import (
     CAUSE,
@@ -187,8 +187,8 @@ def test_the_last_change_is_told_with_its_class() -> None:
     found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
 
     assert lines(found, events=[CHANGED])[2] == (
-        "The last change was 30s ago: Live (running replicas take it over), which changes "
-        "spec.engine.schedule.maxIterTimes."
+        "The last change was 30s ago: Live (running replicas apply it between two steps), which "
+        "changes spec.engine.schedule.maxIterTimes."
     )
 
 
@@ -306,7 +306,7 @@ def test_a_deadline_that_has_passed_is_told_with_what_is_in_the_way() -> None:
         samples.pod("head", "new", head=True),
         new=answer("STARTING", status="DEPLOYING", message=TRACEBACK),
     )
-    replace = PendingChange(kind=ChangeKind.REPLACE, fields=tuple(FIELDS))
+    replace = PendingChange(change_class=ChangeClass.REPLACE, fields=tuple(FIELDS))
 
     said = lines(service(written(ray=failing, change=replace, is_overdue=True)))
 

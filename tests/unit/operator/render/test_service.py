@@ -12,7 +12,7 @@ from tandem_operator.k8s import names
 from tandem_operator.render.desired import RenderError
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.service import render
-from tandem_serve.api.changes import ChangeKind, classify
+from tandem_serve.api.changes import ChangeClass, classify
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
@@ -45,7 +45,7 @@ def values_below(value: Any) -> Iterator[Any]:
 def test_the_ray_cluster_changes_exactly_when_a_field_needs_new_replicas(
     old: InferenceService, new: InferenceService
 ) -> None:
-    replaces = any(change.kind is ChangeKind.REPLACE for change in classify(old, new))
+    replaces = any(change.change_class is ChangeClass.REPLACE for change in classify(old, new))
 
     assert (cluster_text(old) != cluster_text(new)) == replaces
 

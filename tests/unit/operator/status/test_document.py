@@ -16,7 +16,7 @@ from tandem_operator.status.pod_view import pod_view
 from tandem_operator.status.progress import served_during_a_change
 from tandem_operator.status.ray_view import ray_view
 from tandem_operator.status.transitions import transitions
-from tandem_serve.api.changes import ChangeKind
+from tandem_serve.api.changes import ChangeClass
 from tests.unit.operator.samples import (
     CAUSE,
     T0,
@@ -33,8 +33,8 @@ from tests.unit.operator.samples import (
     view,
 )
 
-REPLACE = PendingChange(kind=ChangeKind.REPLACE, fields=("spec.engine.dtype",))
-LIVE = PendingChange(kind=ChangeKind.LIVE, fields=("spec.engine.schedule.maxBatchSize",))
+REPLACE = PendingChange(change_class=ChangeClass.REPLACE, fields=("spec.engine.dtype",))
+LIVE = PendingChange(change_class=ChangeClass.LIVE, fields=("spec.engine.schedule.maxBatchSize",))
 REFUSAL = Problem("InvalidSpec", "spec.resources.cpu: 0 is too small")
 FORBIDDEN = Problem("ApiForbidden", "the API server answered 403; allow it")
 

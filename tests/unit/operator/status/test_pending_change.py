@@ -8,7 +8,7 @@ from hypothesis import given
 from tandem_operator.k8s import names
 from tandem_operator.render.service import render
 from tandem_operator.status.pending_change import PendingChange, pending_change
-from tandem_serve.api.changes import ChangeKind
+from tandem_serve.api.changes import ChangeClass
 from tandem_serve.api.spec import InferenceService
 from tests.unit.operator.render.services import (
     SETTINGS,
@@ -23,16 +23,16 @@ from tests.unit.operator.render.services import (
 
 
 @pytest.mark.parametrize(
-    ("spec", "kind", "fields"),
+    ("spec", "change_class", "fields"),
     [
         (
             {"engine": {"schedule": {"maxBatchSize": 100}}},
-            ChangeKind.LIVE,
+            ChangeClass.LIVE,
             ("spec.engine.schedule.maxBatchSize", "spec.engine.schedule.maxN"),
         ),
         (
             {"slo": {"tpot": {"target": "50ms"}}},
-            ChangeKind.LIVE,
+            ChangeClass.LIVE,
             (
                 # Chosen by the target where the manifest has no value.
                 "spec.engine.schedule.templateType",
@@ -44,27 +44,29 @@ from tests.unit.operator.render.services import (
                 "spec.engine.schedule.maxIterTimes",
             ),
         ),
-        ({"engine": {"cpuMemSize": 1}}, ChangeKind.REPLACE, ("spec.engine.cpuMemSize",)),
-        ({"scaling": {"minReplicas": 2}}, ChangeKind.IN_PLACE, ("spec.scaling.minReplicas",)),
-        ({"engine": {"dtype": "float32"}}, ChangeKind.REPLACE, ("spec.engine.dtype",)),
+        ({"engine": {"cpuMemSize": 1}}, ChangeClass.REPLACE, ("spec.engine.cpuMemSize",)),
+        ({"scaling": {"minReplicas": 2}}, ChangeClass.IN_PLACE, ("spec.scaling.minReplicas",)),
+        ({"engine": {"dtype": "float32"}}, ChangeClass.REPLACE, ("spec.engine.dtype",)),
         (
             {"engine": {"dtype": "float32"}, "scaling": {"minReplicas": 2}},
-            ChangeKind.REPLACE,
+            ChangeClass.REPLACE,
             ("spec.engine.dtype", "spec.scaling.minReplicas"),
         ),
         (
             {"runtime": {"nodeSelector": {"pool": "a"}}},
-            ChangeKind.REPLACE,
+            ChangeClass.REPLACE,
             ("spec.runtime.nodeSelector.pool",),
         ),
     ],
 )
 def test_a_pending_change_has_the_class_of_its_costliest_field(
-    spec: dict[str, Any], kind: ChangeKind, fields: tuple[str, ...]
+    spec: dict[str, Any], change_class: ChangeClass, fields: tuple[str, ...]
 ) -> None:
     there = one(rendered(), "RayService")
 
-    assert pending_change(inference_service(spec), there) == PendingChange(kind=kind, fields=fields)
+    assert pending_change(inference_service(spec), there) == PendingChange(
+        change_class=change_class, fields=fields
+    )
 
 
 @UNTIMED
@@ -101,5 +103,5 @@ def test_a_field_of_another_version_may_cost_all() -> None:
     found = pending_change(inference_service(), there)
 
     assert found is not None
-    assert found.kind is ChangeKind.REPLACE
+    assert found.change_class is ChangeClass.REPLACE
     assert "spec.bygone" in found.fields

@@ -9,16 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tandem_serve.api.changes import Change, ChangeKind, classify, kind_of
+from tandem_serve.api.changes import Change, ChangeClass, class_of, classify
 from tandem_serve.api.document import ServeOptions, serve_document
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.problems import is_list, part_of
 from tandem_serve.api.spec import InferenceService, InferenceServiceSpec
+from tandem_serve.cli import app, apply
 
 MANUAL = Path(__file__).parents[4] / "docs" / "reference" / "manifest.md"
 # A machine that has much else to do makes no test fail.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-LIVE, IN_PLACE, REPLACE = ChangeKind.LIVE, ChangeKind.IN_PLACE, ChangeKind.REPLACE
+LIVE, IN_PLACE, REPLACE = ChangeClass.LIVE, ChangeClass.IN_PLACE, ChangeClass.REPLACE
 
 
 def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -118,21 +119,21 @@ def in_steps_that_keep_promises(spec: dict[str, Any]) -> dict[str, Any]:
 services = specs.map(in_steps_that_keep_promises).map(service_of)
 
 
-def kinds_by_document(old: InferenceService, new: InferenceService) -> set[ChangeKind]:
+def classes_by_document(old: InferenceService, new: InferenceService) -> set[ChangeClass]:
     """The effect on Ray when the document of `new` follows that of `old` (measured facts)."""
     before = serve_document(old, ServeOptions())["applications"][0]
     after = serve_document(new, ServeOptions())["applications"][0]
     first, second = before["deployments"][0], after["deployments"][0]
-    kinds = set()
+    classes = set()
     if before["args"] != after["args"]:
-        kinds.add(REPLACE)
+        classes.add(REPLACE)
     if first["ray_actor_options"] != second["ray_actor_options"]:
-        kinds.add(REPLACE)
+        classes.add(REPLACE)
     if first["user_config"] != second["user_config"]:
-        kinds.add(LIVE)
+        classes.add(LIVE)
     if first["num_replicas"] != second["num_replicas"]:
-        kinds.add(IN_PLACE)
-    return kinds
+        classes.add(IN_PLACE)
+    return classes
 
 
 @untimed
@@ -146,7 +147,7 @@ def test_a_service_does_not_differ_from_itself(service: InferenceService) -> Non
 def test_the_classes_are_what_the_serve_document_makes_ray_do(
     old: InferenceService, new: InferenceService
 ) -> None:
-    assert {change.kind for change in classify(old, new)} == kinds_by_document(old, new)
+    assert {change.change_class for change in classify(old, new)} == classes_by_document(old, new)
 
 
 @untimed
@@ -160,11 +161,11 @@ def test_the_way_back_undoes_the_same_fields(old: InferenceService, new: Inferen
 
 def test_every_field_of_the_spec_has_exactly_one_class() -> None:
     for path in fields_of(InferenceServiceSpec, "spec"):
-        assert kind_of(path) in ChangeKind
+        assert class_of(path) in ChangeClass
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "kind"),
+    ("field", "value", "change_class"),
     [
         ("runtime", {"image": "tandem:2"}, REPLACE),
         ("runtime", {"env": [{"name": "A", "value": "b"}]}, REPLACE),
@@ -174,13 +175,13 @@ def test_every_field_of_the_spec_has_exactly_one_class() -> None:
     ],
 )
 def test_what_ray_does_not_see_has_a_class_all_the_same(
-    field: str, value: Any, kind: ChangeKind
+    field: str, value: Any, change_class: ChangeClass
 ) -> None:
     model = {"source": "file:///models/a"}
 
     changes = classify(service_of({"model": model}), service_of({"model": model, field: value}))
 
-    assert {change.kind for change in changes} == {kind}
+    assert {change.change_class for change in changes} == {change_class}
     assert all(change.path.startswith(f"spec.{field}") for change in changes)
 
 
@@ -194,7 +195,17 @@ def test_the_manual_lists_every_field_with_its_class() -> None:
 
     fields = fields_of(InferenceServiceSpec, "spec")
 
-    assert rows == {field: kind_of(field).value for field in fields}
+    assert rows == {field: class_of(field).words for field in fields}
+
+
+@pytest.mark.parametrize("change_class", ChangeClass)
+def test_manual_and_help_tell_the_meaning_of_each_class(change_class: ChangeClass) -> None:
+    beginning = f"| {change_class.words} | {change_class.meaning.capitalize()}"
+    (command,) = (one for one in app.registered_commands if one.callback is apply)
+
+    assert any(line.startswith(beginning) for line in MANUAL.read_text().splitlines())
+    assert f"{change_class.words}[/" in str(command.epilog)
+    assert f"({change_class.meaning})" in str(command.epilog)
 
 
 def fields_of(model: type[BaseModel], path: str) -> list[str]:
@@ -226,7 +237,7 @@ def test_a_change_tells_path_values_and_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
+    ("path", "change_class"),
     [
         ("spec.engine.cpuMemSize", REPLACE),
         ("spec.engine.schedule.strategy", LIVE),
@@ -238,8 +249,8 @@ def test_a_change_tells_path_values_and_class() -> None:
         ("spec.slo.tpot.percentile", LIVE),
     ],
 )
-def test_scheduling_is_live_and_host_memory_is_not(path: str, kind: ChangeKind) -> None:
-    assert kind_of(path) == kind
+def test_scheduling_is_live_and_host_memory_is_not(path: str, change_class: ChangeClass) -> None:
+    assert class_of(path) == change_class
 
 
 @pytest.mark.parametrize(
@@ -284,7 +295,7 @@ def test_a_target_that_is_given_or_kept_otherwise_is_a_live_change() -> None:
         Change("spec.engine.schedule.templateType", "Standard", "Mix", LIVE),
         Change("spec.engine.schedule.strategy", "continuous", "splitfuse", LIVE),
         Change("spec.engine.schedule.maxIterTimes", 512, None, LIVE),
-        Change("spec.engine.schedule.splitFuse.enabled", old=False, new=True, kind=LIVE),
+        Change("spec.engine.schedule.splitFuse.enabled", old=False, new=True, change_class=LIVE),
         Change("spec.engine.schedule.splitFuse.splitStartBatchSize", 16, 0, LIVE),
         Change("spec.slo.tpot.percentile", None, 90, LIVE),
         Change("spec.slo.tpot.target", None, "50ms", LIVE),
@@ -303,4 +314,4 @@ def test_another_name_is_another_service() -> None:
 
 def test_a_field_that_cannot_change_has_no_class() -> None:
     with pytest.raises(KeyError):
-        kind_of("apiVersion")
+        class_of("apiVersion")
