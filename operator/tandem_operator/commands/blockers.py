@@ -93,11 +93,11 @@ def _unknown(snapshot: ServiceSnapshot) -> Blocker | None:
     )
 
 
-def _refused(snapshot: ServiceSnapshot) -> Blocker | None:
+def _rejected(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.condition(ConditionType.ACCEPTED).get("status") != "False":
         return None
     return Blocker(
-        f"the spec is refused: {snapshot.message(ConditionType.ACCEPTED)}",
+        f"the spec is rejected: {snapshot.message(ConditionType.ACCEPTED)}",
         "correct the manifest and apply it again: kubectl apply -f FILE",
     )
 
@@ -137,7 +137,7 @@ def _pod_blocked(snapshot: ServiceSnapshot) -> Blocker | None:
     return None
 
 
-def _ray_refused(snapshot: ServiceSnapshot) -> Blocker | None:
+def _ray_rejected(snapshot: ServiceSnapshot) -> Blocker | None:
     ray = snapshot.condition(ConditionType.RAY_READY)
     if ray.get("status") != "False" or ray.get("reason") not in {
         reasons.KUBERAY_REFUSED,
@@ -178,11 +178,11 @@ _FINDERS: Final[tuple[Callable[[ServiceSnapshot], Blocker | None], ...]] = (
     _operator_not_running,
     _not_yet_observed,
     _unknown,
-    _refused,
+    _rejected,
     _kuberay_missing,
     _replica_failed,
     _pod_blocked,
-    _ray_refused,
+    _ray_rejected,
     _under_way,
 )
 _READ_LOG: Final = "sh -c 'tail -n 40 /tmp/ray/session_latest/logs/serve/replica_*'"
@@ -196,7 +196,7 @@ def _mark_overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
 
 def _is_complete(snapshot: ServiceSnapshot) -> bool:
     """Return True when the observed state is the desired state."""
-    is_over = snapshot.reason(ConditionType.PROGRESSING) == reasons.SETTLED
+    is_over = snapshot.reason(ConditionType.PROGRESSING) == reasons.RECONCILED
     return is_over and snapshot.holds(ConditionType.READY) and snapshot.ready >= snapshot.desired
 
 

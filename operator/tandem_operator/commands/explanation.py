@@ -101,8 +101,8 @@ def _without_pending(snapshot: ServiceSnapshot) -> str:
         return f"it has been starting for {since}, of {snapshot.deadline_s} s that it may take"
     if reason == reasons.DEADLINE_EXCEEDED:
         return f"{_pending(snapshot)}; the spec was written {_written(snapshot)}"
-    if reason == reasons.REFUSED:
-        return f"nothing changes while the spec is refused; it was written {_written(snapshot)}"
+    if reason == reasons.REJECTED:
+        return f"nothing changes while the spec is rejected; it was written {_written(snapshot)}"
     if change := snapshot.last_change:
         ago, change_class = snapshot.since(change.at), _with_meaning(change.reason)
         return f"the last change was {ago} ago: {change_class}, which {change.message}"

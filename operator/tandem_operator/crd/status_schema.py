@@ -15,7 +15,7 @@ def status_schema() -> Schema:
         "Observed state of the service; only the operator writes it.",
         observedGeneration=_count(
             "metadata.generation of the newest spec that is, or was, in effect: while a change is "
-            "under way, or refused, it stays behind. At first that of the first spec."
+            "under way, or rejected, it stays behind. At first that of the first spec."
         ),
         conditions={
             "description": "Ready, its needs Accepted, RayReady and ModelLoaded, and Progressing.",

@@ -84,7 +84,7 @@ def unknown_document(
 
 def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
     """Return the newest generation that is, or was, in effect; at first the object's."""
-    is_in_effect = progressing.reason == reasons.SETTLED and not _is_behind(facts.ray)
+    is_in_effect = progressing.reason == reasons.RECONCILED and not _is_behind(facts.ray)
     before = _last_in_effect(facts.previous)
     return facts.generation if is_in_effect or before is None else before
 
@@ -278,7 +278,7 @@ def _ray_cluster(ray: RayView | None) -> str | None:
 
 def _pending_change(facts: Facts, progressing: Condition) -> dict[str, Any] | None:
     """Return the change under way: about to be written, or written and not complete."""
-    if progressing.reason in {reasons.SETTLED, reasons.REFUSED}:
+    if progressing.reason in {reasons.RECONCILED, reasons.REJECTED}:
         return None
     before = facts.previous.get("pendingChange")
     changes = [PendingChange.read(before)] if before else []

@@ -371,7 +371,8 @@ class InferenceServiceSpec(Model):
     """The pods that replicas run in; without Kubernetes it has no meaning."""
 
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=86400)] = PROGRESS_DEADLINE_S
-    """Seconds in which a new service, or a change, has to be ready; then it counts as stuck."""
+    """Seconds in which a new service, or a change, has to be ready; then the condition Progressing
+    has the reason ProgressDeadlineExceeded."""
 
     CHECKS: ClassVar[tuple[Check, ...]] = (*_SLO_CHECKS, *_LENGTH_CHECKS, *_RESOURCE_CHECKS)
 

@@ -46,7 +46,7 @@ PREVIOUS = condition("Ready", "True", "ServingPrevious", "the previous version a
 ACCEPTED = condition("Accepted", "True", "Valid")
 HEAD_READY = condition("RayReady", "True", "HeadReady")
 LOADED = condition("ModelLoaded", "True", "Loaded", "1 of 2 replicas run")
-SETTLED = condition("Progressing", "False", "Settled")
+RECONCILED = condition("Progressing", "False", "Reconciled")
 
 
 def not_ready(reason: str, message: str = "") -> Object:
@@ -163,7 +163,9 @@ def lines(
 
 
 def test_a_service_that_is_ready() -> None:
-    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, rayCluster="c1"))
+    found = service(
+        status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1, rayCluster="c1")
+    )
 
     assert lines(found, pods=[pod("head", **RUNNING), pod("w", **RUNNING)]) == [
         "Service tiny in namespace models has been ready for 5m: "
@@ -177,14 +179,14 @@ def test_a_service_that_is_ready() -> None:
 
 
 def test_a_service_with_keys_is_talked_to_with_one() -> None:
-    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
+    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1))
     found["spec"]["server"] = {"apiKeysSecret": "keys"}
 
     assert lines(found)[4].endswith("--api-key KEY.")
 
 
 def test_the_last_change_is_told_with_its_class() -> None:
-    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
+    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1))
 
     assert lines(found, events=[CHANGED])[2] == (
         "The last change was 30s ago: Live (running replicas apply it between two steps), which "
@@ -204,7 +206,7 @@ def test_a_service_that_nobody_has_looked_at_yet() -> None:
     ]
 
 
-@pytest.mark.parametrize("seen", [None, status(READY, ACCEPTED, SETTLED, ready=1)])
+@pytest.mark.parametrize("seen", [None, status(READY, ACCEPTED, RECONCILED, ready=1)])
 def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
     seen: Object | None,
 ) -> None:
@@ -220,13 +222,13 @@ def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
 def test_a_spec_that_is_refused() -> None:
     text = "spec.resources.npuProfile 'big' is not one of the operator's"
     refused = condition("Accepted", "False", "Unsatisfiable", text)
-    progressing = condition("Progressing", "False", "Refused")
+    progressing = condition("Progressing", "False", "Rejected")
 
     said = lines(service(status(not_ready("Unsatisfiable", text), refused, progressing)))
 
     assert said[0] == "Service tiny in namespace models has not been ready for 5m (Unsatisfiable)."
-    assert said[2].startswith("Nothing changes while the spec is refused; it was written 5m ago")
-    assert said[3] == f"The spec is refused: {text}."
+    assert said[2].startswith("Nothing changes while the spec is rejected; it was written 5m ago")
+    assert said[3] == f"The spec is rejected: {text}."
     assert said[4] == "Correct the manifest and apply it again: kubectl apply -f FILE."
 
 
@@ -240,7 +242,7 @@ def test_a_refused_change_leaves_the_previous_version() -> None:
         "Service tiny in namespace models serves, but its previous version: "
         f"model tandem-tiny at {URL} answers."
     )
-    assert said[3] == "The spec is refused: spec.model.source: is relative."
+    assert said[3] == "The spec is rejected: spec.model.source: is relative."
 
 
 def test_a_kubernetes_without_kuberay() -> None:
@@ -399,7 +401,7 @@ def test_a_service_that_was_scaled() -> None:
 
 def test_a_replica_that_is_lost_after_all_was_well() -> None:
     found = service(
-        status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, desired=2), desired=2
+        status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1, desired=2), desired=2
     )
 
     assert lines(found)[3] == "1 of 2 replicas run."

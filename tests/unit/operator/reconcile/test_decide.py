@@ -12,7 +12,7 @@ from tandem_operator.reconcile.decide import (
     POLLS_PER_S,
     collect_facts,
     decide,
-    is_settled,
+    is_reconciled,
     requeue_after_s,
     write_conflict,
 )
@@ -148,9 +148,9 @@ def again(known: Facts, deadline_in_s: float | None = 500.0, polled: int = 1) ->
     )
 
 
-def test_a_settled_service_waits_for_events() -> None:
+def test_a_reconciled_service_waits_for_events() -> None:
     assert again(facts()) is None
-    assert is_settled(status_document(facts()))
+    assert is_reconciled(status_document(facts()))
 
 
 def test_a_service_that_loads_is_asked_every_few_seconds() -> None:
@@ -192,7 +192,7 @@ def test_a_contest_names_what_does_not_stay() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_settled_service_that_lost_a_replica_is_asked(replicas: int) -> None:
+def test_a_reconciled_service_that_lost_a_replica_is_asked(replicas: int) -> None:
     before = status_document(facts())
     ray = view(
         ray_service(active=digest("old", "RUNNING"), endpoints=replicas),
