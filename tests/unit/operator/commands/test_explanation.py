@@ -194,7 +194,7 @@ def test_the_last_change_is_told_with_its_class() -> None:
     )
 
 
-def test_a_service_that_nobody_has_looked_at_yet() -> None:
+def test_a_service_that_was_never_reconciled() -> None:
     found = service(None, generation=1, creationTimestamp="2026-11-21T13:59:50Z", managedFields=[])
 
     assert lines(found) == [
@@ -207,7 +207,7 @@ def test_a_service_that_nobody_has_looked_at_yet() -> None:
 
 
 @pytest.mark.parametrize("seen", [None, status(READY, ACCEPTED, RECONCILED, ready=1)])
-def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
+def test_an_unobserved_service_tells_that_the_operator_does_not_run(
     seen: Object | None,
 ) -> None:
     said = lines(service(seen, generation=3))
@@ -407,7 +407,7 @@ def test_a_replica_that_is_lost_after_all_was_well() -> None:
     assert lines(found)[3] == "1 of 2 replicas run."
 
 
-def test_a_service_that_the_operator_cannot_look_at() -> None:
+def test_a_service_that_the_operator_cannot_observe() -> None:
     blind = condition("Ready", "Unknown", "ApiForbidden", "pods may not be listed")
 
     said = lines(service(status(blind, ACCEPTED)))

@@ -145,8 +145,8 @@ def misfits() -> list[Bad]:
     ]
 
 
-def unkept_promises() -> list[Bad]:
-    """Schedules under which a promise would have no effect."""
+def unmet_targets() -> list[Bad]:
+    """Schedules under which a target would have no effect."""
     standard = {
         f"{SCHEDULE}.strategy": ("continuous", "continuous"),
         f"{SPLIT}.enabled": (False, "false"),
@@ -166,7 +166,7 @@ def unkept_promises() -> list[Bad]:
         ),
         *(
             Bad(
-                f"a promise beside {path.removeprefix('spec.engine.schedule.')}",
+                f"a target beside {path.removeprefix('spec.engine.schedule.')}",
                 {"spec.slo.tpot.target": "50ms", path: value},
                 path,
                 f"{path.removeprefix('spec.')} {shown} needs templateType Standard, which cannot "

@@ -364,7 +364,7 @@ def serving_service() -> dict[str, Any]:
     return found
 
 
-def test_the_head_that_its_own_cluster_controls_is_asked() -> None:
+def test_the_head_that_its_own_cluster_controls_is_queried() -> None:
     pod = owned("cluster")
 
     assert own_heads(serving_service(), {"old": CLUSTER}, [owned(None), pod]) == {"old": pod}

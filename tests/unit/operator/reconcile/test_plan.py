@@ -229,7 +229,7 @@ def test_what_is_not_ours_is_never_overwritten(owners: list[Any], said: str) -> 
     assert str(caught.value) == said
 
 
-def test_kuberay_does_not_get_to_take_over_somebodys_service() -> None:
+def test_kuberay_does_not_take_over_a_service_of_another_owner() -> None:
     service = {"kind": "Service", "metadata": {"name": "tiny"}}
 
     with pytest.raises(

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
         facts(ray=None, has_kuberay=False),
         {"Ready": ("False", "KubeRayMissing"), "RayReady": ("False", "KubeRayMissing")},
     ),
-    "KubeRay has not looked at it": (
+    "KubeRay has not observed it": (
         facts(ray=view(ray_service(seen=None))),
         {"Ready": ("False", "NotObserved"), "RayReady": ("Unknown", "NotObserved")},
     ),
@@ -215,7 +215,7 @@ def test_the_conditions_say_how_it_is(known: Facts, expected: dict[str, tuple[st
 
 
 @pytest.mark.parametrize("known", [known for known, _ in CASES.values()], ids=CASES)
-def test_a_second_look_says_the_same(known: Facts) -> None:
+def test_a_second_status_of_the_same_facts_is_equal(known: Facts) -> None:
     first = status_document(known)
 
     assert status_document(replace(known, previous=first, now=T2)) == first
@@ -252,7 +252,7 @@ def test_while_the_old_version_serves_the_new_ones_error_is_said_as_well() -> No
     )
 
 
-def test_what_users_look_at_first() -> None:
+def test_the_status_that_users_read_first() -> None:
     status = status_document(facts(service=service(2), ray=serving(2)))
 
     assert status["url"] == "http://tiny.demo.svc:8000"
@@ -313,7 +313,7 @@ def test_a_write_after_that_is_one() -> None:
     assert find_condition(status, "Progressing")["status"] == "True"
 
 
-def test_a_service_that_cannot_be_looked_at_is_unknown_and_keeps_the_rest() -> None:
+def test_a_service_that_cannot_be_observed_is_unknown_and_keeps_the_rest() -> None:
     before = reconciled()
     status = unknown_document(before, FORBIDDEN, generation=1, now=T2)
 
@@ -432,7 +432,7 @@ def is_current(status: dict[str, Any], generation: int) -> bool:
     return ready["status"] == "True" and seen == {generation}
 
 
-def test_nobody_takes_the_previous_version_for_the_new_one() -> None:
+def test_the_previous_version_is_not_taken_for_the_new_one() -> None:
     second = service(engine={"dtype": "float32"})
     story: list[tuple[dict[str, Any], bool]] = [
         ({"is_applied": False, "change": REPLACE}, False),
@@ -485,7 +485,7 @@ def test_a_dashboard_that_is_silent_is_told_with_its_reason() -> None:
     assert said["message"].endswith("does not answer: it answers with the status 302")
 
 
-def test_a_service_nobody_can_look_at_is_no_reason_for_more_than_a_warning() -> None:
+def test_a_service_that_cannot_be_observed_gives_at_most_one_warning() -> None:
     assert reasons({}, unknown_document({}, FORBIDDEN, generation=1, now=T0)) == []
     assert reasons(
         reconciled(), unknown_document(reconciled(), FORBIDDEN, generation=1, now=T1)

@@ -75,7 +75,7 @@ def test_the_last_write_is_the_operators_own() -> None:
     assert last_write({"metadata": {}}) is None
 
 
-def test_a_service_that_serves_as_asked_is_complete() -> None:
+def test_a_service_that_serves_as_desired_is_complete() -> None:
     assert is_complete(facts())
 
 

@@ -109,14 +109,14 @@ def service_of(spec: dict[str, Any]) -> InferenceService:
     return parse_manifest(yaml.safe_dump(document), folder=Path("/"))
 
 
-def in_steps_that_keep_promises(spec: dict[str, Any]) -> dict[str, Any]:
+def with_a_template_that_keeps_targets(spec: dict[str, Any]) -> dict[str, Any]:
     schedule = spec.get("engine", {}).get("schedule", {})
     if spec.get("slo") and schedule.get("templateType") == "Standard":
         schedule["templateType"] = "Mix"
     return spec
 
 
-services = specs.map(in_steps_that_keep_promises).map(service_of)
+services = specs.map(with_a_template_that_keeps_targets).map(service_of)
 
 
 def classes_by_document(old: InferenceService, new: InferenceService) -> set[ChangeClass]:

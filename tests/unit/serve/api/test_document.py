@@ -223,7 +223,7 @@ def test_a_target_changes_nothing_that_needs_a_new_replica() -> None:
     assert before["deployments"][0]["user_config"] != after["deployments"][0]["user_config"]
 
 
-def test_a_replica_reads_back_what_was_asked_for() -> None:
+def test_a_replica_reads_back_the_desired_settings() -> None:
     asked = service(slo={"tpot": {"percentile": 99, "target": "0.05s"}})
     document = json.loads(json.dumps(serve_document(asked, ServeOptions())))
 

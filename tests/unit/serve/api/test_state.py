@@ -33,7 +33,7 @@ def replica(state: str, pid: int | None = 7) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("others", [[], [replica("STOPPING", pid=8)]])
-def test_a_service_is_ready_when_all_that_was_asked_for_runs(others: list[Any]) -> None:
+def test_a_service_is_ready_when_all_desired_replicas_run(others: list[Any]) -> None:
     found = [replica("RUNNING"), *others]
 
     state = service_state(
