@@ -80,7 +80,7 @@ def _replicas(snapshot: ServiceSnapshot) -> str:
 def _pods(snapshot: ServiceSnapshot) -> str:
     going = sum(is_being_deleted(pod) for pod in snapshot.pods)
     there = count_of(len(snapshot.pods) - going, "pod")
-    return f"{there}, and {going} going away" if going else there
+    return f"{there}, and {going} terminating" if going else there
 
 
 def _change(snapshot: ServiceSnapshot) -> str:
@@ -98,7 +98,7 @@ def _without_pending(snapshot: ServiceSnapshot) -> str:
     reason = snapshot.reason(ConditionType.PROGRESSING)
     if snapshot.holds(ConditionType.PROGRESSING):
         since = snapshot.condition_age(ConditionType.PROGRESSING)
-        return f"it has been starting for {since}, of {snapshot.deadline_s} s that it may take"
+        return f"it has been starting for {since}; progressDeadlineSeconds is {snapshot.deadline_s}"
     if reason == reasons.DEADLINE_EXCEEDED:
         return f"{_pending(snapshot)}; the spec was written {_written(snapshot)}"
     if reason == reasons.REJECTED:
@@ -111,7 +111,7 @@ def _without_pending(snapshot: ServiceSnapshot) -> str:
 
 def _pending(snapshot: ServiceSnapshot) -> str:
     if snapshot.reason(ConditionType.PROGRESSING) == reasons.DEADLINE_EXCEEDED:
-        return "a change is not done in time"
+        return "a change has exceeded its progress deadline"
     return f"a change has been under way for {snapshot.condition_age(ConditionType.PROGRESSING)}"
 
 

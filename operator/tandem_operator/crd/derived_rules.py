@@ -108,12 +108,12 @@ def _mapping_rules(form: MappingFormat, at: str) -> Iterator[Rule]:
     yield Rule(
         at=at,
         rule=f"self.all(key, {_allows(form.keys, 'key')})",
-        text=f"a key of it {form.keys.problem}",
+        text=f"a key {form.keys.problem}",
     )
     yield Rule(
         at=at,
         rule=f"self.all(key, {_allows(form.values, 'self[key]')})",
-        text=f"a value of it {form.values.problem}",
+        text=f"a value {form.values.problem}",
     )
 
 

@@ -105,7 +105,7 @@ def _stays_reconciled(facts: Facts) -> bool:
 
 def overdue_message(deadline_s: int, waits_for: str) -> str:
     """Return the message of a change that is overdue because of `waits_for`."""
-    return f"not done within progressDeadlineSeconds {deadline_s}: {waits_for}"
+    return f"not complete within progressDeadlineSeconds {deadline_s}: {waits_for}"
 
 
 def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:

@@ -170,7 +170,7 @@ def test_somebody_elses_rayservice_is_left_alone(
     operator.wait_for_resyncs()
 
     assert namespace.get("rayservice", "tiny") == before
-    assert "RayService 'tiny' exists already" in namespace.condition("tiny", "Ready")["message"]
+    assert "RayService 'tiny' already exists" in namespace.condition("tiny", "Ready")["message"]
 
 
 def test_a_token_that_was_deleted_comes_back_as_it_was(

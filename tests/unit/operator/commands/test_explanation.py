@@ -253,13 +253,13 @@ def test_a_kubernetes_without_kuberay() -> None:
 
 
 def test_a_service_that_starts() -> None:
-    waits = under_way("the Ray head starts in pod tiny-head", "Starting")
+    waits = under_way("the Ray head is starting in pod tiny-head", "Starting")
     found = service(status(not_ready("HeadStarting"), ACCEPTED, waits))
 
     said = lines(found)
 
-    assert said[2] == "It has been starting for 5m, of 600 s that it may take."
-    assert said[3] == "In progress: the Ray head starts in pod tiny-head."
+    assert said[2] == "It has been starting for 5m; progressDeadlineSeconds is 600."
+    assert said[3] == "In progress: the Ray head is starting in pod tiny-head."
 
 
 def test_a_replica_that_fails_at_the_first_start() -> None:
@@ -312,9 +312,9 @@ def test_a_deadline_that_has_passed_is_told_with_what_is_in_the_way() -> None:
 
     said = lines(service(written(ray=failing, change=replace, is_overdue=True)))
 
-    assert said[2].startswith("A change is not done in time: Replace")
+    assert said[2].startswith("A change has exceeded its progress deadline: Replace")
     assert said[3] == (
-        f"Not done within progressDeadlineSeconds 600: a replica does not start: {CAUSE}."
+        f"Not complete within progressDeadlineSeconds 600: a replica does not start: {CAUSE}."
     )
 
 
@@ -323,9 +323,9 @@ def test_a_deadline_that_has_passed_for_no_other_reason() -> None:
 
     said = lines(service(written(ray=unobserved, is_overdue=True)))
 
-    assert said[2].startswith("A change is not done in time; the spec was written ")
+    assert said[2].startswith("A change has exceeded its progress deadline; the spec was written ")
     assert said[3].startswith(
-        "Not done within progressDeadlineSeconds 600: KubeRay has not observed this generation"
+        "Not complete within progressDeadlineSeconds 600: KubeRay has not observed this generation"
     )
     assert said[4] == (
         "Look at the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."

@@ -6,7 +6,7 @@ from typing import Final
 from tandem_operator.crd.cel import Rule
 from tandem_operator.crd.rules import RULES
 
-_SUBJECT_OF_A_MAPPING: Final = re.compile("^a (key|value) of it ")
+_SUBJECT_OF_A_MAPPING: Final = re.compile("^a (key|value) ")
 
 
 def name_of(rule: Rule) -> str:

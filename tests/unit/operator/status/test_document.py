@@ -248,7 +248,7 @@ def test_while_the_old_version_serves_the_new_ones_error_is_said_as_well() -> No
 
     assert CAUSE in status["message"]
     assert find_condition(status, "Progressing")["message"] == (
-        f"not done within progressDeadlineSeconds 600: {CAUSE}"
+        f"not complete within progressDeadlineSeconds 600: {CAUSE}"
     )
 
 
