@@ -73,7 +73,7 @@ def _operator_not_running(snapshot: ServiceSnapshot) -> Blocker | None:
         f"{snapshot.since(snapshot.written_at)}"
     )
     return Blocker(
-        text, "look at its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator"
+        text, "check its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator"
     )
 
 
@@ -89,7 +89,7 @@ def _unknown(snapshot: ServiceSnapshot) -> Blocker | None:
     text = f"the operator cannot observe the service: {snapshot.message(ConditionType.READY)}"
     return Blocker(
         text,
-        "see its log: kubectl logs -A -l app.kubernetes.io/name=tandem-operator --prefix",
+        "read its log: kubectl logs -A -l app.kubernetes.io/name=tandem-operator --prefix",
     )
 
 
@@ -145,7 +145,7 @@ def _ray_rejected(snapshot: ServiceSnapshot) -> Blocker | None:
     }:
         return None
     way_out = f"kubectl describe rayservice -n {snapshot.namespace} {snapshot.name}"
-    return Blocker(str(ray["message"]), f"look at KubeRay's conditions: {way_out}")
+    return Blocker(str(ray["message"]), f"check KubeRay's conditions: {way_out}")
 
 
 def _under_way(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -159,7 +159,7 @@ def _deadline_exceeded(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.reason(ConditionType.PROGRESSING) != reasons.DEADLINE_EXCEEDED:
         return None
     message = snapshot.message(ConditionType.PROGRESSING)
-    return Blocker(message, f"look at the pods: {_kubectl(snapshot, 'describe pods')}")
+    return Blocker(message, f"inspect the pods: {_kubectl(snapshot, 'describe pods')}")
 
 
 def _replica_missing(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -213,7 +213,7 @@ def _watch(snapshot: ServiceSnapshot) -> str:
 
 
 def _describe(snapshot: ServiceSnapshot, name: str, *, kind: str = "pod") -> str:
-    return f"look at it: kubectl describe {kind} -n {snapshot.namespace} {name}"
+    return f"inspect it: kubectl describe {kind} -n {snapshot.namespace} {name}"
 
 
 def _kubectl(snapshot: ServiceSnapshot, command: str) -> str:

@@ -122,8 +122,11 @@ class ServiceSnapshot:
     def observed_generation(self) -> int:
         """Generation of the newest spec that the operator has observed; 0: none."""
         # Ready, and the whole status, stay behind until a spec is in effect.
-        seen = (self.status, *(self.condition(condition_type) for condition_type in ConditionType))
-        return max(int(one.get("observedGeneration") or 0) for one in seen)
+        observed = (
+            self.status,
+            *(self.condition(condition_type) for condition_type in ConditionType),
+        )
+        return max(int(one.get("observedGeneration") or 0) for one in observed)
 
     @property
     def written_at(self) -> str:

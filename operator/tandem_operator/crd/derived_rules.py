@@ -104,7 +104,7 @@ def _regex(pattern: str) -> str:
 
 
 def _mapping_rules(form: MappingFormat, at: str) -> Iterator[Rule]:
-    # A rule that named the key would have to look for it once more.
+    # Naming the key would need a second search over the mapping.
     yield Rule(
         at=at,
         rule=f"self.all(key, {_allows(form.keys, 'key')})",
@@ -118,7 +118,7 @@ def _mapping_rules(form: MappingFormat, at: str) -> Iterator[Rule]:
 
 
 def _multiple_rule(tile: int, beside: list[Any], at: str) -> Rule:
-    # Out of its range, a number is told so by the schema.
+    # The schema refuses a number out of its range.
     bounds = [f"self < {one.ge}" for one in beside if isinstance(one, Ge)]
     bounds += [f"self > {one.le}" for one in beside if isinstance(one, Le)]
     lower = f"self / {tile} * {tile}"

@@ -20,5 +20,5 @@ NOT_FILLED: Final[Mapping[str, str]] = {
 
 The spec refuses a value that does not fit its neighbours only where the manifest has it; a default
 is lowered, or does no harm. Filled in, it would count as written, and `maxBatchSize: 8` alone would
-be refused for a maxPrefillBatchSize of 50. Nor could anything else be chosen in its place.
+be refused for a maxPrefillBatchSize of 50. Nor could the replica choose another.
 """

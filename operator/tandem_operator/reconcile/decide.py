@@ -158,7 +158,7 @@ def _ray_view(
 
 
 def _must_end_first(ray_service: Mapping[str, Any] | None) -> bool:
-    """Return True for a RayService that can only be made anew, once it is gone."""
+    """Return True for a RayService that has to be recreated, once it is gone."""
     return ray_service is not None and is_being_deleted(ray_service)
 
 

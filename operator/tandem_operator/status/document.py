@@ -30,7 +30,7 @@ INSTALL_KUBERAY: Final = (
     "--namespace kuberay-system --create-namespace"
 )
 _NOT_OBSERVED: Final = (
-    "KubeRay has not observed this generation of the RayService; if it persists, look at the "
+    "KubeRay has not observed this generation of the RayService; if it persists, check the "
     "log of KubeRay's operator"
 )
 

@@ -215,7 +215,7 @@ def test_an_unobserved_service_tells_that_the_operator_does_not_run(
     assert said[2] == "The spec was written 5m ago by kubectl, and has not been observed since."
     assert said[3].startswith("The operator seems not to run: it has not observed")
     assert said[4] == (
-        "Look at its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator."
+        "Check its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator."
     )
 
 
@@ -328,7 +328,7 @@ def test_a_deadline_that_has_passed_for_no_other_reason() -> None:
         "Not complete within progressDeadlineSeconds 600: KubeRay has not observed this generation"
     )
     assert said[4] == (
-        "Look at the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."
+        "Inspect the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."
     )
 
 
@@ -342,7 +342,7 @@ def test_a_pod_that_finds_no_node() -> None:
     assert said[3] == (
         "Pod tiny-w cannot be scheduled: 0/1 nodes are available: 1 Insufficient cpu."
     )
-    assert said[4] == "Look at it: kubectl describe pod -n models tiny-w."
+    assert said[4] == "Inspect it: kubectl describe pod -n models tiny-w."
 
 
 def test_an_image_that_is_not_there() -> None:
@@ -360,7 +360,7 @@ def test_a_warning_about_a_pod_is_told() -> None:
     said = lines(found, pods=[pod("tiny-w", phase="Pending")], events=[mount])
 
     assert said[3] == "Pod tiny-w: claim 'models' not found (FailedMount, 30s ago, 4 times)."
-    assert said[4] == "Look at it: kubectl describe pod -n models tiny-w."
+    assert said[4] == "Inspect it: kubectl describe pod -n models tiny-w."
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_what_kuberay_refuses() -> None:
     said = lines(service(status(not_ready("KubeRayRefused"), ACCEPTED, refused, under_way("…"))))
 
     assert said[3] == "KubeRay refuses it: bad name."
-    assert said[4] == ("Look at KubeRay's conditions: kubectl describe rayservice -n models tiny.")
+    assert said[4] == ("Check KubeRay's conditions: kubectl describe rayservice -n models tiny.")
 
 
 @pytest.mark.parametrize(
