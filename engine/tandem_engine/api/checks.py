@@ -194,15 +194,28 @@ def at_most(name: str, limit: str) -> Check:
 
 def _owner(model: BaseModel, path: str) -> tuple[BaseModel, str]:
     """Return the model that has the field at `path`, and the field's name there."""
-    *parents, last = path.split(".")
+    *parents, last = _attributes(type(model), path)
     for parent in parents:
-        model = getattr(model, _names(type(model))[parent])
-    return model, _names(type(model))[last]
+        model = getattr(model, parent)
+    return model, last
 
 
 @cache
-def _names(model: type[BaseModel]) -> Mapping[str, str]:
-    return {field.alias or name: name for name, field in model.model_fields.items()}
+def _attributes(model: type[BaseModel], path: str) -> tuple[str, ...]:
+    """Return the Python name of each part of a path; `model` has the first.
+
+    Raises:
+        KeyError: there is no such field.
+    """
+    first, _, rest = path.partition(".")
+    names = {field.alias or name: name for name, field in model.model_fields.items()}
+    name = names[first]
+    if not rest:
+        return (name,)
+    annotation = model.model_fields[name].annotation
+    if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+        raise KeyError(path)
+    return name, *_attributes(annotation, rest)
 
 
 def _as_yaml(value: Any) -> str:

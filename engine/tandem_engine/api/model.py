@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
@@ -45,7 +46,8 @@ class Model(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
 
-def field_names(model: type[BaseModel]) -> dict[str, str]:
+@cache
+def field_names(model: type[BaseModel]) -> Mapping[str, str]:
     """Outside name of every field of `model` → its Python name."""
     return {field.alias or name: name for name, field in model.model_fields.items()}
 

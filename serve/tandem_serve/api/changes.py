@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from tandem_serve.api.spec import InferenceService
 
@@ -14,23 +14,31 @@ class ChangeClass(StrEnum):
     The value stands in `pendingChange.class`, and is the reason of an Event.
     """
 
-    words: str
-    """The class in a sentence."""
+    LIVE = "Live"
+    IN_PLACE = "InPlace"
+    REPLACE = "Replace"
 
-    meaning: str
-    """The effect."""
+    @property
+    def words(self) -> str:
+        """Return the class as it stands in a sentence."""
+        return _WORDS[self]
 
-    def __new__(cls, value: str, words: str, meaning: str) -> Self:
-        """Make a member of its value, its words and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.words = words
-        member.meaning = meaning
-        return member
+    @property
+    def meaning(self) -> str:
+        """Return the effect."""
+        return _MEANINGS[self]
 
-    LIVE = "Live", "live", "running replicas apply it between two steps"
-    IN_PLACE = "InPlace", "in place", "running replicas stay"
-    REPLACE = "Replace", "replace", "new replicas take the place of the running ones"
+
+_WORDS: Final = {
+    ChangeClass.LIVE: "live",
+    ChangeClass.IN_PLACE: "in place",
+    ChangeClass.REPLACE: "replace",
+}
+_MEANINGS: Final = {
+    ChangeClass.LIVE: "running replicas apply it between two steps",
+    ChangeClass.IN_PLACE: "running replicas stay",
+    ChangeClass.REPLACE: "new replicas take the place of the running ones",
+}
 
 
 @dataclass(frozen=True, slots=True)
