@@ -1,6 +1,6 @@
 """The operator's own metrics, all under `tandem_operator_`."""
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,16 +13,10 @@ from prometheus_client import (
 
 from tandem_operator.k8s.objects import NamespacedName
 
-ServicePhase = Literal["Ready", "Progressing", "NotReady", "Stuck", "Refused", "Unknown"]
-
-PHASES: Final[tuple[ServicePhase, ...]] = (
-    "Ready",
-    "Progressing",
-    "NotReady",
-    "Stuck",
-    "Refused",
-    "Unknown",
-)
+ServicePhase = Literal[
+    "Ready", "Progressing", "NotReady", "ProgressDeadlineExceeded", "Rejected", "Unknown"
+]
+PHASES: Final[tuple[ServicePhase, ...]] = get_args(ServicePhase)
 _PREFIX: Final = "tandem_operator"
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 

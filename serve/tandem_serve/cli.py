@@ -114,9 +114,9 @@ def serve(
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\ntandem apply -f isvc.yaml\n\n"
-    "A [green]live[/green] change reaches running replicas between two steps, one "
-    "[cyan]in place[/cyan] leaves them running, [yellow]replace[/yellow] replaces "
-    "them with new ones."
+    "Changes are [green]live[/green] (running replicas apply it between two steps), "
+    "[cyan]in place[/cyan] (running replicas stay) or [yellow]replace[/yellow] (new replicas take "
+    "the place of the running ones)."
 )
 def apply(file: ManifestFile, *, verbose: Verbose = False) -> None:
     """Apply a manifest to a running local service; show each change and its cost."""

@@ -1,15 +1,17 @@
 """The engine's settings. Names, ranges and defaults of scheduling are MindIE's ScheduleConfig."""
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticKnownError
 
+from tandem_engine.api.checks import Check, Expression, Value, Written, at_most
+from tandem_engine.api.constraints import MultipleOf, NotEqual
 from tandem_engine.api.model import Model
 from tandem_engine.api.slo import Slo
 
 TILE = 16
+WHOLE_TILES: Final = MultipleOf(TILE)
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "w8a8"]
@@ -19,20 +21,6 @@ Strategy = Literal["static", "dynamic", "continuous", "chunked", "splitfuse"]
 
 # MindIE's default of maxN.
 _LARGEST_N: Final = 128
-
-
-def _whole_tiles(value: int) -> int:
-    if value % TILE:
-        raise ValueError(f"{value} is not a multiple of {TILE}")
-    return value
-
-
-def _size_or_all_that_is_left(value: int) -> int:
-    if value == 0:
-        raise ValueError(
-            "0 is neither -1 (all that is left) nor a size in GiB; allowed: -1, or 1 or more"
-        )
-    return value
 
 
 def _whole_number(value: Any) -> Any:
@@ -48,7 +36,10 @@ StagePolicy = Annotated[Literal[0, 1, 2], BeforeValidator(_whole_number)]
 # MindIE's ranges, for the engine and for the manifest alike.
 MaxSeqLen = Annotated[int, Field(ge=2)]
 MaxInputTokenLen = Annotated[int, Field(ge=1, le=4194304)]
-NpuMemSize = Annotated[int, Field(ge=-1, le=2147483647), AfterValidator(_size_or_all_that_is_left)]
+_SIZE_OR_ALL_THAT_IS_LEFT: Final = NotEqual(
+    0, "0 is neither -1 (all that is left) nor a size in GiB; allowed: -1, or 1 or more"
+)
+NpuMemSize = Annotated[int, Field(ge=-1, le=2147483647), AfterValidator(_SIZE_OR_ALL_THAT_IS_LEFT)]
 CpuMemSize = Annotated[int, Field(ge=0, le=1048576)]
 
 
@@ -64,7 +55,7 @@ class SplitFuseConfig(Model):
     enabled: bool | None = None
     """Cut prompts into chunks; absent means: when templateType is Mix, which it needs."""
 
-    split_chunk_tokens: Annotated[int, Field(ge=16, le=8192), AfterValidator(_whole_tiles)] = 512
+    split_chunk_tokens: Annotated[int, Field(ge=16, le=8192), AfterValidator(WHOLE_TILES)] = 512
     """Tokens of one step, decodes and prompt chunks together; a multiple of 16. With an SLO it is
     the upper bound of the budget, which every step chooses."""
 
@@ -96,15 +87,9 @@ class SplitFuseConfig(Model):
     """Long prompts that may be in progress at once; others are skipped, so that short ones
     behind them start. Never over maxNumPartialPrefills."""
 
-    @model_validator(mode="after")
-    def _long_prefills_are_prefills(self) -> Self:
-        long, all_of_them = self.max_long_partial_prefills, self.max_num_partial_prefills
-        if "max_long_partial_prefills" in self.model_fields_set and long > all_of_them:
-            raise ValueError(
-                f"maxLongPartialPrefills {long} is larger than maxNumPartialPrefills "
-                f"{all_of_them}; lower it or raise maxNumPartialPrefills"
-            )
-        return self
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        at_most("maxLongPartialPrefills", "maxNumPartialPrefills"),
+    )
 
     @property
     def largest_chunk(self) -> int | None:
@@ -115,6 +100,86 @@ class SplitFuseConfig(Model):
     def long_prefills(self) -> int:
         """Long prompts in progress at once: never more than prompts in progress at all."""
         return min(self.max_long_partial_prefills, self.max_num_partial_prefills)
+
+
+def is_mix(path: str = "") -> Expression:
+    """Return the expression that decodes and prompt chunks share steps; `path` leads there."""
+    return Value(f"{path}templateType").equals("Mix")
+
+
+_SPLITFUSE: Final = Value("strategy").equals("splitfuse")
+_TEMPLATE_CHECKS: Final = (
+    Check(
+        field="splitFuse.enabled",
+        refused=~is_mix() & Written("splitFuse.enabled") & Value("splitFuse.enabled"),
+        problem="splitFuse.enabled needs templateType Mix, not Standard; "
+        "set templateType: Mix or leave splitFuse.enabled out",
+    ),
+    Check(
+        field="splitFuse.enabled",
+        refused=is_mix() & Written("splitFuse.enabled") & ~Value("splitFuse.enabled"),
+        problem="templateType Mix needs splitFuse.enabled true, not false; "
+        "set templateType: Standard to run without SplitFuse",
+    ),
+    Check(
+        field="strategy",
+        refused=_SPLITFUSE & ~is_mix(),
+        problem="strategy splitfuse needs templateType Mix, not Standard; "
+        "set templateType: Mix or leave strategy out",
+    ),
+    Check(
+        field="strategy",
+        refused=is_mix() & Written("strategy") & ~_SPLITFUSE,
+        problem="strategy {strategy} needs templateType Standard, not Mix; "
+        "set templateType: Standard or leave strategy out",
+    ),
+    Check(
+        field="splitFuse.policyType",
+        refused=~is_mix() & ~Value("splitFuse.policyType").equals(0),
+        problem="splitFuse.policyType {splitFuse.policyType} orders the steps of templateType Mix, "
+        "not Standard; set templateType: Mix, or prefillPolicyType in its place",
+    ),
+)
+
+
+def _needs_continuous(strategy: str, refused: Expression) -> Check:
+    """Return the check that a stage is chosen only where there is a choice."""
+    return Check(
+        field="stageSelectPolicy",
+        refused=~Value("stageSelectPolicy").equals(0) & refused,
+        problem=f"stageSelectPolicy {{stageSelectPolicy}} needs strategy continuous, not {strategy}"
+        ", which leaves no choice between prefill and decode; leave one of the two out",
+    )
+
+
+def _one_order(name: str) -> Check:
+    """Return the check that an order of one phase excludes an order of SplitFuse."""
+    return Check(
+        field=name,
+        refused=~Value(name).equals(0) & ~Value("splitFuse.policyType").equals(0),
+        problem=f"{name} {{{name}}} and splitFuse.policyType {{splitFuse.policyType}} are both an "
+        "order of requests; leave one of the two out",
+    )
+
+
+_POLICY_CHECKS: Final = (
+    _needs_continuous("{strategy}", Written("strategy") & ~Value("strategy").equals("continuous")),
+    _needs_continuous("splitfuse", ~Written("strategy") & is_mix()),
+    Check(
+        field="supportSelectBatch",
+        refused=Value("stageSelectPolicy").equals(2) & Value("supportSelectBatch"),
+        problem="supportSelectBatch true means stageSelectPolicy 1, not 2; "
+        "leave one of the two out",
+    ),
+    _one_order("prefillPolicyType"),
+    _one_order("decodePolicyType"),
+    Check(
+        field="dynamicBatchSizeEnable",
+        refused=Value("dynamicBatchSizeEnable") & is_mix(),
+        problem="dynamicBatchSizeEnable needs templateType Standard, not Mix; leave it out, and "
+        "give an SLO (spec.slo), by which the budget of every step is chosen",
+    ),
+)
 
 
 class ScheduleConfig(Model):
@@ -131,7 +196,7 @@ class ScheduleConfig(Model):
     continuous: requests join and leave at every step. chunked: steps with prompt chunks of
     maxPrefillTokens alternate with decode steps. splitfuse: both in one step."""
 
-    cache_block_size: Annotated[int, Field(ge=16, le=128), AfterValidator(_whole_tiles)] = 128
+    cache_block_size: Annotated[int, Field(ge=16, le=128), AfterValidator(WHOLE_TILES)] = 128
     """Tokens of one KV block; a multiple of 16."""
 
     max_prefill_batch_size: Annotated[int, Field(ge=0)] = 50
@@ -213,85 +278,17 @@ class ScheduleConfig(Model):
     split_fuse: SplitFuseConfig = SplitFuseConfig()
     """SplitFuse, the way templateType Mix shares steps."""
 
-    @model_validator(mode="after")
-    def _fits_template(self) -> Self:
-        split = self.split_fuse
-        if split.enabled and not self.is_split_fuse:
-            raise ValueError(
-                "splitFuse.enabled needs templateType Mix, not Standard; "
-                "set templateType: Mix or leave splitFuse.enabled out"
-            )
-        if split.enabled is False and self.is_split_fuse:
-            raise ValueError(
-                "templateType Mix needs splitFuse.enabled true, not false; "
-                "set templateType: Standard to run without SplitFuse"
-            )
-        if self.strategy is not None and (self.strategy == "splitfuse") != self.is_split_fuse:
-            needed = "Mix" if self.strategy == "splitfuse" else "Standard"
-            raise ValueError(
-                f"strategy {self.strategy} needs templateType {needed}, not {self.template_type}; "
-                f"set templateType: {needed} or leave strategy out"
-            )
-        if split.policy_type and not self.is_split_fuse:
-            raise ValueError(
-                f"splitFuse.policyType {split.policy_type} orders the steps of templateType Mix, "
-                "not Standard; set templateType: Mix, or prefillPolicyType in its place"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _policies_fit(self) -> Self:
-        stage, split = self.stage_select_policy, self.split_fuse.policy_type
-        if stage and self.batching != "continuous":
-            raise ValueError(
-                f"stageSelectPolicy {stage} needs strategy continuous, not {self.batching}, which "
-                "leaves no choice between prefill and decode; leave one of the two out"
-            )
-        if stage == 2 and self.support_select_batch:  # noqa: PLR2004  # least laxity first
-            raise ValueError(
-                "supportSelectBatch true means stageSelectPolicy 1, not 2; leave one of the two out"
-            )
-        for name in ("prefill_policy_type", "decode_policy_type"):
-            if split and (phase := getattr(self, name)):
-                raise ValueError(
-                    f"{to_camel(name)} {phase} and splitFuse.policyType {split} are both an order "
-                    "of requests; leave one of the two out"
-                )
-        if self.dynamic_batch_size_enable and self.is_split_fuse:
-            raise ValueError(
-                "dynamicBatchSizeEnable needs templateType Standard, not Mix; leave it out, and "
-                "give an SLO (spec.slo), by which the budget of every step is chosen"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _fits_batch_size(self) -> Self:
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        *_TEMPLATE_CHECKS,
+        *_POLICY_CHECKS,
         # A default that is too large for a small maxBatchSize is lowered where it is used;
         # only a value that is given is refused.
-        for name in ("max_prefill_batch_size", "max_preempt_count", "max_n"):
-            if name in self.model_fields_set:
-                self._at_most_batch_size(to_camel(name), getattr(self, name) or 0)
-        if "split_start_batch_size" in self.split_fuse.model_fields_set:
-            start = self.split_fuse.split_start_batch_size
-            self._at_most_batch_size("splitFuse.splitStartBatchSize", start)
-        return self
-
-    @model_validator(mode="after")
-    def _chunk_fits(self) -> Self:
-        chunk, tokens = self.split_fuse.largest_chunk or 0, self.max_prefill_tokens
-        if chunk > tokens:
-            raise ValueError(
-                f"splitFuse.prefillChunkSize {chunk} is larger than maxPrefillTokens {tokens}; "
-                "lower it or raise maxPrefillTokens"
-            )
-        return self
-
-    def _at_most_batch_size(self, name: str, value: int) -> None:
-        if value > self.max_batch_size:
-            raise ValueError(
-                f"{name} {value} is larger than maxBatchSize {self.max_batch_size}; "
-                f"lower it or raise maxBatchSize"
-            )
+        at_most("maxPrefillBatchSize", "maxBatchSize"),
+        at_most("maxPreemptCount", "maxBatchSize"),
+        at_most("maxN", "maxBatchSize"),
+        at_most("splitFuse.splitStartBatchSize", "maxBatchSize"),
+        at_most("splitFuse.prefillChunkSize", "maxPrefillTokens"),
+    )
 
     @property
     def is_split_fuse(self) -> bool:
@@ -395,7 +392,7 @@ class EngineConfig(Model):
         return self
 
 
-def swap_without_memory(swaps: str, count: int, memory: str) -> str:
+def swap_without_memory(swaps: str, count: int | str, memory: str) -> str:
     """The sentence on swaps that have no host memory to go to, under the names that are given."""
     return (
         f"{swaps} {count} swaps out to host memory, and {memory} is 0; "

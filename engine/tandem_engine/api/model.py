@@ -2,11 +2,14 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Self, get_args
+from functools import cache
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
+
+from tandem_engine.api.checks import Check
 
 
 class Model(BaseModel):
@@ -21,6 +24,16 @@ class Model(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    CHECKS: ClassVar[tuple[Check, ...]] = ()
+    """Combinations of values that are refused; the first decides."""
+
+    @model_validator(mode="after")
+    def _pass_checks(self) -> Self:
+        for check in self.CHECKS:
+            if problem := check.problem_with(self):
+                raise ValueError(problem)
+        return self
+
     @model_validator(mode="wrap")
     @classmethod
     def _name_the_nearest(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -33,7 +46,8 @@ class Model(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
 
-def field_names(model: type[BaseModel]) -> dict[str, str]:
+@cache
+def field_names(model: type[BaseModel]) -> Mapping[str, str]:
     """Outside name of every field of `model` → its Python name."""
     return {field.alias or name: name for name, field in model.model_fields.items()}
 

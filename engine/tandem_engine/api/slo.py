@@ -4,11 +4,22 @@ import re
 from decimal import Decimal
 from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
+from tandem_engine.api.constraints import TextFormat
 from tandem_engine.api.model import Model
 
-_DURATION: Final = re.compile(r"(?P<number>[0-9]{1,7}(\.[0-9]{1,3})?)(?P<unit>ms|s)")
+_DURATION: Final = r"(?P<number>[0-9]{1,7}(\.[0-9]{1,3})?)(?P<unit>ms|s)"
+_DURATION_FORMAT: Final = TextFormat(
+    matches=(_DURATION,),
+    problem="is not a duration; write a number of up to 7 digits (and 3 behind the point) and a "
+    "unit, s or ms, such as 500ms or 1.5s",
+    longest=16,
+)
+_POSITIVE: Final = TextFormat(
+    excludes=(r"0+(\.0+)?(ms|s)",),
+    problem="is not a positive duration; give more than 0, such as 50ms",
+)
 _SECONDS: Final = {"ms": 0.001, "s": 1.0}
 
 
@@ -18,17 +29,8 @@ class LatencyTarget(Model):
     percentile: Annotated[int, Field(ge=1, le=99)] = 90
     """Share of requests, in percent, that keep it."""
 
-    target: str
+    target: Annotated[str, AfterValidator(_DURATION_FORMAT), AfterValidator(_POSITIVE)]
     """The latency, such as 500ms or 1.5s."""
-
-    @field_validator("target")
-    @classmethod
-    def _is_duration(cls, value: str) -> str:
-        if seconds(value) <= 0:
-            raise ValueError(
-                f"'{value}' is not a positive duration; give more than 0, such as 50ms"
-            )
-        return value
 
     @property
     def target_s(self) -> float:
@@ -78,7 +80,7 @@ def seconds(duration: str) -> float:
     """Return a duration in seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a duration.
     """
     match = _parts(duration)
     return float(match["number"]) * _SECONDS[match["unit"]]
@@ -92,10 +94,7 @@ def _in_milliseconds(duration: str) -> str:
 
 
 def _parts(duration: str) -> re.Match[str]:
-    match = _DURATION.fullmatch(duration)
+    match = re.fullmatch(_DURATION, duration)
     if match is None:
-        raise ValueError(
-            f"'{duration}' is not a duration; write a number of up to 7 digits (and 3 behind the "
-            "point) and a unit, s or ms, such as 500ms or 1.5s"
-        )
+        raise ValueError(_DURATION_FORMAT.sentence(duration))
     return match

@@ -73,7 +73,7 @@ def _operator_not_running(snapshot: ServiceSnapshot) -> Blocker | None:
         f"{snapshot.since(snapshot.written_at)}"
     )
     return Blocker(
-        text, "look at its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator"
+        text, "check its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator"
     )
 
 
@@ -89,15 +89,15 @@ def _unknown(snapshot: ServiceSnapshot) -> Blocker | None:
     text = f"the operator cannot observe the service: {snapshot.message(ConditionType.READY)}"
     return Blocker(
         text,
-        "see its log: kubectl logs -A -l app.kubernetes.io/name=tandem-operator --prefix",
+        "read its log: kubectl logs -A -l app.kubernetes.io/name=tandem-operator --prefix",
     )
 
 
-def _refused(snapshot: ServiceSnapshot) -> Blocker | None:
+def _rejected(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.condition(ConditionType.ACCEPTED).get("status") != "False":
         return None
     return Blocker(
-        f"the spec is refused: {snapshot.message(ConditionType.ACCEPTED)}",
+        f"the spec is rejected: {snapshot.message(ConditionType.ACCEPTED)}",
         "correct the manifest and apply it again: kubectl apply -f FILE",
     )
 
@@ -130,14 +130,14 @@ def _pod_blocked(snapshot: ServiceSnapshot) -> Blocker | None:
         return Blocker(failure, _describe(snapshot, name))
     for one in snapshot.warnings():
         if one.reason in _BLOCKING_REASONS:
-            text = f"{one.about}: {one.message} ({one.reason}, {snapshot.since(one.at)} ago"
+            about = f"{one.kind} {one.name}: {one.message}"
             times = f", {one.count} times" if one.count > 1 else ""
-            kind, _, name = one.about.partition(" ")
-            return Blocker(f"{text}{times})", _describe(snapshot, name, kind=kind.lower()))
+            text = f"{about} ({one.reason}, {snapshot.since(one.at)} ago{times})"
+            return Blocker(text, _describe(snapshot, one.name, kind=one.kind.lower()))
     return None
 
 
-def _ray_refused(snapshot: ServiceSnapshot) -> Blocker | None:
+def _ray_rejected(snapshot: ServiceSnapshot) -> Blocker | None:
     ray = snapshot.condition(ConditionType.RAY_READY)
     if ray.get("status") != "False" or ray.get("reason") not in {
         reasons.KUBERAY_REFUSED,
@@ -145,7 +145,7 @@ def _ray_refused(snapshot: ServiceSnapshot) -> Blocker | None:
     }:
         return None
     way_out = f"kubectl describe rayservice -n {snapshot.namespace} {snapshot.name}"
-    return Blocker(str(ray["message"]), f"look at KubeRay's conditions: {way_out}")
+    return Blocker(str(ray["message"]), f"check KubeRay's conditions: {way_out}")
 
 
 def _under_way(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -159,7 +159,7 @@ def _deadline_exceeded(snapshot: ServiceSnapshot) -> Blocker | None:
     if snapshot.reason(ConditionType.PROGRESSING) != reasons.DEADLINE_EXCEEDED:
         return None
     message = snapshot.message(ConditionType.PROGRESSING)
-    return Blocker(message, f"look at the pods: {_kubectl(snapshot, 'describe pods')}")
+    return Blocker(message, f"inspect the pods: {_kubectl(snapshot, 'describe pods')}")
 
 
 def _replica_missing(snapshot: ServiceSnapshot) -> Blocker | None:
@@ -178,11 +178,11 @@ _FINDERS: Final[tuple[Callable[[ServiceSnapshot], Blocker | None], ...]] = (
     _operator_not_running,
     _not_yet_observed,
     _unknown,
-    _refused,
+    _rejected,
     _kuberay_missing,
     _replica_failed,
     _pod_blocked,
-    _ray_refused,
+    _ray_rejected,
     _under_way,
 )
 _READ_LOG: Final = "sh -c 'tail -n 40 /tmp/ray/session_latest/logs/serve/replica_*'"
@@ -196,7 +196,7 @@ def _mark_overdue(blocker: Blocker, snapshot: ServiceSnapshot) -> Blocker:
 
 def _is_complete(snapshot: ServiceSnapshot) -> bool:
     """Return True when the observed state is the desired state."""
-    is_over = snapshot.reason(ConditionType.PROGRESSING) == reasons.SETTLED
+    is_over = snapshot.reason(ConditionType.PROGRESSING) == reasons.RECONCILED
     return is_over and snapshot.holds(ConditionType.READY) and snapshot.ready >= snapshot.desired
 
 
@@ -213,7 +213,7 @@ def _watch(snapshot: ServiceSnapshot) -> str:
 
 
 def _describe(snapshot: ServiceSnapshot, name: str, *, kind: str = "pod") -> str:
-    return f"look at it: kubectl describe {kind} -n {snapshot.namespace} {name}"
+    return f"inspect it: kubectl describe {kind} -n {snapshot.namespace} {name}"
 
 
 def _kubectl(snapshot: ServiceSnapshot, command: str) -> str:

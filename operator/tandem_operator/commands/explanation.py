@@ -1,7 +1,7 @@
 """A service and what belongs to it → five sentences that explain its state; pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from tandem_operator import reasons
 from tandem_operator.commands.blockers import find_blocker
@@ -9,12 +9,7 @@ from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of, sentence
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType
-
-_MEANING: Final = {
-    "Live": "running replicas take it over",
-    "InPlace": "running replicas stay",
-    "Replace": "new replicas take the place of the running ones",
-}
+from tandem_serve.api.changes import ChangeClass
 
 
 def explain(
@@ -85,7 +80,7 @@ def _replicas(snapshot: ServiceSnapshot) -> str:
 def _pods(snapshot: ServiceSnapshot) -> str:
     going = sum(is_being_deleted(pod) for pod in snapshot.pods)
     there = count_of(len(snapshot.pods) - going, "pod")
-    return f"{there}, and {going} going away" if going else there
+    return f"{there}, and {going} terminating" if going else there
 
 
 def _change(snapshot: ServiceSnapshot) -> str:
@@ -93,7 +88,8 @@ def _change(snapshot: ServiceSnapshot) -> str:
         return f"the spec was written {_written(snapshot)}, and has not been observed since"
     pending = snapshot.status.get("pendingChange")
     if pending:
-        return f"{_pending(snapshot)}: {_kind(pending['class'])} in {', '.join(pending['fields'])}"
+        change, fields = _with_meaning(pending["class"]), ", ".join(pending["fields"])
+        return f"{_pending(snapshot)}: {change} in {fields}"
     return _without_pending(snapshot)
 
 
@@ -102,25 +98,27 @@ def _without_pending(snapshot: ServiceSnapshot) -> str:
     reason = snapshot.reason(ConditionType.PROGRESSING)
     if snapshot.holds(ConditionType.PROGRESSING):
         since = snapshot.condition_age(ConditionType.PROGRESSING)
-        return f"it has been starting for {since}, of {snapshot.deadline_s} s that it may take"
+        return f"it has been starting for {since}; progressDeadlineSeconds is {snapshot.deadline_s}"
     if reason == reasons.DEADLINE_EXCEEDED:
         return f"{_pending(snapshot)}; the spec was written {_written(snapshot)}"
-    if reason == reasons.REFUSED:
-        return f"nothing changes while the spec is refused; it was written {_written(snapshot)}"
+    if reason == reasons.REJECTED:
+        return f"nothing changes while the spec is rejected; it was written {_written(snapshot)}"
     if change := snapshot.last_change:
-        ago = snapshot.since(change.at)
-        return f"the last change was {ago} ago: {_kind(change.reason)}, which {change.message}"
+        ago, change_class = snapshot.since(change.at), _with_meaning(change.reason)
+        return f"the last change was {ago} ago: {change_class}, which {change.message}"
     return f"no change is under way; the spec was last written {_written(snapshot)}"
 
 
 def _pending(snapshot: ServiceSnapshot) -> str:
     if snapshot.reason(ConditionType.PROGRESSING) == reasons.DEADLINE_EXCEEDED:
-        return "a change is not done in time"
+        return "a change has exceeded its progress deadline"
     return f"a change has been under way for {snapshot.condition_age(ConditionType.PROGRESSING)}"
 
 
-def _kind(change_class: str) -> str:
-    return f"{change_class} ({_MEANING.get(change_class, '')})"
+def _with_meaning(change_class: str) -> str:
+    # The status may be that of another version of the operator.
+    meanings = [one.meaning for one in ChangeClass if one.value == change_class]
+    return f"{change_class} ({meanings[0]})" if meanings else change_class
 
 
 def _written(snapshot: ServiceSnapshot) -> str:

@@ -9,8 +9,8 @@ from tandem_operator.commands.text import age_between
 from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType, find_condition
-from tandem_operator.status.pending_change import CHANGE_CLASSES
 from tandem_operator.status.pod_view import pod_view
+from tandem_serve.api.changes import ChangeClass
 from tandem_serve.api.spec import PROGRESS_DEADLINE_S
 
 Object = Mapping[str, Any]
@@ -25,8 +25,10 @@ _RECENT_S: Final = 900.0
 class EventInfo:
     """A Kubernetes Event: object, reason, message, last time and count."""
 
-    about: str
-    """Kind and name, such as Pod tiny-x7k2p."""
+    kind: str
+    """Kind of the object that it is about."""
+    name: str
+    """Name of that object."""
     reason: str
     message: str
     at: str
@@ -120,8 +122,11 @@ class ServiceSnapshot:
     def observed_generation(self) -> int:
         """Generation of the newest spec that the operator has observed; 0: none."""
         # Ready, and the whole status, stay behind until a spec is in effect.
-        seen = (self.status, *(self.condition(condition_type) for condition_type in ConditionType))
-        return max(int(one.get("observedGeneration") or 0) for one in seen)
+        observed = (
+            self.status,
+            *(self.condition(condition_type) for condition_type in ConditionType),
+        )
+        return max(int(one.get("observedGeneration") or 0) for one in observed)
 
     @property
     def written_at(self) -> str:
@@ -146,7 +151,7 @@ class ServiceSnapshot:
         ours = (
             one
             for one in self.events
-            if one.get("reason") in CHANGE_CLASSES.values() and self._is_ours(one)
+            if one.get("reason") in set(ChangeClass) and self._is_ours(one)
         )
         return max((_event_info(one) for one in ours), key=lambda one: one.at, default=None)
 
@@ -226,7 +231,8 @@ def _event_info(event: Object) -> EventInfo:
         or event["metadata"]["creationTimestamp"]
     )
     return EventInfo(
-        about=f"{about.get('kind', 'Object')} {about.get('name', '')}",
+        kind=str(about.get("kind", "")),
+        name=str(about.get("name", "")),
         reason=str(event.get("reason", "")),
         message=str(event.get("message", "")),
         at=str(at),

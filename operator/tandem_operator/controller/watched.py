@@ -31,7 +31,7 @@ class Watched:
     """True: a change of the status alone leads to no reconcile; it is read in the next one."""
 
     def leads_to_reconcile(self, before: CachedObject | None, item: Mapping[str, Any]) -> bool:
-        """Return True when a change from `before`, None: from nothing, is to be looked at."""
+        """Return True when a change from `before`, None: from nothing, leads to a reconcile."""
         if before is None or not self.ignores_status:
             return True
         # The API server counts changes of a spec, and the request to delete, as a generation.

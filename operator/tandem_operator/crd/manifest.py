@@ -6,10 +6,11 @@ from typing import Any, Final
 import yaml
 
 from tandem_operator.crd.cel import rules_by_path
-from tandem_operator.crd.limits import LIMITS
-from tandem_operator.crd.rules import NOT_FILLED, RULES
+from tandem_operator.crd.list_types import LIST_TYPES
+from tandem_operator.crd.rules import RULES
 from tandem_operator.crd.schema import Schema, model_schema, node_at
 from tandem_operator.crd.status_schema import status_schema
+from tandem_operator.crd.unfilled import NOT_FILLED
 from tandem_serve.api.spec import API_VERSION, GROUP, KIND, InferenceService
 
 PLURAL: Final = "inferenceservices"
@@ -80,7 +81,7 @@ def object_schema() -> Schema:
     }
     _leave_to_kubernetes(schema["properties"])
     schema["properties"]["status"] = status_schema()
-    for path, besides in LIMITS.items():
+    for path, besides in LIST_TYPES.items():
         node_at(schema, path).update(besides)
     for path, but in NOT_FILLED.items():
         _describe_default(node_at(schema, path), but)

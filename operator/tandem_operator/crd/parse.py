@@ -10,12 +10,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tandem_operator.crd.rules import WAY_OUT
-from tandem_operator.k8s.names import MAX_NAME_LENGTH
+from tandem_operator.crd.cluster_formats import SERVICE_NAME, SOURCES
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.problems import known_part, unknown_fields, validation_problems
-from tandem_serve.api.spec import InferenceService, ModelSpec
+from tandem_serve.api.spec import InferenceService
 
 _METADATA: Final = ("name", "namespace", "labels", "annotations")
 
@@ -56,28 +55,12 @@ def _validate(document: Mapping[str, Any]) -> InferenceService:
 
 def _cluster_problems(service: InferenceService) -> Iterator[str]:
     """Yield the problems that only Kubernetes has."""
-    if len(service.name) > MAX_NAME_LENGTH:
-        yield (
-            f"metadata.name: '{service.name}' has {len(service.name)} characters; "
-            f"use up to {MAX_NAME_LENGTH}, as KubeRay adds endings to it"
-        )
-    yield from _source_problems(service.spec.model)
+    if problem := SERVICE_NAME.problem_with(service.name):
+        yield f"metadata.name: {problem}"
+    source = service.spec.model.source
+    for problem in filter(None, (form.problem_with(source) for form in SOURCES)):
+        yield f"spec.model.source: {problem}"
     yield from _pod_problems(service.spec.runtime)
-
-
-def _source_problems(model: ModelSpec) -> Iterator[str]:
-    if model.claim:
-        return
-    if not model.source.startswith("file://"):
-        yield (
-            f"spec.model.source: '{model.source}' is relative to a manifest, whose folder "
-            f"Kubernetes does not know; write {WAY_OUT}"
-        )
-    elif ".." in model.path.split("/") or not model.path.strip("/"):
-        yield (
-            f"spec.model.source: '{model.source}' names no folder of the node; "
-            "write file:///absolute/path, without '..'"
-        )
 
 
 def _pod_problems(runtime: RuntimeSpec) -> Iterator[str]:

@@ -9,9 +9,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le, MaxLen, MinLen
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
+from tandem_engine.api.constraints import Entry, MappingFormat, TextFormat
 from tandem_engine.api.model import field_names
 
 Schema = dict[str, Any]
@@ -66,20 +67,17 @@ def _default(field: FieldInfo) -> Schema:
 
 
 def _type_schema(annotation: Any, constraints: Iterable[Any] = ()) -> Schema:
-    annotation, inner = _without_wrapping(annotation)
+    annotation, inner = unwrapped(annotation)
     constraints = [*constraints, *inner]
     origin = get_origin(annotation)
     if origin is Literal:
         choices = get_args(annotation)
         return {"type": _TYPES[type(choices[0])], "enum": list(choices)}
     if origin is list:
-        return {
-            "type": "array",
-            **_limits(constraints, "Items"),
-            "items": _type_schema(get_args(annotation)[0]),
-        }
+        items = _type_schema(get_args(annotation)[0])
+        return {"type": "array", **_limits(constraints, "Items"), "items": items}
     if origin is dict:
-        return _mapping_schema(get_args(annotation)[1])
+        return _mapping_schema(get_args(annotation)[1], constraints)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return model_schema(annotation)
     return _plain_schema(annotation, constraints)
@@ -96,10 +94,29 @@ def _plain_schema(annotation: Any, constraints: list[Any]) -> Schema:
     return {"type": name}
 
 
-def _mapping_schema(value: Any) -> Schema:
+def _mapping_schema(value: Any, constraints: list[Any]) -> Schema:
+    declared = [one.func for one in constraints if isinstance(one, AfterValidator)]
     if value is Any:
-        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {"type": "object", "additionalProperties": _type_schema(value)}
+        return _open_schema([one for one in declared if isinstance(one, Entry)])
+    values = _type_schema(value)
+    for form in (one for one in declared if isinstance(one, MappingFormat)):
+        values |= _longest(form.values)
+    return {"type": "object", **_limits(constraints, "Properties"), "additionalProperties": values}
+
+
+def _open_schema(entries: list[Entry]) -> Schema:
+    """Return an object with required `entries`; Kubernetes' pods define the others."""
+    known = {
+        entry.key: {
+            "description": entry.description,
+            "type": "string",
+            "minLength": 1,
+            **_longest(entry.format),
+        }
+        for entry in entries
+    }
+    schema = {"required": list(known), "properties": known} if known else {}
+    return {"type": "object", **schema, "x-kubernetes-preserve-unknown-fields": True}
 
 
 def _range(constraints: list[Any]) -> Schema:
@@ -114,7 +131,7 @@ def _range(constraints: list[Any]) -> Schema:
     return low | high
 
 
-def _limits(constraints: list[Any], of: Literal["Items", "Length"]) -> Schema:
+def _limits(constraints: list[Any], of: Literal["Items", "Length", "Properties"]) -> Schema:
     schema: Schema = {}
     for constraint in constraints:
         match constraint:
@@ -122,11 +139,17 @@ def _limits(constraints: list[Any], of: Literal["Items", "Length"]) -> Schema:
                 schema[f"min{of}"] = low
             case MaxLen(max_length=high):
                 schema[f"max{of}"] = high
+            case AfterValidator(func=TextFormat() as form):
+                schema |= _longest(form)
     return schema
 
 
-def _without_wrapping(annotation: Any) -> tuple[Any, list[Any]]:
-    """`Annotated[int, Field(ge=1)] | None` → `int` and its constraints."""
+def _longest(form: TextFormat) -> Schema:
+    return {} if form.longest is None else {"maxLength": form.longest}
+
+
+def unwrapped(annotation: Any) -> tuple[Any, list[Any]]:
+    """Return `int` and its constraints for `Annotated[int, Field(ge=1)] | None`."""
     constraints: list[Any] = []
     while True:
         origin = get_origin(annotation)

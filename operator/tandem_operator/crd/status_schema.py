@@ -3,7 +3,7 @@
 from typing import Any
 
 from tandem_operator.crd.schema import Schema
-from tandem_operator.status.pending_change import CHANGE_CLASSES
+from tandem_serve.api.changes import ChangeClass
 
 
 def status_schema() -> Schema:
@@ -15,7 +15,7 @@ def status_schema() -> Schema:
         "Observed state of the service; only the operator writes it.",
         observedGeneration=_count(
             "metadata.generation of the newest spec that is, or was, in effect: while a change is "
-            "under way, or refused, it stays behind. At first that of the first spec."
+            "under way, or rejected, it stays behind. At first that of the first spec."
         ),
         conditions={
             "description": "Ready, its needs Accepted, RayReady and ModelLoaded, and Progressing.",
@@ -68,9 +68,8 @@ def _condition() -> Schema:
 
 
 def _change_class() -> Schema:
-    text = "Live: running replicas take it over. InPlace: they stay, something around them changes."
-    text += " Replace: new replicas take their place."
-    return _text(text) | {"enum": list(CHANGE_CLASSES.values())}
+    text = " ".join(f"{one}: {one.meaning}." for one in ChangeClass)
+    return _text(text) | {"enum": [one.value for one in ChangeClass]}
 
 
 def _object(description: str, **properties: Any) -> Schema:

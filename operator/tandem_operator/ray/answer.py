@@ -87,7 +87,7 @@ def _parse(body: bytes) -> Any:
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
-        raise InvalidAnswer("it is nested too deep") from None
+        raise InvalidAnswer("it is nested too deeply") from None
     except ValueError:
         raise InvalidAnswer("it is not JSON") from None
 

@@ -24,13 +24,13 @@ class _Pause:
 
 
 class RayBackoff(Generic[Key]):
-    """Heads that are not asked for a while. Moments are seconds of one clock."""
+    """Heads that are not queried for a while. Moments are seconds of one clock."""
 
     def __init__(self) -> None:
         self._pauses: OrderedDict[Key, _Pause] = OrderedDict()
 
     def reason(self, key: Key, now: float) -> str | None:
-        """Return the error of a head that is backed off from; None: it may be asked."""
+        """Return the error of a head that is backed off from; None: it may be queried."""
         pause = self._pauses.get(key)
         return pause.reason if pause and now < pause.until else None
 

@@ -57,9 +57,9 @@ async def get(url: str, token: str | None, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.timeout_s):
             return await _get(url, token, limits.max_bytes)
     except TimeoutError:
-        raise AnswerTimeout(f"it gives no whole answer within {limits.timeout_s:.0f} s") from None
+        raise AnswerTimeout(f"no complete response within {limits.timeout_s:.0f} s") from None
     except (OSError, ValueError, h11.ProtocolError):
-        raise NoAnswer("it gives no answer over HTTP") from None
+        raise NoAnswer("no HTTP response") from None
 
 
 async def _get(url: str, token: str | None, max_bytes: int) -> bytes:
@@ -106,8 +106,8 @@ async def _read(http: h11.Connection, reader: asyncio.StreamReader, max_bytes: i
                 return bytes(body)
             case _:
                 # Interim responses were not asked for, and could go on without end.
-                raise NoAnswer("it gives no answer over HTTP")
-    raise NoAnswer(f"its answer comes in more than {_MAX_PIECES} pieces")
+                raise NoAnswer("no HTTP response")
+    raise NoAnswer(f"its answer has more than {_MAX_PIECES} chunks")
 
 
 async def _next_event(http: h11.Connection, reader: asyncio.StreamReader) -> object:

@@ -28,7 +28,7 @@ POLLS_PER_S: Final = 10.0
 """Requests to Ray per second over all services; with more services each waits longer."""
 
 _AFTER_WRITING_S: Final = 1.0
-_WHILE_REFUSED_S: Final = 15.0
+_WHILE_REJECTED_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +97,10 @@ def collect_facts(
     )
 
 
-def is_settled(document: Mapping[str, Any]) -> bool:
+def is_reconciled(document: Mapping[str, Any]) -> bool:
     """Return True when a status is as desired, so that only an event can change it."""
     replicas = document["replicas"]
-    is_over = find_condition(document, ConditionType.PROGRESSING)["reason"] == reasons.SETTLED
+    is_over = find_condition(document, ConditionType.PROGRESSING)["reason"] == reasons.RECONCILED
     is_ready = find_condition(document, ConditionType.READY)["status"] == ConditionStatus.TRUE
     return is_over and is_ready and bool(replicas["ready"] >= replicas["desired"])
 
@@ -117,8 +117,8 @@ def requeue_after_s(
         return _AFTER_WRITING_S
     if facts.problems:
         may_pass = any(problem.reason != reasons.INVALID_SPEC for problem in facts.problems)
-        return _WHILE_REFUSED_S if may_pass else None
-    if is_settled(document):
+        return _WHILE_REJECTED_S if may_pass else None
+    if is_reconciled(document):
         return None
     waits = [deadline_in_s] if deadline_in_s is not None and deadline_in_s > 0 else []
     if _can_ask_ray(facts):
@@ -158,7 +158,7 @@ def _ray_view(
 
 
 def _must_end_first(ray_service: Mapping[str, Any] | None) -> bool:
-    """Return True for a RayService that can only be created again, once it is gone."""
+    """Return True for a RayService that has to be recreated, once it is gone."""
     return ray_service is not None and is_being_deleted(ray_service)
 
 

@@ -28,7 +28,7 @@ from tandem_operator.reconcile.decide import (
     Intent,
     collect_facts,
     decide,
-    is_settled,
+    is_reconciled,
     requeue_after_s,
     write_conflict,
 )
@@ -207,7 +207,7 @@ class Reconciler:
     async def _report(self, found: Object, key: NamespacedName, facts: Facts) -> float | None:
         document = status_document(facts)
         await self._reporter.report(found, document)
-        if is_settled(document):
+        if is_reconciled(document):
             self._polled.discard(key)
         else:
             self._polled.add(key)

@@ -131,8 +131,8 @@ def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     kind, name = key_of(manifest)
     if owner is None:
         raise OwnershipConflict(
-            f"{kind} '{name}' exists already and was not made for this InferenceService; delete it "
-            "or give the InferenceService another name"
+            f"{kind} '{name}' already exists and is not controlled by this InferenceService; "
+            "delete it or give the InferenceService another name"
         )
     if owner.get("uid") == ours["uid"]:
         return
@@ -142,7 +142,7 @@ def _check_owner(manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
             "deleted; it is created again when that one is gone"
         )
     raise OwnershipConflict(
-        f"{kind} '{name}' exists already and belongs to {owner.get('kind')} "
+        f"{kind} '{name}' already exists and belongs to {owner.get('kind')} "
         f"'{owner.get('name')}'; give the InferenceService another name"
     )
 
@@ -160,7 +160,7 @@ def _check_endpoint(desired: Desired, observed: ObservedObjects) -> None:
         owner = controller_of(found) or {}
         if (owner.get("kind"), owner.get("name")) != tuple(key_of(manifest)):
             raise OwnershipConflict(
-                f"Service '{name}' exists already and is not the endpoint of this "
+                f"Service '{name}' already exists and is not the endpoint of this "
                 "InferenceService; delete it or give the InferenceService another name"
             )
 

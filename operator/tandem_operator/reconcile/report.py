@@ -80,10 +80,10 @@ def _phase(document: Mapping[str, Any], *, is_ready: bool) -> ServicePhase:
     progressing = find_condition(document, ConditionType.PROGRESSING)
     if find_condition(document, ConditionType.READY)["status"] == ConditionStatus.UNKNOWN:
         return "Unknown"
-    if progressing.get("reason") == reasons.REFUSED:
-        return "Refused"
+    if progressing.get("reason") == reasons.REJECTED:
+        return "Rejected"
     if progressing.get("reason") == reasons.DEADLINE_EXCEEDED:
-        return "Stuck"
+        return "ProgressDeadlineExceeded"
     if progressing.get("status") == ConditionStatus.TRUE:
         return "Progressing"
     return "Ready" if is_ready else "NotReady"

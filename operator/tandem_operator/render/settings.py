@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from tandem_engine.api.model import Model
 from tandem_operator.render.npu_profiles import BUILT_IN, NpuProfile
 from tandem_serve.api.pods import EnvVar, GcsFaultToleranceOptions, ObjectName, SecretName
-from tandem_serve.api.quantity import parse_cpu, parse_memory
+from tandem_serve.api.quantity import Memory, parse_cpu
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 
@@ -36,11 +36,6 @@ def _cpu(value: str) -> str:
     return value
 
 
-def _memory(value: str) -> str:
-    parse_memory(value)
-    return value
-
-
 def _version(value: str) -> str:
     if not _VERSION.fullmatch(value):
         raise ValueError(f"'{value}' is not a version of Ray; write one such as 2.60.0")
@@ -49,9 +44,6 @@ def _version(value: str) -> str:
 
 Cpu = Annotated[str, AfterValidator(_cpu)]
 """An amount of CPU, such as 500m or "2"."""
-
-Memory = Annotated[str, AfterValidator(_memory)]
-"""An amount of memory, such as 512Mi."""
 
 
 class ContainerResources(Model):

@@ -30,7 +30,7 @@ INSTALL_KUBERAY: Final = (
     "--namespace kuberay-system --create-namespace"
 )
 _NOT_OBSERVED: Final = (
-    "KubeRay has not observed this generation of the RayService; if it persists, look at the "
+    "KubeRay has not observed this generation of the RayService; if it persists, check the "
     "log of KubeRay's operator"
 )
 
@@ -84,7 +84,7 @@ def unknown_document(
 
 def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
     """Return the newest generation that is, or was, in effect; at first the object's."""
-    is_in_effect = progressing.reason == reasons.SETTLED and not _is_behind(facts.ray)
+    is_in_effect = progressing.reason == reasons.RECONCILED and not _is_behind(facts.ray)
     before = _last_in_effect(facts.previous)
     return facts.generation if is_in_effect or before is None else before
 
@@ -158,7 +158,11 @@ def _head_condition(cluster: ClusterView) -> tuple[ConditionStatus, str, str]:
             reasons.HEAD_FAILED,
             f"the Ray head does not start: {head.failure}",
         )
-    return ConditionStatus.FALSE, reasons.HEAD_STARTING, f"the Ray head starts in pod {head.name}"
+    return (
+        ConditionStatus.FALSE,
+        reasons.HEAD_STARTING,
+        f"the Ray head is starting in pod {head.name}",
+    )
 
 
 def _ray_error_text(cluster: ClusterView) -> str:
@@ -208,7 +212,7 @@ def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
             ConditionType.READY, ConditionStatus.TRUE, reasons.SERVING, f"answers at {_url(facts)}"
         )
     why = _waits_for(facts, parts)
-    text = f"the previous version answers at {_url(facts)} meanwhile: {why}"
+    text = f"the previous version answers at {_url(facts)}; the new one is not ready: {why}"
     return Condition(ConditionType.READY, ConditionStatus.TRUE, reasons.SERVING_PREVIOUS, text)
 
 
@@ -251,10 +255,10 @@ def _waits_for_replicas(facts: Facts) -> str:
     if ray.newest and ray.newest.failure:
         return _running_text(ray.newest)
     if ray.pending:
-        return "the new version runs; KubeRay is moving the endpoint to it"
+        return "the new version runs; KubeRay is switching the endpoint to it"
     desired = service.spec.scaling.min_replicas
     if ray.ready_replicas == desired:
-        return "Ray is still applying it"
+        return "Ray is still applying the change"
     return f"{ray.ready_replicas} of {desired} replicas answer"
 
 
@@ -278,7 +282,7 @@ def _ray_cluster(ray: RayView | None) -> str | None:
 
 def _pending_change(facts: Facts, progressing: Condition) -> dict[str, Any] | None:
     """Return the change under way: about to be written, or written and not complete."""
-    if progressing.reason in {reasons.SETTLED, reasons.REFUSED}:
+    if progressing.reason in {reasons.RECONCILED, reasons.REJECTED}:
         return None
     before = facts.previous.get("pendingChange")
     changes = [PendingChange.read(before)] if before else []

@@ -3,19 +3,12 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from tandem_operator.k8s import names
 from tandem_operator.render.fingerprint import digested
 from tandem_serve.api.changes import ChangeClass, class_of, costliest, differing_paths, leaves
 from tandem_serve.api.spec import InferenceService
-
-CHANGE_CLASSES: Final = {
-    ChangeClass.LIVE: "Live",
-    ChangeClass.IN_PLACE: "InPlace",
-    ChangeClass.REPLACE: "Replace",
-}
-"""Kind of change → `pendingChange.class`, which is also the reason of its Event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +34,11 @@ class PendingChange:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
         """Return the change that `pendingChange` of a status describes."""
-        change_class = next(
-            one for one, name in CHANGE_CLASSES.items() if name == document["class"]
-        )
-        return cls(change_class=change_class, fields=tuple(document["fields"]))
+        return cls(change_class=ChangeClass(document["class"]), fields=tuple(document["fields"]))
 
     def document(self) -> dict[str, Any]:
         """Return the change as `pendingChange` of a status."""
-        return {"class": CHANGE_CLASSES[self.change_class], "fields": list(self.fields)}
+        return {"class": self.change_class.value, "fields": list(self.fields)}
 
 
 def pending_change(
@@ -80,7 +70,7 @@ def _rendered_spec(ray_service: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _class_of(path: str) -> ChangeClass:
-    """Return the cost of a change of `path`; a field that this version lacks may cost all."""
+    """Return the class of a change of `path`; a field that this version lacks may cost all."""
     try:
         return class_of(path)
     except KeyError:

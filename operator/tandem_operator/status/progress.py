@@ -76,11 +76,11 @@ def progressing(facts: Facts, waits_for: str) -> Condition:
     """Return the Progressing condition; `waits_for` is the sentence about what is missing."""
     if facts.problems:
         return _condition(
-            ConditionStatus.FALSE, reasons.REFUSED, "the spec is refused, so nothing is changed"
+            ConditionStatus.FALSE, reasons.REJECTED, "the spec is rejected; nothing is changed"
         )
-    if is_complete(facts) or _stays_settled(facts):
+    if is_complete(facts) or _stays_reconciled(facts):
         return _condition(
-            ConditionStatus.FALSE, reasons.SETTLED, "the observed state is the desired state"
+            ConditionStatus.FALSE, reasons.RECONCILED, "the observed state is the desired state"
         )
     if facts.is_overdue:
         deadline_s = facts.service.spec.progress_deadline_seconds if facts.service else 0
@@ -94,18 +94,18 @@ def progressing(facts: Facts, waits_for: str) -> Condition:
     )
 
 
-def _stays_settled(facts: Facts) -> bool:
+def _stays_reconciled(facts: Facts) -> bool:
     """Return True after a change was complete: a replica that fails later is no change."""
     before = find_condition(facts.previous, ConditionType.PROGRESSING)
-    if before.get("reason") != reasons.SETTLED or not facts.is_applied or facts.ray is None:
+    if before.get("reason") != reasons.RECONCILED or not facts.is_applied or facts.ray is None:
         return False
-    settled_at: str = before["lastTransitionTime"]
-    return (facts.last_write or "") <= settled_at
+    reconciled_at: str = before["lastTransitionTime"]
+    return (facts.last_write or "") <= reconciled_at
 
 
 def overdue_message(deadline_s: int, waits_for: str) -> str:
     """Return the message of a change that is overdue because of `waits_for`."""
-    return f"not done within progressDeadlineSeconds {deadline_s}: {waits_for}"
+    return f"not complete within progressDeadlineSeconds {deadline_s}: {waits_for}"
 
 
 def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:

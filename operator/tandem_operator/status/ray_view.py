@@ -42,7 +42,7 @@ class ClusterView:
     """KubeRay's reason for not creating its pods."""
 
     ray_error: str | None = None
-    """Error of the request to Ray itself, where it was asked."""
+    """Error of the request to Ray itself, where one was sent."""
 
     settings: Mapping[str, Any] | None
     """The deployment as last handed to Ray; None: Ray itself does not answer."""

@@ -23,7 +23,7 @@ def _acceptance(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
     if new.get("status") == ConditionStatus.TRUE and old.get("status") != ConditionStatus.TRUE:
         yield NewEvent("Normal", "Accepted", new["message"])
     if new.get("status") == ConditionStatus.FALSE and _differs(old, new):
-        yield NewEvent("Warning", "Refused", new["message"])
+        yield NewEvent("Warning", reasons.REJECTED, new["message"])
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[NewEvent]:

@@ -9,16 +9,36 @@ from tandem_serve.api.spec import InferenceService
 
 
 class ChangeClass(StrEnum):
-    """Effect of a change on the replicas, from cheap to costly."""
+    """Class of a change by its effect on the replicas, from cheap to costly.
 
-    LIVE = "live"
-    """Running replicas apply it between two steps; requests go on."""
+    The value stands in `pendingChange.class`, and is the reason of an Event.
+    """
 
-    IN_PLACE = "in place"
-    """Ray or Kubernetes applies it; running replicas stay."""
+    LIVE = "Live"
+    IN_PLACE = "InPlace"
+    REPLACE = "Replace"
 
-    REPLACE = "replace"
-    """New replicas replace the running ones."""
+    @property
+    def words(self) -> str:
+        """Return the class as it stands in a sentence."""
+        return _WORDS[self]
+
+    @property
+    def meaning(self) -> str:
+        """Return the effect."""
+        return _MEANINGS[self]
+
+
+_WORDS: Final = {
+    ChangeClass.LIVE: "live",
+    ChangeClass.IN_PLACE: "in place",
+    ChangeClass.REPLACE: "replace",
+}
+_MEANINGS: Final = {
+    ChangeClass.LIVE: "running replicas apply it between two steps",
+    ChangeClass.IN_PLACE: "running replicas stay",
+    ChangeClass.REPLACE: "new replicas take the place of the running ones",
+}
 
 
 @dataclass(frozen=True, slots=True)

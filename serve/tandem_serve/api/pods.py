@@ -1,118 +1,137 @@
 """The pods that replicas run in, as a manifest describes them; Kubernetes' own names."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tandem_engine.api.checks import Check, Value, Written
+from tandem_engine.api.constraints import Entry, MappingFormat, TextFormat
 from tandem_engine.api.model import Model
 
-_OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 """Names with points in them, up to 253 characters: those of most objects of Kubernetes."""
 
-LABEL_KEY: Final = rf"({SUBDOMAIN}/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?"
-"""Keys of labels and taints, but for the 253 characters of what stands before the slash."""
-
-LABEL_VALUE: Final = r"([A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?"
-"""Values of labels and taints; empty is one."""
-
-MOUNT_PATH: Final = r"(/[^/:\x00-\x1f]+)+"
-"""Paths at which a volume may be mounted, but for `.` and `..`."""
-
 LONGEST_SUBDOMAIN: Final = 253
+LONGEST_LABEL: Final = 63
 LONGEST_ENV: Final = 2**16
 """Characters of all variables together. They stand in a service's RayService three times, and etcd
 takes no object of more than 1.5 MiB."""
 
-_ENV_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_LONGEST_PATH: Final = 4096
 # What the replica and Ray read; a manifest that set them would break its own service.
 _RESERVED_ENV: Final = ("RAY_", "TANDEM_")
-LABEL_KEY_FORM: Final = (
-    "use up to 63 letters, digits, '-', '_' and '.', a letter or digit first and last, and before "
-    "it, if at all, a domain in lower-case letters and a '/'"
-)
-LABEL_VALUE_FORM: Final = (
-    "use up to 63 letters, digits, '-', '_' and '.', a letter or digit first and last, or nothing"
-)
 REDIS_ENV: Final = ("REDIS_PASSWORD", "REDIS_USERNAME")
 """Variables that KubeRay sets in the head; it refuses a RayCluster that sets them itself."""
 ENGINE_ENV: Final = ("TANDEM_KERNELS", "TANDEM_PIN", "TANDEM_THREADS")
 """Variables of the engine that a manifest has no field for; these may be set."""
 
+_OBJECT_NAME: Final = TextFormat(
+    matches=("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",),
+    problem="is not the name of an object; use up to 63 lower-case letters, digits and '-', "
+    "a letter or digit first and last",
+    longest=LONGEST_LABEL,
+)
+_SECRET_NAME: Final = TextFormat(
+    matches=(SUBDOMAIN,),
+    problem=f"is not the name of an object; use up to {LONGEST_SUBDOMAIN} lower-case letters, "
+    "digits, '-' and '.', a letter or digit first and last and beside each '.'",
+    longest=LONGEST_SUBDOMAIN,
+)
+_SECRET_KEY: Final = TextFormat(
+    matches=("[-._a-zA-Z0-9]{1,253}",),
+    problem="is not a key of a Secret; use up to 253 letters, digits, '-', '.' and '_'",
+    longest=253,
+)
+_LABEL_TEXT: Final = "[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+# A domain may have 253 characters; a text without a '/' has none.
+_SHORT_DOMAIN: Final = rf"(?s)([^/]{{1,{LONGEST_SUBDOMAIN}}}/.*|[^/]*)"
+_KEY_PROBLEM: Final = (
+    "use up to 63 letters, digits, '-', '_' and '.', a letter or digit first and last, and before "
+    "it, if at all, a domain in lower-case letters and a '/'"
+)
+_VALUE_PROBLEM: Final = (
+    "use up to 63 letters, digits, '-', '_' and '.', a letter or digit first and last, or nothing"
+)
+_LABELS: Final = MappingFormat(
+    keys=TextFormat(
+        matches=(f"({SUBDOMAIN}/)?{_LABEL_TEXT}", _SHORT_DOMAIN),
+        problem=f"is not the key of a label; {_KEY_PROBLEM}",
+    ),
+    values=TextFormat(
+        matches=(f"({_LABEL_TEXT})?",),
+        problem=f"is not the value of a label; {_VALUE_PROBLEM}",
+        longest=LONGEST_LABEL,
+    ),
+)
+_TAINT_KEY: Final = TextFormat(
+    matches=(f"(({SUBDOMAIN}/)?{_LABEL_TEXT})?", _SHORT_DOMAIN),
+    problem=f"is not the key of a taint; {_KEY_PROBLEM}",
+    longest=LONGEST_SUBDOMAIN + 1 + LONGEST_LABEL,
+)
+_TAINT_VALUE: Final = TextFormat(
+    matches=(f"({_LABEL_TEXT})?",),
+    problem=f"is not the value of a taint; {_VALUE_PROBLEM}",
+    longest=LONGEST_LABEL,
+)
+_ENV_NAME: Final = TextFormat(
+    matches=("[-._a-zA-Z][-._a-zA-Z0-9]*",),
+    problem="is not the name of a variable; use letters, digits, '-', '.' and '_', no digit first",
+    longest=256,
+)
+_FREE_ENV: Final = TextFormat(
+    excludes=(rf"(?s)({'|'.join(_RESERVED_ENV)}).*",),
+    exceptions=ENGINE_ENV,
+    problem=f"is set by Tandem; names that begin with {' or '.join(_RESERVED_ENV)} are taken, "
+    f"but for {', '.join(ENGINE_ENV)}",
+)
+_NOT_OF_REDIS: Final = TextFormat(
+    excludes=(f"({'|'.join(REDIS_ENV)})",),
+    problem="is set by KubeRay; name the Secret of the Redis in gcsFaultToleranceOptions, "
+    "or leave the variable out",
+)
+_MOUNT_PATH: Final = TextFormat(
+    matches=(r"(/[^/:\x00-\x1f]+)+",),
+    excludes=(r"(?s).*/\.\.?(/.*)?",),
+    problem="is not a mount path; write an absolute path below /, "
+    "without ':', '.', '..' and a '/' at its end, such as /data",
+    longest=_LONGEST_PATH,
+)
 _HOST_LABEL: Final = "[a-zA-Z0-9]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"
-# Ray takes rediss:// (TLS), too, but its certificates would have to be files in the head's image.
 _PORT: Final = (
     "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 )
-REDIS_ADDRESS: Final = rf"(redis://)?{_HOST_LABEL}(\.{_HOST_LABEL})*:{_PORT}"
-"""The address of a Redis, as a regular expression."""
+# Ray takes rediss:// (TLS), too, but its certificates would have to be files in the head's image.
+_REDIS_ADDRESS: Final = TextFormat(
+    matches=(rf"(redis://)?{_HOST_LABEL}(\.{_HOST_LABEL})*:{_PORT}",),
+    problem="is not the address of a Redis; write host:port or redis://host:port, such as "
+    "redis.storage.svc:6379",
+    longest=270,
+)
 
-SECRET_KEY: Final = "[-._a-zA-Z0-9]{1,253}"  # noqa: S105  # what may be one
-"""A key of a Secret, as a regular expression."""
-
-
-def _object_name(value: str) -> str:
-    if not _OBJECT_NAME.fullmatch(value):
-        raise ValueError(
-            f"'{value}' is not the name of an object; use up to 63 lower-case letters, digits "
-            "and '-', a letter or digit first and last"
-        )
-    return value
-
-
-ObjectName = Annotated[str, AfterValidator(_object_name)]
+ObjectName = Annotated[str, AfterValidator(_OBJECT_NAME)]
 """Name of a Kubernetes object in the service's namespace."""
 
-
-def _secret_name(value: str) -> str:
-    if len(value) > LONGEST_SUBDOMAIN or not re.fullmatch(SUBDOMAIN, value):
-        raise ValueError(
-            f"'{value}' is not the name of an object; use up to {LONGEST_SUBDOMAIN} lower-case "
-            "letters, digits, '-' and '.', a letter or digit first and last and beside each '.'"
-        )
-    return value
-
-
-SecretName = Annotated[str, AfterValidator(_secret_name)]
+SecretName = Annotated[str, AfterValidator(_SECRET_NAME)]
 """Name of a Secret in the service's namespace."""
 
+Volume = Annotated[
+    dict[str, Any],
+    AfterValidator(
+        Entry("name", _OBJECT_NAME, "Name of the volume, by which volumeMounts ask for it.")
+    ),
+]
+"""A volume, as in a pod."""
 
-def _is_label_key(value: str) -> bool:
-    prefix, slash, _ = value.partition("/")
-    is_short = not slash or len(prefix) <= LONGEST_SUBDOMAIN
-    return is_short and re.fullmatch(LABEL_KEY, value) is not None
-
-
-def _named(part: dict[str, Any]) -> dict[str, Any]:
-    """A volume, or a mount of one, by its name."""
-    name = part.get("name")
-    if name is None:
-        raise ValueError("name is missing; it has no default")
-    if not isinstance(name, str) or not _OBJECT_NAME.fullmatch(name):
-        raise ValueError(
-            f"name '{name}' is not the name of an object; use up to 63 lower-case letters, digits "
-            "and '-', a letter or digit first and last"
-        )
-    return part
-
-
-def _has_mount_path(mount: dict[str, Any]) -> dict[str, Any]:
-    path = mount.get("mountPath")
-    if path is None or path == "":
-        raise ValueError("mountPath is missing; it has no default")
-    if (
-        not isinstance(path, str)
-        or not re.fullmatch(MOUNT_PATH, path)
-        or {".", ".."} & set(path.split("/"))
-    ):
-        raise ValueError(
-            f"mountPath '{path}' is not a mount path; write an absolute path below /, "
-            "without ':', '.', '..' and a '/' at its end, such as /data"
-        )
-    return mount
+VolumeMount = Annotated[
+    dict[str, Any],
+    AfterValidator(Entry("name", _OBJECT_NAME, "Name of one of the volumes.")),
+    AfterValidator(
+        Entry("mountPath", _MOUNT_PATH, "Absolute path at which the containers see it.")
+    ),
+]
+"""Mount point of a volume, as in a container."""
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:
@@ -121,53 +140,28 @@ def _check_unique(field: str, names: Iterable[str]) -> None:
             raise ValueError(f"{field}: '{name}' is given {times} times; keep one")
 
 
-Volume = Annotated[dict[str, Any], AfterValidator(_named)]
-"""A volume, as in a pod."""
-
-VolumeMount = Annotated[dict[str, Any], AfterValidator(_named), AfterValidator(_has_mount_path)]
-"""Mount point of a volume, as in a container."""
-
-
 class EnvVar(Model):
     """A variable of the environment of every pod."""
 
-    name: str
+    name: Annotated[
+        str, AfterValidator(_ENV_NAME), AfterValidator(_FREE_ENV), AfterValidator(_NOT_OF_REDIS)
+    ]
     """Name of the variable."""
 
-    value: str = ""
+    value: Annotated[str, Field(max_length=32768)] = ""
     """Its value."""
-
-    @field_validator("name")
-    @classmethod
-    def _is_free(cls, value: str) -> str:
-        if not _ENV_NAME.fullmatch(value):
-            raise ValueError(
-                f"'{value}' is not the name of a variable; use letters, digits, '-', '.' and '_', "
-                "no digit first"
-            )
-        if value.startswith(_RESERVED_ENV) and value not in ENGINE_ENV:
-            raise ValueError(
-                f"'{value}' is set by Tandem; names that begin with {' or '.join(_RESERVED_ENV)} "
-                f"are taken, but for {', '.join(ENGINE_ENV)}"
-            )
-        if value in REDIS_ENV:
-            raise ValueError(
-                f"'{value}' is set by KubeRay; name the Secret of the Redis in "
-                "gcsFaultToleranceOptions, or leave the variable out"
-            )
-        return value
 
 
 class Toleration(Model):
     """A taint of nodes that the pods may run on all the same."""
 
-    key: str | None = None
+    key: Annotated[str, AfterValidator(_TAINT_KEY)] | None = None
     """Key of the taint; absent, with operator Exists, means every taint."""
 
     operator: Literal["Exists", "Equal"] = "Equal"
     """Equal: key and value must match. Exists: the key alone."""
 
-    value: str | None = None
+    value: Annotated[str, AfterValidator(_TAINT_VALUE)] | None = None
     """Value of the taint, for operator Equal."""
 
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -176,53 +170,27 @@ class Toleration(Model):
     toleration_seconds: Annotated[int, Field(ge=0)] | None = None
     """Seconds for which a NoExecute taint is tolerated; absent means for ever."""
 
-    @field_validator("key")
-    @classmethod
-    def _is_taint_key(cls, value: str | None) -> str | None:
-        if value and not _is_label_key(value):
-            raise ValueError(f"'{value}' is not the key of a taint; {LABEL_KEY_FORM}")
-        return value
-
-    @field_validator("value")
-    @classmethod
-    def _is_taint_value(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(LABEL_VALUE, value):
-            raise ValueError(f"'{value}' is not the value of a taint; {LABEL_VALUE_FORM}")
-        return value
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.operator == "Exists" and self.value:
-            raise ValueError(
-                f"value '{self.value}' has no meaning with operator Exists; leave it out or set "
-                "operator: Equal"
-            )
-        if self.operator == "Equal" and not self.key:
-            raise ValueError("key is missing; operator Equal needs one, or set operator: Exists")
-        seconds = self.toleration_seconds
-        if seconds is not None and self.effect != "NoExecute":
-            raise ValueError(
-                f"tolerationSeconds {seconds} has no meaning without effect NoExecute; "
-                "set effect: NoExecute or leave tolerationSeconds out"
-            )
-        return self
-
-
-def _redis_address(value: str) -> str:
-    if not re.fullmatch(REDIS_ADDRESS, value):
-        raise ValueError(
-            f"'{value}' is not the address of a Redis; write host:port or redis://host:port, such "
-            "as redis.storage.svc:6379"
-        )
-    return value
-
-
-def _secret_key(value: str) -> str:
-    if not re.fullmatch(SECRET_KEY, value):
-        raise ValueError(
-            f"'{value}' is not a key of a Secret; use up to 253 letters, digits, '-', '.' and '_'"
-        )
-    return value
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        Check(
+            field="value",
+            refused=Value("operator").equals("Exists")
+            & Written("value")
+            & ~Value("value").equals(""),
+            problem="value '{value}' has no meaning with operator Exists; leave it out or set "
+            "operator: Equal",
+        ),
+        Check(
+            field="key",
+            refused=Value("operator").equals("Equal") & (~Written("key") | Value("key").equals("")),
+            problem="key is missing; operator Equal needs one, or set operator: Exists",
+        ),
+        Check(
+            field="tolerationSeconds",
+            refused=Written("tolerationSeconds") & ~Value("effect").equals("NoExecute"),
+            problem="tolerationSeconds {tolerationSeconds} has no meaning without effect "
+            "NoExecute; set effect: NoExecute or leave tolerationSeconds out",
+        ),
+    )
 
 
 class SecretKeySelector(Model):
@@ -231,7 +199,7 @@ class SecretKeySelector(Model):
     name: SecretName
     """Secret, in the service's namespace."""
 
-    key: Annotated[str, AfterValidator(_secret_key)]
+    key: Annotated[str, AfterValidator(_SECRET_KEY)]
     """Key of the value."""
 
 
@@ -256,7 +224,7 @@ class GcsFaultToleranceOptions(Model):
     the two clusters of a replacement must not share one.
     """
 
-    redis_address: Annotated[str, AfterValidator(_redis_address)]
+    redis_address: Annotated[str, AfterValidator(_REDIS_ADDRESS)]
     """Its address: host:port or redis://host:port."""
 
     redis_username: RedisCredential | None = None
@@ -269,7 +237,7 @@ class GcsFaultToleranceOptions(Model):
 class RuntimeSpec(Model):
     """The pods that replicas run in."""
 
-    image: Annotated[str, Field(min_length=1)] | None = None
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Image of the replicas; absent takes the operator's."""
 
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
@@ -287,7 +255,9 @@ class RuntimeSpec(Model):
     volume_mounts: list[VolumeMount] = Field(default_factory=list, max_length=64)
     """Mount points of those volumes in the replicas, as in a container."""
 
-    node_selector: dict[str, str] = Field(default_factory=dict)
+    node_selector: Annotated[dict[str, str], AfterValidator(_LABELS)] = Field(
+        default_factory=dict, max_length=64
+    )
     """Labels that the replicas' nodes must have."""
 
     tolerations: list[Toleration] = Field(default_factory=list, max_length=32)
@@ -306,16 +276,6 @@ class RuntimeSpec(Model):
                 f"the variables have {length} characters together, of {LONGEST_ENV} at most; "
                 "mount a ConfigMap or a Secret for what is longer"
             )
-        return value
-
-    @field_validator("node_selector")
-    @classmethod
-    def _are_labels(cls, value: dict[str, str]) -> dict[str, str]:
-        for key, label in value.items():
-            if not _is_label_key(key):
-                raise ValueError(f"'{key}' is not the key of a label; {LABEL_KEY_FORM}")
-            if not re.fullmatch(LABEL_VALUE, label):
-                raise ValueError(f"'{label}' is not the value of a label; {LABEL_VALUE_FORM}")
         return value
 
     @model_validator(mode="after")

@@ -141,6 +141,8 @@ def _fault(details: ErrorDetails) -> str:
             text = f"{as_yaml(value)} is not one of its values{_nearest(value, details)}"
         case "too_long":
             text = f"has {len(value)} entries; the limit is {details['ctx']['max_length']}"
+        case "string_too_long":
+            text = f"has {len(value)} characters; the limit is {details['ctx']['max_length']}"
         case "string_too_short":
             text = "is empty, expected at least 1 character; give a value or leave it out"
         case kind if kind in _KINDS:

@@ -5,8 +5,13 @@ rendered in the canonical spelling stays as it is.
 """
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import AfterValidator
+
+from tandem_engine.api.constraints import TextFormat
 
 _BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _DECIMAL: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -21,8 +26,13 @@ _QUANTITY: Final = re.compile(
     r"(?P<number>[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+))"
     r"((?P<unit>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]{1,2}))?"
 )
-# A manifest's amounts of memory have fewer forms, as the CRD's rule says it in CEL.
-_MEMORY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+# A manifest's amounts of memory have fewer forms.
+_MEMORY: Final = TextFormat(
+    matches=(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?",),
+    problem="is not an amount of memory; "
+    "write a number and a unit out of Ki, Mi, Gi, Ti, k, M, G, T, such as 2Gi",
+    longest=32,
+)
 
 
 def parse_quantity(text: str) -> Fraction | None:
@@ -34,22 +44,42 @@ def parse_quantity(text: str) -> Fraction | None:
     return Fraction(match["number"]) * _FACTORS[match["unit"] or ""] * power
 
 
+@dataclass(frozen=True, slots=True)
+class LeastQuantity:
+    """A lower bound of a quantity, which is a constraint on a text."""
+
+    bound: str
+    problem: str
+    """What a smaller quantity is told, behind itself."""
+
+    def __call__(self, value: str) -> str:
+        """Return `value`.
+
+        Raises:
+            ValueError: it is smaller.
+        """
+        quantity, bound = parse_quantity(value), parse_quantity(self.bound)
+        if quantity is not None and bound is not None and quantity < bound:
+            raise ValueError(f"'{value}' {self.problem}")
+        return value
+
+
+_ONE_BYTE: Final = LeastQuantity("1", "is less than one byte of memory; give at least 1")
+
+Memory = Annotated[str, AfterValidator(_MEMORY), AfterValidator(_ONE_BYTE)]
+"""An amount of memory in a manifest, such as 2Gi."""
+
+
 def parse_memory(text: str) -> int:
     """Bytes of a quantity such as `2Gi`.
 
     Raises:
-        ValueError: the text is not a quantity, or less than one byte.
+        ValueError: the text is not an amount of memory, or less than one byte.
     """
-    value = parse_quantity(text) if _MEMORY.fullmatch(text) else None
+    value = parse_quantity(_ONE_BYTE(_MEMORY(text)))
     if value is None:
-        raise ValueError(
-            f"'{text}' is not an amount of memory; "
-            "write a number and a unit out of Ki, Mi, Gi, Ti, k, M, G, T, such as 2Gi"
-        )
-    size = int(value)
-    if size < 1:
-        raise ValueError(f"'{text}' is less than one byte of memory; give at least 1")
-    return size
+        raise ValueError(_MEMORY.sentence(text))
+    return int(value)
 
 
 def parse_cpu(text: str) -> int:
@@ -78,11 +108,3 @@ def format_bytes(size: int) -> str:
         size //= base
         power += 1
     return f"{size}{units[power]}"
-
-
-def format_memory(size: int) -> str:
-    """`size` bytes with the largest binary unit that keeps the number above one: 1.5 GiB."""
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size} bytes"

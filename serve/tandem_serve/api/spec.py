@@ -5,12 +5,13 @@ A field that does not work yet is not here.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import unquote
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
+from tandem_engine.api.checks import Check, Constant, Expression, Minus, Value, Written
 from tandem_engine.api.config import (
     CpuMemSize,
     DType,
@@ -20,13 +21,15 @@ from tandem_engine.api.config import (
     NpuMemSize,
     Quantization,
     ScheduleConfig,
+    is_mix,
     swap_without_memory,
 )
+from tandem_engine.api.constraints import TextFormat
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
 from tandem_engine.api.slo import Slo
 from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN, ObjectName, RuntimeSpec, SecretName
-from tandem_serve.api.quantity import format_memory, parse_memory
+from tandem_serve.api.quantity import Memory, parse_memory
 
 GROUP: Final = "serving.tandem.dev"
 API_VERSION: Final = f"{GROUP}/v1alpha1"
@@ -34,10 +37,21 @@ KIND: Final = "InferenceService"
 GIBIBYTE: Final = 2**30
 
 _DNS_LABEL: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,254}[A-Za-z0-9])?")
+_MODEL_NAME: Final = TextFormat(
+    matches=(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,254}[A-Za-z0-9])?",),
+    problem="is not a model name; use up to 256 letters, digits, '-', '.' and '_', "
+    "a letter or digit first and last",
+    longest=256,
+)
 _FILE_URL: Final = "file://"
-_CLAIM_URL: Final = re.compile(
-    rf"pvc://(?=[^/]{{1,{LONGEST_SUBDOMAIN}}}(/|$))(?P<claim>{SUBDOMAIN})(?P<path>/.*)?"
+_CLAIM_URL: Final = rf"pvc://(?P<claim>{SUBDOMAIN})(?P<path>/.*)?"
+_CLAIM: Final = TextFormat(
+    prefix="pvc://",
+    matches=(_CLAIM_URL, rf"(?s)pvc://[^/]{{1,{LONGEST_SUBDOMAIN}}}(/.*)?"),
+    excludes=(r"(?s).*/\.\.(/.*)?",),
+    problem="names no folder in a volume claim; write pvc://claim/path: the claim's name in "
+    "lower-case letters, digits, '-' and '.', then a path without '..'",
+    longest=4096,
 )
 PROGRESS_DEADLINE_S: Final = 600
 """Default of spec.progressDeadlineSeconds."""
@@ -77,10 +91,10 @@ class Metadata(Model):
 class ModelSpec(Model):
     """The model: where its files are and how long its requests may be."""
 
-    name: str | None = None
+    name: Annotated[str, AfterValidator(_MODEL_NAME)] | None = None
     """Name under which requests ask for the model; absent means metadata.name."""
 
-    source: str
+    source: Annotated[str, AfterValidator(_CLAIM)]
     """The checkpoint's folder: file:///absolute/path (on Kubernetes: on the node), pvc://claim/path
     in a volume claim, or, without Kubernetes, a path relative to the manifest that starts with ./
     or ../."""
@@ -96,39 +110,29 @@ class ModelSpec(Model):
     max_input_token_len: MaxInputTokenLen | None = None
     """Tokens of a prompt; absent means maxSeqLen − 1."""
 
-    @field_validator("name")
-    @classmethod
-    def _is_model_name(cls, value: str | None) -> str | None:
-        if value is not None and not _MODEL_NAME.fullmatch(value):
-            raise ValueError(
-                f"'{value}' is not a model name; use up to 256 letters, digits, '-', '.' and '_', "
-                "a letter or digit first and last"
-            )
-        return value
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        Check(
+            field="maxInputTokenLen",
+            refused=Written("maxSeqLen")
+            & Written("maxInputTokenLen")
+            & (Value("maxInputTokenLen") >= Value("maxSeqLen")),
+            problem="maxInputTokenLen {maxInputTokenLen} leaves no room for a new token in "
+            "maxSeqLen {maxSeqLen}; lower it to at most {largest} or raise maxSeqLen",
+            values={"largest": Minus(Value("maxSeqLen"), Constant(1))},
+        ),
+    )
 
     @field_validator("source")
     @classmethod
     def _is_source(cls, value: str) -> str:
-        if value.startswith((f"{_FILE_URL}/", "./", "../")) or value in {".", ".."}:
-            return value
-        if (claim := _CLAIM_URL.fullmatch(value)) and ".." not in (claim["path"] or "").split("/"):
+        if value.startswith((f"{_FILE_URL}/", "pvc://", "./", "../")) or value in {".", ".."}:
             return value
         raise ValueError(_wrong_source(value))
-
-    @model_validator(mode="after")
-    def _prompt_leaves_room(self) -> Self:
-        longest, total = self.max_input_token_len, self.max_seq_len
-        if longest is not None and total is not None and longest >= total:
-            raise ValueError(
-                f"maxInputTokenLen {longest} leaves no room for a new token in maxSeqLen {total}; "
-                f"lower it to at most {total - 1} or raise maxSeqLen"
-            )
-        return self
 
     @property
     def path(self) -> str:
         """The checkpoint's folder as the replica sees it; a relative one starts at the manifest."""
-        if claim := _CLAIM_URL.fullmatch(self.source):
+        if claim := re.fullmatch(_CLAIM_URL, self.source):
             return f"{CLAIMS_FOLDER}/{claim['claim']}{(claim['path'] or '').rstrip('/')}"
         if self.source.startswith(_FILE_URL):
             return unquote(self.source.removeprefix(_FILE_URL))
@@ -137,7 +141,7 @@ class ModelSpec(Model):
     @property
     def claim(self) -> str | None:
         """The volume claim that holds the checkpoint; None: it is a folder of the machine."""
-        claim = _CLAIM_URL.fullmatch(self.source)
+        claim = re.fullmatch(_CLAIM_URL, self.source)
         return claim["claim"] if claim else None
 
 
@@ -198,7 +202,7 @@ class ResourcesSpec(Model):
     cpu: Annotated[int, Field(ge=1)] = 1
     """Compute threads of a replica."""
 
-    memory: str = "4Gi"
+    memory: Memory = "4Gi"
     """Memory of a replica, weights and KV cache included, as a Kubernetes quantity."""
 
     npu: Annotated[int, Field(ge=0, le=64)] = 0
@@ -207,25 +211,138 @@ class ResourcesSpec(Model):
     npu_profile: ObjectName | None = None
     """Kind of NPU node, one of the operator's profiles; absent takes the operator's default."""
 
-    @field_validator("memory")
-    @classmethod
-    def _is_quantity(cls, value: str) -> str:
-        parse_memory(value)
-        return value
-
     @property
     def memory_bytes(self) -> int:
         """Memory of a replica in bytes."""
         return parse_memory(self.memory)
 
-    @model_validator(mode="after")
-    def _profile_has_cards(self) -> Self:
-        if self.npu_profile is not None and not self.npu:
-            raise ValueError(
-                f"npuProfile '{self.npu_profile}' has no meaning while npu is 0; set npu to the "
-                "cards of a replica or leave npuProfile out"
-            )
-        return self
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        Check(
+            field="npuProfile",
+            refused=Written("npuProfile") & Value("npu").equals(0),
+            problem="npuProfile '{npuProfile}' has no meaning while npu is 0; set npu to the cards "
+            "of a replica or leave npuProfile out",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Gibibytes(Expression):
+    """The bytes of several fields in GiB; a negative one counts as 0."""
+
+    paths: tuple[str, ...]
+
+    def evaluate(self, model: BaseModel) -> int:
+        """Return the bytes."""
+        sizes: list[int] = [Value(path).evaluate(model) for path in self.paths]
+        return sum(max(size, 0) for size in sizes) * GIBIBYTE
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(Expression):
+    """The bytes of a field that is an amount of memory."""
+
+    path: str
+
+    def evaluate(self, model: BaseModel) -> int:
+        """Return the bytes."""
+        return parse_memory(Value(self.path).evaluate(model))
+
+
+_HAS_TARGET: Final = Written("slo.ttft") | Written("slo.tpot")
+_SCHEDULE: Final = "engine.schedule."
+_WROTE_TEMPLATE: Final = Written(f"{_SCHEDULE}templateType")
+
+
+def _needs_standard(name: str, refused: Expression, shown: str = "") -> Check:
+    """Return the check that a parameter of templateType Standard stands beside no target.
+
+    Args:
+        name: Its path in the schedule.
+        refused: The values that need Standard.
+        shown: The value in the sentence, where it is always the same.
+    """
+    path = f"{_SCHEDULE}{name}"
+    return Check(
+        field=path,
+        refused=_HAS_TARGET & ~_WROTE_TEMPLATE & refused,
+        problem=f"{path} {shown or f'{{{path}}}'} needs templateType Standard, "
+        f"which cannot meet the targets of slo; leave {name} or slo out",
+    )
+
+
+_SLO_CHECKS: Final = (
+    Check(
+        field=f"{_SCHEDULE}templateType",
+        refused=_HAS_TARGET & _WROTE_TEMPLATE & ~is_mix(_SCHEDULE),
+        problem="engine.schedule.templateType Standard cannot meet the targets of slo: its steps "
+        "have no budget, and its prompts no order; set templateType: Mix, or leave templateType "
+        "or slo out",
+    ),
+    _needs_standard("strategy", Written(f"{_SCHEDULE}strategy")),
+    _needs_standard(
+        "splitFuse.enabled",
+        Written(f"{_SCHEDULE}splitFuse.enabled") & ~Value(f"{_SCHEDULE}splitFuse.enabled"),
+        "false",
+    ),
+    _needs_standard("stageSelectPolicy", ~Value(f"{_SCHEDULE}stageSelectPolicy").equals(0)),
+    _needs_standard("dynamicBatchSizeEnable", Value(f"{_SCHEDULE}dynamicBatchSizeEnable"), "true"),
+)
+_LENGTH_CHECKS: Final = (
+    Check(
+        field=f"{_SCHEDULE}maxIterTimes",
+        refused=Written("model.maxSeqLen")
+        & Written(f"{_SCHEDULE}maxIterTimes")
+        & (Value(f"{_SCHEDULE}maxIterTimes") > Value("model.maxSeqLen")),
+        problem="engine.schedule.maxIterTimes {engine.schedule.maxIterTimes} is larger than "
+        "model.maxSeqLen {model.maxSeqLen}; lower it or raise maxSeqLen",
+    ),
+    Check(
+        field=f"{_SCHEDULE}maxPrefillTokens",
+        refused=~_HAS_TARGET
+        & ~is_mix(_SCHEDULE)
+        & ~Value(f"{_SCHEDULE}strategy").equals("chunked")
+        & Written("model.maxInputTokenLen")
+        & Written(f"{_SCHEDULE}maxPrefillTokens")
+        & (Value(f"{_SCHEDULE}maxPrefillTokens") < Value("model.maxInputTokenLen")),
+        problem="engine.schedule.maxPrefillTokens {engine.schedule.maxPrefillTokens} is smaller "
+        "than model.maxInputTokenLen {model.maxInputTokenLen}, and only templateType Mix and "
+        "strategy chunked cut prompts; raise maxPrefillTokens, lower maxInputTokenLen or set "
+        "templateType: Mix",
+    ),
+)
+_RESOURCE_CHECKS: Final = (
+    Check(
+        field="resources.npu",
+        refused=~Value("resources.npu").equals(0) & Value("engine.device").equals("cpu"),
+        problem="resources.npu {resources.npu} reserves cards, and engine.device cpu computes on "
+        "none of them; leave npu and npuProfile out: no device for NPUs is built yet",
+    ),
+    Check(
+        field="engine.npuMemSize",
+        refused=Gibibytes(("engine.npuMemSize",)) >= Bytes("resources.memory"),
+        problem="engine.npuMemSize {engine.npuMemSize} (GiB) leaves nothing of resources.memory "
+        "{resources.memory} for the weights; lower it, set -1, or raise resources.memory",
+    ),
+    Check(
+        field="engine.cpuMemSize",
+        refused=~Value("engine.cpuMemSize").equals(0)
+        & (Gibibytes(("engine.cpuMemSize", "engine.npuMemSize")) >= Bytes("resources.memory")),
+        problem="engine.cpuMemSize {engine.cpuMemSize} (GiB), with engine.npuMemSize "
+        "{engine.npuMemSize}, leaves nothing of resources.memory {resources.memory} for the "
+        "weights; lower it or raise resources.memory",
+    ),
+    Check(
+        field=f"{_SCHEDULE}maxPreemptCount",
+        refused=~Value(f"{_SCHEDULE}maxPreemptCount").equals(0)
+        & Value("engine.cpuMemSize").equals(0),
+        problem=swap_without_memory(
+            "engine.schedule.maxPreemptCount",
+            "{engine.schedule.maxPreemptCount}",
+            "engine.cpuMemSize",
+        ),
+    ),
+)
 
 
 class InferenceServiceSpec(Model):
@@ -254,100 +371,10 @@ class InferenceServiceSpec(Model):
     """The pods that replicas run in; without Kubernetes it has no meaning."""
 
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=86400)] = PROGRESS_DEADLINE_S
-    """Seconds in which a new service, or a change, has to be ready; then it counts as stuck."""
+    """Seconds in which a new service, or a change, has to be ready; then the condition Progressing
+    has the reason ProgressDeadlineExceeded."""
 
-    @model_validator(mode="after")
-    def _slo_has_effect(self) -> Self:
-        """Refuse settings under which slo has no effect: only Mix has a budget and an order."""
-        schedule = self.engine.schedule
-        if not self.slo.is_given or schedule.is_split_fuse:
-            return self
-        if "template_type" in schedule.model_fields_set:
-            raise ValueError(
-                "engine.schedule.templateType Standard cannot meet the targets of slo: its "
-                "steps have no budget, and its prompts no order; set templateType: Mix, or leave "
-                "templateType or slo out"
-            )
-        for name, value in _needs_standard(schedule):
-            raise ValueError(
-                f"engine.schedule.{name} {value} needs templateType Standard, which cannot "
-                f"meet the targets of slo; leave {name} or slo out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _output_fits(self) -> Self:
-        schedule, total = self.engine.schedule, self.model.max_seq_len
-        if (
-            total is not None
-            and "max_iter_times" in schedule.model_fields_set
-            and schedule.max_iter_times > total
-        ):
-            raise ValueError(
-                f"engine.schedule.maxIterTimes {schedule.max_iter_times} is larger than "
-                f"model.maxSeqLen {total}; lower it or raise maxSeqLen"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _prompt_fits_a_step(self) -> Self:
-        schedule, longest = self.engine.schedule, self.model.max_input_token_len
-        if (
-            longest is not None
-            and not self.schedule.cuts_prompts
-            and "max_prefill_tokens" in schedule.model_fields_set
-            and schedule.max_prefill_tokens < longest
-        ):
-            raise ValueError(
-                f"engine.schedule.maxPrefillTokens {schedule.max_prefill_tokens} is smaller than "
-                f"model.maxInputTokenLen {longest}, and only templateType Mix and strategy chunked "
-                "cut prompts; raise maxPrefillTokens, lower maxInputTokenLen or set "
-                "templateType: Mix"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cards_compute(self) -> Self:
-        if self.resources.npu and self.engine.device == "cpu":
-            raise ValueError(
-                f"resources.npu {self.resources.npu} reserves cards, and engine.device cpu "
-                "computes on none of them; leave npu and npuProfile out: no device for NPUs is "
-                "built yet"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cache_fits_the_memory(self) -> Self:
-        cache, memory = self.engine.npu_mem_size * GIBIBYTE, self.resources.memory_bytes
-        if cache >= memory:
-            raise ValueError(
-                f"engine.npuMemSize {self.engine.npu_mem_size} (GiB) leaves nothing of "
-                f"resources.memory {self.resources.memory} ({format_memory(memory)}) for the "
-                "weights; lower it, set -1, or raise resources.memory"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _host_cache_fits_the_memory(self) -> Self:
-        device, host = max(self.engine.npu_mem_size, 0), self.engine.cpu_mem_size
-        memory = self.resources.memory_bytes
-        if host and (device + host) * GIBIBYTE >= memory:
-            raise ValueError(
-                f"engine.cpuMemSize {host} (GiB), with engine.npuMemSize "
-                f"{self.engine.npu_mem_size}, leaves nothing of resources.memory "
-                f"{self.resources.memory} ({format_memory(memory)}) for the weights; "
-                "lower it or raise resources.memory"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _swaps_have_memory(self) -> Self:
-        count = self.engine.schedule.max_preempt_count
-        if count and not self.engine.cpu_mem_size:
-            raise ValueError(
-                swap_without_memory("engine.schedule.maxPreemptCount", count, "engine.cpuMemSize")
-            )
-        return self
+    CHECKS: ClassVar[tuple[Check, ...]] = (*_SLO_CHECKS, *_LENGTH_CHECKS, *_RESOURCE_CHECKS)
 
     @property
     def schedule(self) -> ScheduleConfig:
@@ -399,27 +426,12 @@ class InferenceService(Model):
         return document
 
 
-def _needs_standard(schedule: ScheduleConfig) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each setting that contradicts templateType Mix."""
-    if schedule.strategy is not None:
-        yield "strategy", schedule.strategy
-    if schedule.split_fuse.enabled is False:
-        yield "splitFuse.enabled", "false"
-    if schedule.stage_select_policy:
-        yield "stageSelectPolicy", schedule.stage_select_policy
-    if schedule.dynamic_batch_size_enable:
-        yield "dynamicBatchSizeEnable", "true"
-
-
 def _wrong_source(value: str) -> str:
     if value.startswith("/"):
         return f"'{value}' is a bare path; write {_FILE_URL}{value}"
     scheme, separator, _ = value.partition("://")
     if value.startswith("pvc:"):
-        return (
-            f"'{value}' names no folder in a volume claim; write pvc://claim/path: the claim's "
-            "name in lower-case letters, digits, '-' and '.', then a path without '..'"
-        )
+        return _CLAIM.sentence(value)
     if separator:
         return (
             f"'{value}' has the scheme '{scheme}'; allowed: file:///absolute/path, "

@@ -60,6 +60,6 @@ def apply_to(record: Record, service: InferenceService, *, verbose: bool) -> Non
 def _table(changes: list[Change]) -> Table:
     table = Table("field", "from", "to", "change", box=None, pad_edge=False)
     for change in changes:
-        shown = f"[{_COLOURS[change.change_class]}]{change.change_class}[/]"
-        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), shown)
+        words = f"[{_COLOURS[change.change_class]}]{change.change_class.words}[/]"
+        table.add_row(change.path, as_yaml(change.old), as_yaml(change.new), words)
     return table

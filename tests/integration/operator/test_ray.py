@@ -189,7 +189,7 @@ def event_messages(namespace: Namespace) -> set[str]:
     return {one["message"] for one in namespace.list("events")}
 
 
-def test_a_service_becomes_ready_and_settles(
+def test_a_service_becomes_ready_and_is_reconciled(
     namespace: Namespace, operator: OperatorProcess, ray: StandInRay
 ) -> None:
     ray.answer = answer("RUNNING")
@@ -200,7 +200,7 @@ def test_a_service_becomes_ready_and_settles(
         numServeEndpoints=1,
     )
 
-    until(lambda: namespace.has_condition("tiny", "Progressing", "Settled"), "it settles")
+    until(lambda: namespace.has_condition("tiny", "Progressing", "Reconciled"), "it is reconciled")
 
     assert namespace.has_condition("tiny", "Ready", "Serving")
     found = namespace.get("isvc", "tiny")
@@ -225,7 +225,7 @@ def test_without_rays_answer_kuberays_digest_serves(
         numServeEndpoints=1,
     )
 
-    until(lambda: namespace.has_condition("tiny", "Progressing", "Settled"), "it settles")
+    until(lambda: namespace.has_condition("tiny", "Progressing", "Reconciled"), "it is reconciled")
 
     assert dict(operator.samples("ray_requests_total"))[("result", "401"),] >= 1
     assert operator.health()["ok"]
@@ -237,7 +237,7 @@ def test_kubectl_waits_for_the_new_version_while_the_old_one_serves(
     ray.answer = answer("RUNNING")
     serves = {"activeServiceStatus": {"rayClusterName": CLUSTER}, "numServeEndpoints": 1}
     say(namespace, pendingServiceStatus=None, **serves)
-    until(lambda: namespace.has_condition("tiny", "Progressing", "Settled"), "it settles")
+    until(lambda: namespace.has_condition("tiny", "Progressing", "Reconciled"), "it is reconciled")
     wait = ("wait", "--for=condition=Ready", "isvc/tiny")
     namespace.kubectl(*wait, "--timeout=60s")
 

@@ -26,7 +26,7 @@ def test_a_role_in_its_namespace_is_enough(
     assert operator.refused() == set()
     assert "Forbidden" not in operator.log.read_text()
     events = {one["reason"] for one in namespace.list("events")}
-    assert {"Refused", "Accepted"} <= events
+    assert {"Rejected", "Accepted"} <= events
 
 
 def test_a_right_that_is_missing_is_named_in_the_status(

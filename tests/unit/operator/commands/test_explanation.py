@@ -46,7 +46,7 @@ PREVIOUS = condition("Ready", "True", "ServingPrevious", "the previous version a
 ACCEPTED = condition("Accepted", "True", "Valid")
 HEAD_READY = condition("RayReady", "True", "HeadReady")
 LOADED = condition("ModelLoaded", "True", "Loaded", "1 of 2 replicas run")
-SETTLED = condition("Progressing", "False", "Settled")
+RECONCILED = condition("Progressing", "False", "Reconciled")
 
 
 def not_ready(reason: str, message: str = "") -> Object:
@@ -163,7 +163,9 @@ def lines(
 
 
 def test_a_service_that_is_ready() -> None:
-    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, rayCluster="c1"))
+    found = service(
+        status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1, rayCluster="c1")
+    )
 
     assert lines(found, pods=[pod("head", **RUNNING), pod("w", **RUNNING)]) == [
         "Service tiny in namespace models has been ready for 5m: "
@@ -177,22 +179,22 @@ def test_a_service_that_is_ready() -> None:
 
 
 def test_a_service_with_keys_is_talked_to_with_one() -> None:
-    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
+    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1))
     found["spec"]["server"] = {"apiKeysSecret": "keys"}
 
     assert lines(found)[4].endswith("--api-key KEY.")
 
 
 def test_the_last_change_is_told_with_its_class() -> None:
-    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1))
+    found = service(status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1))
 
     assert lines(found, events=[CHANGED])[2] == (
-        "The last change was 30s ago: Live (running replicas take it over), which changes "
-        "spec.engine.schedule.maxIterTimes."
+        "The last change was 30s ago: Live (running replicas apply it between two steps), which "
+        "changes spec.engine.schedule.maxIterTimes."
     )
 
 
-def test_a_service_that_nobody_has_looked_at_yet() -> None:
+def test_a_service_that_was_never_reconciled() -> None:
     found = service(None, generation=1, creationTimestamp="2026-11-21T13:59:50Z", managedFields=[])
 
     assert lines(found) == [
@@ -204,8 +206,8 @@ def test_a_service_that_nobody_has_looked_at_yet() -> None:
     ]
 
 
-@pytest.mark.parametrize("seen", [None, status(READY, ACCEPTED, SETTLED, ready=1)])
-def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
+@pytest.mark.parametrize("seen", [None, status(READY, ACCEPTED, RECONCILED, ready=1)])
+def test_an_unobserved_service_tells_that_the_operator_does_not_run(
     seen: Object | None,
 ) -> None:
     said = lines(service(seen, generation=3))
@@ -213,20 +215,20 @@ def test_a_service_that_is_overlooked_tells_that_the_operator_does_not_run(
     assert said[2] == "The spec was written 5m ago by kubectl, and has not been observed since."
     assert said[3].startswith("The operator seems not to run: it has not observed")
     assert said[4] == (
-        "Look at its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator."
+        "Check its pods: kubectl get pods -A -l app.kubernetes.io/name=tandem-operator."
     )
 
 
 def test_a_spec_that_is_refused() -> None:
     text = "spec.resources.npuProfile 'big' is not one of the operator's"
     refused = condition("Accepted", "False", "Unsatisfiable", text)
-    progressing = condition("Progressing", "False", "Refused")
+    progressing = condition("Progressing", "False", "Rejected")
 
     said = lines(service(status(not_ready("Unsatisfiable", text), refused, progressing)))
 
     assert said[0] == "Service tiny in namespace models has not been ready for 5m (Unsatisfiable)."
-    assert said[2].startswith("Nothing changes while the spec is refused; it was written 5m ago")
-    assert said[3] == f"The spec is refused: {text}."
+    assert said[2].startswith("Nothing changes while the spec is rejected; it was written 5m ago")
+    assert said[3] == f"The spec is rejected: {text}."
     assert said[4] == "Correct the manifest and apply it again: kubectl apply -f FILE."
 
 
@@ -240,7 +242,7 @@ def test_a_refused_change_leaves_the_previous_version() -> None:
         "Service tiny in namespace models serves, but its previous version: "
         f"model tandem-tiny at {URL} answers."
     )
-    assert said[3] == "The spec is refused: spec.model.source: is relative."
+    assert said[3] == "The spec is rejected: spec.model.source: is relative."
 
 
 def test_a_kubernetes_without_kuberay() -> None:
@@ -251,13 +253,13 @@ def test_a_kubernetes_without_kuberay() -> None:
 
 
 def test_a_service_that_starts() -> None:
-    waits = under_way("the Ray head starts in pod tiny-head", "Starting")
+    waits = under_way("the Ray head is starting in pod tiny-head", "Starting")
     found = service(status(not_ready("HeadStarting"), ACCEPTED, waits))
 
     said = lines(found)
 
-    assert said[2] == "It has been starting for 5m, of 600 s that it may take."
-    assert said[3] == "In progress: the Ray head starts in pod tiny-head."
+    assert said[2] == "It has been starting for 5m; progressDeadlineSeconds is 600."
+    assert said[3] == "In progress: the Ray head is starting in pod tiny-head."
 
 
 def test_a_replica_that_fails_at_the_first_start() -> None:
@@ -310,9 +312,9 @@ def test_a_deadline_that_has_passed_is_told_with_what_is_in_the_way() -> None:
 
     said = lines(service(written(ray=failing, change=replace, is_overdue=True)))
 
-    assert said[2].startswith("A change is not done in time: Replace")
+    assert said[2].startswith("A change has exceeded its progress deadline: Replace")
     assert said[3] == (
-        f"Not done within progressDeadlineSeconds 600: a replica does not start: {CAUSE}."
+        f"Not complete within progressDeadlineSeconds 600: a replica does not start: {CAUSE}."
     )
 
 
@@ -321,12 +323,12 @@ def test_a_deadline_that_has_passed_for_no_other_reason() -> None:
 
     said = lines(service(written(ray=unobserved, is_overdue=True)))
 
-    assert said[2].startswith("A change is not done in time; the spec was written ")
+    assert said[2].startswith("A change has exceeded its progress deadline; the spec was written ")
     assert said[3].startswith(
-        "Not done within progressDeadlineSeconds 600: KubeRay has not observed this generation"
+        "Not complete within progressDeadlineSeconds 600: KubeRay has not observed this generation"
     )
     assert said[4] == (
-        "Look at the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."
+        "Inspect the pods: kubectl describe pods -n models -l serving.tandem.dev/service=tiny."
     )
 
 
@@ -340,7 +342,7 @@ def test_a_pod_that_finds_no_node() -> None:
     assert said[3] == (
         "Pod tiny-w cannot be scheduled: 0/1 nodes are available: 1 Insufficient cpu."
     )
-    assert said[4] == "Look at it: kubectl describe pod -n models tiny-w."
+    assert said[4] == "Inspect it: kubectl describe pod -n models tiny-w."
 
 
 def test_an_image_that_is_not_there() -> None:
@@ -358,7 +360,7 @@ def test_a_warning_about_a_pod_is_told() -> None:
     said = lines(found, pods=[pod("tiny-w", phase="Pending")], events=[mount])
 
     assert said[3] == "Pod tiny-w: claim 'models' not found (FailedMount, 30s ago, 4 times)."
-    assert said[4] == "Look at it: kubectl describe pod -n models tiny-w."
+    assert said[4] == "Inspect it: kubectl describe pod -n models tiny-w."
 
 
 @pytest.mark.parametrize(
@@ -399,13 +401,13 @@ def test_a_service_that_was_scaled() -> None:
 
 def test_a_replica_that_is_lost_after_all_was_well() -> None:
     found = service(
-        status(READY, ACCEPTED, HEAD_READY, LOADED, SETTLED, ready=1, desired=2), desired=2
+        status(READY, ACCEPTED, HEAD_READY, LOADED, RECONCILED, ready=1, desired=2), desired=2
     )
 
     assert lines(found)[3] == "1 of 2 replicas run."
 
 
-def test_a_service_that_the_operator_cannot_look_at() -> None:
+def test_a_service_that_the_operator_cannot_observe() -> None:
     blind = condition("Ready", "Unknown", "ApiForbidden", "pods may not be listed")
 
     said = lines(service(status(blind, ACCEPTED)))
@@ -422,7 +424,7 @@ def test_what_kuberay_refuses() -> None:
     said = lines(service(status(not_ready("KubeRayRefused"), ACCEPTED, refused, under_way("…"))))
 
     assert said[3] == "KubeRay refuses it: bad name."
-    assert said[4] == ("Look at KubeRay's conditions: kubectl describe rayservice -n models tiny.")
+    assert said[4] == ("Check KubeRay's conditions: kubectl describe rayservice -n models tiny.")
 
 
 @pytest.mark.parametrize(

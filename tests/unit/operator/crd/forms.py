@@ -16,9 +16,15 @@ def manifest(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "metadata": {"name": "tiny"},
         "spec": {"model": {"source": GOOD_SOURCE}},
     }
-    for path, value in (changes or {}).items():
-        _set(document, path, value)
-    return document
+    return changed(document, changes or {})
+
+
+def changed(document: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with the fields at the given paths set; None takes one away."""
+    result = deepcopy(document)
+    for path, value in changes.items():
+        _set(result, path, value)
+    return result
 
 
 def _set(document: dict[str, Any], path: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from tests.unit.operator.crd.bad_pods import misfitting_pods
-from tests.unit.operator.crd.bad_schedules import misfits, out_of_range, unkept_promises
+from tests.unit.operator.crd.bad_schedules import misfits, out_of_range, unmet_targets
 from tests.unit.operator.crd.bad_stores import bad_stores
 from tests.unit.operator.crd.forms import RUNTIME, SCHEDULE, SPLIT, STORE, Bad, wrong_value
 
@@ -309,7 +309,7 @@ BAD: Final = (
     ),
     wrong_value("spec.slo.tpot.target", 50, "must be of type string", "put it in quotes"),
     Bad(
-        "a promise without a latency",
+        "a target without a latency",
         {"spec.slo.tpot.percentile": 50},
         "spec.slo.tpot.target",
         "Required value",
@@ -322,7 +322,7 @@ BAD: Final = (
         "less than or equal to 99",
         "allowed: 1 to 99",
     ),
-    *unkept_promises(),
+    *unmet_targets(),
     wrong_value("spec.server.maxLinkNum", 4097, "less than or equal to 4096", "allowed: 1 to 4096"),
     wrong_value(
         "spec.server.maxRequestLength", 0, "greater than or equal to 1", "allowed: 1 to 100"

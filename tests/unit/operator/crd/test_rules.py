@@ -1,7 +1,8 @@
-"""The rules in CEL stand for every check that the pydantic spec makes in Python."""
+"""The CEL rules cover every check of the pydantic spec; both refuse the same manifests."""
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -10,13 +11,17 @@ from pydantic.fields import FieldInfo
 from tandem_engine.api.model import Model
 from tandem_operator.crd.cel import Rule
 from tandem_operator.crd.manifest import object_schema
+from tandem_operator.crd.parse import parse_object
 from tandem_operator.crd.rules import RULES
 from tandem_operator.crd.schema import node_at
+from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.problems import part_of
 from tandem_serve.api.spec import InferenceServiceSpec
+from tests.unit.operator.crd.forms import manifest
 from tests.unit.operator.crd.manifests import BAD
+from tests.unit.operator.crd.rule_texts import name_of, rules_in
 
-PLACES = {rule.at for rule in RULES}
+PATHS = {rule.at for rule in RULES}
 STANDS_FOR = {rule.stands_for for rule in RULES} - {""}
 
 
@@ -54,7 +59,7 @@ def checks_of_several_fields() -> Iterator[str]:
 
 @pytest.mark.parametrize("path", sorted(set(checks_of_one_field())))
 def test_a_field_that_python_checks_has_a_rule(path: str) -> None:
-    assert path in PLACES
+    assert path in PATHS
 
 
 def test_every_check_of_several_fields_has_a_rule() -> None:
@@ -72,6 +77,25 @@ def test_a_rule_stands_at_a_field_and_says_what_to_do(rule: Rule) -> None:
     assert "\n" not in rule.rule + rule.text
 
 
-@pytest.mark.parametrize("path", sorted({rule.at + rule.field for rule in RULES}))
-def test_the_table_of_bad_manifests_has_one_for_every_rule(path: str) -> None:
-    assert path.lstrip(".") in {re.sub(r"\[\d+\]", "[]", bad.field) for bad in BAD}
+# Without Kubernetes this one has other words, which name other ways out.
+LOCAL = {"spec.model.source: '%s' is not a source that Kubernetes can mount"}
+NAMES = sorted({name_of(rule) for rule in RULES})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_of_bad_manifests_has_one_for_every_rule(name: str) -> None:
+    path, _, _ = name.partition(": ")
+    here = [bad for bad in BAD if re.sub(r"\[\d+\]", "[]", bad.field) == path]
+
+    assert here
+    if name not in LOCAL:
+        assert name in set().union(*(rules_in(problems(manifest(bad.changes))) for bad in here))
+
+
+def problems(document: dict[str, Any]) -> str:
+    """What the operator says about a manifest, a line for each problem."""
+    try:
+        parse_object(document)
+    except ManifestError as error:
+        return str(error)
+    return ""

@@ -9,8 +9,8 @@ from hypothesis import given
 
 from tandem_operator.crd.manifest import definition, object_schema
 from tandem_operator.crd.parse import parse_object
-from tandem_operator.crd.rules import NOT_FILLED
 from tandem_operator.crd.schema import Schema, model_schema, node_at
+from tandem_operator.crd.unfilled import NOT_FILLED
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.problems import part_of
 from tandem_serve.api.spec import InferenceService
@@ -78,7 +78,7 @@ def test_everything_in_the_spec_has_an_end() -> None:
                 assert "maxProperties" in node, path
 
 
-def test_a_type_without_a_place_in_a_schema_is_refused() -> None:
+def test_a_type_that_a_schema_cannot_hold_is_refused() -> None:
     class Strange(InferenceService):
         either: int | str
         """One of two types."""
@@ -93,14 +93,14 @@ def test_a_choice_of_numbers_is_a_number() -> None:
     assert (policy["type"], policy["enum"], policy["default"]) == ("integer", [0, 4, 5, 6, 7], 0)
 
 
-def test_an_outer_default_holds_the_inner_ones_that_rules_look_at() -> None:
+def test_an_outer_default_holds_the_inner_ones_that_rules_read() -> None:
     default = node_at(SCHEMA, "spec.engine.schedule")["default"]
 
     assert default["maxPreemptCount"] == 0
     assert default["splitFuse"]["policyType"] == 0
 
 
-def test_a_batch_size_that_nobody_wrote_stays_open_for_the_replica_to_choose() -> None:
+def test_an_absent_batch_size_is_left_to_the_replica() -> None:
     node = node_at(SCHEMA, "spec.engine.schedule.maxBatchSize")
 
     assert "default" not in node

@@ -157,8 +157,8 @@ FITS = MAX_ANSWER_BYTES - 100
 
 HOSTILE: dict[str, tuple[Handler, str]] = {
     "endless": (endless(b"[" * 65536), "longer than 4 MiB"),
-    "endless and dripping": (endless(b" ", pause_s=0.01), "no whole answer within"),
-    "silent": (silent, "no whole answer within"),
+    "endless and dripping": (endless(b" ", pause_s=0.01), "no complete response within"),
+    "silent": (silent, "no complete response within"),
     "huge": (sends(HUGE), "longer than 4 MiB"),
     "a gzip bomb": (sends(BOMB, Content_Encoding="gzip"), "its answer is compressed"),
     "gzip that was not asked for": (
@@ -173,7 +173,7 @@ HOSTILE: dict[str, tuple[Handler, str]] = {
     ),
     "NaN": (sends(b'{"applications": NaN}'), "not JSON"),
     "a number with five thousand digits": (sends(b"9" * 5000), "not JSON"),
-    "deep": (sends(nested(9_000)), "nested too deep"),
+    "deep": (sends(nested(9_000)), "nested too deeply"),
     "a list where a mapping belongs": (says([]), "should be a mapping"),
     "applications in a list": (says({"applications": [1]}), "should be a mapping"),
     "an application that is a number": (says({"applications": {NAME: 1}}), "should be a mapping"),
@@ -234,7 +234,7 @@ RAW: dict[str, Callable[[], Any]] = {
         [b"HTTP/1.1 200 OK\r\nX: "], itertools.repeat(b"x" * 65536)
     ),
     "an endless first line": lambda: itertools.repeat(b"HTTP/1.1 200 OK" * 4096),
-    "endless promises": lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "endless interim responses": lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"),
     "no HTTP": lambda: [b"SSH-2.0-hello\r\n"],
     "a length that lies": lambda: [b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n{"],
     "a length that is none": lambda: [b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{}"],
@@ -259,7 +259,7 @@ async def test_what_is_hardly_http_does_not_answer_either(lines: Callable[[], An
         tracemalloc.stop()
 
     assert replies.answers == {}
-    assert replies.ray_errors["old"].startswith("it gives no ")
+    assert replies.ray_errors["old"].startswith("no ")
     assert peak < MOST_MEMORY
 
 
@@ -364,7 +364,7 @@ def serving_service() -> dict[str, Any]:
     return found
 
 
-def test_the_head_that_its_own_cluster_controls_is_asked() -> None:
+def test_the_head_that_its_own_cluster_controls_is_queried() -> None:
     pod = owned("cluster")
 
     assert own_heads(serving_service(), {"old": CLUSTER}, [owned(None), pod]) == {"old": pod}

@@ -52,18 +52,18 @@ def test_a_token_says_nothing_of_itself() -> None:
     assert len(base64.urlsafe_b64decode(token.value + "=")) == 32
 
 
-def test_a_token_that_nobody_has_looked_at_for_long_is_doubted() -> None:
-    doubts = ConfirmedTokens[str](after_s=600.0)
+def test_a_token_that_was_not_confirmed_for_long_is_confirmed_again() -> None:
+    confirmed = ConfirmedTokens[str](after_s=600.0)
     token = RayToken("tiny-token-1", "x")
-    assert doubts.is_stale("tiny", token.secret, now=0.0)
+    assert confirmed.is_stale("tiny", token.secret, now=0.0)
 
-    doubts.confirm("tiny", token.secret, now=0.0)
+    confirmed.confirm("tiny", token.secret, now=0.0)
 
-    assert not doubts.is_stale("tiny", token.secret, now=600.0)
-    assert doubts.is_stale("tiny", token.secret, now=601.0)
-    assert doubts.is_stale("tiny", "tiny-token-2", now=1.0), "another token is not there yet"
-    doubts.forget("tiny")
-    assert doubts.is_stale("tiny", token.secret, now=1.0)
+    assert not confirmed.is_stale("tiny", token.secret, now=600.0)
+    assert confirmed.is_stale("tiny", token.secret, now=601.0)
+    assert confirmed.is_stale("tiny", "tiny-token-2", now=1.0), "another token is not there yet"
+    confirmed.forget("tiny")
+    assert confirmed.is_stale("tiny", token.secret, now=1.0)
 
 
 class Secrets:

@@ -12,7 +12,7 @@ from tandem_operator.reconcile.decide import (
     POLLS_PER_S,
     collect_facts,
     decide,
-    is_settled,
+    is_reconciled,
     requeue_after_s,
     write_conflict,
 )
@@ -100,7 +100,7 @@ def test_cards_are_refused() -> None:
     assert "reserves cards" in decide(parsed, observation()).problems[0].message
 
 
-def test_somebody_elses_rayservice_is_left_alone_and_is_not_shown() -> None:
+def test_a_rayservice_of_another_owner_is_left_alone_and_not_shown() -> None:
     foreign = ray_service(active=digest("theirs", "RUNNING"), endpoints=1)
     parsed, there = parse_spec(found(), SETTINGS, TOKEN), observation(foreign)
     intent = decide(parsed, there)
@@ -148,32 +148,32 @@ def again(known: Facts, deadline_in_s: float | None = 500.0, polled: int = 1) ->
     )
 
 
-def test_a_settled_service_waits_for_events() -> None:
+def test_a_reconciled_service_waits_for_events() -> None:
     assert again(facts()) is None
-    assert is_settled(status_document(facts()))
+    assert is_reconciled(status_document(facts()))
 
 
-def test_a_service_that_loads_is_asked_every_few_seconds() -> None:
+def test_a_service_that_loads_is_requeued_every_few_seconds() -> None:
     assert again(facts(ray=LOADING)) == POLL_S
 
 
-def test_with_many_of_them_each_is_asked_less_often() -> None:
+def test_with_many_of_them_each_is_requeued_less_often() -> None:
     assert again(facts(ray=LOADING), polled=200) == 200 / POLLS_PER_S
 
 
-def test_while_no_head_runs_there_is_nobody_to_ask_until_the_deadline() -> None:
+def test_without_a_running_head_it_is_requeued_at_the_deadline() -> None:
     assert again(facts(ray=None)) == 500.0
     assert again(facts(ray=None), deadline_in_s=None) is None
 
 
-def test_after_a_write_it_is_looked_at_at_once() -> None:
+def test_after_a_write_it_is_requeued_at_once() -> None:
     wait_s = again(replace(facts(), is_applied=False))
 
     assert wait_s is not None
     assert wait_s <= POLL_S
 
 
-def test_what_was_missing_is_looked_for_again() -> None:
+def test_a_missing_dependency_is_requeued() -> None:
     assert again(facts(problems=(MISSING,))) is not None
 
 
@@ -181,7 +181,7 @@ def test_a_spec_that_cannot_be_read_waits_for_another() -> None:
     assert again(facts(problems=(Problem("InvalidSpec", "no"),))) is None
 
 
-def test_a_contest_names_what_does_not_stay() -> None:
+def test_a_write_conflict_names_the_object() -> None:
     actions = decide(parse_spec(found(), SETTINGS, TOKEN), observation()).actions
 
     problem = write_conflict(actions)
@@ -192,7 +192,7 @@ def test_a_contest_names_what_does_not_stay() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_settled_service_that_lost_a_replica_is_asked(replicas: int) -> None:
+def test_a_reconciled_service_that_lost_a_replica_is_requeued(replicas: int) -> None:
     before = status_document(facts())
     ray = view(
         ray_service(active=digest("old", "RUNNING"), endpoints=replicas),

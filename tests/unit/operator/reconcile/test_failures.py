@@ -5,14 +5,14 @@ from tandem_operator.reconcile.failures import REPORT_AFTER, FailureTracker
 from tandem_operator.status.facts import Problem
 
 
-def test_what_will_not_pass_is_said_at_once() -> None:
+def test_a_permanent_failure_is_reported_at_once() -> None:
     failures = FailureTracker[str]()
     failures.record("a", Forbidden("not allowed"))
 
     assert failures.reportable("a") == Problem("ApiForbidden", "not allowed")
 
 
-def test_what_may_pass_is_said_when_it_lasts() -> None:
+def test_a_transient_failure_is_reported_when_it_persists() -> None:
     failures = FailureTracker[str]()
     said = []
     for _ in range(REPORT_AFTER):

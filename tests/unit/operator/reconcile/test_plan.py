@@ -194,13 +194,13 @@ def test_a_lost_token_is_made_anew() -> None:
     [
         pytest.param(
             [],
-            "RayService 'tiny' exists already and was not made for this InferenceService; "
+            "RayService 'tiny' already exists and is not controlled by this InferenceService; "
             "delete it or give the InferenceService another name",
             id="no owner",
         ),
         pytest.param(
             [{"kind": "App", "name": "a", "uid": "a", "controller": True}],
-            "RayService 'tiny' exists already and belongs to App 'a'; give the InferenceService "
+            "RayService 'tiny' already exists and belongs to App 'a'; give the InferenceService "
             "another name",
             id="another's",
         ),
@@ -212,7 +212,7 @@ def test_a_lost_token_is_made_anew() -> None:
         ),
         pytest.param(
             [{"kind": "InferenceService", "name": "tiny", "uid": UID}],
-            "RayService 'tiny' exists already and was not made for this InferenceService; "
+            "RayService 'tiny' already exists and is not controlled by this InferenceService; "
             "delete it or give the InferenceService another name",
             id="not the controller",
         ),
@@ -229,11 +229,11 @@ def test_what_is_not_ours_is_never_overwritten(owners: list[Any], said: str) -> 
     assert str(caught.value) == said
 
 
-def test_kuberay_does_not_get_to_take_over_somebodys_service() -> None:
+def test_kuberay_does_not_take_over_a_service_of_another_owner() -> None:
     service = {"kind": "Service", "metadata": {"name": "tiny"}}
 
     with pytest.raises(
-        OwnershipConflict, match="Service 'tiny' exists already and is not the endpoint of this"
+        OwnershipConflict, match="Service 'tiny' already exists and is not the endpoint of this"
     ):
         plan(rendered(), observed(service))
 

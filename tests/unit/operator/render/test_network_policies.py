@@ -98,7 +98,7 @@ def test_a_policy_is_about_the_pods_of_its_kind(component: str) -> None:
     assert spec["policyTypes"] == ["Ingress"]
 
 
-def test_nobody_named_means_nobody_let_in() -> None:
+def test_an_empty_list_of_peers_lets_no_peer_in() -> None:
     settings = OperatorSettings.model_validate(
         {
             "allow_host_path": True,

@@ -153,14 +153,14 @@ def test_the_manifest_has_the_last_word_on_variables() -> None:
     assert (found["LANG"], found["A"]) == ("de", "1")
 
 
-def test_a_folder_of_the_node_is_seen_at_its_own_path() -> None:
+def test_a_folder_of_the_node_is_mounted_at_its_own_path() -> None:
     mount, volume = mount_at(worker_pod(rendered()), "/models/tiny")
 
     assert mount["readOnly"]
     assert volume["hostPath"] == {"path": "/models/tiny", "type": "Directory"}
 
 
-def test_a_claim_is_seen_read_only_below_the_folder_of_claims() -> None:
+def test_a_claim_is_mounted_read_only_below_the_folder_of_claims() -> None:
     expected = rendered({"model": {"source": "pvc://weights/llama/7b"}})
 
     mount, volume = mount_at(worker_pod(expected), "/mnt/claims/weights")
@@ -324,7 +324,7 @@ def test_folders_that_the_settings_mount_are_always_allowed() -> None:
     rendered({"model": {"source": "pvc://weights"}}, closed)  # Does not raise.
 
 
-def test_a_source_beside_the_manifest_is_no_place_in_kubernetes() -> None:
+def test_a_relative_source_is_not_rendered_on_kubernetes() -> None:
     service = inference_service()
     model = service.spec.model.model_copy(update={"source": "./"})
     spec = service.spec.model_copy(update={"model": model})

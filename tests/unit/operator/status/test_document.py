@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
         facts(ray=None, has_kuberay=False),
         {"Ready": ("False", "KubeRayMissing"), "RayReady": ("False", "KubeRayMissing")},
     ),
-    "KubeRay has not looked at it": (
+    "KubeRay has not observed it": (
         facts(ray=view(ray_service(seen=None))),
         {"Ready": ("False", "NotObserved"), "RayReady": ("Unknown", "NotObserved")},
     ),
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
             "Ready": ("True", "Serving"),
             "RayReady": ("True", "HeadReady"),
             "ModelLoaded": ("True", "Loaded"),
-            "Progressing": ("False", "Settled"),
+            "Progressing": ("False", "Reconciled"),
         },
     ),
     "it grows": (
@@ -187,15 +187,15 @@ CASES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
             "Progressing": ("False", "ProgressDeadlineExceeded"),
         },
     ),
-    "the spec is refused and the last good version serves": (
+    "the spec is rejected and the last good version serves": (
         facts(service=None, problems=(REFUSAL,)),
         {
             "Ready": ("True", "ServingPrevious"),
             "Accepted": ("False", "InvalidSpec"),
-            "Progressing": ("False", "Refused"),
+            "Progressing": ("False", "Rejected"),
         },
     ),
-    "the spec is refused from the start": (
+    "the spec is rejected from the start": (
         facts(service=None, ray=None, problems=(REFUSAL,)),
         {"Ready": ("False", "InvalidSpec"), "Accepted": ("False", "InvalidSpec")},
     ),
@@ -215,7 +215,7 @@ def test_the_conditions_say_how_it_is(known: Facts, expected: dict[str, tuple[st
 
 
 @pytest.mark.parametrize("known", [known for known, _ in CASES.values()], ids=CASES)
-def test_a_second_look_says_the_same(known: Facts) -> None:
+def test_a_second_status_of_the_same_facts_is_equal(known: Facts) -> None:
     first = status_document(known)
 
     assert status_document(replace(known, previous=first, now=T2)) == first
@@ -248,11 +248,11 @@ def test_while_the_old_version_serves_the_new_ones_error_is_said_as_well() -> No
 
     assert CAUSE in status["message"]
     assert find_condition(status, "Progressing")["message"] == (
-        f"not done within progressDeadlineSeconds 600: {CAUSE}"
+        f"not complete within progressDeadlineSeconds 600: {CAUSE}"
     )
 
 
-def test_what_users_look_at_first() -> None:
+def test_the_status_that_users_read_first() -> None:
     status = status_document(facts(service=service(2), ray=serving(2)))
 
     assert status["url"] == "http://tiny.demo.svc:8000"
@@ -292,29 +292,29 @@ def test_a_second_change_joins_the_first_and_the_dearer_class_counts() -> None:
     }
 
 
-def settled() -> dict[str, Any]:
+def reconciled() -> dict[str, Any]:
     return status_document(facts())
 
 
 def test_a_replica_that_fails_later_is_no_change() -> None:
     found = ray_service(active=digest("old", "RUNNING"), endpoints=1)
     ray = view(found, HEAD, pod("w"), old=answer("RUNNING", "STARTING", target=2))
-    status = status_document(facts(previous=settled(), service=service(2), ray=ray, now=T2))
+    status = status_document(facts(previous=reconciled(), service=service(2), ray=ray, now=T2))
 
-    assert find_condition(status, "Progressing")["reason"] == "Settled"
+    assert find_condition(status, "Progressing")["reason"] == "Reconciled"
     assert status["replicas"]["summary"] == "1/2"
 
 
 def test_a_write_after_that_is_one() -> None:
     status = status_document(
-        facts(previous=settled(), ray=serving(generation=2), last_write=T2, now=T2)
+        facts(previous=reconciled(), ray=serving(generation=2), last_write=T2, now=T2)
     )
 
     assert find_condition(status, "Progressing")["status"] == "True"
 
 
-def test_a_service_that_cannot_be_looked_at_is_unknown_and_keeps_the_rest() -> None:
-    before = settled()
+def test_a_service_that_cannot_be_observed_is_unknown_and_keeps_the_rest() -> None:
+    before = reconciled()
     status = unknown_document(before, FORBIDDEN, generation=1, now=T2)
 
     assert find_condition(status, "Ready")["status"] == "Unknown"
@@ -338,7 +338,7 @@ def test_events_tell_the_story() -> None:
         (lambda before: facts(previous=before, ray=upgrading(new=FAILING), is_overdue=True),
          ["ProgressDeadlineExceeded"]),
         (lambda before: facts(previous=before), ["Updated"]),
-        (lambda before: facts(previous=before, service=None, problems=(REFUSAL,)), ["Refused"]),
+        (lambda before: facts(previous=before, service=None, problems=(REFUSAL,)), ["Rejected"]),
         (lambda before: facts(previous=before), ["Accepted", "Updated"]),
         (lambda before: facts(previous=before, ray=None, has_kuberay=False),
          ["KubeRayMissing", "NotReady"]),
@@ -367,7 +367,7 @@ def switched(
 def test_a_clean_switch_of_versions_is_no_reason_to_be_not_ready() -> None:
     """KubeRay counts the pods behind the endpoint only after it has turned the endpoint to them."""
     change = {"generation": 2, "last_write": T2, "now": T2}
-    before = status_document(facts(previous=settled(), ray=upgrading(), **change))
+    before = status_document(facts(previous=reconciled(), ray=upgrading(), **change))
     moved = switched(endpoints=0, previous=before)
     at_the_switch = status_document(facts(previous=before, ray=moved, **change))
     counted = switched(endpoints=1, previous=at_the_switch)
@@ -376,13 +376,13 @@ def test_a_clean_switch_of_versions_is_no_reason_to_be_not_ready() -> None:
     assert find_condition(at_the_switch, "Ready")["status"] == "True"
     assert find_condition(at_the_switch, "Progressing")["status"] == "True"
     assert reasons(before, at_the_switch) + reasons(at_the_switch, after) == ["Updated"]
-    assert find_condition(after, "Progressing")["reason"] == "Settled"
+    assert find_condition(after, "Progressing")["reason"] == "Reconciled"
 
 
 def test_a_new_version_whose_pod_is_ready_a_moment_later_is_no_outage_either() -> None:
     """KubeRay goes by Ray, so it may move the endpoint before the pod's probe has succeeded."""
     change = {"generation": 2, "last_write": T2, "now": T2}
-    before = status_document(facts(previous=settled(), ray=upgrading(), **change))
+    before = status_document(facts(previous=reconciled(), ray=upgrading(), **change))
 
     def ready(*workers: dict[str, Any]) -> str:
         moved = switched(endpoints=0, previous=before, workers=workers)
@@ -397,7 +397,7 @@ def test_a_new_version_whose_pod_is_ready_a_moment_later_is_no_outage_either() -
 def test_a_change_goes_on_until_the_new_version_s_own_pod_is_ready() -> None:
     """KubeRay counts the old pods behind the endpoint for a moment after it has moved."""
     change = {"generation": 2, "last_write": T2, "now": T2}
-    before = status_document(facts(previous=settled(), ray=upgrading(), **change))
+    before = status_document(facts(previous=reconciled(), ray=upgrading(), **change))
     late = (pod("new-w", "new", ready=False), pod("old-w", "old"))
 
     moved = switched(endpoints=1, previous=before, workers=late)
@@ -410,7 +410,9 @@ def test_a_change_goes_on_until_the_new_version_s_own_pod_is_ready() -> None:
 
 
 def test_an_endpoint_that_is_lost_without_a_change_is_said() -> None:
-    lost = status_document(facts(previous=settled(), ray=switched(endpoints=0, previous=settled())))
+    lost = status_document(
+        facts(previous=reconciled(), ray=switched(endpoints=0, previous=reconciled()))
+    )
 
     assert find_condition(lost, "Ready")["reason"] == "NoEndpoint"
 
@@ -430,7 +432,7 @@ def is_current(status: dict[str, Any], generation: int) -> bool:
     return ready["status"] == "True" and seen == {generation}
 
 
-def test_nobody_takes_the_previous_version_for_the_new_one() -> None:
+def test_the_previous_version_is_not_taken_for_the_new_one() -> None:
     second = service(engine={"dtype": "float32"})
     story: list[tuple[dict[str, Any], bool]] = [
         ({"is_applied": False, "change": REPLACE}, False),
@@ -443,7 +445,7 @@ def test_nobody_takes_the_previous_version_for_the_new_one() -> None:
                       old=answer("STARTING"))}, False),
         ({}, True),
     ]  # fmt: skip
-    status = settled()
+    status = reconciled()
     assert is_current(status, 1)
     for changes, expected in story:
         known = {"service": second, "generation": 2, "previous": status, "now": T2, **changes}
@@ -457,7 +459,7 @@ def test_an_outage_in_the_middle_of_a_change_does_not_make_the_old_version_new()
         ray_service(active=digest("old", "RUNNING"), pending=digest("new"), endpoints=0),
         HEAD, NEW_HEAD, old=answer("STARTING"),
     )  # fmt: skip
-    status = status_document(facts(previous=settled(), generation=2, ray=down))
+    status = status_document(facts(previous=reconciled(), generation=2, ray=down))
     status = unknown_document(status, FORBIDDEN, generation=2, now=T2)
     status = status_document(facts(previous=status, generation=2, ray=upgrading()))
 
@@ -483,8 +485,8 @@ def test_a_dashboard_that_is_silent_is_told_with_its_reason() -> None:
     assert said["message"].endswith("does not answer: it answers with the status 302")
 
 
-def test_a_service_nobody_can_look_at_is_no_reason_for_more_than_a_warning() -> None:
+def test_a_service_that_cannot_be_observed_gives_at_most_one_warning() -> None:
     assert reasons({}, unknown_document({}, FORBIDDEN, generation=1, now=T0)) == []
-    assert reasons(settled(), unknown_document(settled(), FORBIDDEN, generation=1, now=T1)) == [
-        "NotReady"
-    ]
+    assert reasons(
+        reconciled(), unknown_document(reconciled(), FORBIDDEN, generation=1, now=T1)
+    ) == ["NotReady"]

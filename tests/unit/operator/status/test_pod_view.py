@@ -35,7 +35,7 @@ def waiting(reason: str, message: str = "") -> list[dict[str, Any]]:
         ("CrashLoopBackOff", "container ray-worker of pod w keeps crashing"),
     ],
 )
-def test_a_container_that_waits_in_vain_says_so(reason: str, words: str) -> None:
+def test_a_container_that_cannot_start_is_a_failure(reason: str, words: str) -> None:
     assert words in failing(containerStatuses=waiting(reason, "no such image"))
 
 
@@ -45,7 +45,7 @@ def test_an_init_container_counts_as_well() -> None:
     assert said.endswith("cannot pull the image 'registry/tandem:9': not found")
 
 
-def test_a_pod_without_a_place_says_what_the_scheduler_says() -> None:
+def test_an_unschedulable_pod_has_the_message_of_the_scheduler() -> None:
     scheduled = {
         "type": "PodScheduled",
         "status": "False",
@@ -138,7 +138,7 @@ def test_a_pod_whose_containers_have_not_begun_is_blocked() -> None:
         {"initContainerStatuses": RUNS},
         {"containerStatuses": waiting("ImagePullBackOff")},
     ],
-    ids=["it runs", "it has no node", "a container has begun", "an image is what it lacks"],
+    ids=["it runs", "it has no node", "a container has started", "an image is what it lacks"],
 )
 def test_any_other_pod_is_not(status: dict[str, Any]) -> None:
     assert not waits_for_volumes(pod("w", ready=False, **{**NOT_BEGUN, **status}))

@@ -42,7 +42,7 @@ def progressing(status: str, reason: str, since: str, generation: int = 1) -> di
         (progressing("True", "Starting", T1), None, T1),
         (progressing("True", "Updating", T1), T0, T1),
         (progressing("True", "Updating", T1), T2, T2),
-        (progressing("False", "Settled", T1), T2, T3),
+        (progressing("False", "Reconciled", T1), T2, T3),
         (progressing("False", "ProgressDeadlineExceeded", T1), T0, None),
         (progressing("False", "ProgressDeadlineExceeded", T1), T2, T2),
         (progressing("False", "ProgressDeadlineExceeded", T1, generation=0), T0, T3),
@@ -52,7 +52,7 @@ def progressing(status: str, reason: str, since: str, generation: int = 1) -> di
         "a change began with its condition",
         "an older write does not count",
         "a later write begins a later change",
-        "what was settled begins now",
+        "what was reconciled begins now",
         "what was overdue stays so",
         "a write after it was overdue begins anew",
         "a new spec after it was overdue begins anew",
@@ -75,7 +75,7 @@ def test_the_last_write_is_the_operators_own() -> None:
     assert last_write({"metadata": {}}) is None
 
 
-def test_a_service_that_serves_as_asked_is_complete() -> None:
+def test_a_service_that_serves_as_desired_is_complete() -> None:
     assert is_complete(facts())
 
 

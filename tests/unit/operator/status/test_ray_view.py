@@ -41,7 +41,7 @@ def test_without_rays_answer_the_pods_that_are_ready_count() -> None:
     assert ray.ready_replicas == 3
 
 
-def test_without_rays_answer_and_without_ready_pods_nobody_serves() -> None:
+def test_without_rays_answer_and_ready_pods_no_replica_serves() -> None:
     """KubeRay's count stands still while the head that it asks is away."""
     found = ray_service(active=digest("old", "RUNNING"), endpoints=1)
     ray = view(found, pod("head", head=True), pod("w", ready=False), pod("w", "new"))

@@ -14,6 +14,7 @@ from tandem_serve.api.document import ServeOptions, serve_document
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.problems import is_list, part_of
 from tandem_serve.api.spec import InferenceService, InferenceServiceSpec
+from tandem_serve.cli import app, apply
 
 MANUAL = Path(__file__).parents[4] / "docs" / "reference" / "manifest.md"
 # A machine that has much else to do makes no test fail.
@@ -108,14 +109,14 @@ def service_of(spec: dict[str, Any]) -> InferenceService:
     return parse_manifest(yaml.safe_dump(document), folder=Path("/"))
 
 
-def in_steps_that_keep_promises(spec: dict[str, Any]) -> dict[str, Any]:
+def with_a_template_that_keeps_targets(spec: dict[str, Any]) -> dict[str, Any]:
     schedule = spec.get("engine", {}).get("schedule", {})
     if spec.get("slo") and schedule.get("templateType") == "Standard":
         schedule["templateType"] = "Mix"
     return spec
 
 
-services = specs.map(in_steps_that_keep_promises).map(service_of)
+services = specs.map(with_a_template_that_keeps_targets).map(service_of)
 
 
 def classes_by_document(old: InferenceService, new: InferenceService) -> set[ChangeClass]:
@@ -123,16 +124,16 @@ def classes_by_document(old: InferenceService, new: InferenceService) -> set[Cha
     before = serve_document(old, ServeOptions())["applications"][0]
     after = serve_document(new, ServeOptions())["applications"][0]
     first, second = before["deployments"][0], after["deployments"][0]
-    kinds = set()
+    classes = set()
     if before["args"] != after["args"]:
-        kinds.add(REPLACE)
+        classes.add(REPLACE)
     if first["ray_actor_options"] != second["ray_actor_options"]:
-        kinds.add(REPLACE)
+        classes.add(REPLACE)
     if first["user_config"] != second["user_config"]:
-        kinds.add(LIVE)
+        classes.add(LIVE)
     if first["num_replicas"] != second["num_replicas"]:
-        kinds.add(IN_PLACE)
-    return kinds
+        classes.add(IN_PLACE)
+    return classes
 
 
 @untimed
@@ -194,7 +195,17 @@ def test_the_manual_lists_every_field_with_its_class() -> None:
 
     fields = fields_of(InferenceServiceSpec, "spec")
 
-    assert rows == {field: class_of(field).value for field in fields}
+    assert rows == {field: class_of(field).words for field in fields}
+
+
+@pytest.mark.parametrize("change_class", ChangeClass)
+def test_manual_and_help_tell_the_meaning_of_each_class(change_class: ChangeClass) -> None:
+    beginning = f"| {change_class.words} | {change_class.meaning.capitalize()}"
+    (command,) = (one for one in app.registered_commands if one.callback is apply)
+
+    assert any(line.startswith(beginning) for line in MANUAL.read_text().splitlines())
+    assert f"{change_class.words}[/" in str(command.epilog)
+    assert f"({change_class.meaning})" in str(command.epilog)
 
 
 def fields_of(model: type[BaseModel], path: str) -> list[str]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tandem_serve.api.manifest import ManifestError, load_manifest, parse_manifest
 from tandem_serve.api.problems import part_of
-from tandem_serve.api.quantity import format_memory, parse_memory
+from tandem_serve.api.quantity import parse_memory
 from tandem_serve.api.spec import InferenceService
 
 FOLDER = Path("/models")
@@ -317,7 +317,7 @@ def test_a_source_of_another_form_is_refused_with_a_way_out(source: str, way_out
         ),
         (
             {"engine": {"npuMemSize": 4}},
-            "npuMemSize 4 (GiB) leaves nothing of resources.memory 4Gi (4 GiB)",
+            "npuMemSize 4 (GiB) leaves nothing of resources.memory 4Gi for",
         ),
         (
             {"resources": {"npuProfile": "atlas"}},
@@ -335,7 +335,7 @@ def test_a_source_of_another_form_is_refused_with_a_way_out(source: str, way_out
         (
             {"engine": {"cpuMemSize": 3, "npuMemSize": 1}},
             "cpuMemSize 3 (GiB), with engine.npuMemSize 1, leaves nothing of resources.memory 4Gi "
-            "(4 GiB)",
+            "for",
         ),
         (
             {
@@ -464,11 +464,3 @@ def test_a_quantity_is_a_number_of_bytes(text: str, size: int) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"memory"):
         parse_memory(text)
-
-
-def test_bytes_are_shown_with_the_largest_unit_that_fits() -> None:
-    assert [format_memory(size) for size in (3 * 2**29, 2**20, 12)] == [
-        "1.5 GiB",
-        "1 MiB",
-        "12 bytes",
-    ]
