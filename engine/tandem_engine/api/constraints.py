@@ -14,7 +14,7 @@ class TextFormat:
     """A format of a text."""
 
     problem: str
-    """What a text of another format is told, behind the text itself; each %s is the text again."""
+    """Message for a text of another format, behind the text itself; each %s is the text again."""
 
     matches: tuple[str, ...] = ()
     """Regular expressions, all of which the text has to match."""

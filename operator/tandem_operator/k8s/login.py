@@ -125,11 +125,11 @@ def _run_plugin(context: Context) -> Mapping[str, Any]:
     return status
 
 
-def _plugin_error(context: Context, reason: str) -> NoCluster:
+def _plugin_error(context: Context, cause: str) -> NoCluster:
     plugin = context.user["exec"]
     name = plugin.get("command") if isinstance(plugin, Mapping) else plugin
     return NoCluster(
-        f"the login plugin '{name}' of context '{context.name}' fails ({reason}); log in as "
+        f"the login plugin '{name}' of context '{context.name}' fails ({cause}); log in as "
         "kubectl needs it, or name another context with --context"
     )
 

@@ -50,7 +50,7 @@ class LeastQuantity:
 
     bound: str
     problem: str
-    """What a smaller quantity is told, behind itself."""
+    """Message for a smaller quantity, behind itself."""
 
     def __call__(self, value: str) -> str:
         """Return `value`.
