@@ -232,6 +232,14 @@ class OperatorProcess:
             and dict(labels)["code"] != "409"
         )
 
+    def reads(self) -> float:
+        """Requests that have read one object, but for the lease; a resync lists."""
+        return sum(
+            count
+            for labels, count in self.samples("api_requests_total").items()
+            if dict(labels)["verb"] == "get" and dict(labels)["resource"] != "leases"
+        )
+
     def refused(self) -> set[str]:
         """Return the requests that the API server did not allow."""
         return {

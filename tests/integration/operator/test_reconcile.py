@@ -56,6 +56,35 @@ def test_the_second_look_writes_nothing(namespace: Namespace, operator: Operator
     assert namespace.versions() == versions
 
 
+def test_a_settled_service_is_not_read(namespace: Namespace, operator: OperatorProcess) -> None:
+    """Everything comes from the cache, the endpoint that KubeRay makes as well."""
+    namespace.apply(manifest())
+    settle(namespace, operator)
+    namespace.apply(endpoint("tiny", uid(namespace)))
+    operator.wait_for_resyncs()
+    reads, reconciles = operator.reads(), operator.value("reconcile_total")
+
+    operator.wait_for_resyncs(2)
+
+    assert operator.value("reconcile_total") >= reconciles + 2
+    assert operator.reads() == reads
+
+
+def endpoint(service: str, owner: str | None) -> dict[str, Any]:
+    """The Service that KubeRay makes for the RayService with this id."""
+    reference = {"apiVersion": "ray.io/v1", "kind": "RayService", "name": service, "uid": owner}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service,
+            "labels": {"ray.io/originated-from-crd": "RayService"},
+            "ownerReferences": [{**reference, "controller": True}],
+        },
+        "spec": {"ports": [{"port": 8000}]},
+    }
+
+
 def test_what_is_deleted_goes_with_all_it_had(
     namespace: Namespace, operator: OperatorProcess
 ) -> None:
