@@ -1,6 +1,7 @@
 """LISTs everything once per resync period, beside the watches."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import defaultdict
@@ -11,14 +12,16 @@ from tandem_operator.controller.watch import Watch
 from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import KindMissing, KubeError, Refused, Transient
-from tandem_operator.k8s.kinds import INFERENCE_SERVICE
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE, Kind
 from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics
+from tandem_operator.tasks import cancel
 
 _SPREAD: Final = 0.5
 """Share of the resync period over which its services are spread."""
 
 _AFTER_FAILURE_S: Final = 5.0
+_START_S: Final = 3.0
 _CONCURRENCY: Final = 4
 _log = logging.getLogger(__name__)
 
@@ -65,44 +68,64 @@ class Resync:
 
     async def run(self) -> None:
         """Resync until cancelled."""
+        await self._wait_for_watches()
         while True:
             pause_s = await self._once()
             await asyncio.sleep(pause_s)
 
+    async def _wait_for_watches(self) -> None:
+        """Wait until the watches run, since a LIST covers a kind only then; not for long.
+
+        A kind may not be served yet.
+        """
+        watches = itertools.chain.from_iterable(self._watches.values())
+        starting = {asyncio.create_task(watch.started.wait()) for watch in watches}
+        await asyncio.wait(starting, timeout=_START_S)
+        await cancel(starting)
+
     async def _once(self) -> float:
         """Resync once; return the seconds until the next one."""
-        errors = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
-        found = zip(self._watches, errors, strict=True)
-        self._record({namespace: error for namespace, error in found if error is not None})
-        # A refusal is an answer: another process would be refused as well.
-        if all(isinstance(error, Transient) for error in errors):
+        found = await asyncio.gather(*(self._resync(namespace) for namespace in self._watches))
+        errors = dict(zip(self._watches, found, strict=True))
+        self._record(
+            {
+                namespace: next(iter(failed.values()))
+                for namespace, failed in errors.items()
+                if failed
+            }
+        )
+        # A refusal is an answer: another process would be refused as well. So is the failure of one
+        # kind, such as a webhook's that is down.
+        if all(isinstance(one.get(INFERENCE_SERVICE), Transient) for one in errors.values()):
             return _AFTER_FAILURE_S
         self.last_end = time.monotonic()
         self._metrics.last_resync.set_to_current_time()
         return self._every_s
 
-    async def _resync(self, namespace: str | None) -> KubeError | None:
-        """Resync one namespace; return its first error."""
+    async def _resync(self, namespace: str | None) -> dict[Kind, KubeError]:
+        """Resync one namespace; return the error of each kind that could not be listed."""
         async with self._slots:
             watches = self._watches[namespace]
-            errors = {watch.kind: await self._try_to_check(watch) for watch in watches}
+            found = {watch.kind: await self._try_to_check(watch) for watch in watches}
         # Last, so that the reconciles find every kind in the cache.
-        if errors[INFERENCE_SERVICE] is None:
+        if found[INFERENCE_SERVICE] is None:
             self._enqueue(namespace)
-        return next(filter(None, errors.values()), None)
+        return {kind: error for kind, error in found.items() if error is not None}
 
     async def _try_to_check(self, watch: Watch) -> KubeError | None:
         """Check one watch; a kind that may not be listed does not affect the others."""
         try:
             await self._check(watch)
         except KubeError as error:
-            self._cache.forget(watch.kind, watch.namespace)
-            return error
+            failure = error
         except Exception as error:  # noqa: BLE001
             # The last guard: one object must not end the process for all.
             _log.exception("resync failed; this is a bug, please report it")
-            return Refused(f"it ended with {error!r}; this is a bug")
-        return None
+            failure = Refused(f"it ended with {error!r}; this is a bug")
+        else:
+            return None
+        self._cache.forget(watch.kind, watch.namespace)
+        return failure
 
     def _record(self, failures: Mapping[str | None, KubeError]) -> None:
         for namespace, error in failures.items():
@@ -115,6 +138,7 @@ class Resync:
 
     async def _check(self, watch: Watch) -> None:
         """LIST the kind of a watch: into the cache, and against what the watch has delivered."""
+        sent = time.monotonic()
         try:
             found = await self._kube.list_all(watch.kind, watch.namespace, watch.labels)
         except KindMissing:
@@ -123,6 +147,8 @@ class Resync:
             watch.lag.compare((), time.monotonic())
             return
         self._cache.replace(watch.kind, watch.namespace, found.items, found.version)
+        if not watch.has_run_since(sent):
+            self._cache.forget(watch.kind, watch.namespace)
         watch.lag.compare(found.items, time.monotonic())
 
     def _enqueue(self, namespace: str | None) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import kopf
 
 from tandem_operator.controller.watch_lag import WatchLag
-from tandem_operator.controller.watched import Watched
+from tandem_operator.controller.watched import EventFilter, Watched
 from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import KubeError
@@ -74,7 +74,11 @@ class Watch:
         self.last_event: float | None = None
         """Moment of its last event; None: there was none."""
 
-        self._watched = watched
+        self.started = asyncio.Event()
+        """Set once it runs for the first time."""
+
+        self._running_since: float | None = None
+        self._filter = EventFilter(watched)
         self._kube = kube
         self._cache = cache
         self._login = login
@@ -87,6 +91,10 @@ class Watch:
     def name(self) -> str:
         """Kind and namespace, for logs."""
         return self.kind.plural + (f" in {self.namespace}" if self.namespace else "")
+
+    def has_run_since(self, moment: float) -> bool:
+        """Return True when it has run without a break since `moment`, so that it missed nothing."""
+        return self._running_since is not None and self._running_since <= moment
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -121,6 +129,7 @@ class Watch:
     async def _watch(self) -> None:
         """Run kopf until it ends, or is behind LIST for too long."""
         self.lag.reset()
+        self._filter.reset()
         # Peering is off, but kopf would look up its user for it, which an image may not have.
         identity: Any = FIELD_MANAGER
         tasks = await kopf.spawn_tasks(
@@ -133,13 +142,16 @@ class Watch:
         )
         # kopf has replaced the process's signal handlers.
         self._on_start()
+        self._running_since = time.monotonic()
+        self.started.set()
         stale = asyncio.create_task(self._wait_until_stale())
         try:
             done, _ = await asyncio.wait({*tasks, stale}, return_when=asyncio.FIRST_COMPLETED)
             for reason in _exit_reasons(done - {stale}):
                 self._log_restart(reason)
         finally:
-            # The next LIST covers the kind again; until then the API server is asked.
+            # A LIST covers the kind again once the watch runs; until then reads are live.
+            self._running_since = None
             self._cache.forget(self.kind, self.namespace)
             await cancel({*tasks, stale})
 
@@ -169,8 +181,8 @@ class Watch:
         self.last_event = time.monotonic()
         self.lag.deliver(item, is_gone=is_gone)
         keep = self._cache.remove if is_gone else self._cache.put
-        before = keep(self.kind, item)
-        if is_gone or self._watched.leads_to_reconcile(before, item):
+        keep(self.kind, item)
+        if self._filter.passes(item, is_gone=is_gone):
             self._deliver(item)
 
     def _settings(self) -> kopf.OperatorSettings:

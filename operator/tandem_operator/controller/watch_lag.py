@@ -38,7 +38,7 @@ class WatchLag:
         """Compare with a LIST, which has all objects of the kind.
 
         A deletion that the watch missed does not count: kopf keeps none across a new LIST of its
-        own, and nothing waits for it.
+        own, and the resync's LIST drops the object from the cache.
         """
         versions = dict(_identity(item) for item in listed)
         self._delivered = {uid: one for uid, one in self._delivered.items() if uid in versions}

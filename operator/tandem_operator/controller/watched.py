@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tandem_operator.k8s.cache import CachedObject
+import msgspec
+
 from tandem_operator.k8s.kinds import (
     CORE_SERVICE,
     DISRUPTION_BUDGET,
@@ -16,7 +17,7 @@ from tandem_operator.k8s.kinds import (
     Kind,
 )
 from tandem_operator.k8s.names import SERVICE
-from tandem_operator.k8s.objects import Selector
+from tandem_operator.k8s.objects import NamespacedName, Selector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +31,38 @@ class Watched:
     ignores_status: bool = False
     """True: a change of the status alone leads to no reconcile; it is read in the next one."""
 
-    def leads_to_reconcile(self, before: CachedObject | None, item: Mapping[str, Any]) -> bool:
-        """Return True when a change from `before`, None: from nothing, leads to a reconcile."""
-        if before is None or not self.ignores_status:
+
+class EventFilter:
+    """Selects the events of one watch that lead to a reconcile."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._ignores_status = watched.ignores_status
+        self._delivered: dict[NamespacedName, int] = {}
+
+    def passes(self, item: Mapping[str, Any], *, is_gone: bool) -> bool:
+        """Return True for an object that is new, gone, or changed in more than its status.
+
+        Compared is what this watch delivered before, and not the cache: a LIST may be ahead.
+        """
+        if not self._ignores_status:
             return True
-        # The API server counts changes of a spec, and the request to delete, as a generation.
-        return bool(before.generation != item["metadata"].get("generation"))
+        key = NamespacedName.of(item)
+        before = self._delivered.pop(key, None)
+        if is_gone:
+            return True
+        self._delivered[key] = _fingerprint(item)
+        return before != self._delivered[key]
+
+    def reset(self) -> None:
+        """Forget everything: a watch that restarts delivers all objects again."""
+        self._delivered.clear()
+
+
+def _fingerprint(item: Mapping[str, Any]) -> int:
+    """Return a hash of what a user or a controller may change, but for the status."""
+    # The API server counts changes of a spec, and the request to delete, as a generation.
+    fields = ("generation", "labels", "annotations", "ownerReferences")
+    return hash(msgspec.json.encode([item["metadata"].get(name) for name in fields]))
 
 
 _OURS: Final[Selector] = {SERVICE: None}
@@ -43,7 +70,7 @@ _BY_KUBERAY: Final[Selector] = {"ray.io/originated-from-crd": "RayService"}
 
 WATCHED: Final = (
     Watched(kind=INFERENCE_SERVICE),
-    Watched(kind=RAY_SERVICE),
+    Watched(kind=RAY_SERVICE, labels=_OURS),
     Watched(kind=POD, labels=_OURS),
     Watched(kind=RAY_CLUSTER, labels=_OURS, ignores_status=True),
     Watched(kind=CORE_SERVICE, labels=_BY_KUBERAY, ignores_status=True),

@@ -16,7 +16,7 @@ import msgspec
 
 from tandem_operator.k8s.kinds import Kind
 from tandem_operator.k8s.names import SERVICE
-from tandem_operator.k8s.objects import NamespacedName, Object, is_older, version_of
+from tandem_operator.k8s.objects import NamespacedName, Object, is_older, version_of, version_order
 
 _DROPPED: Final = "fieldsV1"
 """The largest part of managedFields, which no reconcile reads."""
@@ -24,13 +24,10 @@ _DROPPED: Final = "fieldsV1"
 _JSON: Final = msgspec.json.Decoder(Object)
 
 
-class CachedObject(NamedTuple):
+class _Version(NamedTuple):
     """A version of an object."""
 
     version: str
-    generation: int | None
-    """Changes of the spec so far; None: the API server does not count them."""
-
     service: NamespacedName | None
     """The service whose label the object carries."""
 
@@ -39,8 +36,8 @@ class CachedObject(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kind:
-    objects: dict[NamespacedName, CachedObject] = field(default_factory=dict)
+class _KindObjects:
+    objects: dict[NamespacedName, _Version] = field(default_factory=dict)
     deleted: dict[NamespacedName, str] = field(default_factory=dict)
     """Version at which an object was deleted, until a LIST is newer."""
 
@@ -57,7 +54,7 @@ class _Kind:
         gone = (self.deleted.get(key), self.listed.get(None), self.listed.get(key.namespace))
         return any(one is not None and not is_older(one, version) for one in gone)
 
-    def keep(self, key: NamespacedName, item: CachedObject) -> None:
+    def keep(self, key: NamespacedName, item: _Version) -> None:
         """Keep a version in place of the one before."""
         self.drop(key)
         self.objects[key] = item
@@ -85,7 +82,7 @@ class ObjectCache:
     """Objects of some kinds."""
 
     def __init__(self, kinds: Collection[Kind]) -> None:
-        self._kinds: Final = {kind: _Kind() for kind in kinds}
+        self._kinds: Final = {kind: _KindObjects() for kind in kinds}
 
     def covers(self, kind: Kind, namespace: str) -> bool:
         """Return True when the objects of the kind in `namespace` are known."""
@@ -109,26 +106,21 @@ class ObjectCache:
         """List the names of the objects in `namespace`; None: in all."""
         return list(_within(self._kinds[kind].objects, namespace))
 
-    def put(self, kind: Kind, item: Mapping[str, Any]) -> CachedObject | None:
-        """Keep `item`, unless a newer version or its deletion is known; return the one before."""
+    def put(self, kind: Kind, item: Mapping[str, Any]) -> None:
+        """Keep `item`, unless a newer version or its deletion is known, or the kind is another."""
         known = self._kinds.get(kind)
-        if known is None:
-            return None
         key = NamespacedName.of(item)
-        before = known.objects.get(key)
-        if not known.is_outdated(key, version_of(item)):
-            known.keep(key, _cached(kind, item))
-        return before
+        if known is not None and not known.is_outdated(key, version_of(item)):
+            known.keep(key, _stored(kind, item))
 
-    def remove(self, kind: Kind, item: Mapping[str, Any]) -> CachedObject | None:
-        """Drop an object that was deleted, unless a newer one is known; return the one before."""
+    def remove(self, kind: Kind, item: Mapping[str, Any]) -> None:
+        """Drop an object that was deleted, unless something newer is known."""
         known = self._kinds[kind]
         key, version = NamespacedName.of(item), version_of(item)
-        before = known.objects.get(key)
-        if before is None or not is_older(version, before.version):
+        there = known.objects.get(key)
+        if there is None or not is_older(version, there.version):
             known.drop(key)
-            known.deleted[key] = version
-        return before
+            known.deleted[key] = max(version, known.deleted.get(key, ""), key=version_order)
 
     def replace(
         self, kind: Kind, namespace: str | None, items: Collection[Object], version: str
@@ -157,12 +149,11 @@ class ObjectCache:
         self._kinds[kind].listed.pop(namespace, None)
 
 
-def _cached(kind: Kind, item: Mapping[str, Any]) -> CachedObject:
+def _stored(kind: Kind, item: Mapping[str, Any]) -> _Version:
     metadata = item["metadata"]
     service = (metadata.get("labels") or {}).get(SERVICE)
-    return CachedObject(
+    return _Version(
         version=version_of(item),
-        generation=metadata.get("generation"),
         service=NamespacedName(metadata["namespace"], service) if service else None,
         text=msgspec.json.encode(_trimmed(kind, item)),
     )
