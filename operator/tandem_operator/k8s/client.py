@@ -14,7 +14,13 @@ from tandem_operator.k8s.connection import Connection
 from tandem_operator.k8s.json_depth import is_too_deep, truncate_depth
 from tandem_operator.k8s.kinds import LEASE, Kind
 from tandem_operator.k8s.names import FIELD_MANAGER
-from tandem_operator.k8s.objects import NamespacedName, Object, Selector, selector_text
+from tandem_operator.k8s.objects import (
+    NamespacedName,
+    Object,
+    Selector,
+    has_identity,
+    selector_text,
+)
 
 CountRequest = Callable[[str, str, str], None]
 """Takes verb, resource and status code of a request that has ended."""
@@ -90,7 +96,7 @@ class KubeClient:
         self._count = count
         self.may_write: Callable[[], bool] = lambda: True
         """Called before each write but the lease's: a process that was stopped for a while, and
-        lost the lease meanwhile, must not continue."""
+        lost the lease meanwhile, must not write."""
 
         self.on_written: Callable[[Kind, Object], object] = lambda *_: None
         """Called with each object that was written, as the API server returned it."""
@@ -150,7 +156,14 @@ class KubeClient:
         self, kind: Kind, namespace: str | None, labels: Selector | None = None
     ) -> Listing:
         """List the objects of the kind with these labels, and the version that the LIST has."""
-        return await self._list(kind, namespace, {"labelSelector": selector_text(labels or {})})
+        query = {"labelSelector": selector_text(labels or {})}
+        found = await self._list(kind, namespace, query)
+        if not all(map(has_identity, found.items)):
+            raise errors.Unreachable(
+                f"the response to 'list {kind.plural}' is none of the API server's answers (an "
+                "object has no name, uid or version)"
+            )
+        return found
 
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
         """Create the object.
@@ -209,7 +222,8 @@ class KubeClient:
         if request.kind != LEASE and not self.may_write():
             raise errors.NotLeading("nothing is written: the lease may have expired")
         written = await self._send(request, _OBJECT)
-        self.on_written(request.kind, written)
+        if has_identity(written):
+            self.on_written(request.kind, written)
         return written
 
     async def _send(self, request: _Request, decoder: msgspec.json.Decoder[_T]) -> _T:
@@ -274,7 +288,11 @@ def _status_error(answer: _Answer, request: _Request) -> errors.KubeError:
     text = f"the API server answered '{_name(request)}' with {code}: {detail}"
     if code == _NOT_FOUND:
         return _not_found(status, kind, text)
-    if code in {_UNAUTHORIZED, _FORBIDDEN}:
+    if code == _UNAUTHORIZED:
+        return errors.Unauthorized(
+            f"{text}; give the operator another token, or mount its service account's"
+        )
+    if code == _FORBIDDEN:
         return errors.Forbidden(
             f"{text}; allow the operator's service account '{request.verb}' on {kind.plural}"
         )

@@ -31,13 +31,16 @@ _BETWEEN_LOGINS_S: Final = 10.0
 _REDIRECTS: Final = range(300, 400)
 
 
+Handler = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
+
+
 class LoginError(aiohttp.ClientError):
     """A request was not sent, or its answer is not the API server's; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """An API server, the login to it, and the namespace that is meant where none is named."""
+    """An API server, its login, and the default namespace."""
 
     configuration: Configuration
     tls: ssl.SSLContext
@@ -127,23 +130,38 @@ class Login:
 
     configuration: Configuration
     context: Context | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _last: float = field(default=-_BETWEEN_LOGINS_S, init=False)
 
     async def __call__(
         self,
         request: aiohttp.ClientRequest,
-        handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
+        handler: Handler,
     ) -> aiohttp.ClientResponse:
         """Send a request."""
         await self._authorize(request)
         response = await handler(request)
-        if response.status == HTTPStatus.UNAUTHORIZED and await self._log_in_again():
-            response.release()
-            await self._authorize(request)
-            response = await handler(request)
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            response = await self._retry(request, handler, response)
         if response.status in _REDIRECTS:
+            response.release()
             raise LoginError(f"it redirects to {response.headers.get('Location', 'nowhere')}")
         return response
+
+    async def _retry(
+        self, request: aiohttp.ClientRequest, handler: Handler, refused: aiohttp.ClientResponse
+    ) -> aiohttp.ClientResponse:
+        """Send a request again with another token; without one, return the answer `refused`."""
+        try:
+            has_other = await self._log_in_again(request.headers.get("Authorization", ""))
+        except LoginError:
+            refused.release()
+            raise
+        if not has_other:
+            return refused
+        refused.release()
+        await self._authorize(request)
+        return await handler(request)
 
     async def _authorize(self, request: aiohttp.ClientRequest) -> None:
         if self.configuration.tls_server_name:
@@ -155,17 +173,19 @@ class Login:
         if token:
             request.headers["Authorization"] = token.strip()
 
-    async def _log_in_again(self) -> bool:
-        """Read the context's token again; False: there is no other one."""
-        if self.context is None or time.monotonic() < self._last + _BETWEEN_LOGINS_S:
-            return False
-        self._last = time.monotonic()
-        try:
-            user = await asyncio.to_thread(credentials, self.context)
-        except NoCluster as error:
-            raise LoginError(str(error)) from error
-        before, token = self.configuration.api_key.get(_TOKEN), user.get("token")
-        if not token or f"Bearer {token}" == before:
-            return False
-        self.configuration.api_key[_TOKEN] = f"Bearer {token}"
-        return True
+    async def _log_in_again(self, refused: str) -> bool:
+        """Read the context's token again; False: there is none but the one that was refused."""
+        async with self._lock:
+            if self.configuration.api_key.get(_TOKEN, "") != refused:
+                # Another request has logged in meanwhile.
+                return self.context is not None
+            if self.context is None or time.monotonic() < self._last + _BETWEEN_LOGINS_S:
+                return False
+            self._last = time.monotonic()
+            try:
+                user = await asyncio.to_thread(credentials, self.context)
+            except NoCluster as error:
+                raise LoginError(str(error)) from error
+            token = f"Bearer {user.get('token', '')}"
+            self.configuration.api_key[_TOKEN] = token
+            return token != refused

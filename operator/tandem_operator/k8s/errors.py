@@ -9,7 +9,8 @@ KubeError
 ├── NotLeading          not sent: another process may lead by now
 ├── NotFound            404 of one object
 ├── KindMissing         404 of the whole kind: its CRD is not installed
-├── Forbidden           401 or 403
+├── Unauthorized        401: the credentials are not accepted
+├── Forbidden           403
 └── Refused             the rest: the object itself is wrong
 ```
 """
@@ -65,6 +66,12 @@ class KindMissing(KubeError):
     """The API server does not serve the kind: its CustomResourceDefinition is not installed."""
 
     reason = "KindMissing"
+
+
+class Unauthorized(KubeError):
+    """The API server does not accept the operator's credentials."""
+
+    reason = "ApiUnauthorized"
 
 
 class Forbidden(KubeError):

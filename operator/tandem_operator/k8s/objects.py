@@ -35,7 +35,21 @@ def version_of(item: Mapping[str, Any]) -> str:
 
 def is_older(version: str, than: str) -> bool:
     """Compare resource versions, which Kubernetes guarantees to grow."""
-    return (len(version), version) < (len(than), than)
+    return version_order(version) < version_order(than)
+
+
+def version_order(version: str) -> tuple[int, str]:
+    """Return the key by which resource versions are sorted: decimal numbers of any length."""
+    return len(version), version
+
+
+def has_identity(item: Mapping[str, Any]) -> bool:
+    """Return True when `item` has what every object of the API server in a namespace has."""
+    metadata = item.get("metadata")
+    return isinstance(metadata, Mapping) and all(
+        isinstance(metadata.get(name), str)
+        for name in ("namespace", "name", "uid", "resourceVersion")
+    )
 
 
 def selector_text(labels: Selector) -> str:

@@ -59,7 +59,7 @@ class LiveReader:
 
 
 class CachedReader(LiveReader):
-    """Reads what the cache knows, and asks the API server for the rest.
+    """Reads what the cache knows, and the rest from the API server.
 
     A miss is no proof: an object without our labels is not watched, and a kind may not be served.
     """

@@ -119,7 +119,7 @@ async def test_a_list_can_be_cut_short(kube: KubeClient, api: Api) -> None:
     ("code", "kind"),
     [
         (400, errors.Refused),
-        (401, errors.Forbidden),
+        (401, errors.Unauthorized),
         (403, errors.Forbidden),
         (409, errors.Conflict),
         (422, errors.Refused),

@@ -1,5 +1,6 @@
 """Logins to the API server, over real HTTP connections."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from kubernetes.aio.config import incluster_config
 from tandem_operator.k8s import connection as module
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.connection import Connection, connect
-from tandem_operator.k8s.errors import Forbidden, Unreachable
+from tandem_operator.k8s.errors import Unauthorized, Unreachable
 from tandem_operator.k8s.kinds import POD
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.kubeconfig import NoCluster
@@ -158,14 +159,29 @@ async def test_a_token_that_is_not_taken_is_not_looked_for_at_every_request(
     api.expired = {"Bearer wrong", "Bearer other"}
     connection = await connect(None)
     for _ in range(2):
-        with pytest.raises(Forbidden):
+        with pytest.raises(Unauthorized):
             await ask(connection)
 
     plugin(tmp_path, {"token": "other"})
-    with pytest.raises(Forbidden):
+    with pytest.raises(Unauthorized):
         await ask(connection)
 
     assert api.tokens == ["Bearer wrong"] * 3
+
+
+async def test_requests_at_once_log_in_once(
+    kubeconfig: Path, server: BaseTestServer, api: Api, tmp_path: Path
+) -> None:
+    log_in(kubeconfig, server, {"exec": plugin(tmp_path, {"token": "first"})})
+    connection = await connect(None)
+    plugin(tmp_path, {"token": "second"})
+    api.expired = {"Bearer first"}
+    kube = KubeClient.connect(connection, lambda *_: None)
+
+    await asyncio.gather(*(kube.list(POD, "demo") for _ in range(8)))
+
+    await kube.close()
+    assert api.tokens.count("Bearer second") == 8
 
 
 async def test_a_plugin_logs_in(
