@@ -16,12 +16,14 @@ class FailureTracker(Generic[Key]):
     """The last failure of each service whose reconcile fails."""
 
     def __init__(self) -> None:
-        self._last: dict[Key, tuple[KubeError, int]] = {}
+        # Not the errors themselves: their tracebacks would keep everything that they saw.
+        self._last: dict[Key, tuple[Problem, bool, int]] = {}
 
     def record(self, key: Key, error: KubeError) -> None:
         """Record a failure."""
-        _, times = self._last.get(key, (error, 0))
-        self._last[key] = error, times + 1
+        times = self._last[key][2] if key in self._last else 0
+        problem = Problem(error.reason, str(error))
+        self._last[key] = problem, isinstance(error, Transient), times + 1
 
     def clear(self, key: Key) -> None:
         """Forget a service whose reconcile succeeded, or that is gone."""
@@ -31,7 +33,5 @@ class FailureTracker(Generic[Key]):
         """Return the failure for the status; None: there is none, or it may be transient."""
         if key not in self._last:
             return None
-        error, times = self._last[key]
-        if isinstance(error, Transient) and times < REPORT_AFTER:
-            return None
-        return Problem(error.reason, str(error))
+        problem, is_transient, times = self._last[key]
+        return None if is_transient and times < REPORT_AFTER else problem
