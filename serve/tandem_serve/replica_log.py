@@ -13,8 +13,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 class ServeLogHandler(logging.Handler):
     """Passes records to Serve's logger, at the level that Serve has, and writes them at once.
 
-    Serve sets its handlers up anew when its settings change, so they are looked up at each record.
-    It collects lines before it writes them: a rewrite of a setting would be seen hours later.
+    Serve replaces its handlers when its settings change, so each record looks them up. They buffer
+    lines; without the flush a rewrite of a setting would be logged hours later.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -22,9 +22,13 @@ class ServeLogHandler(logging.Handler):
         serve = logging.getLogger(_SERVE_LOGGER)
         if not serve.isEnabledFor(record.levelno):
             return
-        serve.handle(record)
-        for handler in serve.handlers:
-            handler.flush()
+        try:
+            serve.handle(record)
+            for handler in serve.handlers:
+                handler.flush()
+        except (OSError, ValueError):
+            # A full disk, or a file that is closed already, must not end the engine.
+            self.handleError(record)
 
 
 def configure_logging() -> None:
