@@ -1,7 +1,7 @@
 """One reconcile of one service: read → decide → report → write; level-based.
 
-It reads from the cache. Before it writes it reads again, from the API server: a watch may be
-behind, and no object is changed by what the cache alone has.
+It reads from the cache. Before it writes a child object it reads again, from the API server, since
+a watch may be behind. The status is as old as the cache.
 """
 
 import logging
@@ -103,9 +103,9 @@ class Reconciler:
             KubeError: the reconcile failed and is to be retried.
         """
         try:
-            view = await self._look(self._cached, key)
+            view = await self._view(self._cached, key)
             if view is not None and view.intent.writes:
-                view = await self._look(self._live, key)
+                view = await self._view(self._live, key)
             if view is not None:
                 return await self._report_and_apply(view, key)
         except NotFound:
@@ -114,7 +114,7 @@ class Reconciler:
         self._forget(key)
         return None
 
-    async def _look(self, reader: Reader, key: NamespacedName) -> _View | None:
+    async def _view(self, reader: Reader, key: NamespacedName) -> _View | None:
         """Read a service and decide; None: it is gone, or being deleted with its objects."""
         found = await self._read(reader, key)
         if found is None:
