@@ -74,7 +74,7 @@ def test_no_strategy_needs_the_prefix_cache(name: str) -> None:
     assert outcome.stats.num_hit_tokens == 0
 
 
-def test_a_budget_chosen_by_targetd_latencies_gives_the_same_tokens() -> None:
+def test_a_budget_chosen_by_latency_targets_gives_the_same_tokens() -> None:
     slo = Slo(ttft=LatencyTarget(target="100ms"), tpot=LatencyTarget(target="6ms"))
 
     outcome = Bench(mixed(512), slo=slo).run(crowd(), apart=2)

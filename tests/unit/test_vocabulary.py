@@ -1,8 +1,8 @@
 """The field's words, and no others: names, docstrings, messages and the CRD.
 
-The glossary's table of retired words is what they are held against. A retired name is looked for
+The glossary's table of retired words is what they are compared with. A retired name is looked for
 among the names that the project defines (a snake_case one as a part of longer names, too), a
-retired phrase in docstrings, messages and the CRD's texts.
+retired phrase in docstrings, messages, the CRD's texts and the names of functions and classes.
 """
 
 import ast
@@ -102,9 +102,9 @@ def comments(path: str) -> Iterator[str]:
 
 @cache
 def texts() -> tuple[Named, ...]:
-    """Return the strings and the comments of what is shipped, those of its C++ included."""
-    found = [*strings()]
-    for path, _ in modules(*SHIPPED):
+    """Return strings and comments of what is shipped, C++ included; of others, no strings."""
+    found = [*strings(), *docstrings(*OTHERS)]
+    for path, _ in modules(*SHIPPED, *OTHERS):
         # A sentence goes on in the next line.
         found.append(Named(path, " ".join(text.lstrip("# ") for text in comments(path))))
     found += [
@@ -116,11 +116,39 @@ def texts() -> tuple[Named, ...]:
 
 
 def is_of(name: str, word: str) -> bool:
-    """Return True if `name` is the retired `word`, or has it as a part in snake_case."""
-    bare = name.strip("_")
+    """Return True if `name` is the retired `word` or its plural; a part counts in snake_case.
+
+    A class's name is compared with classes and constants alone: in lower case many are plain words.
+    """
+    bare = name.strip("_").removeprefix("Test")
     if word != word.lower():
-        return bare == word
-    return f"_{word}_" in f"_{bare}_"
+        is_plain = bare == bare.lower()
+        return not is_plain and bare.lower() in {word.lower(), f"{word.lower()}s"}
+    return re.search(rf"_{word}s?_", f"_{bare.lower()}_") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("SWEEPS", "sweep"),
+        ("SWEEPS", "Sweep"),
+        ("PLACE", "Place"),
+        ("TestGate", "Gate"),
+        ("_Claims", "Claims"),
+        ("promises", "promise"),
+        ("test_a_seat_is_free", "seat"),
+    ],
+)
+def test_plurals_constants_and_tests_are_found(name: str, word: str) -> None:
+    assert is_of(name, word)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("visit", "Visit"), ("LeaderElector", "Leader"), ("IN_PLACE", "Place"), ("seated", "seat")],
+)
+def test_plain_words_and_longer_names_are_not(name: str, word: str) -> None:
+    assert not is_of(name, word)
 
 
 @pytest.mark.parametrize("word", retired("name"))
@@ -140,6 +168,9 @@ def test_no_text_has_a_retired_phrase(word: str) -> None:
     phrase = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
 
     assert not [f"{one.path}: {one.text}" for one in texts() if phrase.search(one.text)]
+    assert not [
+        f"{one.path}: {one.text}" for one in names() if phrase.search(one.text.replace("_", " "))
+    ]
 
 
 @pytest.mark.parametrize("kind", ["name", "phrase"])

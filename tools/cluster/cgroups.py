@@ -19,7 +19,7 @@ from tools.cluster import kernel
 from tools.cluster.errors import Unavailable
 
 _NEEDED_V2: Final = frozenset({"cpu", "memory", "pids"})
-_WANTED_V2: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
+_ENABLED_V2: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 LEAF: Final = "machine"
 """Group of the parts themselves in version 2, next to `kubepods`."""
 _POLL_S: Final = 0.02
@@ -53,7 +53,7 @@ def find_hierarchies() -> list[Hierarchy]:
 
 
 def parse_hierarchies(mountinfo: str, groups: str) -> list[Hierarchy]:
-    """Read /proc/self/mountinfo and /proc/self/cgroup; duplicates of a mount are passed over."""
+    """Read /proc/self/mountinfo and /proc/self/cgroup; duplicates of a mount are skipped."""
     paths = dict(line.split(":", 2)[1:] for line in groups.splitlines())
     found: dict[str, Hierarchy] = {}
     for line in mountinfo.splitlines():
@@ -146,7 +146,7 @@ def _free_the_root(root: Path) -> None:
     (root / LEAF).mkdir()
     (root / LEAF / "cgroup.procs").write_text("0")
     available = (root / "cgroup.controllers").read_text().split()
-    for controller in _WANTED_V2:
+    for controller in _ENABLED_V2:
         if controller in available:
             (root / "cgroup.subtree_control").write_text(f"+{controller}")
 

@@ -2,7 +2,7 @@
 
 
 class ClusterError(Exception):
-    """A cluster, or a part of it, cannot be had; the text is the sentence for the user."""
+    """A cluster, or a part of it, is unavailable; the text is the sentence for the user."""
 
 
 class Unavailable(ClusterError):

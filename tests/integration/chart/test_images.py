@@ -38,7 +38,7 @@ def base() -> str:
         [BUILDAH, "pull", "--policy=missing", BASE], capture_output=True, text=True, check=False
     )
     if pulled.returncode:
-        pytest.skip(f"{BASE} cannot be had; name another one in TANDEM_IMAGE_BASE")
+        pytest.skip(f"{BASE} cannot be pulled; name another one in TANDEM_IMAGE_BASE")
     return BASE
 
 

@@ -81,13 +81,13 @@ def grant(namespace: Namespace, rules: list[dict[str, Any]], folder: Path) -> Pa
     return _kubeconfig(namespace, token, folder)
 
 
-def bind(home: Namespace, rules: list[dict[str, Any]], place: Namespace) -> None:
+def bind(home: Namespace, rules: list[dict[str, Any]], namespace: Namespace) -> None:
     """Give the service account of `home` these rights in another namespace, or its own."""
-    metadata = {"name": "operator", "namespace": place.name}
+    metadata = {"name": "operator", "namespace": namespace.name}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"}
     subject = {"kind": "ServiceAccount", "name": "operator", "namespace": home.name}
     rbac = "rbac.authorization.k8s.io/v1"
-    place.apply(
+    namespace.apply(
         {"apiVersion": rbac, "kind": "Role", "metadata": metadata, "rules": rules},
         {
             "apiVersion": rbac,

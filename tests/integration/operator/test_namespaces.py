@@ -45,10 +45,10 @@ def operator(
     """An operator that serves both, with rights in both and nowhere else."""
     kubeconfig = grant(namespace, RULES, tmp_path)
     started = start_operator(kubeconfig=kubeconfig, options=(f"--namespace={other.name}",))
-    for place in (namespace, other):
-        place.apply(manifest())
-    for place in (namespace, other):
-        settle(place, started.wait_until_leading())
+    for each in (namespace, other):
+        each.apply(manifest())
+    for each in (namespace, other):
+        settle(each, started.wait_until_leading())
     return started
 
 

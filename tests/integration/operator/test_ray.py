@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 CLUSTER = "tiny-abcde"
 
 
-class StandInRay(ThreadingHTTPServer):
+class FakeRay(ThreadingHTTPServer):
     """Answers like Ray's dashboard, to who has the token."""
 
     daemon_threads = True
@@ -39,7 +39,7 @@ class StandInRay(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         ray = self.server
-        assert isinstance(ray, StandInRay)
+        assert isinstance(ray, FakeRay)
         ray.asked += 1
         known = self.headers.get("Authorization") == f"Bearer {ray.token}"
         ray.refused += not known
@@ -55,8 +55,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def ray() -> Iterator[StandInRay]:
-    with StandInRay() as server:
+def ray() -> Iterator[FakeRay]:
+    with FakeRay() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -64,7 +64,7 @@ def ray() -> Iterator[StandInRay]:
 
 @pytest.fixture
 def operator(
-    namespace: Namespace, ray: StandInRay, start_operator: StartOperator
+    namespace: Namespace, ray: FakeRay, start_operator: StartOperator
 ) -> OperatorProcess:
     """An operator that asks the stand-in, and a service with a Ray cluster that starts."""
     address = f"http://127.0.0.1:{ray.server_port}"
@@ -158,7 +158,7 @@ def say(namespace: Namespace, **status: Any) -> None:
 
 
 def test_a_replicas_own_error_is_in_the_status(
-    namespace: Namespace, operator: OperatorProcess, ray: StandInRay
+    namespace: Namespace, operator: OperatorProcess, ray: FakeRay
 ) -> None:
     ray.answer = answer("STARTING", status="DEPLOYING", message=TRACEBACK)
 
@@ -172,7 +172,7 @@ def test_a_replicas_own_error_is_in_the_status(
 
 
 def test_a_pod_that_only_wears_the_labels_of_a_head_never_sees_the_token(
-    namespace: Namespace, operator: OperatorProcess, ray: StandInRay
+    namespace: Namespace, operator: OperatorProcess, ray: FakeRay
 ) -> None:
     until(lambda: ray.asked, "the head is asked")
     namespace.kubectl("delete", "pod", "head", "--grace-period=0", "--force")
@@ -190,7 +190,7 @@ def event_messages(namespace: Namespace) -> set[str]:
 
 
 def test_a_service_becomes_ready_and_is_reconciled(
-    namespace: Namespace, operator: OperatorProcess, ray: StandInRay
+    namespace: Namespace, operator: OperatorProcess, ray: FakeRay
 ) -> None:
     ray.answer = answer("RUNNING")
     say(
@@ -211,7 +211,7 @@ def test_a_service_becomes_ready_and_is_reconciled(
 
 
 def test_without_rays_answer_kuberays_digest_serves(
-    namespace: Namespace, operator: OperatorProcess, ray: StandInRay
+    namespace: Namespace, operator: OperatorProcess, ray: FakeRay
 ) -> None:
     ray.token = "another"  # noqa: S105  # the operator's is refused from now on
     make_pod(namespace, "worker", "worker")
@@ -232,7 +232,7 @@ def test_without_rays_answer_kuberays_digest_serves(
 
 
 def test_kubectl_waits_for_the_new_version_while_the_old_one_serves(
-    namespace: Namespace, operator: OperatorProcess, ray: StandInRay
+    namespace: Namespace, operator: OperatorProcess, ray: FakeRay
 ) -> None:
     ray.answer = answer("RUNNING")
     serves = {"activeServiceStatus": {"rayClusterName": CLUSTER}, "numServeEndpoints": 1}

@@ -41,7 +41,7 @@ def test_a_service_gets_its_children_and_owns_them(
     assert service["status"]["url"] == f"http://tiny.{namespace.name}.svc:8000"
 
 
-def test_the_second_look_writes_nothing(namespace: Namespace, operator: OperatorProcess) -> None:
+def test_the_second_reconcile_writes_nothing(namespace: Namespace, operator: OperatorProcess) -> None:
     namespace.apply(manifest(), manifest("other"))
     settle(namespace, operator)
     settle(namespace, operator, "other")
@@ -51,7 +51,7 @@ def test_the_second_look_writes_nothing(namespace: Namespace, operator: Operator
 
     operator.wait_for_resyncs(2)
 
-    assert operator.value("reconcile_total") >= reconciles + 4, "both were looked at twice"
+    assert operator.value("reconcile_total") >= reconciles + 4, "both were reconciled twice"
     assert operator.writes() == writes
     assert namespace.versions() == versions
 
@@ -186,7 +186,7 @@ def version(found: dict[str, Any]) -> int:
     return int(found["metadata"]["resourceVersion"])
 
 
-def test_somebody_elses_rayservice_is_left_alone(
+def test_a_foreign_rayservice_is_left_alone(
     namespace: Namespace, operator: OperatorProcess
 ) -> None:
     namespace.apply(

@@ -18,7 +18,7 @@ def test_a_role_in_its_namespace_is_enough(
     operator = start_operator("humble", kubeconfig=kubeconfig).wait_until_leading()
 
     namespace.apply(manifest(model={"source": "pvc://claim"}))
-    until(lambda: namespace.has_condition("tiny", "Accepted", "ClaimMissing"), "it is looked at")
+    until(lambda: namespace.has_condition("tiny", "Accepted", "ClaimMissing"), "it is reconciled")
     namespace.apply(manifest())
     settle(namespace, operator)
     operator.wait_for_resyncs()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 COUNT = 200
 RESYNC_S = 10
-SWEEPS = {"resyncSeconds": RESYNC_S}
+RESYNCS = {"resyncSeconds": RESYNC_S}
 WINDOW_S = 2.0 * RESYNC_S
 
 
@@ -29,7 +29,7 @@ def test_200_services_are_made_and_then_left_alone(
         figures.say(SECTION, f"{COUNT} services: {what}: {value:.1f} {unit}")
 
     namespace.apply(*(manifest(f"tiny-{number}") for number in range(COUNT)))
-    first = start_operator("first", settings=SWEEPS).wait_until_leading()
+    first = start_operator("first", settings=RESYNCS).wait_until_leading()
     began = time.monotonic()
     until(lambda: are_made(first), "all are made")
     say("all made", time.monotonic() - began, "s after leading")
@@ -38,7 +38,7 @@ def test_200_services_are_made_and_then_left_alone(
     assert len(namespace.list("rayservices")) == COUNT
     assert first.terminate() == 0
 
-    second = start_operator("second", settings=SWEEPS).wait_until_leading()
+    second = start_operator("second", settings=RESYNCS).wait_until_leading()
     began = time.monotonic()
     until(lambda: second.value("reconcile_total") >= COUNT and second.is_idle(), "a cold start")
     say("a cold start", time.monotonic() - began, "s")
@@ -49,7 +49,7 @@ def test_200_services_are_made_and_then_left_alone(
     reconciles = second.value("reconcile_total")
     say("CPU, idle", 100 * measured(WINDOW_S, second.cpu_s), f"% (resyncs every {RESYNC_S} s)")
     say("memory, idle", second.resident_bytes() / 2**20, "MiB")
-    assert second.value("reconcile_total") >= reconciles + COUNT, "all were looked at again"
+    assert second.value("reconcile_total") >= reconciles + COUNT, "all were reconciled again"
     assert second.writes() == writes
     assert namespace.versions() == versions
 

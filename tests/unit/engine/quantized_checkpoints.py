@@ -1,4 +1,4 @@
-"""Checkpoints in 8 bits for tests: made by hand, and looked at as kernels get them."""
+"""Checkpoints in 8 bits for tests: made by hand, and read as kernels get them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -92,7 +92,7 @@ def rewrite(
     change: Callable[[dict[str, Tensor]], None],
     file: str = "model.safetensors",
 ) -> None:
-    """Save the tensors anew after `change`."""
+    """Save the tensors again after `change`."""
     path = folder / file
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors)

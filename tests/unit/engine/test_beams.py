@@ -329,7 +329,7 @@ def test_the_largest_length_penalty_overflows_at_no_length(length_penalty: float
 
 
 class Row(Sequence[Candidate]):
-    """Candidates that count how many of them were looked at."""
+    """Candidates that count how many of them were read."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._candidates = candidates

@@ -59,7 +59,7 @@ def sharded(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    """Save the tensors of the single file anew after `change`."""
+    """Save the tensors of the single file again after `change`."""
     path = folder / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors)

@@ -89,7 +89,7 @@ def test_no_core_is_claimed_twice_by_two_processes(folder: Path) -> None:
         assert locks.num_replicas() == 2
 
 
-def test_claims_go_with_the_process_however_it_ends(folder: Path) -> None:
+def test_core_locks_go_with_the_process_however_it_ends(folder: Path) -> None:
     with other_replica(folder, "0,1") as process:
         process.kill()
         process.wait()
@@ -97,7 +97,7 @@ def test_claims_go_with_the_process_however_it_ends(folder: Path) -> None:
         assert CoreLocks(folder).take([0, 1], 2) == [0, 1]
 
 
-def test_claims_that_were_given_back_can_be_had(folder: Path) -> None:
+def test_released_core_locks_are_available(folder: Path) -> None:
     one, other = CoreLocks(folder), CoreLocks(folder)
     assert one.take([0, 1], 2) == [0, 1]
 
@@ -107,7 +107,7 @@ def test_claims_that_were_given_back_can_be_had(folder: Path) -> None:
     assert one.take([0, 1], 2) == [1]
 
 
-def test_a_child_holds_no_claims_of_its_parent(folder: Path) -> None:
+def test_a_child_holds_no_core_locks_of_its_parent(folder: Path) -> None:
     locks = CoreLocks(folder)
     assert locks.take([0], 1) == [0]
     read_end, write_end = os.pipe()
@@ -226,7 +226,7 @@ def test_a_replica_takes_the_cores_of_one_that_ends(
             assert chooser.threads.choose(4).cpus == ()
 
         end = time.monotonic() + WAIT_S
-        while not chooser.threads.is_settled and time.monotonic() < end:
+        while not chooser.threads.has_all_cores and time.monotonic() < end:
             time.sleep(0.001)
 
         assert chooser.plans[-1] == ThreadPlan(num_threads=4, cpus=(0, 1, 2, 3))

@@ -170,7 +170,7 @@ def test_one_that_waits_for_blocks_is_told_so() -> None:
     assert first.blocked_by.text == "b waits for KV blocks: 1 free, 4 needed."
 
 
-def test_blocks_that_are_targetd_to_others_are_not_called_scarce() -> None:
+def test_blocks_that_are_reserved_for_others_are_not_called_scarce() -> None:
     # a has 3 blocks and may need 5 of the 8; b would need 4 at its end.
     both = (request("a", 40, 40), request("b", 40, 24))
     (first,) = Clocked(mix(64, no_evict=True), *both, num_blocks=8).run(1)

@@ -197,7 +197,7 @@ def test_what_is_found_fits_and_more_would_not(
     try:
         found = fit(asked, memory, cost)
     except ConfigError as error:
-        assert "resources.memory" in str(error)  # noqa: PT017  # one of two ends, both looked at
+        assert "resources.memory" in str(error)  # noqa: PT017  # one of two ends, both checked
         return
 
     assert held(found, memory) <= memory.left

@@ -139,7 +139,7 @@ def test_targets_that_are_kept_bring_the_pace_back() -> None:
     assert seen.leniency == pytest.approx(START, abs=0.01)
 
 
-def test_without_a_targetd_ttft_only_slow_answers_count() -> None:
+def test_without_a_ttft_target_only_slow_answers_count() -> None:
     seen = Pace(Slo(tpot=SLO.tpot))
     seen.note_first_token(1e9)
     assert seen.leniency == START
@@ -188,7 +188,7 @@ def test_a_more_lenient_pace_never_leaves_less_time(
     assert pace(low).slack(rows(told), now) <= pace(high).slack(rows(told), now)
 
 
-def test_a_row_that_meets_every_deadline_keeps_the_targetd_mean() -> None:
+def test_a_row_that_meets_every_deadline_keeps_the_target_mean() -> None:
     chance = random.Random(2)
     kept = pace(1.0)
     first = now = 5.0
@@ -221,7 +221,7 @@ def test_the_scheduler_tells_what_targets_came_to(seconds: float, pace_share: fl
     assert served(seconds).scheduler.stats().tpot_pace == pytest.approx(pace_share)
 
 
-def test_where_nothing_is_targetd_there_is_no_pace() -> None:
+def test_without_targets_there_is_no_pace() -> None:
     assert served(9.0, slo=None).scheduler.stats().tpot_pace is None
 
 

@@ -129,7 +129,7 @@ class TestSwaps:
         assert first["c"] < first["new"]
 
 
-class TestClaims:
+class TestPreemptionForStarved:
     """maxFirstTokenWaitTime: a request without blocks for so long takes others'."""
 
     def starved(self, schedule_of: str, wait_ms: int, **settings: object) -> Bench:

@@ -233,7 +233,7 @@ def test_a_sealed_block_must_not_be_written() -> None:
     assert pool.is_shared(block)
 
 
-def test_an_evicted_block_is_written_and_sealed_anew() -> None:
+def test_an_evicted_block_is_written_and_sealed_again() -> None:
     pool = BlockPool(1, 16)
     pool.release(sealed(pool, A))
 

@@ -136,7 +136,7 @@ def test_drafts_change_no_token(tiny: Decoder, sampling: dict[str, Any]) -> None
     [None, Saying(()), Saying((PADDING,)), Saying((-4, 8)), Saying((10**6,)), Saying((1,) * 9)],
     ids=["none", "silent", "padding itself", "below", "beyond the vocabulary", "too many"],
 )
-def test_a_draft_that_is_missing_or_nonsense_costs_nothing_but_time(
+def test_a_draft_that_is_missing_or_nonsense_costs_only_time(
     decoder: Decoder, drafter: Drafter | None
 ) -> None:
     requests = [request(f"r{at}", prompt) for at, prompt in enumerate(PROMPTS)]

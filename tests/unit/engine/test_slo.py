@@ -44,7 +44,7 @@ def test_a_percentile_lies_between_none_and_all(percentile: int) -> None:
         LatencyTarget(target="1s", percentile=percentile)
 
 
-def test_nothing_is_targetd_unless_it_is_written() -> None:
+def test_there_is_no_target_unless_it_is_written() -> None:
     assert (Slo().ttft_s, Slo().tpot_s) == (None, None)
     assert Slo(tpot=LatencyTarget(target="50ms")).tpot_s == pytest.approx(0.05)
     assert LatencyTarget(target="50ms").percentile == 90

@@ -60,7 +60,7 @@ def test_decodes_beyond_the_budget_take_turns() -> None:
     ]
 
 
-class TestGate:
+class TestSplitStart:
     """splitStartBatchSize and splitStartType."""
 
     def test_prompts_are_whole_until_the_batch_reaches_split_start(self) -> None:
@@ -90,10 +90,10 @@ class TestGate:
     @pytest.mark.parametrize(
         ("start_type", "steps"),
         [
-            # b is the second row: the gate opens, and 16 − 1 tokens are left. b is gone then.
+            # b is the second row: prompts are split, and 16 − 1 tokens are left. b is gone then.
             pytest.param(False, [{"a": 20}, {"a": 1, "b": 15}, {"c": 16}], id="latched"),
             # The batch is empty when c comes: whole prompts again.
-            pytest.param(True, [{"a": 20}, {"a": 1, "b": 15}, {"c": 40}], id="tested anew"),
+            pytest.param(True, [{"a": 20}, {"a": 1, "b": 15}, {"c": 40}], id="tested again"),
         ],
     )
     def test_split_start_type(self, start_type: bool, steps: list[dict[str, int]]) -> None:
@@ -116,7 +116,7 @@ class TestGate:
 
         assert bench.run(1) == [{"a": 20, "b": 20}]
 
-    def test_a_targetd_tpot_splits_whatever_the_gate_says(self) -> None:
+    def test_a_tpot_target_splits_at_any_batch_size(self) -> None:
         slo = Slo(tpot=LatencyTarget(target="10s"))
         schedule = mix(16, start=8, schedule={"max_prefill_tokens": 200})
         bench = Bench(schedule, request("a", 40), slo=slo)
@@ -273,7 +273,7 @@ def test_a_cached_prompt_computes_one_token() -> None:
     bench.finish()
     bench.add(request("b", 0, prompt=prompt), request("c", 0, prompt=prompt[:40]))
 
-    # b: 3 blocks of 16 are there, and its last token is computed anew. c: 40 − 2 · 16.
+    # b: 3 blocks of 16 are there, and its last token is computed again. c: 40 − 2 · 16.
     assert bench.run(1) == [{"b": 1, "c": 8}]
 
 

@@ -21,7 +21,7 @@ from tandem_engine.scheduler.latency.step_model import (
 
 untimed = settings(deadline=None)
 
-TRUTH = Coefficients(base=5e-3, token=2e-4, chunk_context=3e-8, decode_context=4e-7, row=5e-5)
+TRUE_COSTS = Coefficients(base=5e-3, token=2e-4, chunk_context=3e-8, decode_context=4e-7, row=5e-5)
 FEATURES = ("num_tokens", "num_rows", "chunk_context", "decode_context")
 
 
@@ -36,7 +36,7 @@ def load(
     )
 
 
-def seconds_of(load: StepLoad, prices: Coefficients = TRUTH) -> float:
+def seconds_of(load: StepLoad, prices: Coefficients = TRUE_COSTS) -> float:
     return (
         prices.base
         + prices.token * load.num_tokens
@@ -61,7 +61,7 @@ def teach(
     chance: random.Random,
     count: int,
     *,
-    prices: Coefficients = TRUTH,
+    prices: Coefficients = TRUE_COSTS,
     noise: float = 0.1,
     outliers: float = 0.0,
     chunks: float = 0.3,
@@ -75,7 +75,7 @@ def teach(
 
 
 def errors(
-    model: StepTimeModel, chance: random.Random, prices: Coefficients = TRUTH, chunks: float = 0.3
+    model: StepTimeModel, chance: random.Random, prices: Coefficients = TRUE_COSTS, chunks: float = 0.3
 ) -> list[float]:
     """Relative errors against the noiseless truth, smallest first."""
     loads = [any_load(chance, chunks=chunks) for _ in range(200)]
@@ -114,7 +114,7 @@ def test_the_prices_are_found_without_noise() -> None:
 
     assert errors(model, chance)[180] < 0.02
     # A row costs at most a twentieth of a step, so its price may be off; the pull costs the rest.
-    for found, true in zip(model.coefficients[:4], TRUTH[:4], strict=True):
+    for found, true in zip(model.coefficients[:4], TRUE_COSTS[:4], strict=True):
         assert found == pytest.approx(true, rel=0.2)
 
 
@@ -125,16 +125,16 @@ def test_the_prices_are_found_under_noise_and_outliers(seed: int) -> None:
 
     assert errors(model, chance)[180] < 0.08
     found = model.coefficients
-    assert found.token == pytest.approx(TRUTH.token, rel=0.2)
-    assert found.decode_context == pytest.approx(TRUTH.decode_context, rel=0.25)
-    assert found.base == pytest.approx(TRUTH.base, rel=0.25)
-    assert found.chunk_context == pytest.approx(TRUTH.chunk_context, rel=0.6)
+    assert found.token == pytest.approx(TRUE_COSTS.token, rel=0.2)
+    assert found.decode_context == pytest.approx(TRUE_COSTS.decode_context, rel=0.25)
+    assert found.base == pytest.approx(TRUE_COSTS.base, rel=0.25)
+    assert found.chunk_context == pytest.approx(TRUE_COSTS.chunk_context, rel=0.6)
 
 
 @pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
 def test_sixty_steps_are_enough_for_a_machine_of_any_speed(factor: float) -> None:
     model, chance = StepTimeModel(), random.Random(2)
-    prices = scaled(TRUTH, factor)
+    prices = scaled(TRUE_COSTS, factor)
     teach(model, chance, 60, prices=prices)
 
     assert errors(model, chance, prices)[180] < 0.2
@@ -144,7 +144,7 @@ def test_sixty_steps_are_enough_for_a_machine_of_any_speed(factor: float) -> Non
 def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
     model, chance = StepTimeModel(), random.Random(3)
     teach(model, chance, 1000, outliers=0.02)
-    prices = scaled(TRUTH, factor)
+    prices = scaled(TRUE_COSTS, factor)
     teach(model, chance, 448, prices=prices, outliers=0.02)
 
     assert errors(model, chance, prices)[100] < 0.15
@@ -156,7 +156,7 @@ def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
 def test_the_margin_follows_a_change_of_speed_at_once(factor: float) -> None:
     model, chance = StepTimeModel(), random.Random(4)
     teach(model, chance, 1024, chunks=0.5)
-    prices = scaled(TRUTH, factor)
+    prices = scaled(TRUE_COSTS, factor)
     teach(model, chance, 96, prices=prices, chunks=0.5)
 
     for has_chunks in (False, True):

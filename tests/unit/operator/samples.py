@@ -24,7 +24,7 @@ TRACEBACK = (
 
 
 def connection_to(server: str | URL) -> Connection:
-    """Return the connection to an API server that takes everybody."""
+    """Return the connection to an API server that checks no credentials."""
     configuration = Configuration(host=str(server).rstrip("/"))
     return Connection(
         configuration=configuration,

@@ -89,7 +89,7 @@ def test_a_success_ends_the_waiting() -> None:
     assert work.fail("a", 9.0) == BACKOFF.base_s
 
 
-def test_the_api_servers_wish_is_heard() -> None:
+def test_the_api_servers_retry_after_is_obeyed() -> None:
     work = queue()
     work.add("a", 0.0)
     work.take(0.0)

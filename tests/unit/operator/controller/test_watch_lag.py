@@ -18,27 +18,27 @@ def lag() -> WatchLag:
     return lag
 
 
-def test_a_quiet_cluster_owes_nothing(lag: WatchLag) -> None:
+def test_a_quiet_cluster_has_no_lag(lag: WatchLag) -> None:
     for now in (0.0, 1000.0, 2000.0):
         lag.compare([item("a", 7)], now)
 
     assert lag.behind_s(9999.0) == 0.0
 
 
-def test_a_change_that_only_the_list_sees_is_owed(lag: WatchLag) -> None:
+def test_a_change_that_only_the_list_has_counts(lag: WatchLag) -> None:
     lag.compare([item("a", 12)], 100.0)
 
     assert lag.behind_s(130.0) == 30.0
 
 
-def test_it_is_owed_since_it_was_first_seen(lag: WatchLag) -> None:
+def test_the_lag_counts_from_the_first_list_that_had_it(lag: WatchLag) -> None:
     lag.compare([item("a", 12)], 100.0)
     lag.compare([item("a", 15)], 160.0)
 
     assert lag.behind_s(170.0) == 70.0
 
 
-def test_a_late_delivery_settles_it(lag: WatchLag) -> None:
+def test_a_late_delivery_ends_the_lag(lag: WatchLag) -> None:
     lag.compare([item("a", 12)], 100.0)
     lag.deliver(item("a", 12), is_gone=False)
 
@@ -59,14 +59,14 @@ def test_a_watch_may_be_ahead_of_the_list(lag: WatchLag) -> None:
     assert lag.behind_s(200.0) == 0.0
 
 
-def test_a_new_object_is_owed_too(lag: WatchLag) -> None:
+def test_a_new_object_counts_too(lag: WatchLag) -> None:
     lag.compare([item("a", 7), item("b", 3)], 100.0)
 
     assert lag.behind_s(101.0) == 1.0
 
 
 @pytest.mark.parametrize("by_watch", [True, False])
-def test_what_is_gone_is_owed_no_longer(lag: WatchLag, by_watch: bool) -> None:
+def test_a_deleted_object_counts_no_longer(lag: WatchLag, by_watch: bool) -> None:
     lag.compare([item("a", 12)], 100.0)
     if by_watch:
         lag.deliver(item("a", 13), is_gone=True)
@@ -76,7 +76,7 @@ def test_what_is_gone_is_owed_no_longer(lag: WatchLag, by_watch: bool) -> None:
     assert lag.behind_s(999.0) == 0.0
 
 
-def test_a_watch_that_begins_anew_owes_nothing_yet(lag: WatchLag) -> None:
+def test_a_new_watch_has_no_lag_yet(lag: WatchLag) -> None:
     lag.compare([item("a", 12)], 100.0)
     lag.reset()
 

@@ -57,7 +57,7 @@ def test_what_stands_beside_it_stays(before: Any, after: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [1000, 9999])
-def test_deep_json_is_seen_before_anybody_parses_it(depth: int) -> None:
+def test_deep_json_is_found_before_it_is_parsed(depth: int) -> None:
     with pytest.raises(RecursionError):
         json.loads(nested(depth))
     assert is_too_deep(nested(depth).encode())

@@ -32,12 +32,12 @@ def test_a_lease_that_has_not_changed_for_its_duration_may_be_taken() -> None:
     assert later.may_be_acquired("me", 100.1 + DURATION_S)
 
 
-def test_a_renewal_begins_it_anew() -> None:
+def test_a_renewal_begins_it_again() -> None:
     first = observe_lease(lease("other"), None, 100.0)
     renewed = observe_lease(lease("other", "2026-11-21T14:00:05.000000Z"), first, 105.0)
 
     assert not renewed.may_be_acquired("me", 105.0 + DURATION_S)
 
 
-def test_a_leader_gives_up_before_anybody_may_follow() -> None:
+def test_a_leader_gives_up_before_another_process_may_follow() -> None:
     assert RENEW_S < RENEW_WITHIN_S < DURATION_S

@@ -17,35 +17,35 @@ from tandem_operator.reconcile.confirmed_tokens import ConfirmedTokens
 from tests.unit.operator.samples import connection_to
 
 KEY = b"k" * 32
-PLACE: dict[str, str] = {"namespace": "demo", "service": "tiny", "uid": "u-1"}
+OWNER: dict[str, str] = {"namespace": "demo", "service": "tiny", "uid": "u-1"}
 
 
 def test_the_same_service_always_has_the_same_token() -> None:
-    assert ray_token(KEY, **PLACE) == ray_token(KEY, **PLACE)
+    assert ray_token(KEY, **OWNER) == ray_token(KEY, **OWNER)
 
 
 @pytest.mark.parametrize(
-    ("key", "place"),
+    ("key", "owner"),
     [
-        (b"j" * 32, PLACE),
-        (KEY, {**PLACE, "namespace": "other"}),
-        (KEY, {**PLACE, "service": "other"}),
-        (KEY, {**PLACE, "uid": "u-2"}),
-        (KEY, {**PLACE, "namespace": "demo/tiny", "service": "u-1", "uid": ""}),
+        (b"j" * 32, OWNER),
+        (KEY, {**OWNER, "namespace": "other"}),
+        (KEY, {**OWNER, "service": "other"}),
+        (KEY, {**OWNER, "uid": "u-2"}),
+        (KEY, {**OWNER, "namespace": "demo/tiny", "service": "u-1", "uid": ""}),
     ],
     ids=["another key", "namespace", "name", "object of this name", "cut elsewhere"],
 )
 def test_everything_else_has_another_token_in_another_secret(
-    key: bytes, place: dict[str, str]
+    key: bytes, owner: dict[str, str]
 ) -> None:
-    one, other = ray_token(KEY, **PLACE), ray_token(key, **place)
+    one, other = ray_token(KEY, **OWNER), ray_token(key, **owner)
 
     assert one.value != other.value
     assert one.secret != other.secret
 
 
 def test_a_token_says_nothing_of_itself() -> None:
-    token = ray_token(KEY, **PLACE)
+    token = ray_token(KEY, **OWNER)
 
     assert token.value not in repr(token)
     assert hashlib.sha256(KEY).hexdigest()[:8] not in token.secret

@@ -156,7 +156,7 @@ def test_a_field_that_is_no_longer_rendered_is_removed_once() -> None:
     assert plan(new, all_applied(new)) == ()
 
 
-def test_an_amount_may_be_spelled_anew() -> None:
+def test_an_amount_may_be_spelled_in_another_way() -> None:
     runtime = {"volumes": [{"name": "own", "emptyDir": {"sizeLimit": "1024Mi"}}]}
     desired = rendered({"runtime": runtime})
     found = as_applied(one(desired, "RayService"))
@@ -182,7 +182,7 @@ def test_a_dying_object_is_left_to_die() -> None:
     assert plan(desired, observed(*map(as_applied, desired.objects), found)) == ()
 
 
-def test_a_lost_token_is_made_anew() -> None:
+def test_a_lost_token_is_created_again() -> None:
     desired = rendered()
     there = observed(*map(as_applied, desired.objects), has_token=False)
 

@@ -228,6 +228,6 @@ def test_a_profile_adds_to_the_workers_alone() -> None:
         ),
     ],
 )
-def test_cards_that_cannot_be_had_are_refused(resources: dict[str, object], said: str) -> None:
+def test_unsatisfiable_numbers_of_cards_are_rejected(resources: dict[str, object], said: str) -> None:
     with pytest.raises(RenderError, match=said):
         rendered({"resources": resources}, SETTINGS)

@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Facts, dict[str, tuple[str, str]]]] = {
             "Progressing": ("True", "Starting"),
         },
     ),
-    "a replica's pod has no place": (
+    "a replica's pod cannot be scheduled": (
         facts(
             ray=starting(
                 NEW_HEAD,

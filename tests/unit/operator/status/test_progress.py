@@ -54,8 +54,8 @@ def progressing(status: str, reason: str, since: str, generation: int = 1) -> di
         "a later write begins a later change",
         "what was reconciled begins now",
         "what was overdue stays so",
-        "a write after it was overdue begins anew",
-        "a new spec after it was overdue begins anew",
+        "a write after it was overdue begins again",
+        "a new spec after it was overdue begins again",
     ],
 )
 def test_the_start_of_a_change(

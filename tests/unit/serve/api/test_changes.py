@@ -56,7 +56,7 @@ schedules = optional(
     noEvict=st.booleans(),
     prefillExpectedTime=st.integers(1, 10000),
 )
-promises = optional(
+targets = optional(
     **{
         name: st.fixed_dictionaries(
             {"target": st.sampled_from(["50ms", "0.05s", "1s", "1000ms"])},
@@ -83,7 +83,7 @@ specs = st.fixed_dictionaries(
             npuMemSize=st.sampled_from([-1, 1]),
             schedule=schedules,
         ).flatmap(with_host_memory),
-        "slo": promises,
+        "slo": targets,
         "server": optional(
             maxLinkNum=st.integers(1, 4096),
             maxRequestLength=st.integers(1, 100),

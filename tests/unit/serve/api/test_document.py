@@ -191,13 +191,13 @@ def test_an_slo_chooses_how_steps_are_shared_where_the_manifest_does_not() -> No
         assert chosen["maxIterTimes"] == 1024
 
 
-def test_an_output_without_a_known_bound_is_left_to_the_replica_where_something_is_targetd() -> (
+def test_an_output_without_a_known_bound_is_left_to_the_replica_where_there_is_a_target() -> (
     None
 ):
     model = {"source": "file:///models/tiny"}
 
-    promised = schedule_of(model=model, engine={}, slo={"tpot": {"target": "50ms"}})
-    assert "maxIterTimes" not in promised
+    with_target = schedule_of(model=model, engine={}, slo={"tpot": {"target": "50ms"}})
+    assert "maxIterTimes" not in with_target
     assert schedule_of(model=model, engine={})["maxIterTimes"] == 512
 
 

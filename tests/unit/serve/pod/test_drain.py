@@ -179,7 +179,7 @@ def test_a_connection_to_the_endpoint_or_a_replica_is_one_with_a_request(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(drain, "SERVE_PORT", port)
-        # Ray's default ports are free, or another program's: only this one is looked at.
+        # Ray's default ports are free, or another program's: only this one is checked.
         monkeypatch.setattr(drain, "_REPLICA_PORTS", range(0))
         assert not drain.has_connections()
         with socket.create_connection(("127.0.0.1", port)):

@@ -106,7 +106,7 @@ class ComputeThreads:
             most = self._host.most_threads
             self._desired = self._settings.num_threads or min(num_threads or most, most)
             self._apply_plan(self._first_plan())
-        if not self.is_settled:
+        if not self.has_all_cores:
             self._retry_later()
         return self.plan
 
@@ -117,7 +117,7 @@ class ComputeThreads:
             self._locks.release()
 
     @property
-    def is_settled(self) -> bool:
+    def has_all_cores(self) -> bool:
         """True when other replicas cannot change the plan any more."""
         if self._unpinned_reason():
             return not self._counts_replicas
@@ -196,7 +196,7 @@ class ComputeThreads:
         self._stop = stop = threading.Event()
 
         def retry() -> None:
-            while not self.is_settled and not stop.wait(RETRY_S):
+            while not self.has_all_cores and not stop.wait(RETRY_S):
                 with self._changing:
                     if not stop.is_set():
                         self.retry()
