@@ -34,6 +34,8 @@ class Access(NamedTuple):
         Raises:
             NoCluster: there is none.
         """
+        # KUBECONFIG counts in a pod, too: a person in its shell means it, while the operator has
+        # rights of its own there (k8s/connection.py).
         account = Path(incluster_config.SERVICE_TOKEN_FILENAME)
         if context is None and not os.environ.get(KUBECONFIG) and account.is_file():
             return cls._of_account(account.with_name("namespace"))
@@ -41,7 +43,7 @@ class Access(NamedTuple):
 
     @property
     def proxy(self) -> str:
-        """Address of the proxy, without what it is let in with; empty: there is none."""
+        """Address of the proxy, without its credentials; empty: there is none."""
         proxy = self.client.configuration.proxy
         return urllib3.util.parse_url(proxy).netloc or "" if proxy else ""
 

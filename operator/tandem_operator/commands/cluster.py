@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final, Self
 
-from tandem_operator.commands.connection import Connection, Object, Refusal
+from tandem_operator.commands.api_reader import ApiReader, Refusal
 from tandem_operator.commands.errors import ClusterError
 from tandem_operator.k8s.kinds import EVENT, INFERENCE_SERVICE, POD, RAY_SERVICE, Kind
+from tandem_operator.k8s.objects import Object, selector_text
 
 EVERYWHERE: Final = "*"
 _PAGE: Final = 500
@@ -20,8 +21,8 @@ _BETWEEN_WATCHES_S: Final = 1.0
 class Cluster:
     """A Kubernetes as the commands read it."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, reader: ApiReader) -> None:
+        self._reader = reader
 
     @classmethod
     def connect(cls, context: str | None) -> Self:
@@ -30,12 +31,12 @@ class Cluster:
         Raises:
             NoCluster: there is none.
         """
-        return cls(Connection(context))
+        return cls(ApiReader(context))
 
     @property
     def namespace(self) -> str:
         """Default namespace of the context."""
-        return self._connection.namespace
+        return self._reader.namespace
 
     def services(self, namespace: str) -> list[Object]:
         """List the InferenceServices of a namespace, or EVERYWHERE, by namespace and name.
@@ -72,7 +73,8 @@ class Cluster:
     def changes(self, namespace: str) -> Iterator[Object]:
         """Yield the InferenceServices of a namespace, or EVERYWHERE, each whenever it changes.
 
-        All existing ones come first. It never ends by itself.
+        All existing ones come first, and once more when the API server has forgotten the version
+        that the watch had reached (410). It never ends by itself.
 
         Raises:
             ClusterError: they cannot be watched.
@@ -99,7 +101,7 @@ class Cluster:
     ) -> list[Object]:
         query = {}
         if labels:
-            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
+            query["labelSelector"] = selector_text(labels)
         with self._errors(kind):
             return self._read_list(_path(kind, namespace), query)[0]
 
@@ -117,7 +119,7 @@ class Cluster:
         items: list[Object] = []
         rest = ""
         while True:
-            page = self._connection.list_page(path, {**query, "continue": rest} if rest else query)
+            page = self._reader.list_page(path, {**query, "continue": rest} if rest else query)
             items += page.get("items") or ()
             metadata = page.get("metadata") or {}
             rest = metadata.get("continue", "")
@@ -129,7 +131,7 @@ class Cluster:
         while True:
             query = {"resourceVersion": version, "allowWatchBookmarks": "true"}
             try:
-                for event in self._connection.watch(path, query):
+                for event in self._reader.watch(path, query):
                     item = _object_of(event)
                     version = item["metadata"].get("resourceVersion", version)
                     if event["type"] != "BOOKMARK":
@@ -149,7 +151,7 @@ class Cluster:
             raise ClusterError(self._sentence(refusal, kind)) from refusal
 
     def _sentence(self, refusal: Refusal, kind: Kind) -> str:
-        message, server = str(refusal), self._connection.server
+        message, server = str(refusal), self._reader.server
         match refusal.code:
             case HTTPStatus.NOT_FOUND:
                 return (

@@ -1,22 +1,22 @@
 """A service and what belongs to it → five sentences that explain its state; pure."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tandem_operator import reasons
 from tandem_operator.commands.blockers import find_blocker
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of, sentence
+from tandem_operator.k8s.objects import Object
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType
 from tandem_serve.api.changes import ChangeClass
 
 
 def explain(
-    service: Mapping[str, Any],
-    ray_service: Mapping[str, Any] | None,
-    pods: Sequence[Mapping[str, Any]],
-    events: Sequence[Mapping[str, Any]],
+    service: Object,
+    ray_service: Object | None,
+    pods: Sequence[Object],
+    events: Sequence[Object],
     now: str,
 ) -> list[str]:
     """Return state, replicas, last change, blocker and next step, one sentence each.

@@ -8,9 +8,9 @@ import typer
 from tandem_operator import reasons
 from tandem_operator.clock import now_text
 from tandem_operator.commands.cluster import EVERYWHERE, Cluster
-from tandem_operator.commands.connection import Object
 from tandem_operator.commands.errors import exit_on_error
 from tandem_operator.commands.text import age_between
+from tandem_operator.k8s.objects import Object
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import find_condition
 

@@ -7,13 +7,12 @@ from typing import Any, Final
 from tandem_operator.clock import seconds_between
 from tandem_operator.commands.text import age_between
 from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
+from tandem_operator.k8s.objects import Object
 from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType, find_condition
 from tandem_operator.status.pod_view import pod_view
 from tandem_serve.api.changes import ChangeClass
 from tandem_serve.api.spec import PROGRESS_DEADLINE_S
-
-Object = Mapping[str, Any]
 
 RECONCILE_WITHIN_S: Final = 60.0
 """Seconds within which a running operator has reconciled a new spec."""
@@ -68,7 +67,7 @@ class ServiceSnapshot:
         status: Object = self.service.get("status") or {}
         return status
 
-    def condition(self, condition_type: ConditionType) -> Object:
+    def condition(self, condition_type: ConditionType) -> Mapping[str, Any]:
         """Return a condition of the status; empty: there is none."""
         return find_condition(self.status, condition_type)
 

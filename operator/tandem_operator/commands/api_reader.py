@@ -7,7 +7,7 @@ limit on depth, and resumes where a new list is needed.
 import json
 import ssl
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from http import HTTPStatus
 from typing import Any, Final
@@ -21,9 +21,7 @@ from kubernetes.watch.watch import iter_resp_lines
 from tandem_operator.commands.access import Access, account_error
 from tandem_operator.commands.errors import ClusterError
 from tandem_operator.k8s.json_depth import truncate_depth
-
-Object = Mapping[str, Any]
-"""A Kubernetes object as JSON has it."""
+from tandem_operator.k8s.objects import Object
 
 _TIMEOUT_S: Final = 10.0
 _HEADERS: Final = {
@@ -42,8 +40,8 @@ class Refusal(Exception):
         self.code = code
 
 
-class Connection:
-    """Connection to the API server of a context."""
+class ApiReader:
+    """Reads from the API server of a context."""
 
     def __init__(self, context: str | None) -> None:
         """Connect to the kubeconfig's context, or to the Kubernetes of this pod.
@@ -74,7 +72,7 @@ class Connection:
         """
         with self._errors():
             response = self._request(path, query, {"Accept-Encoding": "gzip"}, _TIMEOUT_S)
-            return self._object(response.read() or b"", "items")
+            return self._object(response.read() or b"", _is_list)
 
     def watch(self, path: str, query: Mapping[str, str]) -> Iterator[Object]:
         """Yield the events of a watch until the API server ends it.
@@ -88,7 +86,7 @@ class Connection:
             # What is left of it is not read: it may never end.
             with closing(response.response):
                 for line in filter(None, iter_resp_lines(response.response)):
-                    yield self._object(line.encode(), "object")
+                    yield self._object(line.encode(), _is_event)
 
     def _request(
         self,
@@ -100,7 +98,7 @@ class Connection:
         """Return the response, whose body is still to be read."""
         response = self._send(path, query, headers, read_timeout_s)
         if response.status == HTTPStatus.UNAUTHORIZED and self._has_answered:
-            # What it was let in with has expired since.
+            # The credentials have expired.
             self._access = Access.of(self._context)
             response = self._send(path, query, headers, read_timeout_s)
         if response.status != HTTPStatus.OK:
@@ -117,7 +115,7 @@ class Connection:
     ) -> RESTResponse:
         client = self._access.client
         headers = {**_HEADERS, **headers}
-        # A service account's changes on disk, and the configuration reads it anew.
+        # A service account's token is rotated on disk; the configuration reads the file again.
         if authorization := client.configuration.get_api_key_with_prefix("BearerToken"):
             headers["Authorization"] = authorization.strip()
         return client.call_api(
@@ -127,12 +125,12 @@ class Connection:
             _request_timeout=(_TIMEOUT_S, read_timeout_s),
         )
 
-    def _object(self, text: bytes, field: str) -> Object:
+    def _object(self, text: bytes, is_expected: Callable[[Object], bool]) -> Object:
         try:
             found = _parsed(text)
         except ValueError:
             found = None
-        if isinstance(found, dict) and field in found:
+        if isinstance(found, dict) and is_expected(found):
             return found
         raise ClusterError(
             f"{self.server} answers with something that is not Kubernetes' own; is a proxy or a "
@@ -146,8 +144,8 @@ class Connection:
         except (ApiException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             if cause := _tls_cause(error):
                 raise ClusterError(
-                    f"TLS with the Kubernetes at {self.server} fails ({cause}); get its kubeconfig "
-                    "anew, or name another Kubernetes with --context"
+                    f"TLS with the Kubernetes at {self.server} fails ({cause}); renew its "
+                    "kubeconfig, or name another Kubernetes with --context"
                 ) from error
             cause = _cause(error)
             if any(isinstance(one, urllib3.exceptions.ProxyError) for one in _chain(error)):
@@ -158,6 +156,33 @@ class Connection:
             ) from error
         except ConfigException as error:
             raise account_error(error) from None
+
+
+def _is_list(document: Object) -> bool:
+    if "items" not in document:
+        return False
+    # Go writes an empty list as null.
+    items = document["items"] or []
+    return isinstance(items, list) and all(
+        _has_metadata(item, "namespace", "name") for item in items
+    )
+
+
+def _is_event(document: Object) -> bool:
+    item = document.get("object")
+    match document.get("type"):
+        case "ERROR":
+            return isinstance(item, dict)
+        case "BOOKMARK":
+            return _has_metadata(item)
+        case str():
+            return _has_metadata(item, "namespace", "name")
+    return False
+
+
+def _has_metadata(item: object, *fields: str) -> bool:
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    return isinstance(metadata, dict) and metadata.keys() >= {*fields}
 
 
 def _parsed(text: bytes) -> Any:

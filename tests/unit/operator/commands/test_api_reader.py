@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.commands import connection
+from tandem_operator.commands import api_reader
 from tandem_operator.commands.cluster import Cluster
 from tests.unit.operator.commands.api_server import (
     SERVICES,
@@ -144,13 +144,33 @@ def test_a_watch_shows_an_object_that_is_nested_too_deep(server: ApiServer) -> N
 
 
 @pytest.mark.usefixtures("kubeconfig")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"object": {"metadata": {"name": "a", "namespace": "models"}}}',
+        b'{"type": "ADDED", "object": {}}',
+        b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}',
+        b'{"type": "BOOKMARK", "object": []}',
+        b'{"type": "ERROR", "object": "x"}',
+    ],
+)
+def test_an_event_that_is_not_of_kubernetes(server: ApiServer, line: bytes) -> None:
+    server.lists[MODELS] = []
+    server.watched = [Raw(200, line + b"\n")]
+
+    said = error_of("get", "-w")
+
+    assert said.startswith(f"{server.url} answers with something that is not Kubernetes' own")
+
+
+@pytest.mark.usefixtures("kubeconfig")
 def test_ctrl_c_ends_a_watch(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.lists[MODELS] = [service("tiny")]
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(connection, "iter_resp_lines", interrupt)
+    monkeypatch.setattr(api_reader, "iter_resp_lines", interrupt)
     server.watched = [[]]
 
     done = run("get", "-w")
@@ -163,7 +183,19 @@ def test_ctrl_c_ends_a_watch(server: ApiServer, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("kubeconfig")
-@pytest.mark.parametrize("body", [b"<html>log in</html>", b"", b"[]", b"{}", b'"x"', b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>log in</html>",
+        b"",
+        b"[]",
+        b"{}",
+        b'"x"',
+        b"\xff",
+        b'{"items": [{}]}',
+        b'{"items": 1}',
+    ],
+)
 def test_an_answer_that_is_not_of_kubernetes(server: ApiServer, body: bytes) -> None:
     server.raw[MODELS] = Raw(200, body, {"Content-Type": "text/html"})
 
@@ -215,7 +247,7 @@ def test_a_redirect_is_not_followed(
 
 @pytest.mark.usefixtures("kubeconfig")
 def test_a_server_that_is_silent(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(api_reader, "_TIMEOUT_S", 0.2)
     server.delay_s = 1.0
 
     assert f"{server.url} does not answer (nothing within 0.2 s)" in error_of("get")
