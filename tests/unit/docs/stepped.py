@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 
 from tandem_engine.api.steps import RowExplanation, StepExplanation, WaitExplanation
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.records.explain import clause_of
 from tandem_serve.api.manifest import parse_manifest
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.api.state import ReplicaState, ServiceState
@@ -19,6 +18,7 @@ from tandem_serve.api.steps import StepsReport
 from tests.unit.docs.kinds import BlockKind, blocks_of
 from tests.unit.docs.pages import Block
 from tests.unit.serve.local_services import RECORD
+from tests.unit.step_records import wait_of
 
 _LEFT_OUT: Final = ", …"
 _ADAPTER: Final = TypeAdapter(StepsReport)
@@ -83,10 +83,7 @@ def _zeros(part: Any) -> dict[str, int]:
 
 
 def _waits(sequence_id: str) -> WaitExplanation:
-    clause = clause_of(Reason.TOKENS).format(budget="the token budget of 64 is")
-    return WaitExplanation(
-        sequence_id=sequence_id, reason="token_budget", text=f"{sequence_id} waits {clause}."
-    )
+    return wait_of(sequence_id, Reason.TOKENS, token_budget=64)
 
 
 def _chunk(sequence_id: str, start: int, end: int, known: int, hit: int = 0) -> RowExplanation:

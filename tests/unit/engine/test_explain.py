@@ -16,9 +16,10 @@ from tandem_engine.engine import Engine
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.records.explain import clause_of, explain
+from tandem_engine.scheduler.records.explain import explain
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
+from tests.unit.step_records import wait_of
 
 BLOCK_SIZE = 16
 STEP_S = 0.25
@@ -250,10 +251,10 @@ def test_a_pending_prefix_skips_the_second_of_two() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_has_words_that_follow_waits(reason: Reason) -> None:
-    clause = clause_of(reason)
+    wait = wait_of("b", reason)
 
-    assert re.match(r"(for|because|behind) ", clause)
-    assert not clause.endswith(".")
+    assert wait.reason == reason.value
+    assert re.fullmatch(r"b waits (for|because|behind) [^{}]*[^.{}]\.", wait.text)
 
 
 def test_what_was_explained_stays_true_while_the_engine_goes_on() -> None:

@@ -49,11 +49,6 @@ def explain(
     return [_explain(record, epoch_s, with_decodes=with_decodes) for record in records]
 
 
-def clause_of(reason: Reason) -> str:
-    """Return the words for a reason that follow "waits", with fields for figures in braces."""
-    return _CLAUSES[reason]
-
-
 def _explain(record: StepRecord, epoch_s: float, *, with_decodes: bool) -> StepExplanation:
     step = record.step
     decode_tokens = sum(step.num_tokens[: step.num_decodes])
