@@ -17,7 +17,7 @@ from tandem_engine.runner.decode_batches import DecodeBatches
 from tandem_engine.runner.drafts import Drafter, accepted, usable
 from tandem_engine.runner.logits_rows import LogitsRows, split
 from tandem_engine.runner.rows import Rows
-from tandem_engine.runner.step_handle import NOT_FINITE, StepHandle
+from tandem_engine.runner.step_handle import NOT_FINITE, ModelStepHandle
 from tandem_engine.sampling.candidates import candidates_of
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.sampler import Sampler
@@ -57,7 +57,7 @@ class ModelRunner:
         self._decode_batches = DecodeBatches(block_size)
         self._thread = ComputeThread()
         # The last step that had rows.
-        self._last: StepHandle | None = None
+        self._last: ModelStepHandle | None = None
 
     def add(self, request: Request) -> None:
         """Add a request, with its prompt and sampling, before its first step."""
@@ -79,7 +79,7 @@ class ModelRunner:
         return handle.result()
 
     @torch.inference_mode()
-    def submit(self, step: Step) -> StepHandle:
+    def submit(self, step: Step) -> ModelStepHandle:
         """Begin to compute `step` on a thread of its own, after all that was submitted before.
 
         Rows of the step may wait for tokens of the previous one: they are put into the batch as
@@ -94,15 +94,15 @@ class ModelRunner:
         """End the thread that computes, if there is one."""
         self._thread.close()
 
-    def _prepare_handle(self, step: Step) -> StepHandle:
+    def _prepare_handle(self, step: Step) -> ModelStepHandle:
         """Lay a step out; one that cannot be laid out has its copies made, and fails."""
         try:
             batch = self._batch_of(step)
         except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
             self._decode_batches.forget()
-            return StepHandle(step, None, None, self.sample_any, error)
+            return ModelStepHandle(step, None, None, self.sample_any, error)
         before = self._last if batch is not None and batch.fed is not None else None
-        handle = StepHandle(step, batch, before, self.sample_any)
+        handle = ModelStepHandle(step, batch, before, self.sample_any)
         if batch is not None:
             self._last = handle
         return handle
@@ -113,12 +113,12 @@ class ModelRunner:
             self._decode_batches.forget()
         return self.prepare(step) if step.sequence_ids else None
 
-    def _compute(self, handle: StepHandle) -> None:
+    def _compute(self, handle: ModelStepHandle) -> None:
         """Do the device's part of a step."""
         with self._runtime.step():
             self._compute_step(handle)
 
-    def _compute_step(self, handle: StepHandle) -> None:
+    def _compute_step(self, handle: ModelStepHandle) -> None:
         self._copy(handle.step)
         handle.has_copied = True
         batch, before = handle.batch, handle.before
@@ -134,7 +134,7 @@ class ModelRunner:
                 before.commit()
             self.sample(logits, handle)
 
-    def sample(self, logits: Tensor, handle: StepHandle) -> None:
+    def sample(self, logits: Tensor, handle: ModelStepHandle) -> None:
         """Sample one token a row, as in most steps: no drafts, beams and choices to create."""
         batch = handle.batch
         if batch is not None:

@@ -19,7 +19,7 @@ Sample = Callable[[Tensor, FlatBatch], StepResult]
 NOT_FINITE: Final = "the model's logits are not finite numbers"
 
 
-class StepHandle:
+class ModelStepHandle:
     """One step whose rows yield one token each; implements `tandem_engine.api.step.StepHandle`.
 
     The thread that computes and the one that submitted the step both use it: the first needs
@@ -38,7 +38,7 @@ class StepHandle:
         self,
         step: Step,
         batch: FlatBatch | None,
-        before: "StepHandle | None",
+        before: "ModelStepHandle | None",
         sample: Sample,
         error: Exception | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class StepHandle:
         """True if it is known already to have failed."""
         return self._error is not None
 
-    def compute(self, work: Callable[["StepHandle"], None]) -> None:
+    def compute(self, work: Callable[["ModelStepHandle"], None]) -> None:
         """Run `work`, which may end with `set_tokens` or `set_logits`; an exception is kept."""
         try:
             self._catch(lambda: work(self))
