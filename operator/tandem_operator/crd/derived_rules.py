@@ -60,7 +60,7 @@ def _type_rules(annotation: Any, metadata: list[Any], at: str) -> Iterator[Rule]
         yield from derived_rules(annotation, at)
 
 
-def _constraint_rules(constraint: Any, beside: list[Any], at: str) -> Iterator[Rule]:
+def _constraint_rules(constraint: object, beside: list[Any], at: str) -> Iterator[Rule]:
     match constraint:
         case TextFormat():
             yield format_rule(constraint, at)

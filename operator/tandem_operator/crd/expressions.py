@@ -185,7 +185,7 @@ def _parts(expression: Expression) -> Iterator[Expression]:
             yield from _parts(of)
 
 
-def _literal(value: Any) -> str:
+def _literal(value: int | str | bool) -> str:
     if isinstance(value, str):
         return f"'{value}'"
     return json.dumps(value)

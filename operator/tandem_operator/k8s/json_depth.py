@@ -1,7 +1,7 @@
 """JSON that is nested deeper than a parser follows; pure.
 
 Kubernetes takes objects of ten thousand levels, and a user who may write one in a namespace may
-write such a one: in the open parts of a volume, or in managedFields. A LIST has the objects of all
+write one: in the open parts of a volume, or in managedFields. A LIST has the objects of all
 users, so its deepest levels are cut off, below every field that the operator reads.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 MAX_DEPTH: Final = 100
 """Levels that are kept; a pod has some twenty."""
 
-# Held against the interpreter's own limit on recursion, these leave room for what is done with a
+# Compared with the interpreter's own limit on recursion, these leave room for what is done with a
 # document once it has been read.
 _AROUND: Final = 800
 # All up to the next bracket, or to the end; one in a string is none. Nothing is given back once it

@@ -24,7 +24,7 @@ class KopfLogin:
     async def open_session(self, **_: Any) -> kopf.AiohttpSession:
         """Return a new session; kopf closes it, and asks again when the API server answers 401."""
         await self._pause()
-        session = self._connection.session(_Answer)
+        session = self._connection.session(_TruncatingResponse)
         return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
     async def _pause(self) -> None:
@@ -35,7 +35,7 @@ class KopfLogin:
         self._last = time.monotonic()
 
 
-class _Answer(aiohttp.ClientResponse):
+class _TruncatingResponse(aiohttp.ClientResponse):
     """A response that is read however deep it is nested."""
 
     async def json(self, **options: Any) -> Any:

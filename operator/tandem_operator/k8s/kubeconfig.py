@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-Entry = Mapping[str, Any]
-"""A cluster, user or context of a kubeconfig."""
+Fields = Mapping[str, Any]
+"""Fields of a cluster, user or context of a kubeconfig."""
 
 KUBECONFIG: Final = "KUBECONFIG"
 """Environment variable that names the files."""
@@ -30,11 +30,11 @@ class NoCluster(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A cluster, who talks to it, and the namespace that is meant."""
+    """A cluster, its user, and the default namespace."""
 
     name: str
-    cluster: Entry
-    user: Entry
+    cluster: Fields
+    user: Fields
     namespace: str
     folder: Path
     """Folder of the user's kubeconfig: login plugins run there."""
@@ -57,9 +57,9 @@ class _Merged:
 
     files: str
     current: str = ""
-    clusters: dict[str, tuple[Entry, Path]] = field(default_factory=dict)
-    users: dict[str, tuple[Entry, Path]] = field(default_factory=dict)
-    contexts: dict[str, tuple[Entry, Path]] = field(default_factory=dict)
+    clusters: dict[str, tuple[Fields, Path]] = field(default_factory=dict)
+    users: dict[str, tuple[Fields, Path]] = field(default_factory=dict)
+    contexts: dict[str, tuple[Fields, Path]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, paths: list[str]) -> Self:
@@ -82,7 +82,7 @@ class _Merged:
             raise NoCluster(_no_such_context(name, list(self.contexts), self.files))
         context, _ = self.contexts[name]
         cluster, _ = _named(self.clusters, "cluster", context.get("cluster", ""), name)
-        user: tuple[Entry, Path] = ({}, Path())
+        user: tuple[Fields, Path] = ({}, Path())
         if context.get("user"):
             user = _named(self.users, "user", context["user"], name)
         return Context(name, cluster, user[0], context.get("namespace") or "default", user[1])
@@ -101,7 +101,7 @@ class _Merged:
                 known.setdefault(str(item["name"]), (entry, path.parent))
 
 
-def _entry(entry: Entry, folder: Path) -> Entry:
+def _entry(entry: Fields, folder: Path) -> Fields:
     """Return the entry without empty fields, its files with absolute paths."""
     return {
         key: str(folder / Path(value).expanduser()) if key in _FILES else value
@@ -111,8 +111,8 @@ def _entry(entry: Entry, folder: Path) -> Entry:
 
 
 def _named(
-    known: Mapping[str, tuple[Entry, Path]], kind: str, name: str, context: str
-) -> tuple[Entry, Path]:
+    known: Mapping[str, tuple[Fields, Path]], kind: str, name: str, context: str
+) -> tuple[Fields, Path]:
     if name not in known:
         raise ValueError(f"context '{context}' names {kind} '{name}', which is not in it")
     return known[name]

@@ -153,12 +153,12 @@ class LeaderElector:
             spec["leaseTransitions"] = spec.get("leaseTransitions", -1) + 1
             spec["leaseDurationSeconds"] = DURATION_S
         manifest = {**lease, "spec": spec}
-        asked_at = time.monotonic()
+        sent_at = time.monotonic()
         if "resourceVersion" in lease["metadata"]:
             self._lease = await self._kube.replace(LEASE, manifest)
         else:
             self._lease = await self._kube.create(LEASE, manifest)
-        self._valid_until = asked_at + RENEW_WITHIN_S
+        self._valid_until = sent_at + RENEW_WITHIN_S
 
 
 def _new_lease(key: NamespacedName) -> Object:

@@ -12,12 +12,12 @@ from kubernetes.config import ConfigException
 from kubernetes.config.exec_provider import ExecProvider
 from kubernetes.config.kube_config import ConfigNode
 
-from tandem_operator.k8s.kubeconfig import Context, Entry, NoCluster
+from tandem_operator.k8s.kubeconfig import Context, Fields, NoCluster
 
 _LOGINS: Final = frozenset({"exec", "auth-provider", "token", "tokenFile"})
 
 
-def loadable(context: Context, user: Entry) -> dict[str, Any]:
+def loadable(context: Context, user: Fields) -> dict[str, Any]:
     """Return a kubeconfig of this context alone, which the client's loader takes as it is.
 
     Raises:
@@ -42,12 +42,12 @@ def loadable(context: Context, user: Entry) -> dict[str, Any]:
 def certificate_error(context: Context, error: Exception) -> NoCluster:
     """Return the error of a context whose certificates cannot be used."""
     return NoCluster(
-        f"the certificates of context '{context.name}' cannot be used ({error}); get its "
-        "kubeconfig anew, or name another context with --context"
+        f"the certificates of context '{context.name}' cannot be used ({error}); renew its "
+        "kubeconfig, or name another context with --context"
     )
 
 
-def credentials(context: Context) -> Entry:
+def credentials(context: Context) -> Fields:
     """Return the context's user with a token or certificate in place of the way to get one.
 
     Raises:
@@ -64,7 +64,7 @@ def credentials(context: Context) -> Entry:
     return found
 
 
-def _found(context: Context) -> Entry:
+def _found(context: Context) -> Fields:
     user = context.user
     rest: dict[str, Any] = {key: value for key, value in user.items() if key not in _LOGINS}
     if token := _token(context):
@@ -88,7 +88,7 @@ def _token(context: Context) -> str:
         return Path(context.user["tokenFile"]).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise NoCluster(
-            f"the token of context '{context.name}' cannot be read ({error}); mend tokenFile in "
+            f"the token of context '{context.name}' cannot be read ({error}); correct tokenFile in "
             "the kubeconfig, or name another context with --context"
         ) from None
 
@@ -118,7 +118,7 @@ def _run_plugin(context: Context) -> Mapping[str, Any]:
         hint = context.user["exec"].get("installHint") or "install it"
         raise _plugin_error(context, f"it is not installed: {hint}") from None
     except AttributeError:
-        # The provider stumbles over the missing text: on a terminal the plugin writes there itself.
+        # ExecProvider raises it on a terminal, where the plugin's stderr is not captured.
         raise _plugin_error(context, "its own message is above") from None
     except (ConfigException, OSError, LookupError, TypeError, ValueError) as error:
         raise _plugin_error(context, str(error).removeprefix("exec: ")) from None

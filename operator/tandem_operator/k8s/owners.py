@@ -1,4 +1,4 @@
-"""Object → its controller, the InferenceService it belongs to, and whether it goes; pure."""
+"""Object → its controller, the InferenceService it belongs to, and its deletion; pure."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -36,7 +36,7 @@ async def apply(
 
 
 async def _create_token(kube: KubeClient, token: RayToken, owner: Mapping[str, Any]) -> None:
-    """Create the Secret of the token; one of its name is there as a rule, and is right."""
+    """Create the Secret of the token; one usually exists, with the same value."""
     try:
         await kube.create(SECRET, _token_manifest(token, owner))
     except Conflict:
@@ -81,8 +81,8 @@ async def _apply_object(
         manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
     await kube.apply(CHILDREN[manifest["kind"]], manifest, force=there is not None)
     _log.info(
-        "%s %s is %s",
+        "%s %s %s",
+        "created" if there is None else "applied",
         manifest["kind"],
         NamespacedName.of(manifest),
-        "made" if there is None else "changed",
     )

@@ -24,8 +24,8 @@ class ConfirmedTokens(Generic[Key]):
 
     def is_stale(self, key: Key, secret: str, now: float) -> bool:
         """Return True when the Secret of this name may be missing."""
-        known, seen_at = self._confirmed_at.get(key, ("", now))
-        return known != secret or now - seen_at > self._after_s
+        known, confirmed_at = self._confirmed_at.get(key, ("", now))
+        return known != secret or now - confirmed_at > self._after_s
 
     def forget(self, key: Key) -> None:
         """Forget a service that is gone."""

@@ -65,7 +65,7 @@ def is_complete(facts: Facts) -> bool:
     if not ray.is_observed or not ray.is_serving or ray.pending or ray.active is None:
         return False
     # KubeRay moves the endpoint when Ray says that the new replicas run, and counts the pods behind
-    # it anew a moment later; until the new pods are ready, the count is that of the old ones.
+    # it again a moment later; until the new pods are ready, the count is that of the old ones.
     if ray.is_switching or (ray.active.workers and not ray.active.ready_workers):
         return False
     desired = service.spec.scaling.min_replicas

@@ -1,4 +1,4 @@
-"""The operator's roles are enough, and no more: held against the audit log of a whole life."""
+"""The operator's roles are enough, and no more: compared with the audit log of a whole life."""
 
 import itertools
 import json
