@@ -1,4 +1,4 @@
-"""When requests arrive. Pure: the same seed gives the same times."""
+"""Arrival times of requests. Pure: the same seed gives the same times."""
 
 import math
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 
 class Expression(ABC):
-    """Something that has a value in a model."""
+    """A term of an expression."""
 
     @abstractmethod
     def evaluate(self, model: BaseModel) -> Any:
@@ -71,7 +71,7 @@ class Value(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Written(Expression):
-    """Whether the manifest has a field; a default that is filled in counts as written."""
+    """True for a field that the manifest has; a default that is filled in counts as written."""
 
     path: str
 
@@ -83,7 +83,7 @@ class Written(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Expression):
-    """A value of its own."""
+    """A literal."""
 
     value: int | str
 
@@ -161,7 +161,8 @@ class Check:
 
     refused: Expression
     problem: str
-    """The sentence about it; {maxN} is the value of that field, or of `values`."""
+    """The sentence about it; {PATH} stands for the value of that field, or for the entry of
+    `values` of that name."""
 
     values: Mapping[str, Expression] = dataclasses.field(default_factory=dict)
     """Values in the sentence that are not those of fields."""
@@ -218,5 +219,5 @@ def _attributes(model: type[BaseModel], path: str) -> tuple[str, ...]:
     return name, *_attributes(annotation, rest)
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

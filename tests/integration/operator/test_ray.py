@@ -63,9 +63,7 @@ def ray() -> Iterator[FakeRay]:
 
 
 @pytest.fixture
-def operator(
-    namespace: Namespace, ray: FakeRay, start_operator: StartOperator
-) -> OperatorProcess:
+def operator(namespace: Namespace, ray: FakeRay, start_operator: StartOperator) -> OperatorProcess:
     """An operator that asks the stand-in, and a service with a Ray cluster that starts."""
     address = f"http://127.0.0.1:{ray.server_port}"
     operator = start_operator(options=(f"--ray-address={address}",)).wait_until_leading()

@@ -41,7 +41,9 @@ def test_a_service_gets_its_children_and_owns_them(
     assert service["status"]["url"] == f"http://tiny.{namespace.name}.svc:8000"
 
 
-def test_the_second_reconcile_writes_nothing(namespace: Namespace, operator: OperatorProcess) -> None:
+def test_the_second_reconcile_writes_nothing(
+    namespace: Namespace, operator: OperatorProcess
+) -> None:
     namespace.apply(manifest(), manifest("other"))
     settle(namespace, operator)
     settle(namespace, operator, "other")

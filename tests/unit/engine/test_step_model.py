@@ -75,7 +75,10 @@ def teach(
 
 
 def errors(
-    model: StepTimeModel, chance: random.Random, prices: Coefficients = TRUE_COSTS, chunks: float = 0.3
+    model: StepTimeModel,
+    chance: random.Random,
+    prices: Coefficients = TRUE_COSTS,
+    chunks: float = 0.3,
 ) -> list[float]:
     """Relative errors against the noiseless truth, smallest first."""
     loads = [any_load(chance, chunks=chunks) for _ in range(200)]

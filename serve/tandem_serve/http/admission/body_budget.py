@@ -84,7 +84,7 @@ class BodyBudget:
         self._num_held -= num_bytes
 
     def check(self, num_more: int, num_body: int) -> None:
-        """Raise ApiError (503) when the budget has no room for `num_more` bytes."""
+        """Raise ApiError (503) when the budget cannot hold `num_more` bytes."""
         if not admit_bytes(
             num_held=self._num_held,
             num_more=num_more,
@@ -112,7 +112,7 @@ class BodyShare:
         self.num_held = 0
 
     def announce(self, num_bytes: int) -> None:
-        """Raise ApiError (503) when a body of `num_bytes` has no room; nothing is held for it."""
+        """Raise ApiError (503) when the budget cannot hold `num_bytes`; nothing is held for it."""
         self._bodies.check(num_bytes, num_bytes)
 
     def grow(self, num_more: int) -> None:

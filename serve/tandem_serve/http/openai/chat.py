@@ -54,10 +54,10 @@ class ChatAdapter:
     def sampling(self, prompts: Sequence[list[int]], limits: EngineLimits) -> SamplingParams:
         """Return the parameters; without max_tokens the answer may fill the context."""
         [token_ids] = prompts
-        room = limits.max_seq_len - len(token_ids)
+        max_new = limits.max_seq_len - len(token_ids)
         return sampling_params(
             self._body,
-            max_tokens=self._body.max_completion_tokens or self._body.max_tokens or room,
+            max_tokens=self._body.max_completion_tokens or self._body.max_tokens or max_new,
             logprobs=self._num_logprobs,
             vocab_size=limits.vocab_size,
         )
@@ -97,7 +97,7 @@ class ChatFormatter:
         self._begun: set[int] = set()
 
     def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
-        """A choice of a chunk; the first of each choice says who speaks."""
+        """A choice of a chunk; the first chunk of each choice has the role."""
         delta: dict[str, Any] = {}
         if index not in self._begun:
             self._begun.add(index)

@@ -75,7 +75,10 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         f"{SPLIT}.maxLongPartialPrefills": 2,
     },
     "as many choices as rows": {f"{SCHEDULE}.maxBatchSize": 8, f"{SCHEDULE}.maxN": 8},
-    "swaps with memory on the host": {"spec.engine.cpuMemSize": 1, f"{SCHEDULE}.maxPreemptCount": 200},
+    "swaps with memory on the host": {
+        "spec.engine.cpuMemSize": 1,
+        f"{SCHEDULE}.maxPreemptCount": 200,
+    },
     "two caches just below the memory": {
         "spec.engine.cpuMemSize": 2,
         "spec.engine.npuMemSize": 2,

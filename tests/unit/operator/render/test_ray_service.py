@@ -228,6 +228,8 @@ def test_a_profile_adds_to_the_workers_alone() -> None:
         ),
     ],
 )
-def test_unsatisfiable_numbers_of_cards_are_rejected(resources: dict[str, object], said: str) -> None:
+def test_unsatisfiable_numbers_of_cards_are_rejected(
+    resources: dict[str, object], said: str
+) -> None:
     with pytest.raises(RenderError, match=said):
         rendered({"resources": resources}, SETTINGS)

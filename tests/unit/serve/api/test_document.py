@@ -191,9 +191,7 @@ def test_an_slo_chooses_how_steps_are_shared_where_the_manifest_does_not() -> No
         assert chosen["maxIterTimes"] == 1024
 
 
-def test_an_output_without_a_known_bound_is_left_to_the_replica_where_there_is_a_target() -> (
-    None
-):
+def test_an_output_without_a_known_bound_is_left_to_the_replica_where_there_is_a_target() -> None:
     model = {"source": "file:///models/tiny"}
 
     with_target = schedule_of(model=model, engine={}, slo={"tpot": {"target": "50ms"}})
