@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from tandem_operator.health import PortTaken
-from tandem_operator.k8s.connection import connect
+from tandem_operator.k8s.connection import connect, is_in_pod
 from tandem_operator.k8s.kubeconfig import NoCluster
 from tandem_operator.logs import LogFormat, set_up_logs
 from tandem_operator.manager import Options, run
@@ -131,4 +131,4 @@ def _checked_address(address: str) -> str:
 def _identity() -> str:
     """The pod's name; outside a pod also the process, as one host may have several."""
     host = socket.gethostname()
-    return host if "KUBERNETES_SERVICE_HOST" in os.environ else f"{host}-{os.getpid()}"
+    return host if is_in_pod() else f"{host}-{os.getpid()}"

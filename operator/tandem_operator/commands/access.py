@@ -14,7 +14,7 @@ from kubernetes.client.rest import is_socks_proxy_url
 from kubernetes.config import ConfigException, incluster_config, load_kube_config_from_dict
 
 from tandem_operator.k8s.kubeconfig import KUBECONFIG, Context, NoCluster, read_context
-from tandem_operator.k8s.login import certificate_error, credentials, loadable
+from tandem_operator.k8s.login import account_error, certificate_error, credentials, loadable
 from tandem_operator.k8s.tls import take_tls
 
 # kubectl reaches these past every proxy of the environment.
@@ -69,14 +69,6 @@ class Access(NamedTuple):
         else:
             _exempt_loopback(configuration)
         return cls(_client(configuration, tls), context.namespace)
-
-
-def account_error(error: Exception) -> NoCluster:
-    """Return the error of a service account that cannot be used."""
-    return NoCluster(
-        f"this pod's service account cannot be used ({error}); set {KUBECONFIG} to a kubeconfig, "
-        "or name its context with --context"
-    )
 
 
 def _configuration() -> Configuration:

@@ -18,9 +18,10 @@ from kubernetes.client.rest import RESTResponse
 from kubernetes.config import ConfigException
 from kubernetes.watch.watch import iter_resp_lines
 
-from tandem_operator.commands.access import Access, account_error
+from tandem_operator.commands.access import Access
 from tandem_operator.commands.errors import ClusterError
 from tandem_operator.k8s.json_depth import truncate_depth
+from tandem_operator.k8s.login import account_error
 from tandem_operator.k8s.objects import Object
 
 _TIMEOUT_S: Final = 10.0

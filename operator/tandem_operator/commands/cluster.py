@@ -2,7 +2,6 @@
 
 import difflib
 import time
-import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -188,10 +187,7 @@ class Cluster:
 
 
 def _path(kind: Kind, namespace: str) -> str:
-    group = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
-    if namespace == EVERYWHERE:
-        return f"{group}/{kind.plural}"
-    return f"{group}/namespaces/{urllib.parse.quote(namespace, safe='')}/{kind.plural}"
+    return kind.path(None if namespace == EVERYWHERE else namespace)
 
 
 def _object_of(event: Mapping[str, Any]) -> Object:

@@ -114,7 +114,7 @@ class KubeClient:
         """Return True when the API server's discovery lists the kind."""
         try:
             found = await self._send(
-                _Request("get", kind, "of discovery", "GET", _root(kind)), _OBJECT
+                _Request("get", kind, "of discovery", "GET", kind.group_path), _OBJECT
             )
         except (errors.KindMissing, errors.NotFound):
             return False
@@ -172,7 +172,7 @@ class KubeClient:
             Conflict: one of this name exists.
         """
         key = NamespacedName.of(manifest)
-        path = _path(kind, key.namespace)
+        path = kind.path(key.namespace)
         return await self._write(_Request("create", kind, str(key), "POST", path, _OWN, manifest))
 
     async def replace(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
@@ -213,7 +213,7 @@ class KubeClient:
         )
 
     async def _list(self, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> Listing:
-        where, path = namespace or "all namespaces", _path(kind, namespace)
+        where, path = namespace or "all namespaces", kind.path(namespace)
         request = _Request("list", kind, where, "GET", path, query)
         found = await self._send(request, _LIST)
         return Listing(found.items, found.metadata.version)
@@ -265,17 +265,8 @@ class KubeClient:
         return _Answer(response.status, response.reason or "", response.headers, body)
 
 
-def _root(kind: Kind) -> str:
-    return f"/{'apis' if kind.group else 'api'}/{kind.api_version}"
-
-
-def _path(kind: Kind, where: NamespacedName | str | None) -> str:
-    """Return the path of an object, or of a kind in one namespace or in all."""
-    if where is None:
-        return f"{_root(kind)}/{kind.plural}"
-    if isinstance(where, str):
-        return f"{_root(kind)}/namespaces/{where}/{kind.plural}"
-    return f"{_path(kind, where.namespace)}/{where.name}"
+def _path(kind: Kind, key: NamespacedName) -> str:
+    return f"{kind.path(key.namespace)}/{key.name}"
 
 
 def _name(request: _Request) -> str:

@@ -20,11 +20,10 @@ from kubernetes.aio.config import (
 )
 
 from tandem_operator.k8s.kubeconfig import Context, NoCluster, read_context
-from tandem_operator.k8s.login import certificate_error, credentials, loadable
+from tandem_operator.k8s.login import account_error, certificate_error, credentials, loadable
 from tandem_operator.k8s.tls import take_tls
 
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_IN_POD: Final = "KUBERNETES_SERVICE_HOST"
 _CONNECTIONS: Final = 16
 _TOKEN: Final = "BearerToken"  # noqa: S105  # the client's name of the header
 _BETWEEN_LOGINS_S: Final = 10.0
@@ -80,22 +79,24 @@ async def connect(context: str | None) -> Connection:
     Raises:
         NoCluster: there is neither, or it cannot be used.
     """
-    if context is None and _IN_POD in os.environ:
-        return _in_pod()
+    if context is None and is_in_pod():
+        return _of_account()
     return await _of_context(read_context(context))
 
 
-def _in_pod() -> Connection:
+def is_in_pod() -> bool:
+    """Return True when this process runs in a pod."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+def _of_account() -> Connection:
     configuration = Configuration()
     try:
         load_incluster_config(configuration)
         namespace = _NAMESPACE_FILE.read_text(encoding="ascii").strip()
         tls = take_tls(configuration)
     except (ConfigException, OSError, ValueError) as error:
-        raise NoCluster(
-            f"this pod's service account cannot be used ({error}); mount one, or name a context "
-            "of a kubeconfig with --context"
-        ) from None
+        raise account_error(error) from None
     login = Login(configuration)
     return Connection(configuration=configuration, tls=tls, namespace=namespace, login=login)
 

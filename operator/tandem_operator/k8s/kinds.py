@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from tandem_serve.api.spec import GROUP, KIND
 
@@ -21,6 +22,17 @@ class Kind:
     def api_version(self) -> str:
         """`apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def group_path(self) -> str:
+        """Path of the group's version in the API server's URLs."""
+        return f"/{'apis' if self.group else 'api'}/{self.api_version}"
+
+    def path(self, namespace: str | None) -> str:
+        """Path of the objects in `namespace`; None: in all."""
+        if namespace is None:
+            return f"{self.group_path}/{self.plural}"
+        return f"{self.group_path}/namespaces/{quote(namespace, safe='')}/{self.plural}"
 
 
 INFERENCE_SERVICE: Final = Kind(GROUP, "v1alpha1", KIND, "inferenceservices")

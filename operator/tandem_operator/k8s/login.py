@@ -39,6 +39,14 @@ def loadable(context: Context, user: Fields) -> dict[str, Any]:
     }
 
 
+def account_error(error: Exception) -> NoCluster:
+    """Return the error of a pod's service account that cannot be used."""
+    return NoCluster(
+        f"this pod's service account cannot be used ({error}); name the context of a kubeconfig "
+        "with --context"
+    )
+
+
 def certificate_error(context: Context, error: Exception) -> NoCluster:
     """Return the error of a context whose certificates cannot be used."""
     return NoCluster(
