@@ -42,8 +42,8 @@ def loadable(context: Context, user: Fields) -> dict[str, Any]:
 def account_error(error: Exception) -> NoCluster:
     """Return the error of a pod's service account that cannot be used."""
     return NoCluster(
-        f"this pod's service account cannot be used ({error}); name the context of a kubeconfig "
-        "with --context"
+        f"this pod's service account cannot be used ({error}); set KUBECONFIG to a "
+        "kubeconfig, and name its context with --context"
     )
 
 
