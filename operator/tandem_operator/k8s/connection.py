@@ -29,7 +29,6 @@ _TOKEN: Final = "BearerToken"  # noqa: S105  # the client's name of the header
 _BETWEEN_LOGINS_S: Final = 10.0
 _REDIRECTS: Final = range(300, 400)
 
-
 Handler = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 
 
@@ -187,6 +186,8 @@ class Login:
                 user = await asyncio.to_thread(credentials, self.context)
             except NoCluster as error:
                 raise LoginError(str(error)) from error
-            token = f"Bearer {user.get('token', '')}"
+            token = f"Bearer {user['token']}" if "token" in user else refused
+            if token == refused:
+                return False
             self.configuration.api_key[_TOKEN] = token
-            return token != refused
+            return True

@@ -109,21 +109,23 @@ async def test_a_user_without_a_login_is_anonymous(api: Api) -> None:
     assert api.tokens == [None, None]
 
 
-async def test_a_token_file_is_read_again(
-    kubeconfig: Path,
-    server: BaseTestServer,
-    api: Api,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def token_file(
+    kubeconfig: Path, server: BaseTestServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Path:
+    """A file with the token `first`, which the kubeconfig names; logins need no pause."""
     monkeypatch.setattr(module, "_BETWEEN_LOGINS_S", 0.0)
     token = tmp_path / "token"
     token.write_text("first\n")
     log_in(kubeconfig, server, {"tokenFile": str(token)})
+    return token
+
+
+async def test_a_token_file_is_read_again(token_file: Path, api: Api) -> None:
     connection = await connect("dev")
     await ask(connection)
 
-    token.write_text("second\n")
+    token_file.write_text("second\n")
     api.expired = {"Bearer first"}
     await ask(connection)
 
@@ -131,25 +133,33 @@ async def test_a_token_file_is_read_again(
 
 
 async def test_a_token_file_that_vanishes_is_a_failure_of_this_request_alone(
-    kubeconfig: Path,
-    server: BaseTestServer,
-    api: Api,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    token_file: Path, api: Api
 ) -> None:
-    monkeypatch.setattr(module, "_BETWEEN_LOGINS_S", 0.0)
-    token = tmp_path / "token"
-    token.write_text("first")
-    log_in(kubeconfig, server, {"tokenFile": str(token)})
     connection = await connect(None)
-    token.unlink()
+    token_file.unlink()
     api.expired = {"Bearer first"}
 
     with pytest.raises(Unreachable, match="the token of context 'dev' cannot be read"):
         await ask(connection)
 
-    token.write_text("second")
+    token_file.write_text("second")
     await ask(connection)
+
+
+@pytest.mark.parametrize("user", [{}, {"username": "me", "password": "secret"}], ids=str)
+async def test_a_login_without_a_token_stays_as_it_is_when_it_is_refused(
+    kubeconfig: Path, server: BaseTestServer, api: Api, user: dict[str, Any]
+) -> None:
+    log_in(kubeconfig, server, user)
+    connection = await connect(None)
+    await ask(connection)
+    shown = api.tokens[0]
+    api.expired = {shown}
+
+    with pytest.raises(Unauthorized):
+        await ask(connection)
+
+    assert api.tokens == [shown] * 3
 
 
 async def test_a_token_that_is_not_taken_is_not_looked_for_at_every_request(
