@@ -1,7 +1,6 @@
 """Reads of a reconcile: from the cache where it can answer, from the API server otherwise."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
@@ -10,8 +9,11 @@ from tandem_operator.k8s.names import SERVICE
 from tandem_operator.k8s.objects import NamespacedName, Object
 
 
-class Reader(Protocol):
-    """Source of the observed objects."""
+class Reader:
+    """Reads the observed objects, each from the API server."""
+
+    def __init__(self, kube: KubeClient) -> None:
+        self._kube = kube
 
     async def get(self, kind: Kind, key: NamespacedName) -> Object | None:
         """Return the object; None: it does not exist.
@@ -19,6 +21,7 @@ class Reader(Protocol):
         Raises:
             KubeError: a request to the API server failed.
         """
+        return await self._kube.get(kind, key)
 
     async def of_service(self, kind: Kind, service: NamespacedName) -> list[Object]:
         """List the objects of the kind that carry the label of this service.
@@ -26,6 +29,7 @@ class Reader(Protocol):
         Raises:
             KubeError: a request to the API server failed.
         """
+        return await self._kube.list(kind, service.namespace, {SERVICE: service.name})
 
     async def list(
         self, kind: Kind, namespace: str, *, fields: Mapping[str, str], limit: int
@@ -35,30 +39,10 @@ class Reader(Protocol):
         Raises:
             KubeError: a request to the API server failed.
         """
-
-
-class LiveReader:
-    """Reads from the API server alone."""
-
-    def __init__(self, kube: KubeClient) -> None:
-        self._kube = kube
-
-    async def get(self, kind: Kind, key: NamespacedName) -> Object | None:
-        """Return the object; None: it does not exist."""
-        return await self._kube.get(kind, key)
-
-    async def of_service(self, kind: Kind, service: NamespacedName) -> list[Object]:
-        """List the objects of the kind that carry the label of this service."""
-        return await self._kube.list(kind, service.namespace, {SERVICE: service.name})
-
-    async def list(
-        self, kind: Kind, namespace: str, *, fields: Mapping[str, str], limit: int
-    ) -> list[Object]:
-        """List at most `limit` objects that have these fields."""
         return await self._kube.list(kind, namespace, fields=fields, limit=limit)
 
 
-class CachedReader(LiveReader):
+class CachedReader(Reader):
     """Reads what the cache knows, and the rest from the API server.
 
     A miss is no proof: an object without our labels is not watched, and a kind may not be served.

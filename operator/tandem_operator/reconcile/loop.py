@@ -17,7 +17,7 @@ from tandem_operator.k8s.events import EventRecorder
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_operator.k8s.objects import NamespacedName, Object
 from tandem_operator.k8s.owners import is_being_deleted
-from tandem_operator.k8s.reader import CachedReader, LiveReader, Reader
+from tandem_operator.k8s.reader import CachedReader, Reader
 from tandem_operator.metrics import Metrics
 from tandem_operator.ray.client import RayClient
 from tandem_operator.ray.token import ray_token
@@ -73,7 +73,7 @@ class Reconciler:
         token_key: TokenKey,
     ) -> None:
         self._kube = kube
-        self._cached, self._live = CachedReader(kube, cache), LiveReader(kube)
+        self._cached, self._live = CachedReader(kube, cache), Reader(kube)
         self._ray = ray
         self._token_key = token_key
         self._confirmed_tokens = ConfirmedTokens[NamespacedName](
