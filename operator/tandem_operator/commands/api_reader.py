@@ -97,32 +97,29 @@ class ApiReader:
         read_timeout_s: float | None,
     ) -> RESTResponse:
         """Return the response, whose body is still to be read."""
-        response = self._send(path, query, headers, read_timeout_s)
+        target = f"{path}?{urllib.parse.urlencode(query)}"
+        headers = {**_HEADERS, **headers}
+        response = self._send(target, headers, read_timeout_s)
         if response.status == HTTPStatus.UNAUTHORIZED and self._has_answered:
             # The credentials have expired.
             self._access = Access.of(self._context)
-            response = self._send(path, query, headers, read_timeout_s)
+            response = self._send(target, headers, read_timeout_s)
         if response.status != HTTPStatus.OK:
             raise _refusal(response)
         self._has_answered = True
         return response
 
     def _send(
-        self,
-        path: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-        read_timeout_s: float | None,
+        self, target: str, headers: Mapping[str, str], read_timeout_s: float | None
     ) -> RESTResponse:
         client = self._access.client
-        headers = {**_HEADERS, **headers}
         # A service account's token is rotated on disk; the configuration reads the file again.
-        if authorization := client.configuration.get_api_key_with_prefix("BearerToken"):
-            headers["Authorization"] = authorization.strip()
+        authorization = client.configuration.get_api_key_with_prefix("BearerToken")
+        login = {"Authorization": authorization.strip()} if authorization else {}
         return client.call_api(
             "GET",
-            f"{self.server}{path}?{urllib.parse.urlencode(query)}",
-            header_params=headers,
+            f"{self.server}{target}",
+            header_params={**headers, **login},
             _request_timeout=(_TIMEOUT_S, read_timeout_s),
         )
 
