@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from tandem_operator.k8s.errors import Unauthorized, Unreachable
 from tandem_operator.k8s.kinds import POD
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.kubeconfig import NoCluster
+
+WriteToken = Callable[[str | None], None]
 
 
 class Api:
@@ -110,22 +112,29 @@ async def test_a_user_without_a_login_is_anonymous(api: Api) -> None:
 
 
 @pytest.fixture
-def token_file(
+def write_token(
     kubeconfig: Path, server: BaseTestServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Path:
-    """A file with the token `first`, which the kubeconfig names; logins need no pause."""
+) -> WriteToken:
+    """Writes the file with the token that the kubeconfig names; None: removes it.
+
+    It has the token `first`, and logins need no pause.
+    """
     monkeypatch.setattr(module, "_BETWEEN_LOGINS_S", 0.0)
     token = tmp_path / "token"
-    token.write_text("first\n")
     log_in(kubeconfig, server, {"tokenFile": str(token)})
-    return token
+
+    def write(text: str | None) -> None:
+        token.unlink() if text is None else token.write_text(text)
+
+    write("first\n")
+    return write
 
 
-async def test_a_token_file_is_read_again(token_file: Path, api: Api) -> None:
+async def test_a_token_file_is_read_again(write_token: WriteToken, api: Api) -> None:
     connection = await connect("dev")
     await ask(connection)
 
-    token_file.write_text("second\n")
+    write_token("second\n")
     api.expired = {"Bearer first"}
     await ask(connection)
 
@@ -133,16 +142,16 @@ async def test_a_token_file_is_read_again(token_file: Path, api: Api) -> None:
 
 
 async def test_a_token_file_that_vanishes_is_a_failure_of_this_request_alone(
-    token_file: Path, api: Api
+    write_token: WriteToken, api: Api
 ) -> None:
     connection = await connect(None)
-    token_file.unlink()
+    write_token(None)
     api.expired = {"Bearer first"}
 
     with pytest.raises(Unreachable, match="the token of context 'dev' cannot be read"):
         await ask(connection)
 
-    token_file.write_text("second")
+    write_token("second")
     await ask(connection)
 
 
