@@ -90,7 +90,9 @@ def build_engine(
     report(capacity.in_words(shape, num_host_blocks=num_host_blocks, chosen=chosen))
     engine = _engine(config, decoder, capacity, runtime, num_host_blocks=num_host_blocks)
     _warm_up(engine, capacity)
-    metrics = EngineMetrics(model_name)
+    metrics = EngineMetrics(
+        model_name, schedule=config.schedule, slo=config.slo, aliases=config.metric_aliases
+    )
     loop = EngineLoop(engine, metrics, config.schedule)
     loop.start()
     return AsyncEngine(

@@ -12,6 +12,7 @@ from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Runner, Step, StepHandle, StepResult
+from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.scheduler.records.records import Records, StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 
@@ -89,6 +90,11 @@ class Engine:
     def records(self) -> Records:
         """Records of the last steps."""
         return self._scheduler.records
+
+    @property
+    def step_prices(self) -> StepPrices:
+        """The scheduler's model of step times, as of its last fit."""
+        return self._scheduler.step_prices
 
     def can_ever_hold(self, request: Request) -> bool:
         """Return True if the KV blocks suffice for a request that runs alone."""

@@ -1,4 +1,4 @@
-"""Fakes whose answers can be computed by hand; for tests, the simulator and the docs."""
+"""Fakes whose answers can be computed by hand; for tests, benchmarks and the docs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

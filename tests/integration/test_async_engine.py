@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
+from tandem_engine.api.engine_client import OutputStream
 from tandem_engine.api.errors import (
     ConfigError,
     EngineStopped,
@@ -414,3 +415,29 @@ def test_a_length_beyond_the_model_is_refused(checkpoint: Path) -> None:
     config = EngineConfig(model_path=str(checkpoint), max_seq_len=10**6)
     with pytest.raises(ConfigError, match="maxSeqLen is 1000000, the model is made for"):
         build_engine(config)
+
+
+async def test_a_traced_request_has_the_moments_of_its_choices(checkpoint: Path) -> None:
+    async with engine_of(checkpoint) as engine:
+        sampling, prompt = params(n=2), tuple(range(100)) * 3
+        traced = engine.submit("r", prompt, sampling, is_traced=True)
+        other = engine.submit("o", PROMPT, sampling)
+        await asyncio.gather(*(_end_of(stream) for stream in (traced, other)))
+
+    first, second = traced.timelines
+    assert first.chunks is not None
+    # 300 tokens in steps of 64 at most, and the other choices share them.
+    assert sum(num_tokens for _, num_tokens in first.chunks) == len(prompt)
+    assert max(num_tokens for _, num_tokens in first.chunks) <= 64
+    begins = [at for at, _ in first.chunks]
+    assert begins == sorted(begins)
+    assert first.scheduled == begins[0]
+    assert first.first_token is not None
+    assert first.arrived < begins[0] <= begins[-1] < first.first_token
+    assert first.num_tokens == second.num_tokens == sampling.max_tokens
+    assert not other.timelines
+
+
+async def _end_of(stream: OutputStream) -> None:
+    async for _ in stream:
+        pass

@@ -16,6 +16,7 @@ WHOLE_TILES: Final = MultipleOf(TILE)
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "w8a8"]
 KVCacheDType = Literal["auto", "int8"]
+MetricAlias = Literal["vllm", "mindie"]
 TemplateType = Literal["Standard", "Mix"]
 Strategy = Literal["static", "dynamic", "continuous", "chunked", "splitfuse"]
 
@@ -382,6 +383,9 @@ class EngineConfig(Model):
 
     slo: Slo = Slo()
     """The latency targets; with one, the budget of every step is chosen by it."""
+
+    metric_aliases: Annotated[tuple[MetricAlias, ...], Field(strict=False)] = ()
+    """Other engines under whose metric names the series stand as well; a JSON list."""
 
     @model_validator(mode="after")
     def _swaps_have_blocks(self) -> Self:

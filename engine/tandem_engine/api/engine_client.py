@@ -62,8 +62,40 @@ class TextCodec(Protocol):
         """
 
 
+class RequestTimeline(Protocol):
+    """The moments of one choice, in seconds of `time.perf_counter`; None: it has not come yet."""
+
+    @property
+    def arrived(self) -> float:
+        """Arrival at the engine."""
+
+    @property
+    def scheduled(self) -> float | None:
+        """Begin of the first step."""
+
+    @property
+    def first_token(self) -> float | None:
+        """End of the step that yielded the first token."""
+
+    @property
+    def last_token(self) -> float | None:
+        """End of the step that yielded the newest token."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+
+    @property
+    def chunks(self) -> Sequence[tuple[float, int]] | None:
+        """Begin and prompt tokens of each step of its prompt; None: it is not traced."""
+
+
 class OutputStream(Protocol):
     """The outputs of one request, all choices interleaved; ends when every choice has ended."""
+
+    @property
+    def timelines(self) -> Sequence[RequestTimeline]:
+        """The moments of each choice of a traced request; empty: it is not traced."""
 
     def __aiter__(self) -> AsyncIterator[Output]:
         """Iterate over the outputs.
@@ -101,6 +133,7 @@ class EngineClient(Protocol):
         priority: int = LOWEST_PRIORITY,
         cache_salt: str = "",
         timeout_s: float = inf,
+        is_traced: bool = False,
     ) -> OutputStream:
         """Queue a request; its choices are n (or best_of) sequences.
 
@@ -112,6 +145,7 @@ class EngineClient(Protocol):
             cache_salt: Requests of different salts share no KV blocks.
             timeout_s: Seconds from now on; if it is not done then, its stream ends with
                 DeadlineExceeded, and nothing more is computed for it.
+            is_traced: Note when parts of its prompt are computed, and show its timelines.
 
         Raises (at once):
             RequestError: the request can never be served; nothing was queued.

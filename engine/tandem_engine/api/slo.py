@@ -20,7 +20,7 @@ _POSITIVE: Final = TextFormat(
     excludes=(r"0+(\.0+)?(ms|s)",),
     problem="is not a positive duration; give more than 0, such as 50ms",
 )
-_SECONDS: Final = {"ms": 0.001, "s": 1.0}
+_DECIMALS: Final = {"ms": -3, "s": 0}
 
 
 class LatencyTarget(Model):
@@ -83,7 +83,8 @@ def seconds(duration: str) -> float:
         ValueError: it is not a duration.
     """
     match = _parts(duration)
-    return float(match["number"]) * _SECONDS[match["unit"]]
+    # 9ms is 0.009, as it stands in metrics, and not 9 · 0.001 = 0.009000000000000001.
+    return float(Decimal(match["number"]).scaleb(_DECIMALS[match["unit"]]))
 
 
 def _in_milliseconds(duration: str) -> str:

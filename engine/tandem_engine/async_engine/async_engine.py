@@ -72,6 +72,7 @@ class AsyncEngine:
         priority: int = LOWEST_PRIORITY,
         cache_salt: str = "",
         timeout_s: float = inf,
+        is_traced: bool = False,
     ) -> OutputStream:
         """Queue a request; see `EngineClient.submit`."""
         self.check_health()
@@ -92,6 +93,8 @@ class AsyncEngine:
         ids = request.sequences
         stream = RequestStream(num_shown, abort=lambda: self._loop.abort(ids))
         choices = choices_of(request, count=num_shown, stream=stream, codec=self._codec)
+        if is_traced:
+            stream.trace([choice.timeline for choice in choices])
         self._loop.begin(request, choices)
         if num_shown == sampling.n:
             return stream

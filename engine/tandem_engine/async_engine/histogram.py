@@ -9,9 +9,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
+
+MAX_PAST_EDGES: Final = 16
+"""Past edges whose counts are kept, so that they go on where they were when one comes back."""
 
 
 class Histogram:
@@ -26,15 +30,27 @@ class Histogram:
         bounds: Upper bounds of the buckets, inclusive, ascending; one for the rest is added.
     """
 
-    __slots__ = ("_bounds", "_counts", "_labels", "_name", "_sum", "_text")
+    __slots__ = (
+        "_base",
+        "_bounds",
+        "_counts",
+        "_edge",
+        "_name",
+        "_past",
+        "_sum",
+        "_table",
+        "_text",
+    )
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name = name
         self._text = text
-        self._bounds = tuple(bounds)
-        self._labels = [*map(floatToGoString, bounds), "+Inf"]
-        self._counts = [0] * len(self._labels)
+        self._base = tuple(bounds)
+        self._edge: float | None = None
+        # Past edges → values of the bucket of the base that were at or below them.
+        self._past: dict[float, int] = {}
         self._sum = 0.0
+        self._take(self._base, [0] * (len(self._base) + 1))
 
     def observe(self, value: float) -> None:
         """Count a value."""
@@ -47,9 +63,45 @@ class Histogram:
             self._counts[bisect_left(self._bounds, value)] += times
             self._sum += value * times
 
+    def set_edge(self, edge: float | None) -> None:
+        """Let a bucket end exactly at `edge` from now on, beside those of the base.
+
+        Cumulative counts never fall. Those of the base stay as they are. What came before
+        is not known to be below a new edge, and counts as above it, so the count there begins as
+        that of the next lower bound; a past edge goes on from its own values.
+
+        Args:
+            edge: An upper bound, inclusive; None, or one of the base: no further one.
+        """
+        edge = None if edge in self._base else edge
+        if edge == self._edge:
+            return
+        counts = list(self._counts)
+        if self._edge is not None:
+            at = bisect_left(self._base, self._edge)
+            below = self._past[self._edge] = counts.pop(at)
+            counts[at] += below
+        bounds = list(self._base)
+        if edge is not None:
+            at = bisect_left(self._base, edge)
+            below = self._past.pop(edge, 0)
+            bounds.insert(at, edge)
+            counts[at] -= below
+            counts.insert(at, below)
+        while len(self._past) > MAX_PAST_EDGES:
+            del self._past[next(iter(self._past))]
+        self._edge = edge
+        self._take(tuple(bounds), counts)
+
     def family(self, model_name: str) -> HistogramMetricFamily:
         """Return the counts in Prometheus' form: cumulative."""
+        labels, counts = self._table
         family = HistogramMetricFamily(f"tandem_{self._name}", self._text, labels=["model_name"])
-        buckets = list(zip(self._labels, accumulate(list(self._counts)), strict=True))
+        buckets = list(zip(labels, accumulate(list(counts)), strict=True))
         family.add_metric([model_name], buckets=buckets, sum_value=self._sum)
         return family
+
+    def _take(self, bounds: tuple[float, ...], counts: list[int]) -> None:
+        self._bounds, self._counts = bounds, counts
+        # In one assignment: a reader gets labels and counts that belong together.
+        self._table = ([*map(floatToGoString, bounds), "+Inf"], counts)

@@ -25,6 +25,7 @@ from tandem_engine.async_engine.pacer import Pacer
 from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.scheduler.records.explain import explain
+from tandem_engine.scheduler.records.records import StepRecord
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class EngineLoop:
         self._pacer = Pacer[Delivery](schedule)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._choices: dict[str, Choice] = {}
+        # True from the first traced request on.
+        self._notes_chunks = False
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         # Seconds until which there is nothing to compute: a batch is forming.
@@ -66,6 +69,7 @@ class EngineLoop:
         self._ending = threading.Lock()
         self.stats: EngineStats = engine.stats()
         self.stopped: EngineStopped | None = None
+        metrics.watch_queue(self.queue_age_s)
 
     def start(self) -> None:
         """Start the thread."""
@@ -127,6 +131,14 @@ class EngineLoop:
         epoch_s = time.time() - time.perf_counter()
         records = self._engine.records.since(since, limit)
         return explain(records, epoch_s=epoch_s, with_decodes=with_decodes)
+
+    def queue_age_s(self) -> float:
+        """Seconds for which the oldest request without a step has waited; from any thread."""
+        # A copy of a dictionary is one operation: the engine's thread cannot get in between.
+        choices = self._choices.copy().values()
+        arrivals = (one.timeline.arrived for one in choices if one.timeline.scheduled is None)
+        oldest = next(arrivals, None)
+        return 0.0 if oldest is None else max(0.0, time.perf_counter() - oldest)
 
     def stop(self) -> None:
         """End the thread after the step that runs; from any thread."""
@@ -200,7 +212,7 @@ class EngineLoop:
         )
 
     def _begin(self, request: Request, choices: Sequence[Choice]) -> None:
-        self._metrics.received(len(choices))
+        self._metrics.received(len(request.prompt_token_ids), len(choices))
         try:
             self._engine.add(request)
         except Exception:
@@ -208,6 +220,8 @@ class EngineLoop:
             raise
         for choice in choices:
             self._choices[choice.sequence_id] = choice
+        if choices[0].timeline.chunks is not None:
+            self._notes_chunks = True
 
     def _refuse(self, stream: RequestStream, error: Exception) -> None:
         """Tell a request that it was never begun."""
@@ -234,19 +248,31 @@ class EngineLoop:
     def _reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         self._engine.reconfigure(schedule, slo)
         self._pacer.schedule = schedule
+        self._metrics.reconfigure(schedule, slo)
 
     def _observe(self, progress: Progress) -> None:
         record = progress.record
         self._metrics.step(record, num_sampled=sum(len(one.tokens) for one in progress.advances))
         if record is None:
             return
-        for sequence_id in record.hits:
+        for sequence_id, num_cached in record.hits.items():
             choice = self._choices.get(sequence_id)
             if choice is not None and choice.timeline.scheduled is None:
-                self._schedule_all(choice.request, record.started)
+                self._schedule_all(choice.request, record.started, num_cached)
+        if self._notes_chunks:
+            self._note_chunks(record)
 
-    def _schedule_all(self, request: Request, started: float) -> None:
+    def _note_chunks(self, record: StepRecord) -> None:
+        """Note the parts of prompts that a step computed in the timelines of traced requests."""
+        step = record.step
+        for row in range(step.num_decodes, len(step.sequence_ids)):
+            choice = self._choices.get(step.sequence_ids[row])
+            if choice is not None and choice.timeline.chunks is not None:
+                choice.timeline.chunks.append((record.started, step.num_tokens[row]))
+
+    def _schedule_all(self, request: Request, started: float, num_cached: int) -> None:
         """Note the first step of a request, which is that of all its choices."""
+        self._metrics.admitted(len(request.prompt_token_ids), num_cached, len(request.sequences))
         for sequence_id in request.sequences:
             choice = self._choices.get(sequence_id)
             if choice is not None:
@@ -293,7 +319,7 @@ class EngineLoop:
         del self._choices[choice.sequence_id]
         # A stop string is known here only; to the engine the request would still go on.
         self._engine.abort(choice.sequence_id)
-        self._metrics.finished(choice.timeline, now)
+        self._metrics.finished(choice.timeline, now, len(choice.request.prompt_token_ids))
 
     def _failures(self, progress: Progress, now: float) -> list[Delivery]:
         failed = progress.failed.items()
@@ -326,7 +352,8 @@ class EngineLoop:
 
     def _publish(self) -> None:
         self.stats = self._engine.stats()
-        self._metrics.state(self.stats, self._engine.records.waited_s)
+        engine = self._engine
+        self._metrics.state(self.stats, engine.records.waited_s, engine.step_prices)
 
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:

@@ -6,79 +6,28 @@ request, so they hold no network time.
 The engine's thread only counts; series are made of the counts at a scrape.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from tandem_engine.api.config import MetricAlias, ScheduleConfig
 from tandem_engine.api.output import EngineStats
+from tandem_engine.api.slo import Slo
+from tandem_engine.async_engine import buckets
+from tandem_engine.async_engine.families import Families
 from tandem_engine.async_engine.histogram import Histogram
+from tandem_engine.async_engine.metric_aliases import aliases_of
+from tandem_engine.async_engine.recent_requests import RecentRequests
+from tandem_engine.async_engine.slo_metrics import SloResults, predictions
 from tandem_engine.async_engine.timeline import Timeline
+from tandem_engine.scheduler.latency.capacity import ReplicaLimits
+from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.records import StepRecord
-
-_TTFT: Final = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-)
-_TPOT: Final = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-)
-_E2E: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
-_STEP: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
-_TOKENS: Final = (
-    10,
-    50,
-    100,
-    200,
-    500,
-    1000,
-    2000,
-    5000,
-    10000,
-    16000,
-    20000,
-    32000,
-    50000,
-    64000,
-    128000,
-)
-_STEP_TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# Actual over predicted time: 1 is a prediction that came true.
-_RATIO: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 4)
-_SHARE: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 
 _COUNTERS: Final = MappingProxyType(
     {
@@ -99,44 +48,95 @@ class EngineMetrics(Collector):
     """One engine's series in a registry of their own; all have the model's name as a label.
 
     Everything but `text` is called by the engine's thread alone.
+
+    Args:
+        model_name: The value of the label.
+        schedule: The settings in force.
+        slo: The targets in force.
+        aliases: Other engines whose names the series have as well.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        schedule: ScheduleConfig | None = None,
+        slo: Slo | None = None,
+        aliases: Sequence[MetricAlias] = (),
+    ) -> None:
         self._model = model_name
+        self._families = Families(model_name)
+        self._aliases = tuple(aliases)
+        self._queue_age_s: Callable[[], float] = float
+        self._prices: StepPrices | None = None
+        self._recent = RecentRequests()
         self._counts = dict.fromkeys(_COUNTERS, 0.0)
         self._stats: EngineStats | None = None
         self._waited_s = _NO_WAITS
-        self._queue = Histogram("request_queue_time_seconds", "Arrival to first step.", _TTFT)
-        self._ttft = Histogram("time_to_first_token_seconds", "TTFT.", _TTFT)
-        self._tpot = Histogram("time_per_output_token_seconds", "TPOT of a request.", _TPOT)
-        self._itl = Histogram("inter_token_latency_seconds", "Token to token.", _TPOT)
-        self._e2e = Histogram("e2e_request_latency_seconds", "Arrival to last token.", _E2E)
-        self._prompts = Histogram("request_prompt_tokens", "Prompt length.", _TOKENS)
-        self._outputs = Histogram("request_generation_tokens", "Output length.", _TOKENS)
-        self._step = Histogram("step_duration_seconds", "One engine step.", _STEP)
-        self._predicted = Histogram("step_predicted_seconds", "Predicted step time.", _STEP)
-        self._ratio = Histogram(
-            "step_prediction_ratio", "Actual step time over the predicted one.", _RATIO
+        self._queue = Histogram(
+            "request_queue_time_seconds", "Arrival to first step.", buckets.TTFT
         )
-        self._step_tokens = Histogram("step_tokens", "Tokens of a step.", _STEP_TOKENS)
+        self._ttft = Histogram("time_to_first_token_seconds", "TTFT.", buckets.TTFT)
+        self._tpot = Histogram("time_per_output_token_seconds", "TPOT of a request.", buckets.TPOT)
+        self._itl = Histogram("inter_token_latency_seconds", "Token to token.", buckets.TPOT)
+        self._e2e = Histogram("e2e_request_latency_seconds", "Arrival to last token.", buckets.E2E)
+        self._prompts = Histogram("request_prompt_tokens", "Prompt length.", buckets.TOKENS)
+        self._outputs = Histogram("request_generation_tokens", "Output length.", buckets.TOKENS)
+        self._step = Histogram("step_duration_seconds", "One engine step.", buckets.STEP)
+        self._predicted = Histogram("step_predicted_seconds", "Predicted step time.", buckets.STEP)
+        self._ratio = Histogram(
+            "step_prediction_ratio", "Actual step time over the predicted one.", buckets.RATIO
+        )
+        self._step_tokens = Histogram("step_tokens", "Tokens of a step.", buckets.STEP_TOKENS)
         self._budget = Histogram(
-            "step_token_budget", "Tokens that a step might have, where it is limited.", _STEP_TOKENS
+            "step_token_budget",
+            "Tokens that a step might have, where it is limited.",
+            buckets.STEP_TOKENS,
         )
         self._used = Histogram(
-            "step_token_budget_used_ratio", "Share of a step's token budget that was used.", _SHARE
+            "step_token_budget_used_ratio",
+            "Share of a step's token budget that was used.",
+            buckets.SHARE,
         )
         self._chunks = Histogram(
-            "prefill_chunk_tokens", "Prompt tokens that one sequence got from a step.", _STEP_TOKENS
+            "prefill_chunk_tokens",
+            "Prompt tokens that one sequence got from a step.",
+            buckets.STEP_TOKENS,
         )
+        self._schedule = schedule or ScheduleConfig()
+        self._slo_results = SloResults(slo or Slo())
+        self._set_edges()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def received(self, num_requests: int) -> None:
-        """Count requests that were taken."""
-        self._counts["request_received"] += num_requests
+    def watch_queue(self, age_s: Callable[[], float]) -> None:
+        """Ask `age_s` at each scrape for how long the oldest request has waited for a step."""
+        self._queue_age_s = age_s
+
+    def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
+        """Judge requests by other targets from now on; each target is a bucket's bound."""
+        self._schedule = schedule
+        self._slo_results.set_slo(slo)
+        self._set_edges()
+
+    def _set_edges(self) -> None:
+        slo = self._slo_results.slo
+        for histogram in (self._queue, self._ttft):
+            histogram.set_edge(slo.ttft_s)
+        for histogram in (self._tpot, self._itl):
+            histogram.set_edge(slo.tpot_s)
+
+    def received(self, num_prompt: int, num_choices: int) -> None:
+        """Count the choices of a request that was taken, whose prompt has `num_prompt` tokens."""
+        self._counts["request_received"] += num_choices
+        self._recent.arrived(num_prompt, num_choices)
+
+    def admitted(self, num_prompt: int, num_cached: int, num_choices: int) -> None:
+        """Note that a request is in its first step, with `num_cached` tokens from the cache."""
+        self._recent.admitted(num_prompt, num_cached, num_choices)
 
     def scheduled(self, timeline: Timeline) -> None:
-        """Note that a request is in its first step."""
+        """Note that a choice is in its first step."""
         if timeline.queue_time is not None:
             self._queue.observe(timeline.queue_time)
 
@@ -154,17 +154,21 @@ class EngineMetrics(Collector):
         """Note the gaps before tokens that are not the first, those of one step."""
         self._itl.observe_all(since_last)
 
-    def finished(self, timeline: Timeline, now: float) -> None:
-        """Note that a request ended well."""
+    def finished(self, timeline: Timeline, now: float, num_prompt: int) -> None:
+        """Note that a choice, of a prompt of `num_prompt` tokens, ended well."""
+        tpot_s = timeline.tpot
         self._counts["request_success"] += 1
         self._outputs.observe(timeline.num_tokens)
         self._e2e.observe(now - timeline.arrived)
-        if timeline.tpot is not None:
-            self._tpot.observe(timeline.tpot)
+        if tpot_s is not None:
+            self._tpot.observe(tpot_s)
+        self._slo_results.finished(timeline.ttft, tpot_s)
+        self._recent.ended(num_prompt, timeline.num_tokens)
 
     def failed(self, num_requests: int = 1) -> None:
         """Note that requests died."""
         self._counts["request_failed"] += num_requests
+        self._slo_results.failed(num_requests)
 
     def aborted(self) -> None:
         """Note that a client left its request."""
@@ -173,6 +177,7 @@ class EngineMetrics(Collector):
     def expired(self) -> None:
         """Note that a request was not done by its deadline."""
         self._counts["request_expired"] += 1
+        self._slo_results.failed()
 
     def step(self, record: StepRecord | None, *, num_sampled: int) -> None:
         """Note one step that is over; one that computed nothing is not counted.
@@ -197,16 +202,23 @@ class EngineMetrics(Collector):
             self._ratio.observe(seconds / record.predicted_s)
             self._counts["step_prediction_error_seconds"] += abs(seconds - record.predicted_s)
 
-    def state(self, stats: EngineStats, waited_s: Mapping[Reason, float] = _NO_WAITS) -> None:
+    def state(
+        self,
+        stats: EngineStats,
+        waited_s: Mapping[Reason, float] = _NO_WAITS,
+        prices: StepPrices | None = None,
+    ) -> None:
         """Note queues and cache as they are after a step.
 
         Args:
             stats: The engine's.
             waited_s: Request-seconds by what was waited for; it may go on growing, but gets no
                 more keys.
+            prices: The scheduler's model of step times; None: it has none.
         """
         self._stats = stats
         self._waited_s = waited_s
+        self._prices = prices
 
     def text(self) -> bytes:
         """All series in Prometheus' text format; on any thread."""
@@ -214,18 +226,44 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All series, made of the counts of this moment."""
+        own = list(self._own())
+        yield from own
+        for alias in self._aliases:
+            yield from aliases_of(alias, own)
+
+    def _own(self) -> Iterator[Metric]:
         for name, text in _COUNTERS.items():
-            yield self._counter(name, text, self._counts[name])
+            yield self._families.counter(name, text, self._counts[name])
         for histogram in self._histograms():
             yield histogram.family(self._model)
-        yield self._labelled(
+        yield self._families.counters(
             "request_wait_seconds",
             "Request-seconds spent waiting, by the reason of the first in line.",
             "reason",
             {reason.value: seconds for reason, seconds in self._waited_s.items()},
         )
+        yield self._families.gauge(
+            "queue_age_seconds",
+            "Age of the oldest request that has had no step yet; 0: there is none.",
+            self._queue_age_s(),
+        )
+        yield from self._slo_results.collect(self._families)
         if self._stats is not None:
             yield from self._state(self._stats)
+            yield from self._predictions(self._stats)
+
+    def _predictions(self, stats: EngineStats) -> Iterator[Metric]:
+        shape, prices = self._recent.shape(), self._prices
+        if shape is None or prices is None:
+            return
+        yield from predictions(
+            self._families,
+            prices=prices,
+            shape=shape,
+            limits=ReplicaLimits.of(self._schedule, stats.num_kv_blocks),
+            slo=self._slo_results.slo,
+            pace=stats.tpot_pace or 1.0,
+        )
 
     def _histograms(self) -> tuple[Histogram, ...]:
         return (
@@ -238,37 +276,37 @@ class EngineMetrics(Collector):
     def _state(self, stats: EngineStats) -> Iterator[Metric]:
         yield from self._queues(stats)
         yield from self._blocks(stats)
-        yield self._counter(
+        yield self._families.counter(
             "prefix_cache_queried_tokens",
             "Tokens of the admitted sequences, looked up in the prefix cache.",
             stats.num_queried_tokens,
         )
-        yield self._counter(
+        yield self._families.counter(
             "prefix_cache_hit_tokens",
             "Looked-up tokens found in the prefix cache.",
             stats.num_hit_tokens,
         )
         if stats.tpot_pace is not None:
-            yield self._gauge(
+            yield self._families.gauge(
                 "tpot_pace_ratio",
                 "Share of the TPOT target that decode rows are paced by.",
                 stats.tpot_pace,
             )
 
     def _queues(self, stats: EngineStats) -> Iterator[Metric]:
-        yield self._gauge(
+        yield self._families.gauge(
             "num_requests_running", "Sequences that hold KV blocks.", stats.num_running
         )
-        yield self._gauge(
+        yield self._families.gauge(
             "num_requests_waiting", "Sequences that wait for KV blocks.", stats.num_waiting
         )
-        yield self._gauge(
+        yield self._families.gauge(
             "num_requests_swapped", "Sequences whose KV blocks are on the host.", stats.num_swapped
         )
-        yield self._counter(
+        yield self._families.counter(
             "num_preemptions", "Times that a sequence lost its KV blocks.", stats.num_preemptions
         )
-        yield self._labelled(
+        yield self._families.counters(
             "preemptions",
             "Preemptions by kind: blocks recomputed, or swapped to the host.",
             "kind",
@@ -278,45 +316,32 @@ class EngineMetrics(Collector):
     def _blocks(self, stats: EngineStats) -> Iterator[Metric]:
         num_held = stats.num_kv_blocks - stats.num_free_kv_blocks
         num_held_on_host = stats.num_host_blocks - stats.num_free_host_blocks
-        yield self._gauge(
+        yield self._families.gauge(
             "kv_cache_usage_ratio",
             "Share of KV blocks that sequences hold, 0 to 1.",
             num_held / max(1, stats.num_kv_blocks),
         )
-        yield self._gauge("kv_cache_blocks", "KV blocks of the replica.", stats.num_kv_blocks)
-        by_state = GaugeMetricFamily(
-            "tandem_kv_cache_blocks_by_state",
-            "KV blocks that are free and empty, free and cached, or held by sequences.",
-            labels=["model_name", "state"],
+        yield self._families.gauge(
+            "kv_cache_blocks", "KV blocks of the replica.", stats.num_kv_blocks
         )
-        num_empty = stats.num_free_kv_blocks - stats.num_cached_kv_blocks
-        by_state.add_metric([self._model, "free"], num_empty)
-        by_state.add_metric([self._model, "cached"], stats.num_cached_kv_blocks)
-        by_state.add_metric([self._model, "held"], num_held)
-        yield by_state
-        yield self._counter(
+        yield self._families.gauges(
+            "kv_cache_blocks_by_state",
+            "KV blocks that are free and empty, free and cached, or held by sequences.",
+            "state",
+            {
+                "free": stats.num_free_kv_blocks - stats.num_cached_kv_blocks,
+                "cached": stats.num_cached_kv_blocks,
+                "held": num_held,
+            },
+        )
+        yield self._families.counter(
             "kv_cache_evictions", "Cached KV blocks that were evicted.", stats.num_evicted_blocks
         )
-        yield self._gauge("host_cache_blocks", "KV blocks in host memory.", stats.num_host_blocks)
-        yield self._gauge(
+        yield self._families.gauge(
+            "host_cache_blocks", "KV blocks in host memory.", stats.num_host_blocks
+        )
+        yield self._families.gauge(
             "host_cache_usage_ratio",
             "Share of host blocks that swapped sequences hold, 0 to 1.",
             num_held_on_host / max(1, stats.num_host_blocks),
         )
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"tandem_{name}", text, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"tandem_{name}", text, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _labelled(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        """A counter with one more label."""
-        family = CounterMetricFamily(f"tandem_{name}", text, labels=["model_name", label])
-        for value, number in values.items():
-            family.add_metric([self._model, value], number)
-        return family

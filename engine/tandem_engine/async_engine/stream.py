@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from tandem_engine.api.output import Output
+from tandem_engine.async_engine.timeline import Timeline
 
 
 class RequestStream:
@@ -19,6 +20,14 @@ class RequestStream:
         self._outputs: list[Output] = []
         self._error: Exception | None = None
         self._changed = asyncio.Event()
+        self.timelines: Sequence[Timeline] = ()
+        """The moments of each choice of a traced request; empty: it is not traced."""
+
+    def trace(self, timelines: Sequence[Timeline]) -> None:
+        """Have the moments of the request's choices noted; before the engine has the request."""
+        for timeline in timelines:
+            timeline.chunks = []
+        self.timelines = timelines
 
     @property
     def is_over(self) -> bool:
@@ -80,6 +89,11 @@ class BestOfStream:
         self._num_best = num_best
         self._with_logprobs = with_logprobs
         self._best: list[Output] | None = None
+
+    @property
+    def timelines(self) -> Sequence[Timeline]:
+        """The moments of each choice of a traced request; empty: it is not traced."""
+        return self._stream.timelines
 
     def abort(self) -> None:
         """Give everything back that the request holds."""

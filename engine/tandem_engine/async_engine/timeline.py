@@ -12,6 +12,9 @@ class Timeline:
     first_token: float | None = None
     last_token: float | None = None
     num_tokens: int = 0
+    chunks: list[tuple[float, int]] | None = None
+    """Start of each step that computed a part of its prompt, and the tokens of that part; None: it
+    is not traced."""
 
     def token(self, now: float) -> float | None:
         """Note a token; return the seconds since the one before (ITL), None for the first."""

@@ -17,6 +17,7 @@ from tandem_engine.scheduler.async_scheduling import only_tokens_are_open
 from tandem_engine.scheduler.deadlines import Deadlines
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.kv_blocks import KVBlocks
+from tandem_engine.scheduler.latency.step_model import StepPrices
 from tandem_engine.scheduler.policies.policy_set import PolicySet
 from tandem_engine.scheduler.preemption import Preemptor
 from tandem_engine.scheduler.queues import Queues
@@ -71,6 +72,11 @@ class Scheduler:
         """
         wake_at = self.records.last.wake_at if self.records.last else -inf
         return min(wake_at, self._deadlines.next_at)
+
+    @property
+    def step_prices(self) -> StepPrices:
+        """What the model of step times predicts by, as of its last fit."""
+        return self._policies.model.prices
 
     def add(self, request: Request) -> None:
         """Let a request wait for its first step."""

@@ -74,6 +74,19 @@ START: Final = Coefficients(
 )
 """Prices before anything was measured: about those of tandem-tiny on one CPU thread."""
 
+
+class StepPrices(NamedTuple):
+    """What the model predicts by at one moment; never changes, so any thread may read it."""
+
+    coefficients: Coefficients
+    knee: int
+    """Tokens below which a step is no shorter."""
+
+    def predict(self, load: StepLoad) -> float:
+        """Seconds that a step takes; never below 0, never less for more work."""
+        return _seconds(self.coefficients, self.knee, load)
+
+
 # One step: the shares of its five parts in the time that the start values give, the ratio of the
 # measured time to it, and its tokens.
 _Sample = tuple[float, float, float, float, float, float, float]
@@ -113,6 +126,7 @@ class StepTimeModel:
         self._chunked: deque[_Sample] = deque(maxlen=NUM_RECENT)
         self._plain_margin = self._chunked_margin = FIRST_MARGIN
         self._plain_drift = self._chunked_drift = FIRST_MARGIN
+        self._prices = StepPrices(start, self.knee)
         self.num_fits = 0
         """Fits that were taken."""
         self.num_refused = 0
@@ -122,6 +136,11 @@ class StepTimeModel:
     def coefficients(self) -> Coefficients:
         """The prices in force."""
         return self._coefficients
+
+    @property
+    def prices(self) -> StepPrices:
+        """All that it predicts by, as of the last fit."""
+        return self._prices
 
     def margin(self, *, has_chunks: bool) -> float:
         """Return the factor on a prediction below which nine in ten steps stay.
@@ -142,14 +161,7 @@ class StepTimeModel:
 
     def predict(self, load: StepLoad) -> float:
         """Seconds that a step takes; never below 0, never less for more work."""
-        base, token, chunk_context, decode_context, row = self._coefficients
-        return (
-            base
-            + token * max(load.num_tokens, self.knee)
-            + chunk_context * load.chunk_context
-            + decode_context * load.decode_context
-            + row * load.num_rows
-        )
+        return _seconds(self._coefficients, self.knee, load)
 
     def largest_chunk(self, seconds: float, start: float, *, free: float = 0.0) -> float:
         """Tokens of one prompt's chunk that cost `seconds` when it starts at token `start`.
@@ -250,8 +262,20 @@ class StepTimeModel:
             self.num_fits += 1
             self.knee, self._ratios, recent = knee, fit, fitted
             self._coefficients = Coefficients(*map(mul, fit, self._start))
+            self._prices = StepPrices(self._coefficients, knee)
         self._plain_margin, self._chunked_margin = [_quantile(each, _QUANTILE) for each in recent]
         self._plain_drift, self._chunked_drift = [_quantile(each, _MEDIAN) for each in recent]
+
+
+def _seconds(coefficients: Coefficients, knee: int, load: StepLoad) -> float:
+    base, token, chunk_context, decode_context, row = coefficients
+    return (
+        base
+        + token * max(load.num_tokens, knee)
+        + chunk_context * load.chunk_context
+        + decode_context * load.decode_context
+        + row * load.num_rows
+    )
 
 
 def _root(square: float, linear: float, seconds: float) -> float:

@@ -1,0 +1,42 @@
+"""Series as Prometheus' objects, all with the model's name as a label; made at a scrape."""
+
+from collections.abc import Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+
+class Families:
+    """Makes the series of one model.
+
+    Args:
+        model_name: The value of the label.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+
+    def counter(self, name: str, text: str, value: float) -> Metric:
+        """Return a counter; `name` is without prefix and without `_total`."""
+        family = CounterMetricFamily(f"tandem_{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def gauge(self, name: str, text: str, value: float) -> Metric:
+        """Return a gauge; `name` is without prefix."""
+        family = GaugeMetricFamily(f"tandem_{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        """Return a counter with one more label: its value → the count."""
+        family = CounterMetricFamily(f"tandem_{name}", text, labels=["model_name", label])
+        for value, number in values.items():
+            family.add_metric([self._model, value], number)
+        return family
+
+    def gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        """Return a gauge with one more label: its value → the number."""
+        family = GaugeMetricFamily(f"tandem_{name}", text, labels=["model_name", label])
+        for value, number in values.items():
+            family.add_metric([self._model, value], number)
+        return family
