@@ -32,6 +32,10 @@ The same comparison on a real model in this process, and on one with random weig
     python -m benchmarks.scheduling engine
     python -m benchmarks.scheduling engine --model random
 
+What a replica predicts that it can carry, against what it sustains:
+
+    python -m benchmarks.scheduling predict
+
 The cost of the scheduler itself:
 
     python -m benchmarks.scheduling cost --out benchmarks/results/cost
@@ -99,6 +103,43 @@ def simulate(
                 first=first,
                 noise=noise,
                 outliers=outliers,
+                precision=precision,
+                seed=seed,
+                num_processes=jobs or len(os.sched_getaffinity(0)),
+            ),
+            out=out,
+        )
+
+
+@app.command()
+def predict(
+    *,
+    trace: _Trace = DEFAULT_TRACE,
+    machine: Annotated[
+        list[str] | None, typer.Option(help="npu, gpu or cpu; several may be. [all]")
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="TTFT/TPOT in ms. [two for each machine]")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of a load.")] = 500,
+    precision: Annotated[
+        float, typer.Option(min=0.005, max=0.5, help="Of the highest load, as a share.")
+    ] = 0.03,
+    seed: Annotated[int, typer.Option(help="Seed of Poisson arrivals and noise.")] = 2,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json.")] = None,
+) -> None:
+    """Compare the capacity that a replica predicts of itself with the load that it sustains."""
+    with report_errors():
+        from benchmarks.scheduling.policies import parse_targets
+        from benchmarks.scheduling.predicted_session import PredictSettings, run_predict
+
+        run_predict(
+            PredictSettings(
+                trace=trace,
+                machines=tuple(machine or ()),
+                targets=tuple(map(parse_targets, target or ())),
+                num_requests=requests,
                 precision=precision,
                 seed=seed,
                 num_processes=jobs or len(os.sched_getaffinity(0)),

@@ -5,17 +5,23 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf
+from random import Random
 from typing import Final
 
 from benchmarks.scheduling.capacity import SHARE, Run, figures, highest_sustained
-from benchmarks.scheduling.machines import Noise, NoisyMachine, find_machine
+from benchmarks.scheduling.machines import find_machine
 from benchmarks.scheduling.policies import Policy, policies_for
-from benchmarks.scheduling.simulator import MissLimit, Simulator
 from benchmarks.scheduling.workload import at_rate
+from benchmarks.serving.outcome import Outcome
 from benchmarks.serving.settings import LatencyTargets
-from benchmarks.serving.trace import Arrival, clip
+from tandem_engine.simulate.machines import Noise, NoisyMachine
+from tandem_engine.simulate.replica import Completion
+from tandem_engine.simulate.scheduler_replica import SchedulerReplica
+from tandem_engine.simulate.simulator import MissLimit, Simulator
+from tandem_engine.simulate.workload import Arrival, clip
 
 _START_RATE: Final = 1.0
+_MILLISECONDS: Final = 1e3
 _SPANS: Final = 5.0
 """A load lasts at least this many times the target TTFT: a shorter one is a single burst."""
 
@@ -146,25 +152,47 @@ def run_at(task: Task, rate: float, *, ends_early: bool = True) -> Run | None:
         rate: Requests a second.
         ends_early: Break off once more than a tenth of the requests have missed a target.
     """
-    machine = find_machine(task.machine)
     most = (1.0 - SHARE) * len(task.load)
-    simulator = Simulator(
-        task.policy,
-        NoisyMachine(machine, task.noise, task.seed),
-        num_blocks=machine.num_blocks,
-        limit=MissLimit(task.targets, most) if ends_early else None,
-    )
+    targets = task.targets
+    limit = MissLimit(_seconds(targets.ttft_ms), _seconds(targets.tpot_ms), most)
+    simulator = Simulator(replica_for(task), limit if ends_early else None)
     seen = simulator.run(at_rate(task.load, rate))
     if seen.ended_early:
         return None
     return figures(
-        seen.outcomes,
-        task.targets,
+        [outcome_of(request) for request in seen.requests],
+        targets,
         rate=rate,
         wall_s=seen.wall_s,
         num_preemptions=seen.num_preemptions,
         num_steps=seen.num_steps,
     )
+
+
+def replica_for(task: Task) -> SchedulerReplica:
+    """Return a new replica with a task's policy on its machine."""
+    machine = find_machine(task.machine)
+    rng = Random(task.seed)  # noqa: S311  # load, not secrets
+    return SchedulerReplica(
+        task.policy.schedule,
+        task.policy.slo,
+        NoisyMachine(machine, task.noise, rng),
+        num_blocks=machine.num_blocks,
+    )
+
+
+def outcome_of(request: Completion) -> Outcome:
+    """Return a simulated request as an outcome."""
+    return Outcome(
+        shape=request.shape,
+        due_s=request.arrived_s,
+        end_s=request.at_s,
+        event_times_s=(request.first_token_s, request.at_s),
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / _MILLISECONDS
 
 
 def group_by_load(entries: Iterable[PolicyResult]) -> list[PolicyComparison]:

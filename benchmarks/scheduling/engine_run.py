@@ -17,10 +17,8 @@ from benchmarks.scheduling.capacity import Run, figures
 from benchmarks.scheduling.policies import Policy, policies_for, static
 from benchmarks.scheduling.trial import Trial
 from benchmarks.scheduling.workload import at_rate
-from benchmarks.serving.case import Shape
 from benchmarks.serving.outcome import Outcome
 from benchmarks.serving.settings import LatencyTargets
-from benchmarks.serving.trace import Arrival
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
@@ -29,6 +27,7 @@ from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
+from tandem_engine.simulate.workload import Arrival, Shape
 
 _BLOCK: Final = 128
 _PATIENCE: Final = 3.0

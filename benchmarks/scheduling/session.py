@@ -22,7 +22,7 @@ from benchmarks.scheduling.cost import (
     measure_memory,
     measure_step,
 )
-from benchmarks.scheduling.machines import Noise, find_machine
+from benchmarks.scheduling.machines import find_machine
 from benchmarks.scheduling.plot import save_comparisons, save_costs, save_trials
 from benchmarks.scheduling.report import (
     comparison_document,
@@ -33,7 +33,6 @@ from benchmarks.scheduling.report import (
 )
 from benchmarks.scheduling.trial import verdict
 from benchmarks.scheduling.workload import window, with_poisson_arrivals
-from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.result import (
     begin,
@@ -43,7 +42,9 @@ from benchmarks.serving.result import (
     write_result,
 )
 from benchmarks.serving.settings import LatencyTargets
-from benchmarks.serving.trace import Arrival, clip, parse_trace
+from benchmarks.serving.trace import parse_trace
+from tandem_engine.simulate.machines import Noise
+from tandem_engine.simulate.workload import Arrival, Shape, clip
 
 ARRIVALS: Final = ("trace", "poisson", "both")
 RANDOM: Final = "random"

@@ -10,7 +10,7 @@ from random import Random
 
 from benchmarks.serving.arrivals import poisson_arrivals
 from benchmarks.serving.errors import WrongUsage
-from benchmarks.serving.trace import Arrival, speed_up
+from tandem_engine.simulate.workload import Arrival, speed_up
 
 
 def at_rate(load: Sequence[Arrival], rate: float) -> list[Arrival]:

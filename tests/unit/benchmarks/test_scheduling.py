@@ -1,6 +1,7 @@
 """The comparison of policies: loads, machines, capacity, the simulator."""
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -14,16 +15,17 @@ from benchmarks.scheduling.comparison import (
     group_by_load,
     tasks_for,
 )
-from benchmarks.scheduling.machines import MACHINES, Machine, Noise, NoisyMachine, find_machine
+from benchmarks.scheduling.machines import find_machine
 from benchmarks.scheduling.policies import Policy, parse_targets, policies_for, static, with_slo
-from benchmarks.scheduling.simulator import MissLimit, Simulator
 from benchmarks.scheduling.workload import at_rate, span_s, window, with_poisson_arrivals
-from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import WrongUsage
 from benchmarks.serving.outcome import Outcome
 from benchmarks.serving.settings import LatencyTargets
-from benchmarks.serving.trace import Arrival
 from tandem_engine.api.step import Step
+from tandem_engine.simulate.machines import MACHINES, Machine, Noise, NoisyMachine
+from tandem_engine.simulate.scheduler_replica import SchedulerReplica
+from tandem_engine.simulate.simulator import MissLimit, Simulator
+from tandem_engine.simulate.workload import Arrival, Shape
 
 TARGETS = LatencyTargets(ttft_ms=1000.0, tpot_ms=100.0)
 QUIET = Noise(spread=0.0, outliers=0.0)
@@ -139,15 +141,15 @@ def test_below_the_price_of_the_weights_tokens_are_free() -> None:
 
 
 def test_without_noise_a_machine_is_exact_and_with_it_two_seeds_differ() -> None:
-    exact = NoisyMachine(PLAIN, QUIET, 1)
-    first, second = (NoisyMachine(PLAIN, Noise(), seed) for seed in (1, 2))
+    exact = NoisyMachine(PLAIN, QUIET, Random(1))
+    first, second = (NoisyMachine(PLAIN, Noise(), Random(seed)) for seed in (1, 2))
 
     assert exact.seconds(MIXED) == pytest.approx(PLAIN.seconds(MIXED))
     assert first.seconds(MIXED) != second.seconds(MIXED)
 
 
 def test_an_outlier_takes_as_much_longer_as_the_noise_says() -> None:
-    slow = NoisyMachine(PLAIN, Noise(spread=0.0, outliers=1.0, slowdown=4.0), 1)
+    slow = NoisyMachine(PLAIN, Noise(spread=0.0, outliers=1.0, slowdown=4.0), Random(1))
 
     assert slow.seconds(MIXED) == pytest.approx(4 * PLAIN.seconds(MIXED))
 
@@ -260,8 +262,12 @@ def test_nothing_is_found_where_nothing_is_sustained() -> None:
 
 
 def simulator(limit: MissLimit | None = None) -> Simulator:
-    machine = NoisyMachine(PLAIN, QUIET, 0)
-    return Simulator(static(64), machine, num_blocks=PLAIN.num_blocks, limit=limit)
+    machine = NoisyMachine(PLAIN, QUIET, Random(0))
+    return Simulator(replica(static(64), machine), limit)
+
+
+def replica(policy: Policy, machine: NoisyMachine) -> SchedulerReplica:
+    return SchedulerReplica(policy.schedule, policy.slo, machine, num_blocks=PLAIN.num_blocks)
 
 
 def test_one_request_alone_takes_what_its_steps_cost() -> None:
@@ -270,9 +276,9 @@ def test_one_request_alone_takes_what_its_steps_cost() -> None:
 
     # Chunks of 64 and 36: 10 + 64 + 64 · 32 · 0.002 + 4 = 82.096 ms; 10 + 36 + 36 · (64 + 18)
     # · 0.002 + 4 = 55.904 ms. Two decode steps: 10 + 1 + 100 · 0.003 + 4 = 15.3, and 15.303 ms.
-    (one,) = seen.outcomes
+    (one,) = seen.requests
     assert one.ttft_s == pytest.approx(138e-3)
-    assert one.e2e_s == pytest.approx(138e-3 + 15.3e-3 + 15.303e-3)
+    assert one.at_s - one.arrived_s == pytest.approx(138e-3 + 15.3e-3 + 15.303e-3)
     assert (seen.num_steps, seen.ended_early) == (4, False)
 
 
@@ -285,24 +291,26 @@ def test_every_request_ends_with_its_own_length_whatever_the_policy(
     given_shapes: list[tuple[float, int, int]], policy: Policy
 ) -> None:
     requests = load(*sorted(given_shapes))
-    machine = NoisyMachine(PLAIN, Noise(), 1)
-    seen = Simulator(policy, machine, num_blocks=PLAIN.num_blocks).run(requests)
+    machine = NoisyMachine(PLAIN, Noise(), Random(1))
+    seen = Simulator(replica(policy, machine)).run(requests)
 
-    ended = sorted((one.due_s, one.shape.num_input, one.shape.num_output) for one in seen.outcomes)
+    ended = sorted(
+        (one.arrived_s, one.shape.num_input, one.shape.num_output) for one in seen.requests
+    )
     assert ended == sorted(given_shapes)
-    assert all(one.due_s < one.event_times_s[0] <= one.end_s for one in seen.outcomes)
+    assert all(one.arrived_s < one.first_token_s <= one.at_s for one in seen.requests)
 
 
 def test_a_hopeless_load_is_broken_off() -> None:
     requests = load(*((0.001 * number, 640, 30) for number in range(100)))
-    seen = simulator(MissLimit(TARGETS, 10.0)).run(requests)
+    seen = simulator(MissLimit(1.0, 0.1, 10.0)).run(requests)
 
     assert seen.ended_early
-    assert len(seen.outcomes) < 100
+    assert len(seen.requests) < 100
 
 
 def test_those_that_still_wait_count_as_late() -> None:
-    limit = MissLimit(TARGETS, 1.0)
+    limit = MissLimit(1.0, 0.1, 1.0)
     limit.note_first(1.2)
 
     assert not limit.is_exceeded([9.5], now=10.0)
@@ -310,7 +318,7 @@ def test_those_that_still_wait_count_as_late() -> None:
 
 
 def test_answers_that_were_too_slow_count_too() -> None:
-    limit = MissLimit(TARGETS, 1.0)
+    limit = MissLimit(1.0, 0.1, 1.0)
     for tpot_s in (0.05, None, 0.2):
         limit.note_end(0.5, tpot_s)
     assert not limit.is_exceeded([], now=0.0)
@@ -320,7 +328,7 @@ def test_answers_that_were_too_slow_count_too() -> None:
 
 
 def test_a_request_that_missed_both_targets_counts_once() -> None:
-    limit = MissLimit(TARGETS, 1.0)
+    limit = MissLimit(1.0, 0.1, 1.0)
     limit.note_first(1.2)
     limit.note_end(1.2, 0.2)
 
