@@ -47,14 +47,14 @@ def main() -> None:
     app()
 
 
-def add_commands_of_others() -> None:
+def add_commands_of_others(to: typer.Typer = app) -> None:
     """Add each entry point of `tandem.commands`: a typer application, or one function."""
     for point in entry_points(group=COMMANDS_GROUP):
         command = point.load()
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=point.name)
+            to.add_typer(command, name=point.name)
         else:
-            app.command(point.name)(command)
+            to.command(point.name)(command)
 
 
 def _show_version(*, value: bool) -> None:

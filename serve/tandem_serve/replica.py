@@ -10,7 +10,10 @@ from fastapi import FastAPI
 from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
+from tandem_serve.http.operations import metrics_text
 from tandem_serve.http.settings import HttpSettings
+from tandem_serve.http.state import HttpState
+from tandem_serve.metrics_server import MetricsServer, metrics_port
 from tandem_serve.replica_log import configure_logging, report_startup
 from tandem_serve.start_backoff import StartBackoff
 
@@ -22,10 +25,14 @@ class Replica:
         configure_logging()
         self._args = AppArgs.model_validate(args)
         self._engine: EngineClient | None = None
+        self._http: HttpState | None = None
+        self._metrics: MetricsServer | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve calls it after the constructor."""
-        return build_app(_http_settings(self._args), lambda: self._engine)
+        app = build_app(_http_settings(self._args), lambda: self._engine)
+        self._http = app.state.http
+        return app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Start the engine, the first time; afterwards pass it the live settings.
@@ -33,11 +40,22 @@ class Replica:
         An exception makes Ray replace the replica.
         """
         live = LiveSettings.model_validate(user_config)
+        if self._http is not None:
+            await self._http.tracing.apply(live.tracing)
         if self._engine is None:
+            self._show_metrics()
             self._engine = await self._start(live)
         else:
             schedule = live.schedule_config(self._args.engine.cache_block_size)
             await self._engine.reconfigure(schedule, live.slo)
+
+    def _show_metrics(self) -> None:
+        """Serve the metrics on a port of their own, where the environment names one."""
+        port, http = metrics_port(), self._http
+        if port is None or http is None or self._metrics is not None:
+            return
+        self._metrics = MetricsServer(lambda: metrics_text(http), port)
+        self._metrics.start()
 
     async def _start(self, live: LiveSettings) -> EngineClient:
         starts = StartBackoff.of_environment()
@@ -57,8 +75,14 @@ class Replica:
 
     async def __del__(self) -> None:
         """Stop the engine; Serve calls it after the running requests' time."""
-        if self._engine is not None:
-            await self._engine.stop()
+        try:
+            if self._engine is not None:
+                await self._engine.stop()
+            if self._http is not None:
+                await self._http.tracing.close()
+        finally:
+            if self._metrics is not None:
+                await self._metrics.stop()
 
 
 def _start_engine(args: AppArgs, live: LiveSettings) -> EngineClient:

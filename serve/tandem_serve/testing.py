@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.engine_client import EngineLimits
+from tandem_engine.api.engine_client import EngineLimits, RequestTimeline
 from tandem_engine.api.errors import EngineStopped, InvalidParameter, PromptTooLong
 from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLogprob
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
@@ -97,6 +97,7 @@ class Submitted:
     priority: int
     cache_salt: str
     timeout_s: float = inf
+    is_traced: bool = False
 
 
 class FakeEngine:
@@ -159,6 +160,7 @@ class FakeEngine:
         priority: int = LOWEST_PRIORITY,
         cache_salt: str = "",
         timeout_s: float = inf,
+        is_traced: bool = False,
     ) -> "FakeStream":
         """Answer a prompt.
 
@@ -180,6 +182,7 @@ class FakeEngine:
             priority=priority,
             cache_salt=cache_salt,
             timeout_s=timeout_s,
+            is_traced=is_traced,
         )
         self.submitted.append(submitted)
         return FakeStream(self, submitted)
@@ -252,6 +255,8 @@ class FakeStream:
         self._engine = engine
         self._submitted = submitted
         self._has_ended = False
+        self.timelines: Sequence[RequestTimeline] = ()
+        """Nothing is computed, so there are no moments; a test may set some."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Give out the answer, token by token."""

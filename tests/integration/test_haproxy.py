@@ -262,3 +262,56 @@ def test_a_slow_sender_loses_the_connection_and_a_client_that_waits_for_an_answe
     assert ends["half a head"].startswith(b"HTTP/1.1 408 ")
     assert ends["half a body"].startswith(b"HTTP/1.1 400 ")
     assert [answer.text for answer in answers] == ["ok"]
+
+
+def demand(folder: Path) -> str:
+    """The count that the autoscaler reads, in the exposition of HAProxy."""
+    port = next(
+        line.rpartition(":")[2]
+        for line in (folder / "haproxy.cfg").read_text().splitlines()
+        if "bind :" in line
+    )
+    url = f"http://127.0.0.1:{port}/metrics?scope=backend"
+    name = 'haproxy_backend_http_requests_total{proxy="tandem_demand"}'
+    lines = httpx.get(url, trust_env=False).text.splitlines()
+    return next((line.rpartition(" ")[2] for line in lines if line.startswith(name)), "")
+
+
+@pytest.fixture
+def on_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be on the head of a Ray cluster that KubeRay made."""
+    monkeypatch.setenv("RAY_NODE_TYPE_NAME", "headgroup")
+
+
+@pytest.mark.usefixtures("on_a_head")
+def test_the_head_refuses_and_counts_what_a_service_without_replicas_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    with ray_s_haproxy(tmp_path, 0) as client:
+        answers = [client.post(f"/v1/{path}", json={}) for path in ("completions", "x", "y")]
+        others = [client.get("/v1/models"), client.post("/"), client.get("/metrics")]
+        health = client.get("/-/healthz")
+
+        assert demand(tmp_path) == "3", "scanners, health checks and lists start no replica"
+
+    for answer in (*answers, *others):
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "60"
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json()["error"]["code"] == "no_replica"
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "Try again in 60 s." in answer.json()["error"]["message"]
+    assert health.status_code == 200, "else KubeRay takes the head from behind the endpoint"
+
+
+@pytest.mark.usefixtures("on_a_head")
+def test_with_a_replica_the_head_sends_requests_to_it(tmp_path: Path, replica: FakeReplica) -> None:
+    with ray_s_haproxy(tmp_path, replica.port) as client:
+        assert client.post("/v1/completions", json={}).text == "ok"
+        assert demand(tmp_path) == ""
+
+
+def test_no_other_node_counts(tmp_path: Path) -> None:
+    with ray_s_haproxy(tmp_path, 0) as client:
+        assert client.post("/v1/completions", json={}).headers["retry-after"] == "1"
+        assert demand(tmp_path) == ""

@@ -59,6 +59,8 @@ _CLASSES: Final[Mapping[str, ChangeClass]] = {
     "spec.engine.schedule": ChangeClass.LIVE,
     "spec.engine.schedule.cacheBlockSize": ChangeClass.REPLACE,
     "spec.slo": ChangeClass.LIVE,
+    "spec.observability": ChangeClass.LIVE,
+    "spec.observability.metricAliases": ChangeClass.REPLACE,
     "spec.server": ChangeClass.REPLACE,
     "spec.scaling": ChangeClass.IN_PLACE,
     "spec.resources": ChangeClass.REPLACE,

@@ -5,6 +5,7 @@ What the document says decides what a change costs: Ray replaces every replica w
 rest in place.
 """
 
+from copy import deepcopy
 from typing import Annotated, Any, Final, Self
 
 from pydantic import Field
@@ -13,13 +14,16 @@ from tandem_engine.api.config import (
     DType,
     EngineConfig,
     KVCacheDType,
+    MetricAlias,
     Quantization,
     ScheduleConfig,
 )
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document
 from tandem_engine.api.slo import Slo
+from tandem_serve.api.at_zero import AUTOSCALING_CONFIG
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S
+from tandem_serve.api.observability import TracingSettings
 from tandem_serve.api.spec import InferenceService, ResourcesSpec, ServerSpec
 
 API_KEYS_FOLDER: Final = "/etc/tandem/api-keys"
@@ -76,6 +80,9 @@ class EngineArgs(Model):
     cache_block_size: int
     """Tokens of one KV block."""
 
+    metric_aliases: Annotated[tuple[MetricAlias, ...], Field(strict=False)] = ()
+    """Other engines under whose metric names the series stand as well; a JSON list."""
+
     def engine_config(self, live: "LiveSettings") -> EngineConfig:
         """These settings and the live ones as the engine takes them."""
         fixed = self.model_dump(exclude={"cache_block_size"})
@@ -117,6 +124,7 @@ class AppArgs(Model):
                 memory_bytes=resources.memory_bytes,
                 num_threads=resources.cpu,
                 cache_block_size=engine.schedule.cache_block_size,
+                metric_aliases=tuple(service.spec.observability.metric_aliases),
             ),
             server=service.spec.server,
             api_keys_folder=_api_keys_folder(service, options),
@@ -132,12 +140,15 @@ class LiveSettings(Model):
     slo: Slo = Slo()
     """Latency targets."""
 
+    tracing: TracingSettings | None = None
+    """Traces of requests; None: there are none."""
+
     @classmethod
     def of(cls, service: InferenceService) -> Self:
         """The live settings of the desired state of `service`."""
         schedule = schedule_document(resolve_schedule(service.spec.schedule))
         del schedule["cacheBlockSize"]
-        return cls(schedule=schedule, slo=service.spec.slo.resolved())
+        return cls(schedule=schedule, slo=service.spec.slo.resolved(), tracing=_tracing(service))
 
     def schedule_config(self, cache_block_size: int) -> ScheduleConfig:
         """The schedule, with the block size that the replica was built with."""
@@ -177,11 +188,25 @@ def serve_document(service: InferenceService, options: ServeOptions) -> dict[str
 def _application(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
     return {
         "name": service.name,
-        "route_prefix": "/",
+        # Without replicas no request is routed: else it would wait in a proxy of Serve's, unseen.
+        "route_prefix": "/" if service.replicas else None,
         "import_path": IMPORT_PATH,
         "args": AppArgs.of(service, options).document(),
         "deployments": [_deployment(service, options)],
     }
+
+
+def _tracing(service: InferenceService) -> TracingSettings | None:
+    tracing = service.spec.observability.tracing
+    if tracing is None:
+        return None
+    return TracingSettings(
+        endpoint=tracing.endpoint,
+        sample_ratio=tracing.sample_ratio,
+        service_name=service.name,
+        model_name=service.model_name,
+        service_namespace=service.metadata.namespace,
+    )
 
 
 def _api_keys_folder(service: InferenceService, options: ServeOptions) -> str | None:
@@ -193,7 +218,7 @@ def _deployment(service: InferenceService, options: ServeOptions) -> dict[str, A
     resources = service.spec.resources
     return {
         "name": DEPLOYMENT,
-        "num_replicas": service.spec.scaling.min_replicas,
+        **_number(service),
         "max_ongoing_requests": 4 * service.spec.server.max_link_num + _SPARE_REQUESTS,
         "max_queued_requests": -1,
         "user_config": LiveSettings.of(service).document(),
@@ -204,6 +229,12 @@ def _deployment(service: InferenceService, options: ServeOptions) -> dict[str, A
         "max_surge_percent": options.max_surge_percent,
         "ray_actor_options": _actor_options(resources),
     }
+
+
+def _number(service: InferenceService) -> dict[str, Any]:
+    if service.replicas:
+        return {"num_replicas": service.replicas}
+    return {"autoscaling_config": deepcopy(AUTOSCALING_CONFIG)}
 
 
 def _actor_options(resources: ResourcesSpec) -> dict[str, Any]:

@@ -61,6 +61,13 @@ START_COUNT_FILE: Final = "TANDEM_START_COUNT_FILE"
 """The environment variable with the file in which a replica counts its starts until one succeeds;
 absent: starts are not counted, and there is no pause between them."""
 
+METRICS_PORT: Final = "TANDEM_METRICS_PORT"
+"""The environment variable with the port on which a replica shows its metrics to Prometheus;
+absent: only the endpoint shows them."""
+
+METRICS_PATH: Final = "/metrics"
+"""Path of the metrics, there and at the endpoint."""
+
 
 def retry_env(file: str) -> Mapping[str, str]:
     """Environment that makes Ray restart a failing replica again and again, with growing pauses.

@@ -6,7 +6,7 @@ A field that does not work yet is not here.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator
@@ -28,8 +28,10 @@ from tandem_engine.api.constraints import TextFormat
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
 from tandem_engine.api.slo import Slo
+from tandem_serve.api.observability import ObservabilitySpec
 from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN, ObjectName, RuntimeSpec, SecretName
 from tandem_serve.api.quantity import Memory, parse_memory
+from tandem_serve.api.scaling import ScalingSpec
 
 GROUP: Final = "serving.tandem.dev"
 API_VERSION: Final = f"{GROUP}/v1alpha1"
@@ -55,9 +57,6 @@ _CLAIM: Final = TextFormat(
 )
 PROGRESS_DEADLINE_S: Final = 600
 """Default of spec.progressDeadlineSeconds."""
-MAX_REPLICAS: Final = 1000
-"""Replicas of one service at most: each is a worker of one group of Ray's."""
-
 CLAIMS_FOLDER: Final = "/mnt/claims"
 """Mount point of the volume claims of `pvc://` sources, each under its name."""
 
@@ -189,13 +188,6 @@ class ServerSpec(Model):
     need one of them as `Authorization: Bearer`. Absent: requests need no key."""
 
 
-class ScalingSpec(Model):
-    """Number of replicas."""
-
-    min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
-    """Replicas that run."""
-
-
 class ResourcesSpec(Model):
     """Resources of one replica."""
 
@@ -288,6 +280,15 @@ _SLO_CHECKS: Final = (
     _needs_standard("stageSelectPolicy", ~Value(f"{_SCHEDULE}stageSelectPolicy").equals(0)),
     _needs_standard("dynamicBatchSizeEnable", Value(f"{_SCHEDULE}dynamicBatchSizeEnable"), "true"),
 )
+_SCALING_CHECKS: Final = (
+    Check(
+        field="scaling.mode",
+        refused=(Value("scaling.mode").equals("Auto") | Value("scaling.mode").equals("Recommend"))
+        & ~_HAS_TARGET,
+        problem="scaling.mode {scaling.mode} needs a target of slo to hold; add slo.ttft or "
+        "slo.tpot, or set mode: Manual",
+    ),
+)
 _LENGTH_CHECKS: Final = (
     Check(
         field=f"{_SCHEDULE}maxIterTimes",
@@ -362,7 +363,7 @@ class InferenceServiceSpec(Model):
     """Limits of one replica's HTTP server."""
 
     scaling: ScalingSpec = ScalingSpec()
-    """Number of replicas."""
+    """Number of replicas, and its owner."""
 
     resources: ResourcesSpec = ResourcesSpec()
     """Resources of one replica."""
@@ -370,11 +371,19 @@ class InferenceServiceSpec(Model):
     runtime: RuntimeSpec = RuntimeSpec()
     """The pods that replicas run in; without Kubernetes it has no meaning."""
 
+    observability: ObservabilitySpec = ObservabilitySpec()
+    """Reports of the service beside its metrics: traces of requests."""
+
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=86400)] = PROGRESS_DEADLINE_S
     """Seconds in which a new service, or a change, has to be ready; then the condition Progressing
     has the reason ProgressDeadlineExceeded."""
 
-    CHECKS: ClassVar[tuple[Check, ...]] = (*_SLO_CHECKS, *_LENGTH_CHECKS, *_RESOURCE_CHECKS)
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        *_SLO_CHECKS,
+        *_SCALING_CHECKS,
+        *_LENGTH_CHECKS,
+        *_RESOURCE_CHECKS,
+    )
 
     @property
     def schedule(self) -> ScheduleConfig:
@@ -407,6 +416,17 @@ class InferenceService(Model):
     def model_name(self) -> str:
         """Name under which requests ask for the model."""
         return self.spec.model.name or self.metadata.name
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas in force: see `scaled_to`; of a service without status, the first."""
+        return self.spec.scaling.initial_replicas
+
+    def scaled_to(self, replicas: int) -> Self:
+        """Return the same service with the number of replicas that is in force."""
+        scaling = self.spec.scaling.model_copy(update={"replicas": replicas})
+        spec = self.spec.model_copy(update={"scaling": scaling})
+        return self.model_copy(update={"spec": spec})
 
     def manifest(self) -> dict[str, Any]:
         """The service as it was written, under its outside names."""

@@ -53,6 +53,11 @@ def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterat
             f"spec.model.source: '{spec.model.source}' is a volume of Kubernetes; on this machine "
             f"name a folder, file:///absolute/path or ./path, {_KUBECTL}"
         )
+    if not service.replicas:
+        yield (
+            "spec.scaling: without a replica there is nothing to serve on this machine; set "
+            f"replicas: 1, {_KUBECTL}"
+        )
     if spec.server.api_keys_secret and not api_keys:
         yield (
             f"spec.server.apiKeysSecret: '{spec.server.api_keys_secret}' is a Secret of "

@@ -20,6 +20,7 @@ from tandem_serve.http.openai.tokenize import TEXT_LINKS, detokenize, tokenize
 from tandem_serve.http.operations import health, metrics
 from tandem_serve.http.settings import Dependencies, HttpSettings
 from tandem_serve.http.state import GetEngine, HttpState
+from tandem_serve.http.tracing import Tracing
 
 _ROUTES: Final = (
     ("GET", "/health", health),
@@ -62,6 +63,7 @@ def build_app(
             least_timeout_s=settings.least_body_timeout_s,
         ),
         counts=ResponseCounts(),
+        tracing=Tracing(),
     )
     # Requests are parsed by hand (errors in OpenAI's form), so FastAPI has no schema to show.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)

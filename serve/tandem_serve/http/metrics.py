@@ -1,13 +1,17 @@
 """The HTTP layer's own numbers. Plain data: the Prometheus objects are made at each scrape."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 UNKNOWN_PATH = "unknown"
+
+_STARTED_S: Final = time.time()
 
 
 class ResponseCounts:
@@ -47,8 +51,17 @@ def exposition(counts: ResponseCounts, *, num_refused: int, num_in_flight: int) 
         "Slots in use: each choice and beam of each prompt in process or waiting.",
         value=num_in_flight,
     )
+    # A counter that falls belongs to another process; a text that does not get newer is stuck.
+    started = GaugeMetricFamily(
+        "process_start_time_seconds", "Unix time at which this process started.", value=_STARTED_S
+    )
+    exposed = GaugeMetricFamily(
+        "tandem_exposition_timestamp_seconds",
+        "Unix time at which these metrics were made.",
+        value=time.time(),
+    )
     registry = CollectorRegistry()
-    registry.register(_Snapshot([_responses(counts), refused, in_flight]))
+    registry.register(_Snapshot([_responses(counts), refused, in_flight, started, exposed]))
     return generate_latest(registry)
 
 

@@ -5,7 +5,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
 from tandem_serve.http.metrics import exposition
-from tandem_serve.http.state import state_of
+from tandem_serve.http.state import HttpState, state_of
 
 
 async def health(request: Request) -> Response:
@@ -17,13 +17,20 @@ async def health(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """The engine's metrics, then those of this layer; while the engine starts, only the latter."""
-    http = state_of(request)
+    """The metrics in Prometheus' text format."""
+    body = metrics_text(state_of(request))
+    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def metrics_text(http: HttpState) -> bytes:
+    """Return the engine's metrics, then this layer's; while the engine starts, only the latter.
+
+    It is called on the event loop, which owns the counts.
+    """
     engine = http.get_engine()
     own = exposition(
         http.counts,
         num_refused=http.admission.num_refused,
         num_in_flight=http.admission.num_in_flight,
     )
-    body = own if engine is None else engine.metrics() + own
-    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return own if engine is None else engine.metrics() + own

@@ -11,6 +11,7 @@ from tandem_serve.http.admission.body_budget import BodyBudget
 from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.settings import Dependencies, HttpSettings
+from tandem_serve.http.tracing import Tracing
 
 GetEngine = Callable[[], EngineClient | None]
 """The engine of this process, or None while it starts."""
@@ -28,6 +29,7 @@ class HttpState:
     """The slots of /tokenize and /detokenize, which compute nothing on the engine."""
     body_budget: BodyBudget
     counts: ResponseCounts
+    tracing: Tracing
 
     def engine(self) -> EngineClient:
         """The engine.

@@ -147,6 +147,6 @@ def stop(record: Record) -> None:
 
 def _surge(service: InferenceService) -> int:
     """Percent of replicas that may start before the old ones stop: all, if memory allows."""
-    requested = 2 * service.spec.scaling.min_replicas * service.spec.resources.memory_bytes
+    requested = 2 * service.replicas * service.spec.resources.memory_bytes
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 100 if requested <= _SURGE_SHARE * machine else 0

@@ -12,6 +12,10 @@ Serve has no settings for these (Ray 2.60):
   replicas. It gets a 503 here, in OpenAI's form: clients wait a moment and try again. (A head that
   is no HTTP or comes too slowly gets HAProxy's own page nonetheless: it is refused where no page is
   known yet.)
+- While a service has no replica, Serve hands requests to a proxy on the head, in which they wait
+  for one, unbounded and for ever. On the head, which stands behind the endpoint of a service that
+  may be without replicas, they get a 503 that says when to come again; requests for text are
+  counted, and the autoscaler reads that count.
 - HAProxy does not start when the limit of open files is too low for its `maxconn`, which is
   therefore lowered to what the process may open.
 
@@ -32,12 +36,23 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NoReturn
 
+from tandem_serve.api.at_zero import DEMAND_BACKEND, DEMAND_PATH
+
 COMMAND: Final = "tandem-haproxy"
 BINARY: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """The environment variable in which Ray looks for the path of the program that it starts."""
 HEAD_TIMEOUT_S: Final = 10
 """Seconds in which the head of a request must come."""
 RETRY_AFTER_S: Final = 1
+AT_ZERO_RETRY_AFTER_S: Final = 60
+"""Seconds after which a client of a service without replicas is to come again.
+
+A cold start may take minutes, but clients give up where they are told to wait for too long:
+openai-python 3.54 where it is more than 120 s.
+"""
+
+NODE_TYPE: Final = "RAY_NODE_TYPE_NAME"
+"""The environment variable in which KubeRay names a pod's group."""
 
 _DEFAULTS: Final = "defaults\n    mode http\n"
 _FRONTEND: Final = "frontend http_frontend\n"
@@ -56,6 +71,18 @@ _MAXCONN: Final = re.compile(r"^( *maxconn) (\d+)$", re.MULTILINE)
 # splicing on); the rest is for listeners, checks, logs and threads.
 _FILES_PER_CONNECTION: Final = 2.5
 _OTHER_FILES: Final = 512
+
+_OTHERS_BACKEND: Final = "tandem_at_zero"
+_HEAD: Final = "headgroup"
+_SERVER: Final = re.compile(r"^ *server \S+ \S+(?P<options>.*)$", re.MULTILINE)
+_BACKUP: Final = re.compile(r"\bbackup\b")
+_ROUTING: Final = re.compile(r"^ *# Static routing based on path prefixes.*\n", re.MULTILINE)
+_HEALTH_PATH: Final = re.compile(r"^ *acl healthcheck path .*\n", re.MULTILINE)
+_HEALTHY_AT_ZERO: Final = (
+    '    http-request return status 200 content-type text/plain string "success" if healthcheck\n'
+)
+_DRAINING: Final = 'string "This node is being drained."'
+_STATS: Final = "listen stats\n"
 
 _UNAVAILABLE: Final = "No replica is available; try again in a moment."
 _ERRORS: Final = {
@@ -76,6 +103,16 @@ _ERRORS: Final = {
 }
 """HAProxy's own failures, and what a client gets for them: status, code and sentence."""
 
+_AT_ZERO: Final = "tandem-at-zero.http"
+_AT_ZERO_PAGE: Final = (
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "no_replica",
+    (
+        "The service has no replica: it is scaled to zero or stopped, or its first replica is "
+        f"starting. Try again in {AT_ZERO_RETRY_AFTER_S} s."
+    ),
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Replace this process by HAProxy."""
@@ -84,19 +121,42 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.execv(binary, [binary, *_patched_arguments(options)])  # noqa: S606  # this process becomes HAProxy
 
 
-def patched(configuration: str, *, folder: Path, max_files: int) -> str:
+def patched(configuration: str, *, folder: Path, max_files: int, is_head: bool = False) -> str:
     """The configuration with all changes.
 
     Args:
         configuration: the text that Ray Serve wrote.
         folder: folder of the pages of `error_pages`.
         max_files: files that the process may open.
+        is_head: True on the node of a Ray head in Kubernetes.
     """
-    return close_when_draining(
-        use_json_error_pages(
-            limit_header_time(limit_connections(configuration, max_files=max_files)), folder=folder
-        )
+    limited = limit_header_time(limit_connections(configuration, max_files=max_files))
+    changed = close_when_draining(use_json_error_pages(limited, folder=folder))
+    return answer_at_zero(changed, folder=folder) if is_head else changed
+
+
+def answer_at_zero(configuration: str, *, folder: Path) -> str:
+    """The configuration, with an answer and a count where no backend has a replica."""
+    servers = _SERVER.finditer(configuration)
+    if any(not _BACKUP.search(server["options"]) for server in servers):
+        return configuration
+    page = folder / _AT_ZERO
+    rules = (
+        f"    use_backend {DEMAND_BACKEND} if METH_POST {{ path_beg {DEMAND_PATH} }}\n"
+        f"    use_backend {_OTHERS_BACKEND}\n"
     )
+    backends = "".join(
+        f"backend {name}\n    http-request return status 503 errorfile {page}\n"
+        for name in (DEMAND_BACKEND, _OTHERS_BACKEND)
+    )
+    if _DRAINING not in configuration:
+        # KubeRay puts a head that is healthy behind the endpoint. Serve calls one unhealthy that
+        # has had no replica since it started.
+        configuration = _HEALTH_PATH.sub(
+            lambda found: found[0] + _HEALTHY_AT_ZERO, configuration, count=1
+        )
+    routed = _ROUTING.sub(lambda found: found[0] + rules, configuration, count=1)
+    return routed.replace(_STATS, backends + _STATS, 1)
 
 
 def close_when_draining(configuration: str) -> str:
@@ -132,8 +192,9 @@ def limit_connections(configuration: str, *, max_files: int) -> str:
 
 
 def error_pages() -> dict[str, str]:
-    """Name of a file → the whole HTTP response in it, for each of HAProxy's own failures."""
-    return {_file_name(status): _page(*page) for status, page in _ERRORS.items()}
+    """Name of a file → the whole HTTP response in it, for each answer of the proxy itself."""
+    pages = {_file_name(status): _page(*page) for status, page in _ERRORS.items()}
+    return pages | {_AT_ZERO: _page(*_AT_ZERO_PAGE, retry_after_s=AT_ZERO_RETRY_AFTER_S)}
 
 
 def real_haproxy() -> str:
@@ -152,7 +213,9 @@ def _file_name(status: int) -> str:
     return f"tandem-{status}.http"
 
 
-def _page(status: HTTPStatus, code: str, message: str) -> str:
+def _page(
+    status: HTTPStatus, code: str, message: str, *, retry_after_s: int = RETRY_AFTER_S
+) -> str:
     is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     kind = "server_error" if is_ours else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": code}
@@ -162,7 +225,7 @@ def _page(status: HTTPStatus, code: str, message: str) -> str:
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-cache",
-        *([f"Retry-After: {RETRY_AFTER_S}"] if is_ours else []),
+        *([f"Retry-After: {retry_after_s}"] if is_ours else []),
     ]
     return "\r\n".join([*head, "", body])
 
@@ -185,7 +248,8 @@ def _patched_file(path: Path) -> str:
     for name, page in error_pages().items():
         _write(folder / name, page)
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return patched(_read_locked(path), folder=folder, max_files=max_files)
+    is_head = os.environ.get(NODE_TYPE) == _HEAD
+    return patched(_read_locked(path), folder=folder, max_files=max_files, is_head=is_head)
 
 
 def _read_locked(path: Path) -> str:

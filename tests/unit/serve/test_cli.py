@@ -335,10 +335,9 @@ def test_other_packages_add_commands(monkeypatch: pytest.MonkeyPatch) -> None:
             return points[self.name]
 
     fresh = typer.Typer()
-    monkeypatch.setattr(cli, "app", fresh)
     monkeypatch.setattr(cli, "entry_points", lambda *, group: [Point(name) for name in points])
 
-    cli.add_commands_of_others()
+    cli.add_commands_of_others(fresh)
 
     assert runner.invoke(fresh, ["greet"]).stdout == "hello\n"
     assert "plan" in runner.invoke(fresh, ["operator", "--help"]).stdout

@@ -28,6 +28,7 @@ from tandem_serve.http.openai.protocol import GenerationRequest
 from tandem_serve.http.openai.response import ChoiceFormatter, GenerationResponse
 from tandem_serve.http.openai.streaming import EventStream
 from tandem_serve.http.state import state_of
+from tandem_serve.http.tracing import RequestTrace
 
 T = TypeVar("T", bound=GenerationRequest)
 
@@ -78,19 +79,37 @@ class _Call:
 
 
 async def generate(
-    request: Request, model: type[T], adapt: Callable[[T], RequestAdapter], *, id_prefix: str
+    request: Request,
+    model: type[T],
+    adapt: Callable[[T], RequestAdapter],
+    *,
+    id_prefix: str,
+    operation: str,
 ) -> Response:
     """Read a body of `model`, submit its prompts, and return a stream or a whole answer.
+
+    Args:
+        request: The call.
+        model: The type of its body.
+        adapt: Makes the adapter of a body.
+        id_prefix: Beginning of the answer's id.
+        operation: The word of OpenTelemetry's conventions for it, in its trace.
 
     Raises:
         ApiError: the body, a header or the state of the server refuses the call.
         EngineError: the engine refuses the call, or fails while it computes.
         ClientDisconnected: the caller disconnected.
     """
-    deadline = Deadline.of(request)
     with ExitStack() as held:
+        tracing = state_of(request).tracing
+        trace = tracing.begin(operation, request.headers, request.state.request_id)
+        if trace is not None:
+            held.push(trace.end)
+        deadline = Deadline.of(request)
         call = await _call(request, model, adapt, held)
-        return await _respond(request, call, id_prefix=id_prefix, held=held, deadline=deadline)
+        return await _respond(
+            request, call, id_prefix=id_prefix, held=held, deadline=deadline, trace=trace
+        )
 
 
 async def _call(
@@ -168,13 +187,21 @@ def _engine_requests(
 
 
 async def _respond(
-    request: Request, call: _Call, *, id_prefix: str, held: ExitStack, deadline: Deadline
+    request: Request,
+    call: _Call,
+    *,
+    id_prefix: str,
+    held: ExitStack,
+    deadline: Deadline,
+    trace: RequestTrace | None,
 ) -> Response:
     http = state_of(request)
     call_id = http.dependencies.new_id()
     engine_id = f"{request.state.request_id}-{call_id[-NUM_ID_DIGITS:]}"
     answer = GenerationResponse(
-        generation=Generation(call.engine, call.engine_requests, engine_id, held, deadline),
+        generation=Generation(
+            call.engine, call.engine_requests, engine_id, held, deadline, trace=trace
+        ),
         formatter=call.formatter,
         choices_per_prompt=call.choices_per_prompt,
         answer_id=f"{id_prefix}-{call_id}",

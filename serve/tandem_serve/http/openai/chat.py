@@ -21,7 +21,7 @@ ID_PREFIX: Final = "chatcmpl"
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
-    return await generate(request, ChatRequest, ChatAdapter, id_prefix=ID_PREFIX)
+    return await generate(request, ChatRequest, ChatAdapter, id_prefix=ID_PREFIX, operation="chat")
 
 
 class ChatAdapter:

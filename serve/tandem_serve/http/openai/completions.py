@@ -28,7 +28,13 @@ ID_PREFIX: Final = "cmpl"
 
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    return await generate(request, CompletionRequest, CompletionAdapter, id_prefix=ID_PREFIX)
+    return await generate(
+        request,
+        CompletionRequest,
+        CompletionAdapter,
+        id_prefix=ID_PREFIX,
+        operation="text_completion",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from tandem_engine.api.engine_client import EngineClient, OutputStream
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_serve.http.admission.deadline import Deadline
+from tandem_serve.http.tracing import RequestTrace
 
 
 class Usage(TypedDict):
@@ -31,7 +32,9 @@ class EngineRequest:
     cache_salt: str = ""
     """Requests of different salts share no computed prefixes."""
 
-    def submit(self, engine: EngineClient, request_id: str, *, timeout_s: float) -> OutputStream:
+    def submit(
+        self, engine: EngineClient, request_id: str, *, timeout_s: float, is_traced: bool
+    ) -> OutputStream:
         """Queue it; see `EngineClient.submit`."""
         return engine.submit(
             request_id,
@@ -40,6 +43,7 @@ class EngineRequest:
             priority=self.priority,
             cache_salt=self.cache_salt,
             timeout_s=timeout_s,
+            is_traced=is_traced,
         )
 
 
@@ -53,6 +57,8 @@ class Generation:
         id_prefix: str,
         held: ExitStack,
         deadline: Deadline,
+        *,
+        trace: RequestTrace | None = None,
     ) -> None:
         """Submit all of `requests`; `held` aborts them when it closes.
 
@@ -65,9 +71,14 @@ class Generation:
         self._num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._num_completion_tokens = 0
         self._streams: list[OutputStream] = []
+        self._trace = trace
         for i, request in enumerate(requests):
-            stream = request.submit(engine, f"{id_prefix}-{i}", timeout_s=timeout_s)
+            stream = request.submit(
+                engine, f"{id_prefix}-{i}", timeout_s=timeout_s, is_traced=trace is not None
+            )
             held.callback(stream.abort)
+            if trace is not None:
+                trace.add(len(request.prompt_token_ids), stream.timelines)
             self._streams.append(stream)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
@@ -78,10 +89,17 @@ class Generation:
             DeadlineExceeded: a request exceeded its deadline.
             EngineStopped: the engine stopped before the end.
         """
-        async with aclosing(_interleaved(self._streams)) as outputs:
-            async for prompt, output in outputs:
-                self._num_completion_tokens += len(output.token_ids)
-                yield prompt, output
+        try:
+            async with aclosing(_interleaved(self._streams)) as outputs:
+                async for prompt, output in outputs:
+                    self._num_completion_tokens += len(output.token_ids)
+                    yield prompt, output
+        except Exception as error:
+            if self._trace is not None:
+                self._trace.fail(error)
+            raise
+        if self._trace is not None:
+            self._trace.succeed()
 
     def usage(self) -> Usage:
         """The tokens so far. A prompt counts once, however many choices it has."""

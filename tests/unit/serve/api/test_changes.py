@@ -90,7 +90,7 @@ specs = st.fixed_dictionaries(
             e2eTimeout=st.integers(1, 65535),
             apiKeysSecret=st.sampled_from(["keys", "other-keys"]),
         ),
-        "scaling": optional(minReplicas=st.integers(1, 4)),
+        "scaling": optional(minReplicas=st.integers(0, 4)),
         "resources": optional(
             cpu=st.integers(1, 4),
             memory=st.sampled_from(["3Gi", "4Gi"]),
@@ -131,7 +131,7 @@ def classes_by_document(old: InferenceService, new: InferenceService) -> set[Cha
         classes.add(REPLACE)
     if first["user_config"] != second["user_config"]:
         classes.add(LIVE)
-    if first["num_replicas"] != second["num_replicas"]:
+    if first.get("num_replicas") != second.get("num_replicas"):
         classes.add(IN_PLACE)
     return classes
 

@@ -1,10 +1,13 @@
 """The Serve document that is rendered from a service."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from pydantic import ValidationError
 
 from tandem_engine.api.config import EngineConfig
 from tandem_engine.api.slo import LatencyTarget, Slo
@@ -74,6 +77,19 @@ def test_the_deployment_carries_replicas_and_resources() -> None:
     assert found["num_replicas"] == 3
     assert found["max_surge_percent"] == 100
     assert found["ray_actor_options"] == {"num_cpus": 2, "memory": 3 * 2**30}
+
+
+def test_a_service_without_replicas_is_not_routed_and_serve_never_starts_one() -> None:
+    document = serve_document(service(scaling={"minReplicas": 0}), ServeOptions())
+
+    (application,) = document["applications"]
+    found = deployment(document)
+    assert application["route_prefix"] is None
+    assert "num_replicas" not in found
+    config = found["autoscaling_config"]
+    assert (config["min_replicas"], config["initial_replicas"]) == (0, 0)
+    module, _, name = config["policy"]["policy_function"].partition(":")
+    assert getattr(import_module(module), name)(object()) == (0, {})
 
 
 def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
@@ -247,6 +263,20 @@ def test_a_replica_reads_back_the_desired_settings() -> None:
     )
     assert config.schedule.cache_block_size == 16
     assert config.schedule.split_fuse.split_chunk_tokens == 256
+
+
+def test_a_replica_reads_back_the_names_of_other_engines() -> None:
+    document = json.loads(json.dumps(serve_document(service(), ServeOptions())))
+    args = document["applications"][0]["args"]
+    args["engine"]["metricAliases"] = ["vllm", "mindie"]
+    live = LiveSettings.model_validate(deployment(document)["user_config"])
+
+    config = AppArgs.model_validate(args).engine.engine_config(live)
+
+    assert config.metric_aliases == ("vllm", "mindie")
+    args["engine"]["metricAliases"] = ["triton"]
+    with pytest.raises(ValidationError, match="metricAliases"):
+        AppArgs.model_validate(args)
 
 
 def test_writing_a_default_down_changes_nothing() -> None:

@@ -185,7 +185,7 @@ def _without_nulls(document: Any) -> Any:
         (
             {"scaling": {"minReplicas": True}},
             "spec.scaling.minReplicas: true is a boolean (YAML reads yes, no, on and off as "
-            "booleans, too), expected a whole number; allowed: 1 to 1000 (default 1)",
+            "booleans, too), expected a whole number; allowed: 0 to 1000 (default 1)",
         ),
         (
             {"resources": {"npu": 65}},

@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -85,6 +86,8 @@ async def test_metrics_are_the_engines_and_this_layers() -> None:
         for sample in family.samples
     }
     assert response.headers["content-type"].startswith("text/plain; version=")
+    for name in ("process_start_time_seconds", "tandem_exposition_timestamp_seconds"):
+        assert 0 <= time.time() - samples.pop((name,)) < 3600
     assert samples == {
         ("fake_requests_total",): 2.0,
         ("tandem_http_requests_total", "/v1/completions", "POST", "200"): 2.0,

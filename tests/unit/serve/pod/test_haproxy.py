@@ -137,4 +137,45 @@ def test_each_page_is_a_whole_answer_in_openai_s_form() -> None:
         assert error.keys() == {"message", "type", "param", "code"}
         assert error["message"].endswith(".")
         assert f"Content-Length: {len(body)}" in head.split("\r\n")
-        assert ("Retry-After: 1" in head) is head.startswith("HTTP/1.1 503 ")
+        assert ("Retry-After: " in head) is head.startswith("HTTP/1.1 503 ")
+
+
+FALLBACK = "    server SERVE_PROXY 127.0.0.1:8500 check backup\n"
+REPLICA = "    server SERVE_REPLICA 10.0.0.1:30000 check\n"
+ROUTED = """\
+frontend http_frontend
+    acl healthcheck path -i /-/healthz
+    # Static routing based on path prefixes in decreasing length
+    default_backend default_backend
+backend http-tiny
+    default-server fastinter 250ms
+{servers}listen stats
+"""
+
+
+def at_zero(text: str) -> str:
+    return haproxy.answer_at_zero(text, folder=Path("/pages"))
+
+
+@pytest.mark.parametrize(
+    ("servers", "is_answered"),
+    [("", True), (FALLBACK, True), (REPLICA, False), (REPLICA + FALLBACK, False)],
+)
+def test_a_proxy_without_replicas_lets_no_request_wait(servers: str, *, is_answered: bool) -> None:
+    text = ROUTED.format(servers=servers)
+
+    found = at_zero(text)
+
+    assert (found != text) is is_answered
+    if is_answered:
+        demand, others = (line for line in found.splitlines() if "use_backend" in line)
+        assert demand.endswith("use_backend tandem_demand if METH_POST { path_beg /v1/ }")
+        assert others.endswith("use_backend tandem_at_zero")
+        assert found.count("errorfile /pages/tandem-at-zero.http") == 2
+
+
+def test_a_head_that_is_drained_says_so_without_replicas_too() -> None:
+    drained = configuration(DRAINING, backends=0)
+
+    assert "200" not in at_zero(drained)
+    assert "return status 200" in at_zero(configuration(SERVING, backends=0))
