@@ -1,0 +1,262 @@
+"""observation, policy, history, now → the number of replicas, with its reason; pure.
+
+More replicas: as many as the replicas' own model needs for the load that arrives, at least one more
+when a target is missed. Fewer: only if one fewer is predicted to keep targets and KV cache, for all
+of a window that is no shorter than a cold start. Whatever cannot be trusted leaves the number as it
+is.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tandem_operator.autoscale.decision import Decision, DecisionReason
+from tandem_operator.autoscale.history import History
+from tandem_operator.autoscale.load import Load, load_of
+from tandem_operator.autoscale.observation import Observation, SignalProblem, finite
+from tandem_operator.autoscale.policy import ScalingPolicy
+
+_REASON_OF: Final = {
+    SignalProblem.MISSING: DecisionReason.METRICS_MISSING,
+    SignalProblem.STALE: DecisionReason.METRICS_STALE,
+    SignalProblem.NOT_A_NUMBER: DecisionReason.METRICS_INVALID,
+    SignalProblem.DISAGREEING: DecisionReason.METRICS_DISAGREE,
+    SignalProblem.UNREACHABLE: DecisionReason.METRICS_UNREACHABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    desired: int
+    reason: DecisionReason
+    recommended: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """The arguments of one decision."""
+
+    observation: Observation
+    policy: ScalingPolicy
+    history: History
+    now: float
+
+    @property
+    def current(self) -> int:
+        return self.observation.desired
+
+    @property
+    def down_window_s(self) -> float:
+        return max(self.policy.down_window_s, self.history.cold_start_s)
+
+    def hold(self, reason: DecisionReason, recommended: int | None = None) -> _Verdict:
+        return _Verdict(self.current, reason, self.current if recommended is None else recommended)
+
+
+def decide(
+    observation: Observation, policy: ScalingPolicy, history: History, now: float
+) -> Decision:
+    """Decide how many replicas there are to be. `now` is in seconds, as the history's moments."""
+    bounded = min(max(observation.desired, policy.min_replicas), policy.highest)
+    case = _Case(
+        observation=replace(observation, desired=bounded), policy=policy, history=history, now=now
+    )
+    problem = observation.find_problem(policy.max_age_s)
+    load = None
+    if problem is None:
+        load = load_of(case.observation, policy, history.last_ongoing_requests(now))
+    verdict = _by_trust(case, problem)
+    if verdict is None and load is not None:
+        verdict = _by_load(case, load)
+    if verdict is None:
+        verdict = case.hold(DecisionReason.METRICS_MISSING)
+    if bounded != observation.desired:
+        verdict = _by_bounds(case, observation.desired, verdict)
+    return Decision(
+        desired=verdict.desired,
+        reason=verdict.reason,
+        recommended=verdict.recommended,
+        inputs=_inputs(observation, load, case.down_window_s),
+    )
+
+
+def _by_bounds(case: _Case, before: int, verdict: _Verdict) -> _Verdict:
+    """Follow the bounds at once: they are orders, and need no measurement."""
+    if verdict.desired > case.current:
+        return verdict
+    is_granted = case.policy.min_replicas <= before <= case.policy.max_replicas
+    reason = DecisionReason.BUDGET_RECLAIMED if is_granted else DecisionReason.BOUNDS_CHANGED
+    return _Verdict(case.current, reason, max(verdict.recommended, case.current))
+
+
+def _by_trust(case: _Case, problem: SignalProblem | None) -> _Verdict | None:
+    """Hold while the measurements say nothing about the load."""
+    observation = case.observation
+    if observation.is_at_zero:
+        return _at_zero(case)
+    if observation.ready == 0:
+        return case.hold(DecisionReason.REPLICAS_STARTING)
+    if problem is not None:
+        return case.hold(_REASON_OF[problem])
+    has_answers = any(
+        signal.num_samples >= case.policy.min_samples for signal in observation.signals()
+    )
+    if observation.arrival_rate == 0 and (observation.queue_age_s or has_answers):
+        # Requests wait, or are answered, of which none is counted: the demand is not zero, its
+        # series is missing.
+        return case.hold(DecisionReason.METRICS_DISAGREE)
+    return None
+
+
+def _at_zero(case: _Case) -> _Verdict:
+    """Add the first replica for a request that was refused, however many there were."""
+    if case.observation.refused is None:
+        return case.hold(DecisionReason.METRICS_MISSING)
+    if case.observation.refused == 0:
+        return case.hold(DecisionReason.NO_TRAFFIC)
+    return _grow(case, 1, DecisionReason.REQUEST_AT_ZERO, confirmed=1)
+
+
+def _by_load(case: _Case, load: Load) -> _Verdict:
+    is_idle = case.observation.arrival_rate == 0
+    is_infeasible = bool(case.observation.infeasible_targets) or _has_no_capacity(case)
+    if is_infeasible and not is_idle:
+        return case.hold(DecisionReason.SLO_INFEASIBLE)
+    if load.needed is not None and load.needed > case.current:
+        return _grow(case, load.needed, DecisionReason.PREDICTED_OVERLOAD, confirmed=load.confirmed)
+    if load.is_missed:
+        return _after_a_miss(case, load)
+    return _shrink(case, load)
+
+
+def _has_no_capacity(case: _Case) -> bool:
+    """Return True when the replicas' model finds no rate at all that keeps the targets."""
+    return case.observation.capacity_per_replica == 0
+
+
+def _after_a_miss(case: _Case, load: Load) -> _Verdict:
+    """Add replicas for a missed target, unless those on their way may be enough."""
+    observation, history, now = case.observation, case.history, case.now
+    if observation.pending:
+        return case.hold(DecisionReason.REPLICAS_STARTING)
+    settle_s = case.policy.settle_s
+    recovers = history.is_draining(now, observation.queue_age_s or 0.0, settle_s)
+    if recovers and history.since_growth_s(now) < case.down_window_s + history.cold_start_s:
+        # The replicas that were added for this queue are shortening it.
+        return case.hold(DecisionReason.STABILIZING)
+    ratio, reason = load.worst
+    more = case.current + 1
+    if load.needed is None:
+        more = max(more, math.ceil(observation.ready * ratio))
+    if history.settled_for_s(now) < settle_s:
+        # The latencies reach back to the time before the replicas answered.
+        return case.hold(DecisionReason.STABILIZING, more)
+    return _grow(case, more, reason)
+
+
+def _grow(case: _Case, recommended: int, reason: DecisionReason, *, confirmed: int = 0) -> _Verdict:
+    """Add replicas up to `recommended`, as far as window, step, nodes and bounds allow.
+
+    `confirmed` is the number that two signals ask for. The window is there for one that is wrong
+    once.
+    """
+    policy, current = case.policy, case.current
+    lasting = min((*case.history.within(case.now, policy.up_window_s), recommended))
+    lasting = max(lasting, confirmed)
+    if lasting <= current:
+        return case.hold(DecisionReason.STABILIZING, recommended)
+    limits = [(policy.max_replicas, DecisionReason.AT_MAXIMUM)]
+    if policy.budget_replicas is not None:
+        limits.append((policy.highest, DecisionReason.BUDGET_EXHAUSTED))
+    if case.observation.room is not None:
+        limits.append((current + case.observation.room, DecisionReason.CAPACITY_UNAVAILABLE))
+    limits.append((current + _step_up(case), DecisionReason.STABILIZING))
+    limit, limited_by = min(limits, key=lambda pair: pair[0])
+    if limit <= current:
+        return case.hold(limited_by, recommended)
+    return _Verdict(min(lasting, limit), reason, recommended)
+
+
+def _step_up(case: _Case) -> int:
+    """Return the replicas that may be added now, of those that a window may have."""
+    policy = case.policy
+    grown = case.history.grown_by(case.now, policy.up_window_s)
+    base = max(case.current - grown, 0)
+    return max(max(policy.max_step_up, math.floor(base * (policy.max_growth - 1))) - grown, 0)
+
+
+def _shrink(case: _Case, load: Load) -> _Verdict:
+    """Remove replicas that have been superfluous for all of the window."""
+    policy, history, current = case.policy, case.history, case.current
+    fewest = current if load.fewest is None else max(load.fewest, policy.min_replicas)
+    if fewest >= current:
+        return case.hold(_reason_to_stay(case, load))
+    window_s = case.down_window_s
+    if fewest == 0 and current == 1:
+        window_s = max(window_s, policy.idle_window_s)
+    if history.since_growth_s(case.now) < window_s:
+        is_pending = case.observation.pending > 0
+        reason = DecisionReason.REPLICAS_STARTING if is_pending else DecisionReason.STABILIZING
+        return case.hold(reason, fewest)
+    is_seen = history.covers(case.now, window_s)
+    if not is_seen or history.since_change_s(case.now) < policy.settle_s:
+        return case.hold(DecisionReason.STABILIZING, fewest)
+    lasting = max((*history.within(case.now, window_s), fewest))
+    if lasting >= current or _is_rising(case, window_s):
+        return case.hold(DecisionReason.STABILIZING, fewest)
+    step = max(policy.max_step_down, math.floor(current * policy.max_shrink))
+    desired = max(lasting, current - step)
+    return _Verdict(desired, DecisionReason.UNDERUSED, fewest)
+
+
+def _is_rising(case: _Case, window_s: float) -> bool:
+    """Return True when more requests arrive than in all of the window, by more than by chance.
+
+    A rate over a window does not show a step whole yet.
+    """
+    rate = case.observation.arrival_rate or 0.0
+    before = case.history.highest_rate(case.now, window_s)
+    # Standard deviation of a Poisson number over its window.
+    chance = math.sqrt(rate / case.policy.settle_s)
+    return before is not None and rate - chance > before
+
+
+def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:
+    """Return the reason for keeping a number that is neither too low nor too high."""
+    if case.observation.arrival_rate == 0:
+        return DecisionReason.NO_TRAFFIC
+    if load.fewest is not None and load.fewest < case.current:
+        return DecisionReason.AT_MINIMUM
+    if any(one.num_samples < case.policy.min_samples for one in case.observation.signals()):
+        return DecisionReason.TOO_FEW_SAMPLES
+    return DecisionReason.WITHIN_TARGETS
+
+
+def _inputs(
+    observation: Observation, load: Load | None, down_window_s: float
+) -> Mapping[str, float | None]:
+    found: dict[str, float | None] = {
+        "ready": observation.ready,
+        "pending": observation.pending,
+        "current": observation.desired,
+        "room": observation.room,
+        "arrival_rate": observation.arrival_rate,
+        "capacity_per_replica": observation.capacity_per_replica,
+        "ongoing_requests": observation.ongoing_requests,
+        "concurrency_per_replica": observation.concurrency_per_replica,
+        "queue_age_s": observation.queue_age_s,
+        "kv_usage": observation.kv_usage,
+        "refused": observation.refused,
+        "zero_load_ttft_s": observation.zero_load_ttft_s,
+        "zero_load_tpot_s": observation.zero_load_tpot_s,
+        "ttft_ratio": load.ttft_ratio if load else None,
+        "tpot_ratio": load.tpot_ratio if load else None,
+        "queue_age_ratio": load.queue_age_ratio if load else None,
+        "needed": load.needed if load else None,
+        "needed_by_rate": load.needed_by_rate if load else None,
+        "needed_by_ongoing": load.needed_by_ongoing if load else None,
+        "fewest": load.fewest if load else None,
+        "down_window_s": down_window_s,
+    }
+    return {name: finite(value) for name, value in found.items()}

@@ -1,0 +1,150 @@
+"""Measurements of one service at one moment, as a decision needs them; pure."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SignalProblem(StrEnum):
+    """A reason for not trusting the measurements."""
+
+    MISSING = "Missing"
+    STALE = "Stale"
+    NOT_A_NUMBER = "NotANumber"
+    DISAGREEING = "Disagreeing"
+    """Prometheus and the replicas' own metrics differ."""
+    UNREACHABLE = "Unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySignal:
+    """A latency at the percentile of its target, over the window of the measurement."""
+
+    value_s: float
+    """NaN, as Prometheus has it, where there are no samples."""
+
+    target_s: float
+    num_samples: int
+    age_s: float
+    """Seconds since the newest scrape that it is made of."""
+
+    @property
+    def ratio(self) -> float:
+        """The latency as a multiple of its target."""
+        return self.value_s / self.target_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One service as its metrics and pods show it.
+
+    Latency of whole requests is not part of it: it depends on their lengths more than on load.
+    """
+
+    ready: int
+    """Replicas that answer."""
+
+    starting: int = 0
+    """Replicas that have a pod and do not answer yet."""
+
+    desired: int
+    """Replicas in force, asked for by the last decision or by hand."""
+
+    ttft: LatencySignal | None = None
+    """None: the SLO has no such target."""
+
+    tpot: LatencySignal | None = None
+    """None: the SLO has no such target."""
+
+    queue_age_s: float | None = None
+    """Age of the oldest request that has had no step yet; 0: there is none."""
+
+    arrival_rate: float | None = None
+    """Requests a second, counted when they arrive: completions hide saturation."""
+
+    capacity_per_replica: float | None = None
+    """Requests a second at which one replica's model says that it keeps its targets."""
+
+    ongoing_requests: float | None = None
+    """Requests in process or waiting, of all replicas together: known at once, where a rate is
+    whole only after its window."""
+
+    concurrency_per_replica: float | None = None
+    """Ongoing requests of one replica at its capacity, on average, by its model."""
+
+    zero_load_ttft_s: float | None = None
+    zero_load_tpot_s: float | None = None
+
+    kv_usage: float | None = None
+    """Share of the KV cache in use, the mean of the ready replicas."""
+
+    room: int | None = None
+    """Further replicas that the nodes can hold; None: unknown."""
+
+    refused: int | None = None
+    """Requests for text that were refused because there was no replica; None: unknown. It is asked
+    for where there is none."""
+
+    problem: SignalProblem | None = None
+    """A reason, found where the measurements were read, for not trusting them."""
+
+    @property
+    def pending(self) -> int:
+        """Replicas asked for that do not answer yet."""
+        return max(self.starting, self.desired - self.ready, 0)
+
+    @property
+    def is_at_zero(self) -> bool:
+        """True for a service of which no replica answers, and none should."""
+        return self.ready == 0 and self.desired == 0
+
+    @property
+    def infeasible_targets(self) -> tuple[str, ...]:
+        """The targets that a request misses even on an idle replica: replicas do not help."""
+        pairs = (
+            ("ttft", self.ttft, self.zero_load_ttft_s),
+            ("tpot", self.tpot, self.zero_load_tpot_s),
+        )
+        return tuple(
+            name
+            for name, signal, zero_load_s in pairs
+            if signal and zero_load_s is not None and zero_load_s > signal.target_s
+        )
+
+    def signals(self) -> Iterator[LatencySignal]:
+        """Yield the latencies that have a target."""
+        yield from (signal for signal in (self.ttft, self.tpot) if signal is not None)
+
+    def find_problem(self, max_age_s: float) -> SignalProblem | None:
+        """Return the first reason for not trusting the measurements; None: there is none."""
+        if self.problem is not None:
+            return self.problem
+        if self.arrival_rate is None or self.queue_age_s is None or not any(self.signals()):
+            return SignalProblem.MISSING
+        if not all(map(_is_amount, self._amounts())):
+            return SignalProblem.NOT_A_NUMBER
+        # An age far below zero is a clock that differs.
+        if any(abs(signal.age_s) > max_age_s for signal in self.signals()):
+            return SignalProblem.STALE
+        return None
+
+    def _amounts(self) -> Iterator[float | None]:
+        yield from (self.queue_age_s, self.arrival_rate, self.capacity_per_replica)
+        yield from (self.ongoing_requests, self.concurrency_per_replica)
+        yield from (self.zero_load_ttft_s, self.zero_load_tpot_s)
+        # A share above 1 is no share.
+        yield math.nan if self.kv_usage is not None and self.kv_usage > 1 else self.kv_usage
+        for signal in self.signals():
+            yield from (abs(signal.age_s), signal.num_samples)
+            yield signal.target_s if signal.target_s > 0 else math.nan
+            yield signal.value_s if signal.num_samples else None
+
+
+def _is_amount(value: float | None) -> bool:
+    return value is None or (math.isfinite(value) and value >= 0)
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON can hold; None for the others."""
+    return value if value is not None and math.isfinite(value) else None

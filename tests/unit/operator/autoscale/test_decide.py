@@ -1,0 +1,358 @@
+"""Decisions about the number of replicas: more, fewer, hold, each with its reason."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from tandem_operator.autoscale.decide import decide
+from tandem_operator.autoscale.decision import DecisionReason as Reason
+from tandem_operator.autoscale.history import History
+from tandem_operator.autoscale.observation import Observation, SignalProblem
+from tests.unit.operator.autoscale.measurements import (
+    POLICY,
+    Loop,
+    idle,
+    observed,
+    tpot,
+    ttft,
+)
+
+NAN = float("nan")
+
+
+def first(observation: Observation, **policy: Any) -> tuple[int, Reason]:
+    """Return the decision with no past."""
+    decision = decide(observation, replace(POLICY, **policy), History(), 0.0)
+    return decision.desired, decision.reason
+
+
+@pytest.mark.parametrize(
+    ("observation", "result"),
+    [
+        pytest.param(observed(2), (2, Reason.WITHIN_TARGETS), id="targets are kept"),
+        pytest.param(
+            observed(2, arrival_rate=30.0), (4, Reason.PREDICTED_OVERLOAD), id="30·1.25/10 = 3.75"
+        ),
+        pytest.param(
+            observed(2, arrival_rate=24.0), (3, Reason.PREDICTED_OVERLOAD), id="24·1.25/10 = 3"
+        ),
+        pytest.param(observed(2, arrival_rate=16.0), (2, Reason.WITHIN_TARGETS), id="exactly full"),
+        pytest.param(observed(2, ttft=ttft(1.6)), (3, Reason.TTFT_ABOVE_TARGET), id="TTFT"),
+        pytest.param(observed(2, tpot=tpot(0.09)), (3, Reason.TPOT_ABOVE_TARGET), id="TPOT"),
+        pytest.param(
+            observed(2, queue_age_s=1.6), (3, Reason.QUEUE_AGE_ABOVE_TARGET), id="queue age"
+        ),
+        pytest.param(
+            observed(2, ttft=ttft(1.6), tpot=tpot(0.12)),
+            (3, Reason.TPOT_ABOVE_TARGET),
+            id="the largest ratio is the reason",
+        ),
+        pytest.param(
+            observed(2, ttft=ttft(9.0, 5)), (2, Reason.TOO_FEW_SAMPLES), id="five requests"
+        ),
+        pytest.param(observed(8, arrival_rate=99.0), (8, Reason.AT_MAXIMUM), id="at the maximum"),
+        pytest.param(
+            observed(2, arrival_rate=30.0, room=0), (2, Reason.CAPACITY_UNAVAILABLE), id="no room"
+        ),
+        pytest.param(
+            observed(2, arrival_rate=30.0, room=1),
+            (3, Reason.PREDICTED_OVERLOAD),
+            id="room for one",
+        ),
+        pytest.param(
+            observed(1, arrival_rate=0.5, ttft=ttft(0.4), kv_usage=0.1),
+            (1, Reason.WITHIN_TARGETS),
+            id="one replica is the fewest",
+        ),
+        pytest.param(idle(1), (1, Reason.NO_TRAFFIC), id="idle at the minimum"),
+        pytest.param(
+            observed(2, ready=0, starting=2, ttft=ttft(NAN, 0)),
+            (2, Reason.REPLICAS_STARTING),
+            id="nothing answers yet",
+        ),
+        pytest.param(
+            observed(2, ready=1, starting=1, ttft=ttft(1.6)),
+            (2, Reason.REPLICAS_STARTING),
+            id="one is on its way",
+        ),
+        pytest.param(
+            observed(3, ready=1, arrival_rate=30.0),
+            (4, Reason.PREDICTED_OVERLOAD),
+            id="those on their way are not enough",
+        ),
+    ],
+)
+def test_decisions(observation: Observation, result: tuple[int, Reason]) -> None:
+    assert first(observation) == result
+
+
+@pytest.mark.parametrize(
+    ("ready", "value_s", "desired"), [(2, 1.8, 3), (4, 1.8, 5), (4, 2.4, 7), (4, 60.0, 8)]
+)
+def test_without_a_known_capacity_the_ratio_counts_up_to_twice(
+    ready: int, value_s: float, desired: int
+) -> None:
+    observation = observed(ready, ttft=ttft(value_s), capacity_per_replica=None)
+
+    assert first(observation, max_replicas=20) == (desired, Reason.TTFT_ABOVE_TARGET)
+
+
+def test_a_step_is_bounded_within_its_window() -> None:
+    loop = Loop(replace(POLICY, max_replicas=100))
+    load = observed(2, arrival_rate=400.0)
+
+    assert loop.step(load).desired == 6
+    assert loop.step(replace(load, desired=6)).reason is Reason.STABILIZING
+    assert loop.step(replace(load, desired=6)).reason is Reason.STABILIZING
+    assert loop.step(replace(load, desired=6)).desired == 12
+
+
+CONCURRENCY: Final = 20.0
+
+
+def with_ongoing(replicas: int, ongoing: float, **values: Any) -> Observation:
+    """Return a service with so many ongoing requests, whose arrivals alone ask for nothing."""
+    concurrency = {"concurrency_per_replica": CONCURRENCY, "ongoing_requests": ongoing}
+    return observed(replicas, **concurrency, **values)
+
+
+def test_ongoing_requests_ask_for_replicas_before_the_rate_shows_the_load() -> None:
+    """(40 - √40)·1.25²/20 = 2.6 at two full replicas, where 14 requests/s need 1.75."""
+    loop = Loop()
+    loop.run(with_ongoing(2, 20.0), seconds=60)
+    begun = loop.now
+    decision = loop.run(with_ongoing(2, 40.0), seconds=60)
+
+    assert (decision.desired, decision.reason) == (3, Reason.PREDICTED_OVERLOAD)
+    assert decision.inputs["needed_by_rate"] == 2
+    assert decision.inputs["needed_by_ongoing"] == 3
+    assert loop.now - begun > POLICY.up_window_s
+
+
+def test_rate_and_ongoing_requests_that_agree_need_no_window() -> None:
+    loop = Loop()
+    loop.run(with_ongoing(2, 20.0), seconds=60)
+
+    assert loop.step(with_ongoing(2, 20.0, arrival_rate=24.0)).reason is Reason.STABILIZING
+    assert loop.step(with_ongoing(2, 40.0, arrival_rate=24.0)).desired == 3
+
+
+def test_ongoing_requests_that_get_fewer_ask_for_none() -> None:
+    loop = Loop()
+    loop.step(with_ongoing(2, 60.0))
+
+    assert loop.step(with_ongoing(2, 50.0)).inputs["needed_by_ongoing"] is None
+
+
+def test_ongoing_requests_ask_for_none_while_a_replica_starts() -> None:
+    starting = with_ongoing(3, 60.0, ready=2)
+
+    assert first(starting)[1] is Reason.WITHIN_TARGETS
+
+
+def test_a_queue_counts_as_ongoing_requests_by_what_drains_it() -> None:
+    """Two replicas hold 40; 600 more are 600/(10·120 s) = half a replica, not 46 of them."""
+    decision = Loop().step(with_ongoing(2, 666.0))
+
+    assert decision.inputs["needed_by_ongoing"] == 4
+
+
+def test_a_replica_that_its_ongoing_requests_need_stays() -> None:
+    light = {"arrival_rate": 8.0, "ttft": ttft(0.35), "tpot": tpot(0.045), "kv_usage": 0.2}
+    few, many = Loop(), Loop()
+
+    assert few.steps(with_ongoing(3, 9.0, **light), seconds=900)[-1].desired == 2
+    assert many.steps(with_ongoing(3, 30.0, **light), seconds=900)[-1].desired == 3
+
+
+def test_none_is_removed_while_more_requests_arrive_than_in_all_of_the_window() -> None:
+    light: dict[str, Any] = {"ttft": ttft(0.35), "tpot": tpot(0.045), "kv_usage": 0.2}
+    loop = Loop()
+    loop.steps(observed(4, arrival_rate=5.0, **light), seconds=POLICY.down_window_s)
+    rising = loop.step(observed(4, arrival_rate=8.0, **light))
+
+    assert (rising.desired, rising.reason) == (4, Reason.STABILIZING)
+    assert loop.step(observed(4, arrival_rate=8.0, **light)).desired == 3
+
+
+def test_of_many_replicas_a_tenth_is_removed_at_once() -> None:
+    loop = Loop(replace(POLICY, max_replicas=100))
+    numbers = [decision.desired for decision in loop.steps(idle(100), seconds=450)]
+
+    assert sorted(set(numbers), reverse=True)[:3] == [100, 90, 81]
+
+
+def test_load_and_latency_together_need_no_window() -> None:
+    overload = {"arrival_rate": 30.0}
+    missed = {"ttft": ttft(1.6)}
+    decisions = []
+    for values in (overload, missed, overload | missed):
+        loop = Loop()
+        loop.run(observed(2), seconds=60)
+        decisions.append(loop.step(observed(2, **values)).desired)
+
+    assert decisions == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (SignalProblem.MISSING, Reason.METRICS_MISSING),
+        (SignalProblem.STALE, Reason.METRICS_STALE),
+        (SignalProblem.NOT_A_NUMBER, Reason.METRICS_INVALID),
+        (SignalProblem.DISAGREEING, Reason.METRICS_DISAGREE),
+        (SignalProblem.UNREACHABLE, Reason.METRICS_UNREACHABLE),
+    ],
+)
+def test_each_problem_of_the_signals_holds(problem: SignalProblem, reason: Reason) -> None:
+    assert first(observed(2, arrival_rate=99.0, problem=problem)) == (2, reason)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"arrival_rate": None}, Reason.METRICS_MISSING),
+        ({"queue_age_s": None}, Reason.METRICS_MISSING),
+        ({"ttft": None, "tpot": None}, Reason.METRICS_MISSING),
+        ({"ttft": ttft(NAN)}, Reason.METRICS_INVALID),
+        ({"tpot": tpot(float("inf"))}, Reason.METRICS_INVALID),
+        ({"arrival_rate": -1.0}, Reason.METRICS_INVALID),
+        ({"kv_usage": 1.2}, Reason.METRICS_INVALID),
+        ({"capacity_per_replica": NAN}, Reason.METRICS_INVALID),
+        ({"ttft": ttft(0.4, age_s=NAN)}, Reason.METRICS_INVALID),
+        ({"ttft": ttft(0.4, age_s=300.0)}, Reason.METRICS_STALE),
+        ({"tpot": tpot(0.05, age_s=-300.0)}, Reason.METRICS_STALE),
+    ],
+)
+def test_bad_measurements_hold(values: dict[str, Any], reason: Reason) -> None:
+    assert first(observed(2, **({"arrival_rate": 99.0} | values))) == (2, reason)
+
+
+def test_no_samples_are_no_bad_measurement() -> None:
+    assert first(observed(2, ttft=ttft(NAN, 0)))[1] is Reason.TOO_FEW_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("policy", "replicas", "result"),
+    [
+        ({"min_replicas": 3}, 2, (3, Reason.BOUNDS_CHANGED)),
+        ({"max_replicas": 4}, 6, (4, Reason.BOUNDS_CHANGED)),
+        ({"budget_replicas": 4}, 6, (4, Reason.BUDGET_RECLAIMED)),
+        ({"budget_replicas": 0, "min_replicas": 2}, 3, (2, Reason.BUDGET_RECLAIMED)),
+    ],
+)
+def test_bounds_are_followed_at_once_whatever_the_measurements(
+    policy: dict[str, Any], replicas: int, result: tuple[int, Reason]
+) -> None:
+    assert first(observed(replicas), **policy) == result
+    assert first(observed(replicas, problem=SignalProblem.UNREACHABLE), **policy) == result
+
+
+def test_a_budget_stops_growth() -> None:
+    load = observed(2, arrival_rate=50.0)
+
+    assert first(load, budget_replicas=2) == (2, Reason.BUDGET_EXHAUSTED)
+    assert first(load, budget_replicas=4) == (4, Reason.PREDICTED_OVERLOAD)
+
+
+def test_fewer_replicas_only_after_all_of_the_window() -> None:
+    loop = Loop()
+    light = observed(4, arrival_rate=8.0, ttft=ttft(0.35), tpot=tpot(0.045), kv_usage=0.2)
+
+    assert loop.run(light, seconds=285).reason is Reason.STABILIZING
+    decision = loop.step(light)
+    assert (decision.desired, decision.reason) == (3, Reason.UNDERUSED)
+    assert decision.recommended == 2
+
+
+def test_replicas_are_removed_one_at_a_time_and_each_step_settles() -> None:
+    loop = Loop()
+    loop.run(idle(4), seconds=300)
+    numbers = [decision.desired for decision in loop.steps(idle(3), seconds=150)]
+
+    assert numbers[:6] == [3, 3, 3, 2, 2, 2]
+    assert numbers[-1] == 1
+
+
+def test_one_busy_moment_keeps_the_replicas_for_another_window() -> None:
+    loop = Loop()
+    light = observed(4, arrival_rate=8.0, ttft=ttft(0.35), tpot=tpot(0.045), kv_usage=0.2)
+    loop.run(light, seconds=240)
+    loop.step(observed(4))
+
+    assert loop.run(light, seconds=270).reason is Reason.STABILIZING
+    assert loop.run(light, seconds=60).desired == 3
+
+
+def test_the_window_is_no_shorter_than_a_measured_cold_start() -> None:
+    history = History()
+    for _ in range(5):
+        history = history.with_cold_start(600.0)
+    loop = Loop(history=history)
+
+    assert loop.run(idle(2), seconds=570).reason is Reason.STABILIZING
+    assert loop.run(idle(2), seconds=60).desired == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({"arrival_rate": 8.0}, id="8·1.25·1.1/10 > 1"),
+        pytest.param({"kv_usage": 0.5}, id="the KV cache of one would be full"),
+        pytest.param({"ttft": ttft(1.2)}, id="0.3 + 0.9·2 > 1.5/1.1"),
+        pytest.param({"tpot": tpot(0.06)}, id="0.04 + 0.02·2 > 0.08/1.1"),
+        pytest.param({"queue_age_s": 0.9}, id="0.9·2 > 1.5/1.1"),
+        pytest.param({"capacity_per_replica": None}, id="no capacity is known"),
+        pytest.param({"kv_usage": None}, id="no KV usage is known"),
+    ],
+)
+def test_nothing_is_removed_that_the_others_could_not_carry(values: dict[str, Any]) -> None:
+    light: dict[str, Any] = {
+        "arrival_rate": 7.0,
+        "ttft": ttft(0.5),
+        "tpot": tpot(0.05),
+        "kv_usage": 0.3,
+    }
+
+    assert Loop().run(observed(2, **light), seconds=330).desired == 1
+    assert Loop().run(observed(2, **(light | values)), seconds=330).desired == 2
+
+
+def test_a_service_without_a_minimum_goes_to_zero_and_stays_there() -> None:
+    loop = Loop(replace(POLICY, min_replicas=0))
+
+    assert loop.run(idle(1), seconds=300).desired == 0
+    assert first(idle(0, refused=0), min_replicas=0) == (0, Reason.NO_TRAFFIC)
+
+
+def test_an_infeasible_target_adds_nothing() -> None:
+    slow = observed(2, ttft=ttft(2.0), zero_load_ttft_s=1.6, arrival_rate=99.0)
+
+    assert first(slow) == (2, Reason.SLO_INFEASIBLE)
+    assert slow.infeasible_targets == ("ttft",)
+    assert first(observed(2, capacity_per_replica=0.0)) == (2, Reason.SLO_INFEASIBLE)
+
+
+def test_the_inputs_are_numbers_that_json_can_hold() -> None:
+    decision = decide(observed(2, arrival_rate=NAN, kv_usage=NAN), POLICY, History(), 0.0)
+
+    assert decision.inputs["arrival_rate"] is None
+    assert decision.inputs["current"] == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"max_replicas": 0}, "max_replicas"),
+        ({"min_replicas": 9}, "min_replicas"),
+        ({"max_kv_usage": 2.0}, "max_kv_usage"),
+        ({"headroom": 0.5}, "headroom"),
+        ({"down_window_s": NAN}, "down_window_s"),
+        ({"max_step_up": 0}, "max_step_up"),
+        ({"max_shrink": 1.0}, "max_shrink"),
+    ],
+)
+def test_a_policy_that_could_not_work_is_an_error(values: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        replace(POLICY, **values)

@@ -1,0 +1,130 @@
+"""The past of a service: windows, runs of equal decisions, cold starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem_operator.autoscale.decision import Decision, DecisionReason
+from tandem_operator.autoscale.history import History
+from tests.unit.operator.autoscale.measurements import observed
+
+
+def decision(
+    desired: int, reason: DecisionReason = DecisionReason.WITHIN_TARGETS, recommended: int = 2
+) -> Decision:
+    return Decision(desired=desired, reason=reason, recommended=recommended)
+
+
+def past(*numbers: int, period_s: float = 15.0) -> History:
+    """Return the history of recommendations, the first one at 0."""
+    history = History()
+    for i, number in enumerate(numbers):
+        history = history.append(i * period_s, observed(2), decision(2, recommended=number))
+    return history
+
+
+def test_appending_leaves_the_earlier_history_as_it_was() -> None:
+    before = History()
+    before.append(0.0, observed(2), decision(2))
+
+    assert before == History()
+
+
+def test_equal_decisions_are_one_entry_with_the_newest_inputs() -> None:
+    history = History()
+    for moment in range(100):
+        newest = replace(decision(2), inputs={"arrival_rate": float(moment)})
+        history = history.append(float(moment), observed(2), newest)
+
+    (run,) = history.decisions
+    assert (run.first_s, run.last_s) == (0.0, 99.0)
+    assert run.decision.inputs == {"arrival_rate": 99.0}
+
+
+def test_a_window_has_the_numbers_that_were_recommended_in_it() -> None:
+    history = past(5, 3, 3, 4)
+
+    assert list(history.within(45.0, 15.0)) == [3, 4]
+    assert list(history.within(45.0, 100.0)) == [5, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("now", "window_s", "covers"),
+    [(45.0, 45.0, True), (45.0, 46.0, False), (60.0, 60.0, True), (200.0, 60.0, False)],
+)
+def test_a_window_is_covered_by_decisions_without_a_gap(
+    now: float, window_s: float, covers: bool
+) -> None:
+    assert past(5, 3, 3, 4).covers(now, window_s) is covers
+    assert past(2, 2, 2, 2).covers(now, window_s) is covers
+
+
+def test_nothing_covers_a_window_at_first() -> None:
+    assert not History().covers(0.0, 1.0)
+
+
+def test_replicas_added_in_a_window_are_counted() -> None:
+    history = History()
+    for moment, before, after in ((0.0, 1, 3), (20.0, 3, 4), (40.0, 4, 2)):
+        history = history.append(moment, observed(before), decision(after))
+
+    assert history.grown_by(45.0, 30.0) == 1
+    assert history.grown_by(45.0, 60.0) == 3
+    assert history.since_growth_s(45.0) == 25.0
+    assert history.since_change_s(45.0) == 5.0
+
+
+def test_the_time_without_a_starting_replica_is_counted() -> None:
+    history = History().append(0.0, observed(3, ready=2), decision(3))
+    history = history.append(15.0, observed(3), decision(3))
+
+    assert History().settled_for_s(15.0) == float("inf")
+    assert history.settled_for_s(20.0) == 20.0
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"), [((), 0.0), ((100.0,), 100.0), ((*range(1, 11),), 9.0)]
+)
+def test_the_cold_start_is_the_90th_percentile(starts: tuple[float, ...], expected: float) -> None:
+    history = History()
+    for seconds in starts:
+        history = history.with_cold_start(seconds)
+
+    assert history.cold_start_s == expected
+
+
+def test_a_clock_that_is_set_back_begins_the_windows_again() -> None:
+    history = past(5, 3, 3, 4).append(-100.0, observed(2), decision(2))
+
+    assert list(history.within(-100.0, 1000.0)) == [2]
+    assert history.settled_for_s(-100.0) == 0.0
+
+
+@pytest.mark.parametrize(("age_s", "drains"), [(10.0, True), (18.5, False), (25.0, False)])
+def test_a_queue_that_gets_younger_drains(age_s: float, drains: bool) -> None:
+    history = History().append(0.0, observed(2, queue_age_s=20.0), decision(2))
+
+    assert history.is_draining(15.0, age_s, 60.0) is drains
+    assert not history.is_draining(90.0, age_s, 60.0)
+
+
+def test_the_ongoing_requests_of_the_decision_before_are_kept_for_a_gap() -> None:
+    history = History()
+    assert history.last_ongoing_requests(0.0) is None
+    for at_s, ongoing in ((0.0, 5.0), (15.0, 6.0)):
+        history = history.append(at_s, observed(2, ongoing_requests=ongoing), decision(2))
+
+    assert history.last_ongoing_requests(30.0) == 6.0
+    assert history.last_ongoing_requests(15.0 + 2 * history.max_gap_s) is None
+    invalid = history.append(30.0, observed(2, ongoing_requests=float("nan")), decision(2))
+    assert invalid.last_ongoing_requests(45.0) is None
+
+
+def test_the_highest_rate_is_that_of_the_window() -> None:
+    history = History()
+    assert history.highest_rate(0.0, 60.0) is None
+    for at_s, rate in ((0.0, 9.0), (60.0, 5.0), (75.0, float("nan"))):
+        history = history.append(at_s, observed(2, arrival_rate=rate), decision(2))
+
+    assert history.highest_rate(90.0, 60.0) == 5.0
+    assert history.highest_rate(60.0, 60.0) == 9.0
