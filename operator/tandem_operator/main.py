@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tandem_operator.autoscaler.cross_check import DEFAULT_ADDRESS as REPLICA_ADDRESS
 from tandem_operator.health import PortTaken
 from tandem_operator.k8s.connection import connect, is_in_pod
 from tandem_operator.k8s.kubeconfig import NoCluster
@@ -68,6 +69,10 @@ def operate(
         str,
         typer.Option(help="Ray's REST interface; may contain {ip}, {cluster} and {namespace}."),
     ] = DEFAULT_ADDRESS,
+    replica_address: Annotated[
+        str,
+        typer.Option(help="A replica's metrics; may contain {ip} and {pod}."),
+    ] = REPLICA_ADDRESS,
     log_format: Annotated[
         LogFormat, typer.Option(help="Log lines for people or for machines.")
     ] = LogFormat.TEXT,
@@ -95,6 +100,7 @@ def operate(
             identity=identity or _identity(),
             lease_namespace=lease_namespace or connection.namespace,
             ray_address=_checked_address(ray_address),
+            replica_address=_checked_replica_address(replica_address),
         )
         return await run(options)
 
@@ -124,6 +130,16 @@ def _checked_address(address: str) -> str:
         raise typer.BadParameter(
             f"'{address}' has another field than {{ip}}, {{cluster}} and {{namespace}}",
             param_hint="--ray-address",
+        ) from error
+    return address
+
+
+def _checked_replica_address(address: str) -> str:
+    try:
+        address.format(ip="10.0.0.1", pod="tiny-abcde")
+    except (KeyError, IndexError, ValueError) as error:
+        raise typer.BadParameter(
+            f"'{address}' has another field than {{ip}} and {{pod}}", param_hint="--replica-address"
         ) from error
     return address
 

@@ -8,6 +8,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from tandem_operator.autoscaler.autoscaler import Autoscaler
+from tandem_operator.autoscaler.cross_check import CrossCheck
+from tandem_operator.autoscaler.loop import AutoscalerLoop
+from tandem_operator.autoscaler.prometheus import PrometheusClient
+from tandem_operator.autoscaler.publish import Publisher
+from tandem_operator.autoscaler.refusals import Refusals
 from tandem_operator.controller.queue import Backoff, WorkQueue
 from tandem_operator.controller.resync import Resync
 from tandem_operator.controller.watch import Watch
@@ -18,6 +24,7 @@ from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.connection import Connection
 from tandem_operator.k8s.events import EventRecorder
+from tandem_operator.k8s.kinds import INFERENCE_SERVICE, PROMETHEUS_RULE
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.leader_election import LeaderElector, LeaseLost
 from tandem_operator.k8s.names import FIELD_MANAGER
@@ -59,6 +66,9 @@ class Options:
     lease_namespace: str
     ray_address: str
     """Address of Ray's REST interface, with {ip}, {cluster} and {namespace}."""
+
+    replica_address: str
+    """Address of a replica's metrics, with {ip} and {pod}."""
 
 
 async def run(options: Options) -> int:
@@ -111,6 +121,7 @@ class Manager:
     workers: Workers
     watches: tuple[Watch, ...]
     resync: Resync
+    autoscaler: AutoscalerLoop
 
     @classmethod
     def build(
@@ -125,7 +136,8 @@ class Manager:
         settings = options.settings
         events = EventRecorder(kube, options.identity)
         token_key = TokenKey(kube, options.lease_namespace)
-        cache = ObjectCache([watched.kind for watched in WATCHED])
+        watched_kinds = tuple(_needed(settings))
+        cache = ObjectCache([watched.kind for watched in watched_kinds])
         kube.on_written = cache.put
         reconciler = Reconciler(
             kube, ray, settings, cache=cache, events=events, metrics=metrics, token_key=token_key
@@ -158,7 +170,7 @@ class Manager:
         watches = tuple(
             watch(namespace, watched)
             for namespace in dict.fromkeys(settings.namespaces or everywhere)
-            for watched in WATCHED
+            for watched in watched_kinds
         )
         resync = Resync(
             kube,
@@ -169,7 +181,8 @@ class Manager:
             add=workers.add,
             known=lambda: reconciler.known,
         )
-        return cls(workers=workers, watches=watches, resync=resync)
+        autoscaler = _autoscaler(options, kube, cache=cache, events=events, metrics=metrics)
+        return cls(workers=workers, watches=watches, resync=resync, autoscaler=autoscaler)
 
     async def run(self, elector: LeaderElector, signals: StopSignals) -> int:
         """Lead until a signal comes, the lease is lost, or a part ends; return the exit code."""
@@ -191,7 +204,43 @@ class Manager:
 
     def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
         yield self.resync.run()
+        yield self.autoscaler.run()
         yield from (watch.run() for watch in self.watches)
+
+
+def _needed(settings: OperatorSettings) -> Iterable[Watched]:
+    has_rules = settings.prometheus_rule.enabled is not False
+    return (one for one in WATCHED if has_rules or one.kind != PROMETHEUS_RULE)
+
+
+def _autoscaler(
+    options: Options,
+    kube: KubeClient,
+    *,
+    cache: ObjectCache,
+    events: EventRecorder,
+    metrics: Metrics,
+) -> AutoscalerLoop:
+    """Return the loop of the autoscaler, over all services in the cache."""
+    settings, counts = options.settings, metrics.autoscaler
+    prometheus = PrometheusClient(settings.autoscaling.prometheus, counts.count_query)
+    autoscaler = Autoscaler(
+        kube,
+        settings,
+        cache=cache,
+        prometheus=prometheus,
+        cross_check=CrossCheck(options.replica_address, counts.count_cross_check),
+        refusals=Refusals(),
+        publisher=Publisher(kube, events),
+        metrics=counts,
+    )
+    return AutoscalerLoop(
+        autoscaler,
+        counts,
+        period_s=settings.autoscaling.period_seconds,
+        services=lambda: cache.keys(INFERENCE_SERVICE, None),
+        close=prometheus.close,
+    )
 
 
 def _exit_code(parts: Iterable[asyncio.Task[None]]) -> int:

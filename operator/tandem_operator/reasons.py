@@ -46,3 +46,17 @@ WRITE_CONFLICT: Final = "WriteConflict"
 SERVING: Final = "Serving"
 SERVING_PREVIOUS: Final = "ServingPrevious"
 NO_ENDPOINT: Final = "NoEndpoint"
+SCALED_TO_ZERO: Final = "ScaledToZero"
+"""No replica is asked for, and the endpoint refuses requests. ModelLoaded has it, too."""
+
+# Scaling; while a decision has a reason of its own in the way, they have that one.
+VALID_METRICS: Final = "ValidMetrics"
+DESIRED_WITHIN_RANGE: Final = "DesiredWithinRange"
+TARGETS_FEASIBLE: Final = "TargetsFeasible"
+NO_ESTIMATE: Final = "NoEstimate"
+"""The replicas cannot predict the latencies of an idle one yet."""
+ENOUGH_CAPACITY: Final = "EnoughCapacity"
+
+# Events
+SCALED_UP: Final = "ScaledUp"
+SCALED_DOWN: Final = "ScaledDown"

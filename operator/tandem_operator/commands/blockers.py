@@ -201,6 +201,13 @@ def _is_complete(snapshot: ServiceSnapshot) -> bool:
 
 
 def _how_to_chat(snapshot: ServiceSnapshot) -> str:
+    scaling = snapshot.service["spec"].get("scaling") or {}
+    is_at_zero = snapshot.reason(ConditionType.READY) == reasons.SCALED_TO_ZERO
+    if is_at_zero and scaling.get("mode") != "Auto":
+        return (
+            "ask for a replica, for example: "
+            f"kubectl scale isvc {snapshot.name} -n {snapshot.namespace} --replicas=1"
+        )
     key = " --api-key KEY" if snapshot.needs_api_key else ""
     return (
         f"send a request: kubectl port-forward -n {snapshot.namespace} svc/{snapshot.name} 8000, "

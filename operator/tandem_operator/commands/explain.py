@@ -2,12 +2,14 @@
 
 from typing import Final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tandem_operator.clock import now_text
 from tandem_operator.commands.cluster import Cluster
+from tandem_operator.commands.decisions import decision_lines
 from tandem_operator.commands.errors import exit_on_error
 from tandem_operator.commands.explanation import explain as explain_service
 from tandem_operator.k8s.names import SERVICE
@@ -15,8 +17,13 @@ from tandem_operator.k8s.names import SERVICE
 LABELS: Final = ("state", "replicas", "change", "in the way", "next")
 
 
-def explain(name: str, namespace: str | None, *, context: str | None) -> None:
-    """Print state, replicas, change and blocker of the service `name`, and what to do next."""
+def explain(
+    name: str, namespace: str | None, *, context: str | None, decisions: bool = False
+) -> None:
+    """Print state, replicas, change and blocker of the service `name`, and what to do next.
+
+    `decisions` adds those of the autoscaler.
+    """
     with exit_on_error():
         cluster = Cluster.connect(context)
         namespace = namespace or cluster.namespace
@@ -29,6 +36,9 @@ def explain(name: str, namespace: str | None, *, context: str | None) -> None:
             now_text(),
         )
     _print(lines)
+    if decisions:
+        for line in decision_lines(service, now_text()):
+            typer.echo(line)
 
 
 def _print(lines: list[str]) -> None:

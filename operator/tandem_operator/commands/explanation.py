@@ -1,9 +1,11 @@
 """A service and what belongs to it → five sentences that explain its state; pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tandem_operator import reasons
 from tandem_operator.commands.blockers import find_blocker
+from tandem_operator.commands.decisions import last_decision_text
 from tandem_operator.commands.snapshot import ServiceSnapshot
 from tandem_operator.commands.text import count_of, sentence
 from tandem_operator.k8s.objects import Object
@@ -50,16 +52,23 @@ def _state(snapshot: ServiceSnapshot) -> str:
     ready = snapshot.condition(ConditionType.READY)
     since = snapshot.condition_age(ConditionType.READY)
     match ready.get("status"):
-        case "True" if ready["reason"] == reasons.SERVING_PREVIOUS:
-            return f"{subject} serves, but its previous version: {_endpoint(snapshot)} answers"
         case "True":
-            return f"{subject} has been ready for {since}: {_endpoint(snapshot)} answers"
+            return f"{subject} {_ready_text(snapshot, ready, since)}"
         case "False":
             return f"{subject} has not been ready for {since} ({ready['reason']})"
         case "Unknown":
             return f"the state of {subject} has been unknown for {since} ({ready['reason']})"
     created = snapshot.since(metadata["creationTimestamp"])
     return f"{subject} was created {created} ago, and has not been reconciled yet"
+
+
+def _ready_text(snapshot: ServiceSnapshot, ready: Mapping[str, Any], since: str) -> str:
+    match ready["reason"]:
+        case reasons.SERVING_PREVIOUS:
+            return f"serves, but its previous version: {_endpoint(snapshot)} answers"
+        case reasons.SCALED_TO_ZERO:
+            return f"has been without replicas for {since}: {ready['message']}"
+    return f"has been ready for {since}: {_endpoint(snapshot)} answers"
 
 
 def _endpoint(snapshot: ServiceSnapshot) -> str:
@@ -74,7 +83,9 @@ def _replicas(snapshot: ServiceSnapshot) -> str:
         text += f"; Ray cluster {cluster}"
     if snapshot.new_cluster and snapshot.new_cluster != snapshot.status.get("rayCluster"):
         text += f", and {snapshot.new_cluster} for the new version"
-    return f"{text}; {_pods(snapshot)}"
+    text = f"{text}; {_pods(snapshot)}"
+    decided = last_decision_text(snapshot.service, snapshot.now)
+    return f"{text}; {decided}" if decided else text
 
 
 def _pods(snapshot: ServiceSnapshot) -> str:

@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from tandem_operator.autoscale.mode import StatusScaling, desired_replicas
 from tandem_operator.clock import seconds_between
 from tandem_operator.commands.text import age_between
 from tandem_operator.k8s.names import COMPONENT, FIELD_MANAGER, SERVICE, WORKER
@@ -12,6 +15,7 @@ from tandem_operator.k8s.owners import is_being_deleted
 from tandem_operator.status.conditions import ConditionType, find_condition
 from tandem_operator.status.pod_view import pod_view
 from tandem_serve.api.changes import ChangeClass
+from tandem_serve.api.scaling import ScalingSpec
 from tandem_serve.api.spec import PROGRESS_DEADLINE_S
 
 RECONCILE_WITHIN_S: Final = 60.0
@@ -93,9 +97,14 @@ class ServiceSnapshot:
 
     @property
     def desired(self) -> int:
-        """Replicas that the spec asks for."""
-        replicas = (self.spec.get("scaling") or {}).get("minReplicas")
-        return int(replicas if replicas is not None else self._replicas.get("desired", 1))
+        """Replicas that are to run."""
+        try:
+            scaling = ScalingSpec.model_validate(
+                self.spec.get("scaling") or {}, by_alias=True, by_name=False
+            )
+        except ValidationError:
+            return int(self._replicas.get("desired", 1))
+        return desired_replicas(scaling, StatusScaling.read(self.status))
 
     @property
     def ready(self) -> int:

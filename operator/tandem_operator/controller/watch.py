@@ -39,6 +39,7 @@ _CLIENT_TIMEOUT_S: Final = 330
 _CONNECT_TIMEOUT_S: Final = 30
 _REQUEST_TIMEOUT_S: Final = 30
 _POLL_S: Final = 5.0
+_POLL_OPTIONAL_S: Final = 30.0
 _RESTART_AFTER_S: Final = 2.0
 _MAX_PAUSE_S: Final = 32.0
 _LONG_RUN_S: Final = 60.0
@@ -64,6 +65,7 @@ class Watch:
         on_start: Callable[[], None],
     ) -> None:
         self.kind = watched.kind
+        self._is_optional = watched.is_optional
         self.namespace = namespace
         """Namespace to watch; None: all."""
 
@@ -75,7 +77,7 @@ class Watch:
         """Moment of its last event; None: there was none."""
 
         self.started = asyncio.Event()
-        """Set once it runs for the first time."""
+        """Set once it runs for the first time, or once an optional kind was found missing."""
 
         self._running_since: float | None = None
         self._filter = EventFilter(watched)
@@ -112,19 +114,28 @@ class Watch:
         has_warned = False
         while not await self._exists():
             if not has_warned:
-                _log.warning("the API server serves no %s yet; waiting", self.kind.plural)
+                level = logging.INFO if self._is_optional else logging.WARNING
+                _log.log(level, "the API server serves no %s yet; waiting", self.kind.plural)
             has_warned = True
-            await asyncio.sleep(_POLL_S)
+            if self._is_optional:
+                self.started.set()
+            await asyncio.sleep(_POLL_OPTIONAL_S if self._is_optional else _POLL_S)
 
     async def _exists(self) -> bool:
         """Return True when kopf would find the kind; kopf itself looks only once."""
         try:
-            return await self._kube.serves(self.kind)
+            is_served = await self._kube.serves(self.kind)
         except KubeError as error:
             _log.warning(
                 "cannot tell whether the API server serves %s: %s", self.kind.plural, error
             )
             return False
+        if is_served:
+            self._cache.missing_kinds.discard(self.kind)
+        elif self._is_optional:
+            # No reconcile asks for it then.
+            self._cache.missing_kinds.add(self.kind)
+        return is_served
 
     async def _watch(self) -> None:
         """Run kopf until it ends, or is behind LIST for too long."""

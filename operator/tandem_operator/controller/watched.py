@@ -11,7 +11,9 @@ from tandem_operator.k8s.kinds import (
     DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
     NETWORK_POLICY,
+    OPTIONAL,
     POD,
+    PROMETHEUS_RULE,
     RAY_CLUSTER,
     RAY_SERVICE,
     Kind,
@@ -30,6 +32,11 @@ class Watched:
 
     ignores_status: bool = False
     """True: a change of the status alone leads to no reconcile; it is read in the next one."""
+
+    @property
+    def is_optional(self) -> bool:
+        """True when a cluster need not have the kind."""
+        return self.kind in OPTIONAL
 
 
 class EventFilter:
@@ -76,5 +83,6 @@ WATCHED: Final = (
     Watched(kind=CORE_SERVICE, labels=_BY_KUBERAY, ignores_status=True),
     Watched(kind=DISRUPTION_BUDGET, labels=_OURS, ignores_status=True),
     Watched(kind=NETWORK_POLICY, labels=_OURS, ignores_status=True),
+    Watched(kind=PROMETHEUS_RULE, labels=_OURS, ignores_status=True),
 )
 """Every kind that a reconcile reads, but for claims and Events: those carry no label of ours."""

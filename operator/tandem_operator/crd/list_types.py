@@ -14,6 +14,8 @@ LIST_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "spec.runtime.env": _map_by("name"),
     "spec.runtime.volumes": _map_by("name"),
     "spec.runtime.volumeMounts": _map_by("mountPath"),
+    "spec.scaling.schedule": {"x-kubernetes-list-type": "atomic"},
+    "spec.observability.metricAliases": {"x-kubernetes-list-type": "set"},
     "spec.runtime.tolerations": {"x-kubernetes-list-type": "atomic"},
 }
 """Path in the schema → further properties of its node."""

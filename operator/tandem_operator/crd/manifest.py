@@ -117,7 +117,7 @@ def _describe_default(node: Schema, but: str) -> None:
 
 
 _SCALE: Final = {
-    "specReplicasPath": ".spec.scaling.minReplicas",
+    "specReplicasPath": ".spec.scaling.replicas",
     "statusReplicasPath": ".status.replicas.ready",
     "labelSelectorPath": ".status.selector",
 }

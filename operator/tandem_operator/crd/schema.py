@@ -20,7 +20,12 @@ Schema = dict[str, Any]
 INT32_MAX: Final = 2**31 - 1
 """Largest whole number of a field without a limit of its own: Kubernetes' int32."""
 
-_TYPES: Final[Mapping[Any, str]] = {bool: "boolean", int: "integer", str: "string"}
+_TYPES: Final[Mapping[Any, str]] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+}
 
 
 def model_schema(model: type[BaseModel]) -> Schema:
@@ -61,7 +66,7 @@ def _default(field: FieldInfo) -> Schema:
     """Return the default that the API server fills in; objects are filled in by their fields."""
     if isinstance(field.default, BaseModel):
         return {"default": {}}
-    if isinstance(field.default, bool | int | str):
+    if isinstance(field.default, bool | int | float | str):
         return {"default": field.default}
     return {}
 
@@ -88,7 +93,9 @@ def _plain_schema(annotation: Any, constraints: list[Any]) -> Schema:
     if name is None:
         raise TypeError(f"{annotation!r} cannot be in a structural schema; use a plain type")
     if name == "integer":
-        return {"type": name} | _range(constraints)
+        return {"type": name} | _range(constraints, {"maximum": INT32_MAX})
+    if name == "number":
+        return {"type": name} | _range(constraints, {})
     if name == "string":
         return {"type": name} | _limits(constraints, "Length")
     return {"type": name}
@@ -119,15 +126,14 @@ def _open_schema(entries: list[Entry]) -> Schema:
     return {"type": "object", **schema, "x-kubernetes-preserve-unknown-fields": True}
 
 
-def _range(constraints: list[Any]) -> Schema:
+def _range(constraints: list[Any], high: Schema) -> Schema:
     low: Schema = {}
-    high: Schema = {"maximum": INT32_MAX}
     for constraint in constraints:
         match constraint:
             case Ge(ge=least):
                 low["minimum"] = least
             case Le(le=most):
-                high["maximum"] = most
+                high = {"maximum": most}
     return low | high
 
 

@@ -83,6 +83,8 @@ class ObjectCache:
 
     def __init__(self, kinds: Collection[Kind]) -> None:
         self._kinds: Final = {kind: _KindObjects() for kind in kinds}
+        self.missing_kinds: Final = set[Kind]()
+        """Optional kinds that the API server does not serve, as the watches found last."""
 
     def covers(self, kind: Kind, namespace: str) -> bool:
         """Return True when the objects of the kind in `namespace` are known."""

@@ -198,12 +198,48 @@ class KubeClient:
             _Request("patch", kind, str(key), "PATCH", _path(kind, key), query, manifest, _APPLY)
         )
 
-    async def apply_status(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
-        """Server-side apply of the status alone."""
+    async def apply_status(
+        self, kind: Kind, manifest: Mapping[str, Any], *, manager: str = FIELD_MANAGER
+    ) -> Object:
+        """Server-side apply of the status alone, as the field manager `manager`.
+
+        Raises:
+            Conflict: uid or resourceVersion in `manifest` is not the object's.
+        """
         key, part = NamespacedName.of(manifest), "/status"
         where, path = f"{key} (status)", _path(kind, key) + part
+        query = {**_OWN_BY_FORCE, "fieldManager": manager}
         return await self._write(
-            _Request("patch", kind, where, "PATCH", path, _OWN_BY_FORCE, manifest, _APPLY, part)
+            _Request("patch", kind, where, "PATCH", path, query, manifest, _APPLY, part)
+        )
+
+    async def scale(
+        self, kind: Kind, key: NamespacedName, replicas: int, *, version: str, manager: str
+    ) -> None:
+        """Write the number of replicas through the scale subresource, as `manager`.
+
+        Raises:
+            Conflict: the object has another resourceVersion than `version`.
+        """
+        part = "/scale"
+        path, query = _path(kind, key) + part, {"fieldManager": manager}
+        body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+        request = _Request(
+            "patch", kind, f"{key} (scale)", "PATCH", path, query, body, _MERGE, part
+        )
+        self._check_may_write(request)
+        # The answer is a Scale, and not the object.
+        await self._send(request, _OBJECT)
+
+    async def scan(self, kind: Kind, decoder: msgspec.json.Decoder[_T], *, fields: str) -> _T:
+        """List the objects of the kind in all namespaces as the API server's own cache has them.
+
+        `fields` selects them. `decoder` takes what is needed; there may be thousands of objects.
+        """
+        query = {"fieldSelector": fields, "resourceVersion": "0"}
+        where = "all namespaces"
+        return await self._send(
+            _Request("list", kind, where, "GET", kind.path(None), query), decoder
         )
 
     async def merge(self, kind: Kind, key: NamespacedName, changes: Mapping[str, Any]) -> Object:
@@ -219,12 +255,15 @@ class KubeClient:
         return Listing(found.items, found.metadata.version)
 
     async def _write(self, request: _Request) -> Object:
-        if request.kind != LEASE and not self.may_write():
-            raise errors.NotLeading("nothing is written: the lease may have expired")
+        self._check_may_write(request)
         written = await self._send(request, _OBJECT)
         if has_identity(written):
             self.on_written(request.kind, written)
         return written
+
+    def _check_may_write(self, request: _Request) -> None:
+        if request.kind != LEASE and not self.may_write():
+            raise errors.NotLeading("nothing is written: the lease may have expired")
 
     async def _send(self, request: _Request, decoder: msgspec.json.Decoder[_T]) -> _T:
         code = "none"

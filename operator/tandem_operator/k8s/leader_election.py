@@ -22,7 +22,9 @@ from tandem_operator.k8s.objects import NamespacedName, Object
 DURATION_S: Final = 15
 """Seconds after which a lease that is not renewed may be acquired."""
 
-RENEW_S: Final = 5.0
+RENEW_S: Final = 2.0
+"""client-go's; a silence of the API server of RENEW_WITHIN_S less this is always survived."""
+
 RENEW_WITHIN_S: Final = 10.0
 """Seconds without a renewal after which the leader gives up."""
 

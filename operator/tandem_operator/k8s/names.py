@@ -12,7 +12,13 @@ APPLIED: Final = f"{GROUP}/applied"
 """Annotation: the hash of the object as it was rendered; it differs when a field was dropped."""
 
 SPEC: Final = f"{GROUP}/spec"
-"""Annotation of the RayService: the service it was rendered from, resolved, as compact JSON."""
+"""Annotation of the RayService: the version it was rendered from, resolved, as compact JSON."""
+
+CHANGED_AT: Final = f"{GROUP}/changed-at"
+"""Annotation of the RayService: the time of its last write but for its number of replicas."""
+
+AUTOSCALER: Final = "tandem-autoscaler"
+"""Field manager of `scaling` and of its conditions in a service's status."""
 
 REVISION: Final = f"{GROUP}/revision"
 """Annotation of the pod templates: the hash of all that needs new pods when it changes."""
@@ -36,7 +42,13 @@ DASHBOARD_PORT: Final = 8265
 """Port of Ray's dashboard on the head."""
 
 METRICS_PORT: Final = 8080
-"""Port of Ray's own metrics on every pod; the engine's are at /metrics of the endpoint."""
+"""Port of Ray's own metrics on every pod."""
+
+REPLICA_METRICS_PORT: Final = 9464
+"""Port of a replica's metrics on its pod: those of the engine and of the HTTP layer."""
+
+PROXY_METRICS_PORT: Final = 9101
+"""Port of HAProxy's own metrics on every pod, Ray Serve's default."""
 
 TOKEN_KEY: Final = "auth_token"  # noqa: S105  # the name of the key, as KubeRay wants it
 """Key of Ray's token in its Secret."""
@@ -63,6 +75,11 @@ def token_secret(service: str, digest: str) -> str:
 def disruption_budget(service: str) -> str:
     """The PodDisruptionBudget over the worker pods."""
     return service
+
+
+def prometheus_rule(service: str) -> str:
+    """The PrometheusRule with the recording rules and alerts of `service`."""
+    return f"{service}-slo"
 
 
 def network_policy(service: str, component: str) -> str:

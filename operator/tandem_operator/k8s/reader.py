@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
+from tandem_operator.k8s.errors import KindMissing
 from tandem_operator.k8s.kinds import Kind
 from tandem_operator.k8s.names import SERVICE
 from tandem_operator.k8s.objects import NamespacedName, Object
@@ -54,6 +55,8 @@ class CachedReader(Reader):
 
     async def get(self, kind: Kind, key: NamespacedName) -> Object | None:
         """Return the object; None: it does not exist."""
+        if kind in self._cache.missing_kinds:
+            raise KindMissing(f"the API server serves no {kind.plural}.{kind.group}")
         return self._cache.get(kind, key) or await super().get(kind, key)
 
     async def of_service(self, kind: Kind, service: NamespacedName) -> list[Object]:

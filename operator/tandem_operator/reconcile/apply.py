@@ -4,15 +4,23 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
+from tandem_operator.clock import now_text
 from tandem_operator.k8s import names
 from tandem_operator.k8s.client import KubeClient
 from tandem_operator.k8s.errors import Conflict
-from tandem_operator.k8s.kinds import CHILDREN, SECRET
+from tandem_operator.k8s.kinds import CHILDREN, RAY_SERVICE, SECRET
 from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.k8s.owners import owner_reference
 from tandem_operator.ray.token import RayToken
+from tandem_operator.reconcile.change_stamp import stamped
 from tandem_operator.reconcile.observation import Observation
-from tandem_operator.reconcile.plan import Action, ApplyObject, CreateToken, ObjectKey
+from tandem_operator.reconcile.plan import (
+    Action,
+    ApplyObject,
+    CreateToken,
+    ObjectKey,
+    key_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +38,15 @@ async def apply(
             case CreateToken():
                 await _create_token(kube, action.token, owner)
             case ApplyObject():
-                await _apply_object(kube, action.manifest, observation)
+                await _apply_object(kube, _with_stamp(action.manifest, observation), observation)
             case _:
                 assert_never(action)
+
+
+def _with_stamp(manifest: Mapping[str, Any], observation: Observation) -> Mapping[str, Any]:
+    if manifest["kind"] != RAY_SERVICE.name:
+        return manifest
+    return stamped(manifest, observation.children.objects.get(key_of(manifest)), now_text())
 
 
 async def _create_token(kube: KubeClient, token: RayToken, owner: Mapping[str, Any]) -> None:

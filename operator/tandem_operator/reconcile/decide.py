@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_operator import reasons
-from tandem_operator.k8s.kinds import RAY_SERVICE
+from tandem_operator.k8s.kinds import DISRUPTION_BUDGET, RAY_SERVICE
 from tandem_operator.k8s.owners import is_being_deleted, owned_by
+from tandem_operator.reconcile.change_stamp import is_scaled
 from tandem_operator.reconcile.observation import Observation
 from tandem_operator.reconcile.parsed_spec import ParsedSpec
 from tandem_operator.reconcile.plan import (
@@ -42,6 +43,9 @@ class Intent:
     problems: tuple[Problem, ...] = ()
     """Reasons for taking no action; empty: there are none."""
 
+    scales: bool = False
+    """True when nothing but the number of replicas will be written."""
+
     @property
     def writes(self) -> bool:
         """True when an object will be written; a token that may be missing is no change."""
@@ -59,10 +63,16 @@ def decide(parsed: ParsedSpec, observation: Observation) -> Intent:
         return Intent(problems=(Problem(reasons.NAME_TAKEN, str(conflict)),))
     if not observation.has_kuberay:
         actions = tuple(action for action in actions if not _writes_ray_service(action))
+    left_out = parsed.desired.may_lack & observation.missing_kinds
+    actions = tuple(action for action in actions if _kind_written(action) not in left_out)
     if not any(_writes_ray_service(action) for action in actions):
         return Intent(actions=actions)
     ray_service = observation.ray_service(parsed.service.name)
-    return Intent(actions=actions, change=pending_change(parsed.service, ray_service))
+    return Intent(
+        actions=actions,
+        change=pending_change(parsed.service, ray_service),
+        scales=ray_service is not None and all(_scales(one, ray_service) for one in actions),
+    )
 
 
 def collect_facts(
@@ -88,8 +98,8 @@ def collect_facts(
         problems=intent.problems,
         has_kuberay=observation.has_kuberay,
         ray=_ray_view(ray_service, observation, found.get("status", {})) if ray_service else None,
-        last_write=progress.last_write(ray_service) if ray_service else None,
-        is_applied=not intent.writes and not _must_end_first(ray_service),
+        last_change=progress.last_change(ray_service) if ray_service else None,
+        is_applied=(not intent.writes or intent.scales) and not _must_end_first(ray_service),
         change=intent.change,
         # A write that is no longer desired has no failure any more.
         write_failure=write_failure if intent.actions else None,
@@ -162,5 +172,18 @@ def _must_end_first(ray_service: Mapping[str, Any] | None) -> bool:
     return ray_service is not None and is_being_deleted(ray_service)
 
 
+def _scales(action: Action, ray_service: Mapping[str, Any]) -> bool:
+    """Return True for an action that follows the number of replicas and does nothing else."""
+    if not isinstance(action, ApplyObject):
+        return True
+    if action.manifest["kind"] == RAY_SERVICE.name:
+        return is_scaled(action.manifest, ray_service)
+    return bool(action.manifest["kind"] == DISRUPTION_BUDGET.name)
+
+
 def _writes_ray_service(action: Action) -> bool:
-    return isinstance(action, ApplyObject) and action.manifest["kind"] == RAY_SERVICE.name
+    return _kind_written(action) == RAY_SERVICE.name
+
+
+def _kind_written(action: Action) -> str | None:
+    return action.manifest["kind"] if isinstance(action, ApplyObject) else None

@@ -57,6 +57,12 @@ class _View(NamedTuple):
     observation: Observation
     intent: Intent
 
+    @property
+    def desired_state(self) -> tuple[int, int | None]:
+        """Generation and number of replicas: what its writes are to bring about."""
+        service = self.parsed.service
+        return self.found["metadata"]["generation"], service.replicas if service else None
+
 
 class Reconciler:
     """Brings services to their desired state, one reconcile at a time."""
@@ -123,15 +129,13 @@ class Reconciler:
         return _View(found, parsed, observation, decide(parsed, observation))
 
     async def _report_and_apply(self, view: _View, key: NamespacedName) -> float | None:
-        found, parsed, observation, intent = view
         # The status announces a change before it is made.
-        facts = self._facts(found, key, parsed, observation, intent)
-        after_s = await self._report(found, key, facts)
-        if not intent.actions:
+        after_s = await self._report(view.found, key, self._facts(view, key))
+        if not view.intent.actions:
             self._failures.clear(key)
             return after_s
-        await self._apply(found, key, intent, observation)
-        return max(after_s or 0.0, self._pause_s(found, key)) if intent.writes else after_s
+        await self._apply(view, key)
+        return max(after_s or 0.0, self._pause_s(view, key)) if view.intent.writes else after_s
 
     async def _read(self, reader: Reader, key: NamespacedName) -> Object | None:
         """Read the InferenceService; None: it is gone, or being deleted with its objects."""
@@ -189,18 +193,9 @@ class Reconciler:
         )
         await self._reporter.report(found, document)
 
-    def _facts(
-        self,
-        found: Object,
-        key: NamespacedName,
-        parsed: ParsedSpec,
-        observation: Observation,
-        intent: Intent,
-    ) -> Facts:
-        write_failure = self._failures.reportable(key) or self._write_conflict(found, key, intent)
-        facts = collect_facts(
-            found, parsed, observation, intent, write_failure=write_failure, now=now_text()
-        )
+    def _facts(self, view: _View, key: NamespacedName) -> Facts:
+        write_failure = self._failures.reportable(key) or self._write_conflict(view, key)
+        facts = collect_facts(*view, write_failure=write_failure, now=now_text())
         left_s = deadline_in_s(facts)
         return replace(facts, is_overdue=left_s is None or left_s <= 0)
 
@@ -215,27 +210,25 @@ class Reconciler:
             facts, document, deadline_in_s=deadline_in_s(facts), polled=len(self._polled)
         )
 
-    def _write_conflict(self, found: Object, key: NamespacedName, intent: Intent) -> Problem | None:
+    def _write_conflict(self, view: _View, key: NamespacedName) -> Problem | None:
         """Return the reason for not writing although a write is due."""
-        return write_conflict(intent.actions) if self._pause_s(found, key) else None
+        return write_conflict(view.intent.actions) if self._pause_s(view, key) else None
 
-    def _pause_s(self, found: Object, key: NamespacedName) -> float:
-        return self._write_limit.wait_s(key, found["metadata"]["generation"], time.monotonic())
+    def _pause_s(self, view: _View, key: NamespacedName) -> float:
+        return self._write_limit.wait_s(key, view.desired_state, time.monotonic())
 
-    async def _apply(
-        self, found: Object, key: NamespacedName, intent: Intent, observation: Observation
-    ) -> None:
-        if self._pause_s(found, key):
+    async def _apply(self, view: _View, key: NamespacedName) -> None:
+        if self._pause_s(view, key):
             return
         try:
-            await apply(self._kube, intent.actions, observation, found)
+            await apply(self._kube, view.intent.actions, view.observation, view.found)
         except KubeError as error:
             # The next reconcile reports it, before it retries.
             self._failures.record(key, error)
             raise
         self._failures.clear(key)
-        self._confirm_token(key, intent)
-        self._write_limit.take(key, found["metadata"]["generation"], time.monotonic())
+        self._confirm_token(key, view.intent)
+        self._write_limit.take(key, view.desired_state, time.monotonic())
 
     def _confirm_token(self, key: NamespacedName, intent: Intent) -> None:
         for action in intent.actions:

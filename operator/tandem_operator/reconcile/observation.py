@@ -31,6 +31,9 @@ class Observation:
     has_kuberay: bool
     """True when the API server serves RayServices."""
 
+    missing_kinds: frozenset[str] = frozenset()
+    """Optional kinds that the API server does not serve, or does not let the operator read."""
+
     def ray_service(self, name: str) -> Mapping[str, Any] | None:
         """Return the RayService of the service `name`, of any owner."""
         return self.children.objects.get(ObjectKey(RAY_SERVICE.name, names.ray_service(name)))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tandem_operator import reasons
@@ -12,6 +12,7 @@ from tandem_operator.k8s.kinds import (
     CHILDREN,
     CORE_SERVICE,
     EVENT,
+    OPTIONAL,
     POD,
     RAY_CLUSTER,
     RAY_SERVICE,
@@ -44,6 +45,14 @@ _MAX_EVENTS: Final = 50
 """Events of a pod that are read; the kubelet counts repeats in one Event."""
 
 
+@dataclass(slots=True)
+class _Optional:
+    """Objects of kinds that a cluster need not have."""
+
+    objects: dict[ObjectKey, Object] = field(default_factory=dict)
+    missing_kinds: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToken:
     """Ray's token, and whether its Secret was confirmed."""
@@ -67,8 +76,10 @@ async def observe(
     Raises:
         KubeError: a request to the API server failed.
     """
-    (objects, ray_clusters, has_kuberay), pods = await asyncio.gather(
-        _read_objects(reader, key, parsed), reader.of_service(POD, key)
+    (objects, ray_clusters, has_kuberay), optional, pods = await asyncio.gather(
+        _read_objects(reader, key, parsed),
+        _read_optional(reader, key, parsed),
+        reader.of_service(POD, key),
     )
     missing = await _find_missing(reader, key.namespace, parsed.service, pods)
     views = await _view_pods(reader, key.namespace, pods)
@@ -79,13 +90,14 @@ async def observe(
     starting = clusters_not_running(ray_service) if ray_service else []
     has_token = not token.is_stale and not may_lack_secret(token.token.secret, views)
     return Observation(
-        children=ObservedObjects(objects=objects, has_token=has_token),
+        children=ObservedObjects(objects=objects | optional.objects, has_token=has_token),
         pods=views,
         answers=replies.answers,
         ray_errors=replies.ray_errors,
         ray_clusters={name: one for name, one in ray_clusters.items() if name in starting},
         missing=missing,
         has_kuberay=has_kuberay,
+        missing_kinds=optional.missing_kinds,
     )
 
 
@@ -143,6 +155,32 @@ async def _read_ray(
     return ray_service, {name: one for name, one in found if one is not None}, True
 
 
+async def _read_optional(reader: Reader, key: NamespacedName, parsed: ParsedSpec) -> _Optional:
+    """Return the objects of optional kinds, those included that the service is not to have."""
+    found = _Optional()
+    for child in _optional_keys(parsed):
+        try:
+            one = await _read_child(reader, key.namespace, child)
+        except (KindMissing, Forbidden):
+            # Roles that an administrator keeps may be older than the kind here.
+            found.missing_kinds |= {child.kind}
+            continue
+        if one is not None:
+            found.objects[child] = one
+    return found
+
+
+def _optional_keys(parsed: ParsedSpec) -> list[ObjectKey]:
+    if parsed.desired is None:
+        return []
+    keys = map(key_of, (*parsed.desired.objects, *parsed.desired.emptied))
+    return [key for key in keys if _is_optional(key)]
+
+
+def _is_optional(key: ObjectKey) -> bool:
+    return any(kind.name == key.kind for kind in OPTIONAL)
+
+
 def _ray_key(key: NamespacedName) -> ObjectKey:
     return ObjectKey(RAY_SERVICE.name, names.ray_service(key.name))
 
@@ -161,7 +199,8 @@ def _child_keys(parsed: ParsedSpec) -> list[ObjectKey]:
         return []
     keys = [key_of(manifest) for manifest in parsed.desired.objects]
     endpoint = ObjectKey(CORE_SERVICE.name, names.endpoint_service(parsed.service.name))
-    return [endpoint, *(key for key in keys if key.kind != RAY_SERVICE.name)]
+    others = (key for key in keys if key.kind != RAY_SERVICE.name and not _is_optional(key))
+    return [endpoint, *others]
 
 
 async def _find_missing(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_operator import reasons
+from tandem_operator.autoscale.mode import StatusScaling, desired_replicas
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired, RenderError
@@ -32,7 +33,7 @@ class ParsedSpec:
 def parse_spec(found: Mapping[str, Any], settings: OperatorSettings, token: RayToken) -> ParsedSpec:
     """Parse and render the object `found`; `token` is its Ray's."""
     try:
-        service = parse_object(found)
+        service = _scaled(parse_object(found), found)
     except ManifestError as error:
         return ParsedSpec(
             problems=tuple(Problem(reasons.INVALID_SPEC, text) for text in error.problems)
@@ -43,3 +44,9 @@ def parse_spec(found: Mapping[str, Any], settings: OperatorSettings, token: RayT
     except RenderError as error:
         return ParsedSpec(service=service, problems=(Problem(error.reason, str(error)),))
     return ParsedSpec(service=service, desired=desired)
+
+
+def _scaled(service: InferenceService, found: Mapping[str, Any]) -> InferenceService:
+    """Return the service with the number of replicas in force, by its spec and its status."""
+    status = StatusScaling.read(found.get("status", {}))
+    return service.scaled_to(desired_replicas(service.spec.scaling, status))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from tandem_operator.k8s.owners import controller_of, is_being_deleted
+from tandem_operator.k8s.owners import controller_of, is_being_deleted, owned_by
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired
 from tandem_serve.api.quantity import parse_quantity
@@ -60,7 +60,8 @@ def plan(desired: Desired, observed: ObservedObjects) -> tuple[Action, ...]:
     """
     _check_owners(desired, observed)
     token = () if observed.has_token else (CreateToken(desired.token),)
-    return (*token, *(ApplyObject(manifest) for manifest in _differing(desired, observed)))
+    manifests = (*_differing(desired, observed), *_left_over(desired, observed))
+    return (*token, *map(ApplyObject, manifests))
 
 
 def key_of(manifest: Mapping[str, Any]) -> ObjectKey:
@@ -97,6 +98,17 @@ def _differing(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[
         # An object that is being deleted cannot be changed; its end comes as an event, and then
         # it is created again.
         if found is None or not (is_being_deleted(found) or _is_applied(manifest, found)):
+            yield manifest
+
+
+def _left_over(desired: Desired, observed: ObservedObjects) -> Iterator[Mapping[str, Any]]:
+    """Yield the empty manifests of objects that the service made for another spec."""
+    for manifest in desired.emptied:
+        ours = manifest["metadata"]["ownerReferences"][0]["uid"]
+        found = observed.objects.get(key_of(manifest))
+        if found is None or not owned_by(found, ours) or is_being_deleted(found):
+            continue
+        if not _is_applied(manifest, found):
             yield manifest
 
 

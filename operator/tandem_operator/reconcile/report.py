@@ -15,6 +15,7 @@ from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics, ServicePhase
 from tandem_operator.status import progress
 from tandem_operator.status.conditions import ConditionStatus, ConditionType, find_condition
+from tandem_operator.status.document import own_part
 from tandem_operator.status.facts import Facts
 from tandem_operator.status.transitions import transitions
 from tandem_serve.api.spec import PROGRESS_DEADLINE_S
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 def deadline_in_s(facts: Facts) -> float | None:
     """Seconds left for the change under way; None: its deadline passed before."""
     started = progress.change_start(
-        facts.previous, written=facts.last_write, generation=facts.generation, now=facts.now
+        facts.previous, written=facts.last_change, generation=facts.generation, now=facts.now
     )
     if started is None:
         return None
@@ -48,7 +49,7 @@ class Reporter:
         Raises:
             KubeError: the status was not written.
         """
-        key, before = NamespacedName.of(found), found.get("status", {})
+        key, before = NamespacedName.of(found), own_part(found.get("status", {}))
         if document != before:
             await self._kube.apply_status(INFERENCE_SERVICE, _status_manifest(found, document))
             await self._record_events(found, key, transitions(before, document))

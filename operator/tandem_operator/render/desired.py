@@ -28,5 +28,12 @@ class Desired:
     objects: tuple[Mapping[str, Any], ...]
     """Complete manifests, with labels, owner and the hash of what was applied."""
 
+    emptied: tuple[Mapping[str, Any], ...] = ()
+    """Objects that another spec of the service has, without content. Those that exist become so:
+    the operator has no right to delete."""
+
+    may_lack: frozenset[str] = frozenset()
+    """Kinds of objects that are left out where the API server does not serve them, or refuses."""
+
     token: RayToken
     """Ray's token; its Secret is created once, never rendered."""

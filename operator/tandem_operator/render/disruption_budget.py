@@ -19,9 +19,9 @@ def disruption_budget(service: InferenceService, settings: OperatorSettings) -> 
     `maxUnavailable: 1` would say just that, but Kubernetes works it out from the owner's scale,
     and a RayCluster has none: it then allows no eviction at all.
     """
-    replicas = service.spec.scaling.min_replicas
+    replicas = service.replicas
     if store_of(service, settings) is None:
-        least, selector = replicas - 1, names.pod_selector(service.name, names.WORKER)
+        least, selector = max(replicas - 1, 0), names.pod_selector(service.name, names.WORKER)
     else:
         least, selector = replicas, {names.SERVICE: service.name}
     return {

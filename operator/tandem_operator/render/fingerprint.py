@@ -22,6 +22,11 @@ def digested(document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _digested(value) for name, value in document.items()}
 
 
+def version_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a resolved spec that makes a version: all but the number of replicas."""
+    return digested({name: value for name, value in spec.items() if name != "scaling"})
+
+
 def _digested(value: Any) -> Any:
     if isinstance(value, Mapping):
         return digested(value)

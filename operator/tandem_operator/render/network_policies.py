@@ -16,7 +16,9 @@ def worker_policy(service: InferenceService, settings: OperatorSettings) -> dict
         names.WORKER,
         [
             *_from(access.clients, names.SERVE_PORT),
-            *_from(access.prometheus, names.METRICS_PORT),
+            *_from(access.prometheus, names.METRICS_PORT, names.REPLICA_METRICS_PORT),
+            # The autoscaler compares Prometheus with what the replicas show themselves.
+            *_from(access.operator, names.REPLICA_METRICS_PORT),
         ],
     )
 
@@ -25,14 +27,21 @@ def head_policy(service: InferenceService, settings: OperatorSettings) -> dict[s
     """Return the NetworkPolicy of the Ray head: dashboard for the two operators, metrics, Ray.
 
     A client of the GCS or of Ray's client port that has the token can run any code on the replicas.
+    The head of a service that may be without replicas answers clients too. KubeRay asks for its
+    health, and the autoscaler for the requests that it has refused.
     """
     access = settings.access
+    at_zero = [
+        *_from([*access.clients, *access.kuberay], names.SERVE_PORT),
+        *_from(access.operator, names.PROXY_METRICS_PORT),
+    ]
     return _network_policy(
         service,
         names.HEAD,
         [
             *_from([*access.kuberay, *access.operator], names.DASHBOARD_PORT),
             *_from(access.prometheus, names.METRICS_PORT),
+            *(at_zero if service.spec.scaling.allows_zero else ()),
         ],
     )
 
@@ -59,7 +68,8 @@ def _network_policy(
     }
 
 
-def _from(peers: Iterable[Peer], port: int) -> list[dict[str, Any]]:
+def _from(peers: Iterable[Peer], *ports: int) -> list[dict[str, Any]]:
     """Return a rule for `peers`; none without peers, since an empty rule allows all clients."""
     named = [peer.manifest() for peer in peers]
-    return [{"from": named, "ports": [{"protocol": "TCP", "port": port}]}] if named else []
+    opened = [{"protocol": "TCP", "port": port} for port in ports]
+    return [{"from": named, "ports": opened}] if named else []

@@ -23,7 +23,7 @@ from tandem_operator.render.volumes import (
 from tandem_serve.api.draining import DRAIN_HEAD, DRAIN_WORKER, TERMINATION_GRACE_PERIOD_S
 from tandem_serve.api.pods import EnvVar, Toleration
 from tandem_serve.api.quantity import format_bytes, format_cpu, parse_cpu, parse_memory
-from tandem_serve.api.ray_env import RAY_ENV, retry_env
+from tandem_serve.api.ray_env import METRICS_PATH, METRICS_PORT, RAY_ENV, retry_env
 from tandem_serve.api.spec import InferenceService
 
 GCS_PORT: Final = 6379
@@ -36,6 +36,13 @@ _ENV: Final[Mapping[str, str]] = {
     **retry_env(f"{TEMPORARY}/unfinished-starts"),
     "HOME": HOME,
     "TMPDIR": TEMPORARY,
+}
+
+# Words that scrape configurations of Prometheus look for; Kubernetes gives them no meaning.
+_SCRAPED: Final[Mapping[str, str]] = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(names.REPLICA_METRICS_PORT),
+    "prometheus.io/path": METRICS_PATH,
 }
 
 # KubeRay's own readiness probes begin after ten seconds and ask every five, a worker's by starting
@@ -117,7 +124,15 @@ def worker_template(
     container = {
         **_container(service, settings, storage, profile.env if profile else ()),
         "name": "ray-worker",
-        "ports": [_port("metrics", names.METRICS_PORT), _port("serve", names.SERVE_PORT)],
+        "env": [
+            *environment(service, settings, profile.env if profile else ()),
+            {"name": METRICS_PORT, "value": str(names.REPLICA_METRICS_PORT)},
+        ],
+        "ports": [
+            _port("metrics", names.REPLICA_METRICS_PORT),
+            _port("ray-metrics", names.METRICS_PORT),
+            _port("serve", names.SERVE_PORT),
+        ],
         "resources": _replica_resources(service, settings, profile),
         "lifecycle": _drain_hook(DRAIN_WORKER),
         "readinessProbe": dict(_WORKER_READY),
@@ -128,6 +143,8 @@ def worker_template(
     # A replica never uses the Kubernetes API, so an attacker in one should get no account for it.
     template["spec"]["automountServiceAccountToken"] = False
     template["spec"] |= _chosen_nodes(service)
+    if settings.replica.prometheus_annotations:
+        template["metadata"]["annotations"] = dict(_SCRAPED)
     return template if profile is None else _on_npu_nodes(template, profile)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from tandem_operator.k8s import names
-from tandem_operator.render.fingerprint import digested, fingerprint
+from tandem_operator.render.fingerprint import fingerprint, version_of
 from tandem_operator.render.head_store import cleanup_annotations, gcs_fault_tolerance
 from tandem_operator.render.npu import npu_profile
 from tandem_operator.render.npu_profiles import NpuProfile
@@ -21,7 +21,8 @@ from tandem_operator.render.settings import OperatorSettings
 from tandem_operator.render.volumes import head_storage
 from tandem_serve.api.changes import ChangeClass, class_of, leaves
 from tandem_serve.api.document import RAY_NPU, ServeOptions, serve_document
-from tandem_serve.api.spec import MAX_REPLICAS, InferenceService
+from tandem_serve.api.scaling import MAX_REPLICAS
+from tandem_serve.api.spec import InferenceService
 
 # In C where PyYAML has it: the other one takes two thirds of a reconcile's time.
 _Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -66,20 +67,29 @@ def ray_service(
             "serveConfigV2": _serve_config(service),
             "rayClusterConfig": _ray_cluster(service, settings, token_secret),
             "serveService": _endpoint(service),
-            # The head holds no replica: clients would take a detour through it.
-            "excludeHeadPodFromServeSvc": True,
+            **_head_outside_endpoint(service),
             "upgradeStrategy": {"type": "NewCluster"},
             "rayClusterDeletionDelaySeconds": _OLD_CLUSTER_STAYS_S,
         },
     }
 
 
+def _head_outside_endpoint(service: InferenceService) -> dict[str, bool]:
+    """Return the field that keeps the head from behind the endpoint, where it is to be kept.
+
+    It holds no replica, and clients would take a detour through it. But where there is no other pod
+    it is the one that answers, and tells clients when to come again.
+    """
+    # KubeRay leaves a false one out when it writes the object back.
+    return {} if service.spec.scaling.allows_zero else {"excludeHeadPodFromServeSvc": True}
+
+
 def spec_annotation(service: InferenceService) -> str:
-    """Return the spec with every default as compact JSON, long values as hashes.
+    """Return the version as compact JSON, long values as hashes.
 
     Annotations have 256 KiB together. This one is only compared with another one.
     """
-    spec = digested(service.resolved()["spec"])
+    spec = version_of(service.resolved()["spec"])
     return json.dumps(spec, separators=(",", ":"), sort_keys=True)
 
 
@@ -110,7 +120,8 @@ def _ray_cluster(
     }
     revision = _revision(service, cluster)
     for template in (head, worker):
-        template["metadata"]["annotations"] = {names.REVISION: revision}
+        annotations = template["metadata"].get("annotations", {})
+        template["metadata"]["annotations"] = {**annotations, names.REVISION: revision}
     return cluster
 
 

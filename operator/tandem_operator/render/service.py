@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem_operator.k8s import names
+from tandem_operator.k8s.kinds import PROMETHEUS_RULE
 from tandem_operator.k8s.owners import owner_reference
 from tandem_operator.ray.token import RayToken
 from tandem_operator.render.desired import Desired, RenderError
 from tandem_operator.render.disruption_budget import disruption_budget
 from tandem_operator.render.fingerprint import fingerprint
 from tandem_operator.render.network_policies import head_policy, worker_policy
+from tandem_operator.render.prometheus_rules import no_rules, prometheus_rule
 from tandem_operator.render.ray_service import ray_service
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
@@ -26,14 +28,22 @@ def render(
         RenderError: the service requests something that `settings` cannot give.
     """
     _check_name(service.name)
+    rule = prometheus_rule(service, settings)
     objects = (
         head_policy(service, settings),
         worker_policy(service, settings),
         disruption_budget(service, settings),
         ray_service(service, settings, token.secret),
+        # Last: a service is served, whatever becomes of its rules.
+        *([rule] if rule else []),
     )
+    enabled = settings.prometheus_rule.enabled
+    is_left_over = rule is None and enabled is not False
+    emptied = (no_rules(service),) if is_left_over else ()
     return Desired(
         objects=tuple(_owned(manifest, service, uid) for manifest in objects),
+        emptied=tuple(_owned(manifest, service, uid) for manifest in emptied),
+        may_lack=frozenset({PROMETHEUS_RULE.name} if enabled == "auto" else ()),
         token=token,
     )
 
@@ -51,7 +61,7 @@ def _owned(manifest: Mapping[str, Any], service: InferenceService, uid: str) -> 
     metadata = {
         **manifest["metadata"],
         "namespace": service.metadata.namespace or "default",
-        "labels": names.object_labels(service.name),
+        "labels": {**manifest["metadata"].get("labels", {}), **names.object_labels(service.name)},
         "ownerReferences": [
             owner_reference(api_version=API_VERSION, kind=KIND, name=service.name, uid=uid)
         ],

@@ -98,6 +98,10 @@ class ReplicaDefaults(Model):
     """CPU of a worker pod for Ray and HAProxy, beside the replica's compute threads: without it the
     threads would use the pod's share up, and Kubernetes then stops all of the pod for a while."""
 
+    prometheus_annotations: bool = False
+    """Annotate the pods of replicas with prometheus.io/scrape, port and path, for a Prometheus that
+    finds pods by them; one that the chart's PodMonitor tells would measure each replica twice."""
+
     gcs_fault_tolerance_options: GcsFaultToleranceOptions | None = None
     """A Redis that outlives the Ray heads of services that name none; its Secrets are in each of
     their namespaces. A client that may write to it can run code in all of these heads."""
@@ -196,13 +200,63 @@ class AccessSettings(Model):
     """KubeRay's operator: it hands the Serve document to Ray's dashboard."""
 
     operator: list[Peer] = Field(default_factory=lambda: _pods_labelled(name="tandem-operator"))
-    """This operator: it reads Ray's dashboard."""
+    """This operator: it reads Ray's dashboard and the replicas' metrics."""
 
     prometheus: list[Peer] = Field(default_factory=lambda: _pods_labelled(name="prometheus"))
     """Prometheus: it reads the metrics."""
 
     clients: list[Peer] = Field(default_factory=lambda: [Peer(namespace_selector=LabelSelector())])
     """Clients that may send requests; by default the pods of every namespace."""
+
+
+class PrometheusRuleSettings(Model):
+    """The PrometheusRule that each service with an SLO has."""
+
+    enabled: bool | Literal["auto"] = "auto"
+    """Make it; auto: where the API server has the kind and the operator may write it. With true a
+    cluster that has not is an error in the status of these services; false makes and removes
+    none."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that the Prometheus selects rules by."""
+
+    runbook_url: Annotated[str, Field(min_length=1)] = "docs/guides/alerts.md"
+    """Address of the page about alerts, which each alert links to with a heading's anchor."""
+
+
+class PrometheusSettings(Model):
+    """The Prometheus that has scraped the replicas."""
+
+    url: Annotated[str, Field(pattern="^https?://[^/ ]+(/[^ ]*)?$")] | None = None
+    """Base URL of its HTTP API, such as http://prometheus-operated.monitoring.svc:9090; absent:
+    there is none, and the autoscaler changes no number."""
+
+    bearer_token_file: Annotated[str, Field(pattern="^/")] | None = None
+    """File with a token that is sent as `Authorization: Bearer`; read for each query."""
+
+    ca_file: Annotated[str, Field(pattern="^/")] | None = None
+    """File with the certificates that an https URL is checked by; absent: those of the system."""
+
+
+class AutoscalingSettings(Model):
+    """The autoscaler of the services in the modes Auto and Recommend."""
+
+    prometheus: PrometheusSettings = PrometheusSettings()
+    """The Prometheus that has scraped the replicas."""
+
+    period_seconds: Annotated[int, Field(ge=1, le=300)] = 15
+    """Seconds between two decisions about a service."""
+
+    window_seconds: Annotated[int, Field(ge=10, le=3600)] = 60
+    """Window of latencies and rates; at least four times the interval of the scrapes."""
+
+    check_nodes: bool = True
+    """Ask for no replica that no node can hold. Switch it off where a cluster autoscaler adds nodes
+    for pods that wait."""
+
+    budgets: dict[ObjectName, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    """NPUs that the services of a namespace may have together; a namespace without one is not
+    limited."""
 
 
 class OperatorSettings(Model):
@@ -221,8 +275,14 @@ class OperatorSettings(Model):
     access: AccessSettings = AccessSettings()
     """Peers that may connect to the pods of a service."""
 
+    prometheus_rule: PrometheusRuleSettings = PrometheusRuleSettings()
+    """The PrometheusRule of each service with an SLO."""
+
     npu_profiles: dict[ObjectName, NpuProfile] = Field(default_factory=lambda: dict(BUILT_IN))
     """Kinds of NPU node by name: the built-in ones, and those given here, which win."""
+
+    autoscaling: AutoscalingSettings = AutoscalingSettings()
+    """The autoscaler of the services in the modes Auto and Recommend."""
 
     default_npu_profile: ObjectName | None = None
     """Profile of a service that requests cards and names none."""

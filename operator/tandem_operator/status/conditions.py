@@ -27,6 +27,22 @@ class ConditionType(StrEnum):
     """A change is under way."""
 
 
+class ScalingConditionType(StrEnum):
+    """Types of the conditions that the autoscaler writes."""
+
+    SCALING_ACTIVE = "ScalingActive"
+    """The autoscaler can decide: its metrics can be trusted."""
+
+    SCALING_LIMITED = "ScalingLimited"
+    """Another number is recommended than a limit or a window allows."""
+
+    SLO_FEASIBLE = "SLOFeasible"
+    """An idle replica keeps the targets."""
+
+    CAPACITY_AVAILABLE = "CapacityAvailable"
+    """The nodes have room for the replicas that are needed."""
+
+
 class ConditionStatus(StrEnum):
     """Status of a condition; Unknown is not False."""
 
@@ -39,7 +55,7 @@ class ConditionStatus(StrEnum):
 class Condition:
     """One condition."""
 
-    type: ConditionType
+    type: ConditionType | ScalingConditionType
     status: ConditionStatus
     reason: str
     """One word in CamelCase, for programs."""

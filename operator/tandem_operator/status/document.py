@@ -35,6 +35,9 @@ _NOT_OBSERVED: Final = (
 )
 
 
+_AT_ZERO: Final = "no replica is asked for, so none has loaded the model"
+
+
 def status_document(facts: Facts) -> dict[str, Any]:
     """Return the whole status; equal facts give equal documents, but for transition times."""
     accepted = _accepted(facts)
@@ -42,7 +45,7 @@ def status_document(facts: Facts) -> dict[str, Any]:
     model_loaded = _model_loaded(facts)
     parts = (accepted, ray_ready, model_loaded)
     progressing = progress.progressing(facts, _waits_for(facts, parts))
-    ready = _ready(facts, parts)
+    ready = _ready(facts, parts, is_reconciled=progressing.reason == reasons.RECONCILED)
     generation = _generation_in_effect(facts, progressing)
     before = facts.previous.get("conditions", ())
     document = {
@@ -65,11 +68,21 @@ def status_document(facts: Facts) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
+def own_part(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a status that the reconciler writes; the autoscaler writes the others."""
+    kept = {name: value for name, value in status.items() if name != "scaling"}
+    if "conditions" in kept:
+        types = set(ConditionType)
+        kept["conditions"] = [one for one in kept["conditions"] if one["type"] in types]
+    return kept
+
+
 def unknown_document(
     previous: Mapping[str, Any], problem: Problem, *, generation: int, now: str
 ) -> dict[str, Any]:
     """Return the status of a service that cannot be observed: as before, with Ready Unknown."""
     ready = Condition(ConditionType.READY, ConditionStatus.UNKNOWN, problem.reason, problem.message)
+    previous = own_part(previous)
     before = previous.get("conditions", ())
     in_effect = _last_in_effect(previous) or generation
     written = merge_conditions(before, [ready], generation=in_effect, now=now)
@@ -84,14 +97,10 @@ def unknown_document(
 
 def _generation_in_effect(facts: Facts, progressing: Condition) -> int:
     """Return the newest generation that is, or was, in effect; at first the object's."""
-    is_in_effect = progressing.reason == reasons.RECONCILED and not _is_behind(facts.ray)
+    is_switching = facts.ray is not None and facts.ray.pending is not None
+    is_in_effect = progressing.reason == reasons.RECONCILED and not is_switching
     before = _last_in_effect(facts.previous)
     return facts.generation if is_in_effect or before is None else before
-
-
-def _is_behind(ray: RayView | None) -> bool:
-    """Return True until KubeRay has observed the newest version and switched to it."""
-    return ray is not None and (not ray.is_observed or ray.pending is not None)
 
 
 def _last_in_effect(previous: Mapping[str, Any]) -> int | None:
@@ -178,6 +187,8 @@ def _model_condition(facts: Facts) -> tuple[ConditionStatus, str, str]:
     cluster = facts.ray.newest if facts.ray else None
     if cluster is None:
         return ConditionStatus.UNKNOWN, reasons.NOT_STARTED, "no replica has been started yet"
+    if _is_at_zero(facts) and not cluster.serving:
+        return ConditionStatus.FALSE, reasons.SCALED_TO_ZERO, _AT_ZERO
     if cluster.serving or _digest_says_running(cluster):
         return ConditionStatus.TRUE, reasons.LOADED, _running_text(cluster)
     if cluster.app and cluster.app.failure:
@@ -203,17 +214,39 @@ def _running_text(cluster: ClusterView) -> str:
     return f"{text}; another does not: {cluster.failure}" if cluster.failure else text
 
 
-def _ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
+def _ready(facts: Facts, parts: tuple[Condition, ...], *, is_reconciled: bool) -> Condition:
     ray = facts.ray
+    if is_reconciled and ray is not None and ray.refuses_at_zero and _is_at_zero(facts):
+        return _ready_at_zero(facts)
     if ray is None or not ray.is_serving:
         return _not_ready(facts, parts)
-    if not facts.problems and facts.is_applied and ray.is_observed and not ray.pending:
+    # A number of replicas that KubeRay has not observed yet is no new version.
+    is_observed = ray.is_observed or is_reconciled
+    if not facts.problems and facts.is_applied and is_observed and not ray.pending:
         return Condition(
             ConditionType.READY, ConditionStatus.TRUE, reasons.SERVING, f"answers at {_url(facts)}"
         )
     why = _waits_for(facts, parts)
     text = f"the previous version answers at {_url(facts)}; the new one is not ready: {why}"
     return Condition(ConditionType.READY, ConditionStatus.TRUE, reasons.SERVING_PREVIOUS, text)
+
+
+def _is_at_zero(facts: Facts) -> bool:
+    return facts.service is not None and facts.service.replicas == 0
+
+
+def _ready_at_zero(facts: Facts) -> Condition:
+    """Return Ready of a service without replicas that is as it should be.
+
+    It is True, as of a Deployment without replicas: tools that wait for a service would wait for
+    its first client else.
+    """
+    mode = facts.service.spec.scaling.mode if facts.service else "Manual"
+    text = f"no replica is asked for; {_url(facts)} refuses requests with 503 and Retry-After"
+    wakes = "the first of them starts a replica" if mode == "Auto" else "none starts a replica"
+    return Condition(
+        ConditionType.READY, ConditionStatus.TRUE, reasons.SCALED_TO_ZERO, f"{text}, and {wakes}"
+    )
 
 
 def _not_ready(facts: Facts, parts: tuple[Condition, ...]) -> Condition:
@@ -256,7 +289,7 @@ def _waits_for_replicas(facts: Facts) -> str:
         return _running_text(ray.newest)
     if ray.pending:
         return "the new version runs; KubeRay is switching the endpoint to it"
-    desired = service.spec.scaling.min_replicas
+    desired = service.replicas
     if ray.ready_replicas == desired:
         return "Ray is still applying the change"
     return f"{ray.ready_replicas} of {desired} replicas answer"
@@ -270,7 +303,7 @@ def _url(facts: Facts) -> str | None:
 
 def _replicas(facts: Facts) -> dict[str, Any]:
     before = facts.previous.get("replicas", {}).get("desired", 0)
-    desired = facts.service.spec.scaling.min_replicas if facts.service else before
+    desired = facts.service.replicas if facts.service else before
     ready = facts.ray.ready_replicas if facts.ray else 0
     return {"desired": desired, "ready": ready, "summary": f"{ready}/{desired}"}
 

@@ -44,11 +44,11 @@ class Facts:
     ray: RayView | None = None
     """The observed RayService; None: there is none."""
 
-    last_write: str | None = None
-    """Moment at which the operator last changed the RayService."""
+    last_change: str | None = None
+    """Moment at which the operator last changed the RayService, but for its number of replicas."""
 
     is_applied: bool = True
-    """True when nothing is left to write."""
+    """True when nothing is left to write, but for the number of replicas."""
 
     change: PendingChange | None = None
     """Change of the running service that is about to be written."""

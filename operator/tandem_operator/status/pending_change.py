@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tandem_operator.k8s import names
-from tandem_operator.render.fingerprint import digested
+from tandem_operator.render.fingerprint import version_of
 from tandem_serve.api.changes import ChangeClass, class_of, costliest, differing_paths, leaves
 from tandem_serve.api.spec import InferenceService
 
@@ -44,15 +44,15 @@ class PendingChange:
 def pending_change(
     service: InferenceService, ray_service: Mapping[str, Any] | None
 ) -> PendingChange | None:
-    """Compare `service` with the one that `ray_service` was rendered from.
+    """Compare `service` with the version that `ray_service` was rendered from.
 
-    None: they are equal, or there is no RayService yet.
+    None: they are equal but for the number of replicas, or there is no RayService yet.
     """
     before = _rendered_spec(ray_service or {})
     if before is None:
         return None
-    old = dict(leaves(digested(before), "spec"))
-    new = dict(leaves(digested(service.resolved()["spec"]), "spec"))
+    old = dict(leaves(version_of(before), "spec"))
+    new = dict(leaves(version_of(service.resolved()["spec"]), "spec"))
     fields = tuple(differing_paths(new, old))
     if not fields:
         return None

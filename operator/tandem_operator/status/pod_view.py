@@ -13,6 +13,7 @@ CLUSTER: Final = names.RAY_CLUSTER
 """KubeRay's label of a pod: the RayCluster that it belongs to."""
 
 _NODE_TYPE: Final = "ray.io/node-type"
+_SERVES: Final = "ray.io/serve"
 
 _PERMANENT_WAITS: Final[Mapping[str, str]] = {
     "ImagePullBackOff": "cannot pull the image '{image}'",
@@ -48,6 +49,9 @@ class PodView:
     failure: str | None
     """Reason that keeps it from running, in one sentence."""
 
+    is_behind_endpoint: bool = False
+    """True for a pod to which the endpoint sends requests when it is ready, by KubeRay's label."""
+
     owner: str | None = None
     """The uid of the object that controls it."""
 
@@ -67,6 +71,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         is_ready=is_ready,
         ip=status.get("podIP") if status.get("phase") == "Running" else None,
         failure=None if is_ready or is_being_deleted(pod) else _failure(pod),
+        is_behind_endpoint=labels.get(_SERVES) == "true",
         owner=(controller_of(pod) or {}).get("uid"),
         missing_secrets=_missing_secrets(status),
     )

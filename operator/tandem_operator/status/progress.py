@@ -1,14 +1,14 @@
 """The Progressing condition: a change under way, its start, and what it waits for; pure.
 
 The start of a change is not recorded: it is the later of the transition of the Progressing
-condition and of the operator's last write to the RayService.
+condition and of the operator's last change of the RayService. A number of replicas is no change.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from tandem_operator import reasons
-from tandem_operator.k8s.names import FIELD_MANAGER
+from tandem_operator.k8s import names
 from tandem_operator.status.conditions import (
     Condition,
     ConditionStatus,
@@ -19,12 +19,18 @@ from tandem_operator.status.facts import Facts
 from tandem_operator.status.ray_view import is_in_effect
 
 
-def last_write(ray_service: Mapping[str, Any]) -> str | None:
+def last_change(ray_service: Mapping[str, Any]) -> str | None:
+    """Moment at which the operator last changed more than the number of replicas; None: never."""
+    stamp: str | None = ray_service["metadata"].get("annotations", {}).get(names.CHANGED_AT)
+    return stamp or _last_write(ray_service)
+
+
+def _last_write(ray_service: Mapping[str, Any]) -> str | None:
     """Moment at which the operator last changed a field of the RayService; None: never."""
     times: list[str] = [
         entry["time"]
         for entry in ray_service["metadata"].get("managedFields", ())
-        if entry.get("manager") == FIELD_MANAGER and not entry.get("subresource")
+        if entry.get("manager") == names.FIELD_MANAGER and not entry.get("subresource")
     ]
     return max(times, default=None)
 
@@ -62,13 +68,14 @@ def is_complete(facts: Facts) -> bool:
         or ray is None
     ):
         return False
-    if not ray.is_observed or not ray.is_serving or ray.pending or ray.active is None:
+    is_answering = ray.is_serving if service.replicas else ray.refuses_at_zero
+    if not ray.is_observed or not is_answering or ray.pending or ray.active is None:
         return False
     # KubeRay moves the endpoint when Ray says that the new replicas run, and counts the pods behind
     # it again a moment later; until the new pods are ready, the count is that of the old ones.
     if ray.is_switching or (ray.active.workers and not ray.active.ready_workers):
         return False
-    desired = service.spec.scaling.min_replicas
+    desired = service.replicas
     return is_in_effect(ray.active, service) and ray.ready_replicas >= desired
 
 
@@ -100,7 +107,7 @@ def _stays_reconciled(facts: Facts) -> bool:
     if before.get("reason") != reasons.RECONCILED or not facts.is_applied or facts.ray is None:
         return False
     reconciled_at: str = before["lastTransitionTime"]
-    return (facts.last_write or "") <= reconciled_at
+    return (facts.last_change or "") <= reconciled_at
 
 
 def overdue_message(deadline_s: int, waits_for: str) -> str:

@@ -53,6 +53,11 @@ class ClusterView:
         return sum(pod.is_ready for pod in self.workers)
 
     @property
+    def has_head_behind_endpoint(self) -> bool:
+        """True when requests may go to the head, which answers where there is no replica."""
+        return self.head is not None and self.head.is_ready and self.head.is_behind_endpoint
+
+    @property
     def counts_replicas(self) -> bool:
         """True when `app` lists all replicas; KubeRay's digest has none."""
         return self.settings is not None and self.app is not None and bool(self.app.target_replicas)
@@ -118,14 +123,36 @@ class RayView:
         """True when requests are answered: the endpoint has pods, with replicas in them."""
         if not (self.endpoints or self.is_switching) or self.active is None:
             return False
-        return bool(self.active.serving) or not self.active.counts_replicas
+        return bool(self.active.serving) or self._uncounted > 0
+
+    @property
+    def refuses_at_zero(self) -> bool:
+        """True when the endpoint refuses requests, since Ray was asked for no replica."""
+        app = self.active.app if self.active else None
+        return (
+            self.active is not None
+            and self.active.has_head_behind_endpoint
+            and app is not None
+            and app.status == "RUNNING"
+            and not app.target_replicas
+            and not app.running
+        )
 
     @property
     def ready_replicas(self) -> int:
         """Replicas that answer requests."""
         if not (self.endpoints or self.is_switching) or self.active is None:
             return 0
-        return self.active.serving if self.active.counts_replicas else self.endpoints
+        return self.active.serving or self._uncounted
+
+    @property
+    def _uncounted(self) -> int:
+        """Replicas behind the endpoint while Ray does not list them: pods other than the head."""
+        if self.active is None or self.active.counts_replicas:
+            return 0
+        # Of pods that are ready the head is none.
+        is_head_counted = self.active.settings is not None and self.active.has_head_behind_endpoint
+        return max(self.endpoints - is_head_counted, int(self.is_switching))
 
 
 def ray_view(
@@ -205,11 +232,13 @@ def is_in_effect(cluster: ClusterView, service: InferenceService) -> bool:
     if settings is None:
         # Without an answer of Ray, KubeRay's digest decides.
         return True
-    desired = service.spec.scaling.min_replicas
+    desired = service.replicas
+    # A service at zero was handed to Ray without a number.
+    handed = settings.get("num_replicas")
     return (
         app.is_ready
         and app.target_replicas == desired
-        and settings.get("num_replicas", desired) == desired
+        and (handed is None or handed == desired)
         and settings.get("user_config") in (None, LiveSettings.of(service).document())
     )
 

@@ -22,6 +22,11 @@ RULES: list[dict[str, Any]] = [
         "verbs": ["get", "patch"],
     },
     {
+        "apiGroups": ["serving.tandem.dev"],
+        "resources": ["inferenceservices/scale"],
+        "verbs": ["patch"],
+    },
+    {
         "apiGroups": ["ray.io"],
         "resources": ["rayservices"],
         "verbs": ["get", "list", "watch", "create", "patch"],
@@ -44,6 +49,11 @@ RULES: list[dict[str, Any]] = [
     {
         "apiGroups": ["networking.k8s.io"],
         "resources": ["networkpolicies"],
+        "verbs": ["get", "list", "watch", "create", "patch"],
+    },
+    {
+        "apiGroups": ["monitoring.coreos.com"],
+        "resources": ["prometheusrules"],
         "verbs": ["get", "list", "watch", "create", "patch"],
     },
 ]

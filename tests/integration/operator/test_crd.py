@@ -48,6 +48,23 @@ STATUS = {
     "selector": "serving.tandem.dev/service=tiny",
     "rayCluster": "tiny-abcde",
     "pendingChange": {"class": "Replace", "fields": ["spec.engine.dtype"]},
+    "scaling": {
+        "mode": "Auto",
+        "desiredReplicas": 2,
+        "supersededReplicas": 1,
+        "coldStartSeconds": 41.2,
+        "decisions": [
+            {
+                "firstTime": "2026-11-21T14:00:00Z",
+                "lastTime": "2026-11-21T14:01:00Z",
+                "replicas": 2,
+                "recommended": 3,
+                "reason": "TTFTAboveTarget",
+                "message": "P90 of TTFT is 2.1 s, above its target of 1.5 s",
+                "inputs": {"arrivalRate": 3.25},
+            }
+        ],
+    },
 }
 
 
@@ -145,7 +162,15 @@ def meaning(document: dict[str, Any]) -> dict[str, Any]:
 def test_defaults_are_seen_in_the_object(api: Cluster) -> None:
     spec = create(api, manifest())["spec"]
 
-    assert spec["scaling"] == {"minReplicas": 1}
+    assert spec["scaling"] == {
+        "mode": "Manual",
+        "minReplicas": 1,
+        "priority": 0,
+        "behavior": {
+            "scaleUp": {"stabilizationWindowSeconds": 30, "maxStep": 4},
+            "scaleDown": {"stabilizationWindowSeconds": 300, "maxStep": 1},
+        },
+    }
     assert spec["resources"] == {"cpu": 1, "memory": "4Gi", "npu": 0}
     assert spec["engine"]["schedule"]["splitFuse"]["splitChunkTokens"] == 512
     assert "maxPrefillBatchSize" not in spec["engine"]["schedule"]
@@ -264,14 +289,21 @@ def test_scale_sets_the_replicas_and_finds_the_pods(api: Cluster, tiny: str) -> 
 
     spec = json.loads(api.kubectl("get", "isvc", tiny, "-o", "json"))["spec"]
     scale = json.loads(api.kubectl("get", "isvc", tiny, "--subresource=scale", "-o", "json"))
-    assert spec["scaling"]["minReplicas"] == 3
+    assert spec["scaling"]["replicas"] == 3
     assert scale["spec"]["replicas"] == 3
     assert scale["status"] == {"replicas": 1, "selector": STATUS["selector"]}
 
 
-def test_scale_to_nothing_is_refused(api: Cluster, tiny: str) -> None:
-    with pytest.raises(ClusterError, match="greater than or equal to 1"):
+def test_scale_to_zero_needs_a_minimum_of_zero(api: Cluster, tiny: str) -> None:
+    with pytest.raises(ClusterError, match="replicas 0 is below minReplicas 1; set minReplicas: 0"):
         api.kubectl("scale", "isvc", tiny, "--replicas=0")
+    patch = {"spec": {"scaling": {"minReplicas": 0}}}
+    api.kubectl("patch", "isvc", tiny, "--type=merge", "-p", json.dumps(patch))
+
+    api.kubectl("scale", "isvc", tiny, "--replicas=0")
+
+    scale = json.loads(api.kubectl("get", "isvc", tiny, "--subresource=scale", "-o", "json"))
+    assert scale["spec"].get("replicas", 0) == 0
 
 
 @pytest.mark.parametrize("category", ["all", "tandem"])

@@ -2,13 +2,14 @@
 
 import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kubernetes.aio.client import Configuration
 from yarl import URL
 
 from tandem_operator.k8s.connection import Connection, Login
-from tandem_operator.status.facts import Facts
+from tandem_operator.status.document import status_document
+from tandem_operator.status.facts import Facts, Problem
 from tandem_operator.status.pod_view import PodView, pod_view
 from tandem_operator.status.ray_view import RayView, ray_view
 from tandem_serve.api.document import LiveSettings
@@ -150,6 +151,10 @@ def serving(replicas: int = 1, **changes: Any) -> RayView:
     return view(found, pod("head", head=True), pod("worker"), old=running)
 
 
+HEAD: Final = pod("head", head=True)
+FORBIDDEN: Final = Problem("ApiForbidden", "the API server answered 403; allow it")
+
+
 def facts(**changes: Any) -> Facts:
     """Facts of a reconcile about a service that serves; `changes` are fields of Facts."""
     known: dict[str, Any] = {
@@ -159,7 +164,12 @@ def facts(**changes: Any) -> Facts:
         "previous": {},
         "service": service(),
         "ray": serving(),
-        "last_write": T0,
+        "last_change": T0,
         "now": T1,
     }
     return Facts(**{**known, **changes})
+
+
+def reconciled() -> dict[str, Any]:
+    """Return the status of a service whose last change is complete."""
+    return status_document(facts())

@@ -28,7 +28,10 @@ def test_help_loads_no_library_of_kubernetes() -> None:
     assert said.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("arguments", [("get",), ("explain", "tiny")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("get",), ("explain", "tiny"), ("replay", "tiny"), ("export", "keda", "tiny")],
+)
 def test_without_the_operators_extra_a_command_says_how_to_install_it(
     arguments: tuple[str, ...],
 ) -> None:
@@ -47,11 +50,11 @@ def test_without_the_operators_extra_a_command_says_how_to_install_it(
     assert "in Tandem's checkout run: pip install '.[operator]'" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["get", "explain"])
+@pytest.mark.parametrize("command", ["get", "explain", "replay", "export keda"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     code = "import tandem_serve.cli\ntandem_serve.cli.main()"
 
-    said = run(code, command, "--help").stdout
+    said = run(code, *command.split(), "--help").stdout
 
     assert "Examples" in said
     assert f"tandem {command}" in said

@@ -466,3 +466,29 @@ def test_an_age_is_written_as_kubectl_does(earlier: str, age: str) -> None:
 def test_a_sentence_is_one_line_with_a_full_stop() -> None:
     assert sentence("a b\n  c") == "A b c."
     assert sentence("Is it?") == "Is it?"
+
+
+@pytest.mark.parametrize(
+    ("mode", "way_out"),
+    [
+        ("Manual", "Ask for a replica, for example: kubectl scale isvc tiny -n models"),
+        ("External", "Ask for a replica, for example: kubectl scale isvc tiny -n models"),
+        ("Auto", "Send a request: kubectl port-forward"),
+    ],
+)
+def test_a_service_without_replicas_says_how_it_gets_one(mode: str, way_out: str) -> None:
+    asleep = condition("Ready", "True", "ScaledToZero", "no replica is asked for")
+    empty = condition("ModelLoaded", "False", "ScaledToZero")
+    told = status(asleep, ACCEPTED, HEAD_READY, empty, RECONCILED, desired=0)
+    found = service(told, desired=0)
+    found["spec"]["scaling"]["mode"] = mode
+
+    lines = explain(found, None, (), (), NOW)
+
+    assert lines[0] == (
+        "Service tiny in namespace models has been without replicas for 5m: no replica is asked "
+        "for."
+    )
+    assert lines[1].startswith("0 of 0 desired replicas answer")
+    assert lines[3] == "Nothing is in the way."
+    assert lines[4].startswith(way_out)

@@ -40,6 +40,7 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
 SCHEDULE: Final = "spec.engine.schedule"
 SPLIT: Final = f"{SCHEDULE}.splitFuse"
 RUNTIME: Final = "spec.runtime"
+TRACING: Final = "spec.observability.tracing"
 STORE: Final = f"{RUNTIME}.gcsFaultToleranceOptions"
 
 

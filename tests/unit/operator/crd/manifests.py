@@ -3,9 +3,19 @@
 from typing import Any, Final
 
 from tests.unit.operator.crd.bad_pods import misfitting_pods
+from tests.unit.operator.crd.bad_scaling import WITH_TARGET, bad_scaling
 from tests.unit.operator.crd.bad_schedules import misfits, out_of_range, unmet_targets
 from tests.unit.operator.crd.bad_stores import bad_stores
-from tests.unit.operator.crd.forms import RUNTIME, SCHEDULE, SPLIT, STORE, Bad, wrong_value
+from tests.unit.operator.crd.bad_traces import bad_traces
+from tests.unit.operator.crd.forms import (
+    RUNTIME,
+    SCHEDULE,
+    SPLIT,
+    STORE,
+    TRACING,
+    Bad,
+    wrong_value,
+)
 
 GOOD: Final[dict[str, dict[str, Any]]] = {
     "the smallest": {},
@@ -121,6 +131,30 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         f"{RUNTIME}.imagePullSecrets": ["registry.example.com", "a" * 253],
     },
     "the most replicas": {"spec.scaling.minReplicas": 1000},
+    "no replica": {"spec.scaling.minReplicas": 0, "spec.scaling.replicas": 0},
+    "a number outside the bounds": {
+        "spec.scaling.replicas": 9,
+        "spec.scaling.maxReplicas": 3,
+    },
+    "an autoscaler": {
+        **WITH_TARGET,
+        "spec.scaling": {
+            "mode": "Auto",
+            "maxReplicas": 8,
+            "priority": 1000,
+            "behavior": {"scaleUp": {"maxStep": 1}, "scaleDown": {"maxStep": 2}},
+            "schedule": [
+                {"start": "0 8 * * MON-FRI", "duration": "10h", "minReplicas": 4},
+                {
+                    "start": "*/5,7-50/9 22-2 1,31 NOV-JAN 5-1",
+                    "duration": "9999m",
+                    "timeZone": "America/Argentina/Buenos_Aires",
+                    "minReplicas": 1,
+                },
+            ],
+        },
+    },
+    "metrics under other names": {"spec.observability.metricAliases": ["vllm", "mindie"]},
     "the longest environment": {
         f"{RUNTIME}.env": [
             {"name": "A", "value": "\u00e4" * 32768},
@@ -155,6 +189,13 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
             {"key": "example.com/Npu", "value": "", "effect": "PreferNoSchedule"},
             {"key": "npu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60},
         ],
+    },
+    "traces": {f"{TRACING}.endpoint": "http://otel-collector.monitoring.svc:4318"},
+    "a share of the traces, below a path": {
+        TRACING: {"endpoint": "https://[::1]:4318/team-a", "sampleRatio": 0.01},
+    },
+    "traces where the caller asks for them alone": {
+        TRACING: {"endpoint": "http://collector", "sampleRatio": 0},
     },
     "a store without a password": {f"{STORE}.redisAddress": "redis.storage.svc:6379"},
     "a store with one": {
@@ -336,7 +377,9 @@ BAD: Final = (
     wrong_value("spec.server.apiKeysSecret", "Keys", "'Keys' is not the name of an object"),
     wrong_value("spec.server.apiKeysSecret", "a..b", "'a..b' is not the name of an object"),
     wrong_value("spec.server.apiKeysSecret", "a.-b", "'a.-b' is not the name of an object"),
-    wrong_value("spec.scaling.minReplicas", 0, "greater than or equal to 1", "allowed: 1 to 1000"),
+    *bad_traces(),
+    *bad_scaling(),
+    wrong_value("spec.scaling.minReplicas", -1, "greater than or equal to 0", "allowed: 0 to 1000"),
     wrong_value("spec.scaling.minReplicas", 1001, "less than or equal to 1000", "too large"),
     wrong_value("spec.resources.cpu", 0.5, "must be of type integer", "expected a whole number"),
     wrong_value(

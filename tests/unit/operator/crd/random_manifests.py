@@ -114,7 +114,28 @@ def _specs() -> st.SearchStrategy[dict[str, Any]]:
             "slo": _some(ttft=target, tpot=target),
             "resources": resources,
             "runtime": runtime,
-            "scaling": _some(minReplicas=_of(1, 3, 1000, 1001)),
+            "scaling": _some(
+                mode=_of("Manual", "Auto", "Recommend", "External", "auto"),
+                replicas=_of(0, 1, 1000),
+                minReplicas=_of(1, 0, 3, 1000, 1001),
+                maxReplicas=_of(1, 3, 8),
+                schedule=st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "start": _of("0 8 * * *", "0 8 * * FRI-MON", "0 8 * *", "61 * * * *"),
+                            "duration": _of("10h", "0h", "10d"),
+                            "minReplicas": _of(1, 0),
+                        }
+                    ),
+                    max_size=2,
+                ),
+            ),
+            "observability": _some(
+                tracing=st.fixed_dictionaries(
+                    {"endpoint": _of("http://a:4318", "https://[::1]/a", "a:4318", "http://a b")},
+                    optional={"sampleRatio": _of(0, 0.5, 1, 1.5)},
+                )
+            ),
         },
     )
     return spec.map(lambda value: manifest({"spec": value}))

@@ -55,5 +55,5 @@ def test_every_problem_has_its_line() -> None:
 
 
 def test_an_unknown_field_of_an_older_crd_is_named() -> None:
-    with pytest.raises(ManifestError, match=r"spec\.scaling\.replicas: unknown field"):
-        parse_object(manifest({"spec.scaling.replicas": 2}))
+    with pytest.raises(ManifestError, match=r"spec\.scaling\.target: unknown field"):
+        parse_object(manifest({"spec.scaling.target": 2}))

@@ -61,7 +61,7 @@ def test_every_field_is_described() -> None:
 
 def test_the_schema_is_structural() -> None:
     for path, node in nodes(SCHEMA):
-        assert node["type"] in {"object", "array", "string", "integer", "boolean"}, path
+        assert node["type"] in {"object", "array", "string", "integer", "number", "boolean"}, path
         assert not {"$ref", "anyOf", "oneOf", "allOf", "not", "nullable"} & node.keys(), path
 
 
@@ -74,6 +74,8 @@ def test_everything_in_the_spec_has_an_end() -> None:
                 assert "maxItems" in node, path
             case {"type": "integer"}:
                 assert {"maximum", "enum"} & node.keys(), path
+            case {"type": "number"}:
+                assert {"minimum", "maximum"} <= node.keys(), path
             case {"additionalProperties": _}:
                 assert "maxProperties" in node, path
 
@@ -85,6 +87,13 @@ def test_a_type_that_a_schema_cannot_hold_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"int \| str cannot be in a structural schema"):
         model_schema(Strange)
+
+
+def test_a_share_is_a_number_with_its_default() -> None:
+    ratio = node_at(SCHEMA, "spec.observability.tracing.sampleRatio")
+
+    assert (ratio["type"], ratio["minimum"], ratio["maximum"]) == ("number", 0, 1)
+    assert ratio["default"] == 1
 
 
 def test_a_choice_of_numbers_is_a_number() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from tandem_operator.k8s.cache import ObjectCache
 from tandem_operator.k8s.client import KubeClient
-from tandem_operator.k8s.kinds import POD, SECRET, Kind
+from tandem_operator.k8s.errors import KindMissing
+from tandem_operator.k8s.kinds import POD, PROMETHEUS_RULE, SECRET, Kind
 from tandem_operator.k8s.names import SERVICE
 from tandem_operator.k8s.objects import NamespacedName, Object
 from tandem_operator.k8s.reader import CachedReader
@@ -86,3 +87,14 @@ async def test_every_reader_has_its_own_copy(reader: CachedReader) -> None:
     first["metadata"].clear()
 
     assert await reader.get(POD, KEY) != first
+
+
+async def test_a_kind_that_was_found_missing_costs_no_request(
+    reader: CachedReader, kube: FakeKube, cache: ObjectCache
+) -> None:
+    cache.missing_kinds.add(PROMETHEUS_RULE)
+
+    with pytest.raises(KindMissing, match=r"serves no prometheusrules\.monitoring\.coreos\.com"):
+        await reader.get(PROMETHEUS_RULE, KEY)
+
+    assert kube.requests == []

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.ray.token import RayToken
+from tandem_operator.reconcile.change_stamp import stamped
 from tandem_operator.reconcile.decide import (
     POLL_S,
     POLLS_PER_S,
@@ -19,7 +20,11 @@ from tandem_operator.reconcile.decide import (
 from tandem_operator.reconcile.observation import Observation
 from tandem_operator.reconcile.parsed_spec import ParsedSpec, parse_spec
 from tandem_operator.reconcile.plan import ApplyObject, CreateToken, ObjectKey, ObservedObjects
-from tandem_operator.render.settings import OperatorSettings, ReplicaDefaults
+from tandem_operator.render.settings import (
+    OperatorSettings,
+    PrometheusRuleSettings,
+    ReplicaDefaults,
+)
 from tandem_operator.status.document import status_document
 from tandem_operator.status.facts import Facts, Problem
 from tests.unit.operator.samples import T1, answer, digest, facts, pod, ray_service, service, view
@@ -65,6 +70,58 @@ def test_everything_is_written_for_a_new_service() -> None:
     kinds = written_kinds(parse_spec(found(), SETTINGS, TOKEN), observation())
 
     assert kinds == {"RayService", "PodDisruptionBudget", "NetworkPolicy"}
+
+
+def stored(parsed: ParsedSpec) -> list[dict[str, Any]]:
+    """The desired objects as the API server has them after a reconcile."""
+    assert parsed.desired is not None
+    return [
+        stamped(one, None, T1) if one["kind"] == "RayService" else dict(one)
+        for one in parsed.desired.objects
+    ]
+
+
+def with_status(document: dict[str, Any], **scaling: Any) -> dict[str, Any]:
+    return {**document, "status": {"scaling": {"mode": "Auto", **scaling}}}
+
+
+def autoscaled() -> dict[str, Any]:
+    document = found()
+    document["spec"] = {
+        "model": {"source": "file:///models/tandem-tiny"},
+        "slo": {"ttft": {"target": "1s"}},
+        "scaling": {"mode": "Auto", "maxReplicas": 8},
+    }
+    return document
+
+
+def test_the_autoscaler_s_number_is_rendered() -> None:
+    parsed = parse_spec(with_status(autoscaled(), desiredReplicas=5), SETTINGS, TOKEN)
+
+    assert parsed.service is not None
+    assert parsed.service.replicas == 5
+
+
+def test_a_new_number_alone_is_no_change_of_the_version() -> None:
+    before = parse_spec(autoscaled(), SETTINGS, TOKEN)
+    after = parse_spec(with_status(autoscaled(), desiredReplicas=5), SETTINGS, TOKEN)
+
+    intent = decide(after, observation(*stored(before)))
+
+    assert intent.writes
+    assert intent.scales
+    assert intent.change is None
+
+
+def test_a_new_number_with_a_new_setting_is_one() -> None:
+    before = parse_spec(autoscaled(), SETTINGS, TOKEN)
+    document = with_status(autoscaled(), desiredReplicas=5)
+    document["spec"]["slo"]["ttft"]["target"] = "2s"
+
+    intent = decide(parse_spec(document, SETTINGS, TOKEN), observation(*stored(before)))
+
+    assert not intent.scales
+    assert intent.change is not None
 
 
 def test_without_kuberay_all_but_the_rayservice_is_written() -> None:
@@ -202,3 +259,33 @@ def test_a_reconciled_service_that_lost_a_replica_is_requeued(replicas: int) -> 
     known = facts(previous=before, service=service(replicas + 1), ray=ray)
 
     assert again(known) == POLL_S
+
+
+NO_RULES = frozenset({"PrometheusRule"})
+
+
+def with_slo() -> dict[str, Any]:
+    document = found()
+    del document["spec"]["engine"]
+    document["spec"]["slo"] = {"ttft": {"target": "1s"}}
+    return document
+
+
+def test_rules_are_written_where_the_cluster_has_the_kind() -> None:
+    parsed = parse_spec(with_slo(), SETTINGS, TOKEN)
+
+    assert "PrometheusRule" in written_kinds(parsed, observation())
+    assert written_kinds(parsed, observation(missing_kinds=NO_RULES)) == {
+        "RayService",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+    }
+
+
+def test_rules_that_are_asked_for_are_written_in_any_case() -> None:
+    """The API server's refusal is then in the status."""
+    rules = PrometheusRuleSettings(enabled=True)
+    under = SETTINGS.model_copy(update={"prometheus_rule": rules})
+    parsed = parse_spec(with_slo(), under, TOKEN)
+
+    assert "PrometheusRule" in written_kinds(parsed, observation(missing_kinds=NO_RULES))

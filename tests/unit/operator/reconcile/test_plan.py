@@ -248,3 +248,45 @@ def test_the_endpoint_that_kuberay_made_is_no_conflict() -> None:
 
 def test_the_key_of_an_object_is_kind_and_name() -> None:
     assert key_of(one(rendered(), "RayService")) == ObjectKey("RayService", "tiny")
+
+
+WITH_SLO = {"slo": {"ttft": {"target": "1s"}}}
+
+
+def test_the_rules_of_an_slo_that_is_gone_are_emptied() -> None:
+    before, after = rendered(WITH_SLO), rendered()
+    rule = as_applied(one(before, "PrometheusRule"))
+
+    actions = plan(after, observed(*map(as_applied, after.objects), rule))
+
+    assert actions == (ApplyObject(after.emptied[0]),)
+    assert after.emptied[0]["spec"] == {"groups": []}
+
+
+def test_rules_that_are_empty_are_left_alone() -> None:
+    after = rendered()
+    rule = as_applied(after.emptied[0])
+
+    assert plan(after, observed(*map(as_applied, after.objects), rule)) == ()
+
+
+def test_no_empty_rules_are_made() -> None:
+    after = rendered()
+
+    assert plan(after, observed(*map(as_applied, after.objects))) == ()
+
+
+def test_rules_of_another_owner_are_not_emptied() -> None:
+    rule = as_applied(one(rendered(WITH_SLO), "PrometheusRule"))
+    rule["metadata"]["ownerReferences"] = []
+    after = rendered()
+
+    assert plan(after, observed(*map(as_applied, after.objects), rule)) == ()
+
+
+def test_rules_that_are_being_deleted_are_left_alone() -> None:
+    rule = as_applied(one(rendered(WITH_SLO), "PrometheusRule"))
+    rule["metadata"]["deletionTimestamp"] = "2026-11-23T00:00:00Z"
+    after = rendered()
+
+    assert plan(after, observed(*map(as_applied, after.objects), rule)) == ()

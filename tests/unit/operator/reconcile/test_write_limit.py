@@ -25,6 +25,15 @@ def test_a_new_spec_is_not_blocked() -> None:
     assert spent(generation=1).wait_s("a", 2, 0.0) == 0.0
 
 
+def test_a_new_number_of_replicas_is_not_blocked() -> None:
+    limit = WriteLimit[str]()
+    for _ in range(WRITES):
+        limit.take("a", (1, 2), 0.0)
+
+    assert limit.wait_s("a", (1, 2), 0.0) > 0.0
+    assert limit.wait_s("a", (1, 3), 0.0) == 0.0
+
+
 def test_another_service_is_not_blocked() -> None:
     assert spent().wait_s("b", 1, 0.0) == 0.0
 

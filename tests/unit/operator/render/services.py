@@ -124,6 +124,17 @@ _runtime = optional(
     nodeSelector=st.sampled_from([{}, {"pool": "a"}]),
     tolerations=st.sampled_from([[], [{"key": "npu", "operator": "Exists"}]]),
 )
+_targets = st.fixed_dictionaries(
+    {"target": st.sampled_from(["50ms", "1.5s"])}, optional={"percentile": st.integers(1, 99)}
+)
+
+
+def _may_have_targets(spec: dict[str, Any]) -> bool:
+    """Steps that are all prefill or all decode cannot meet targets."""
+    schedule = spec.get("engine", {}).get("schedule", {})
+    return not spec.get("slo") or schedule.get("templateType") != "Standard"
+
+
 specs = st.fixed_dictionaries(
     {
         "model": st.fixed_dictionaries(
@@ -142,9 +153,16 @@ specs = st.fixed_dictionaries(
             maxLinkNum=st.integers(1, 4096), apiKeysSecret=st.sampled_from(["keys", "others"])
         ),
         "scaling": optional(minReplicas=st.integers(1, 4)),
+        "observability": optional(
+            tracing=st.fixed_dictionaries(
+                {"endpoint": st.sampled_from(["http://a:4318", "https://b"])},
+                optional={"sampleRatio": st.sampled_from([0, 0.5])},
+            )
+        ),
         "resources": _resources,
         "runtime": _runtime,
+        "slo": optional(ttft=_targets, tpot=_targets),
         "progressDeadlineSeconds": st.integers(30, 1000),
     },
-)
+).filter(_may_have_targets)
 services = specs.map(inference_service)

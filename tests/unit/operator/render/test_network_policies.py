@@ -13,6 +13,7 @@ KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
 OPERATOR = {"app.kubernetes.io/name": "tandem-operator"}
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 STRANGER = {"app": "anything"}
+REPLICA = 9464
 SERVE, METRICS, DASHBOARD, GCS, CLIENT, AGENT, HAPROXY = 8000, 8080, 8265, 6379, 10001, 52365, 9101
 
 
@@ -43,13 +44,16 @@ def _names_pod(peer: Any, labels: dict[str, str], *, elsewhere: bool) -> bool:
     [
         ("worker", STRANGER, SERVE, True),
         ("worker", STRANGER, METRICS, False),
+        ("worker", STRANGER, REPLICA, False),
         ("worker", STRANGER, AGENT, False),
         ("worker", STRANGER, HAPROXY, False),
         ("worker", STRANGER, 30000, False),
         ("worker", PROMETHEUS, METRICS, True),
+        ("worker", PROMETHEUS, REPLICA, True),
         ("worker", PROMETHEUS, AGENT, False),
         ("worker", KUBERAY, AGENT, False),
         ("worker", OPERATOR, METRICS, False),
+        ("worker", OPERATOR, REPLICA, True),
         ("head", STRANGER, SERVE, False),
         ("head", STRANGER, DASHBOARD, False),
         ("head", STRANGER, GCS, False),
@@ -61,6 +65,7 @@ def _names_pod(peer: Any, labels: dict[str, str], *, elsewhere: bool) -> bool:
         ("head", OPERATOR, DASHBOARD, True),
         ("head", OPERATOR, GCS, False),
         ("head", PROMETHEUS, METRICS, True),
+        ("head", PROMETHEUS, REPLICA, False),
         ("head", PROMETHEUS, DASHBOARD, False),
     ],
 )
@@ -111,6 +116,7 @@ def test_an_empty_list_of_peers_lets_no_peer_in() -> None:
 
     assert not may_connect(policy, STRANGER, SERVE)
     assert not may_connect(policy, PROMETHEUS, METRICS)
+    assert not may_connect(policy, PROMETHEUS, REPLICA)
     assert all(rule["from"] for rule in policy["spec"]["ingress"])
 
 
@@ -120,3 +126,27 @@ def test_an_eviction_takes_one_replica_at_a_time(replicas: int, available: int) 
 
     assert budget["spec"]["minAvailable"] == available
     assert budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "worker"
+
+
+@pytest.mark.parametrize(
+    ("labels", "port", "let_in"),
+    [
+        (STRANGER, SERVE, True),
+        (KUBERAY, SERVE, True),
+        (OPERATOR, HAPROXY, True),
+        (STRANGER, HAPROXY, False),
+        (PROMETHEUS, HAPROXY, False),
+        (STRANGER, DASHBOARD, False),
+        (STRANGER, GCS, False),
+    ],
+)
+def test_the_head_of_a_service_that_may_be_without_replicas_answers_clients(
+    labels: dict[str, str], port: int, *, let_in: bool
+) -> None:
+    policies = [
+        policy
+        for policy in rendered({"scaling": {"minReplicas": 0}}).objects
+        if policy["metadata"]["name"] == "tiny-head"
+    ]
+
+    assert may_connect(policies[0], labels, port) is let_in

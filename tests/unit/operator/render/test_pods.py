@@ -126,6 +126,39 @@ def test_a_development_cluster_shares_its_cpus_but_no_memory() -> None:
         assert resources["requests"]["memory"] == resources["limits"]["memory"]
 
 
+def test_a_replica_shows_its_metrics_on_a_named_port() -> None:
+    expected = rendered()
+    (worker,) = worker_pod(expected)["containers"]
+    ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
+
+    assert ports == {"metrics": 9464, "ray-metrics": 8080, "serve": 8000}
+    assert environment(worker_pod(expected))["TANDEM_METRICS_PORT"] == "9464"
+    assert "TANDEM_METRICS_PORT" not in environment(head_pod(expected))
+
+
+def test_kuberay_finds_the_name_that_it_looks_for_on_the_head() -> None:
+    (head,) = head_pod(rendered())["containers"]
+
+    assert {"name": "metrics", "containerPort": 8080, "protocol": "TCP"} in head["ports"]
+
+
+def test_prometheus_annotations_are_on_the_replicas_where_the_settings_say_so() -> None:
+    def annotations(settings: OperatorSettings) -> dict[str, str]:
+        found: dict[str, str] = worker_of(rendered(under=settings))["template"]["metadata"][
+            "annotations"
+        ]
+        return found
+
+    assert annotations(SETTINGS).keys() == {names.REVISION}
+    annotated = annotations(settings_with(prometheus_annotations=True))
+    assert annotated.pop(names.REVISION) != annotations(SETTINGS)[names.REVISION]
+    assert annotated == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": "9464",
+        "prometheus.io/path": "/metrics",
+    }
+
+
 def test_kuberays_own_label_is_left_alone() -> None:
     """The Service of the head selects by it."""
     templates = [

@@ -50,6 +50,44 @@ def test_the_number_of_replicas_is_in_the_document_alone() -> None:
     assert document["applications"][0]["deployments"][0]["num_replicas"] == 3
 
 
+ZERO = {"scaling": {"minReplicas": 0}}
+
+
+def test_without_replicas_the_cluster_stays_and_serve_asks_for_none() -> None:
+    at_zero, one_replica = rendered(ZERO), rendered()
+    (application,) = yaml.safe_load(one(at_zero, "RayService")["spec"]["serveConfigV2"])[
+        "applications"
+    ]
+
+    assert cluster_of(at_zero) == cluster_of(one_replica)
+    assert application["route_prefix"] is None
+    (deployment,) = application["deployments"]
+    assert "num_replicas" not in deployment
+    assert deployment["autoscaling_config"]["min_replicas"] == 0
+    assert deployment["autoscaling_config"]["initial_replicas"] == 0
+
+
+@pytest.mark.parametrize(
+    ("scaling", "is_excluded"),
+    [
+        ({}, True),
+        ({"minReplicas": 0}, False),
+        ({"minReplicas": 0, "replicas": 3}, False),
+        ({"minReplicas": 2}, True),
+    ],
+)
+def test_the_head_answers_for_a_service_that_may_be_without_replicas(
+    scaling: dict[str, int], *, is_excluded: bool
+) -> None:
+    spec = one(rendered({"scaling": scaling}), "RayService")["spec"]
+
+    assert spec.get("excludeHeadPodFromServeSvc", False) is is_excluded
+
+
+def test_evictions_of_a_service_without_replicas_are_allowed() -> None:
+    assert one(rendered(ZERO), "PodDisruptionBudget")["spec"]["minAvailable"] == 0
+
+
 def test_a_worker_has_room_for_exactly_one_replica() -> None:
     expected = rendered(NPU)
     document = yaml.safe_load(one(expected, "RayService")["spec"]["serveConfigV2"])
@@ -118,10 +156,12 @@ def test_clients_call_a_service_of_the_services_name() -> None:
     assert names.endpoint_url("tiny", "models") == "http://tiny.models.svc:8000"
 
 
-def test_the_spec_stands_in_an_annotation() -> None:
+def test_the_version_stands_in_an_annotation_without_the_number_of_replicas() -> None:
     annotations = one(rendered(), "RayService")["metadata"]["annotations"]
 
-    assert json.loads(annotations[names.SPEC]) == inference_service().resolved()["spec"]
+    expected = inference_service().resolved()["spec"]
+    del expected["scaling"]
+    assert json.loads(annotations[names.SPEC]) == expected
 
 
 def test_an_annotation_has_room_for_the_largest_manifest() -> None:

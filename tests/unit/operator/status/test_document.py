@@ -19,6 +19,8 @@ from tandem_operator.status.transitions import transitions
 from tandem_serve.api.changes import ChangeClass
 from tests.unit.operator.samples import (
     CAUSE,
+    FORBIDDEN,
+    HEAD,
     T0,
     T1,
     T2,
@@ -28,6 +30,7 @@ from tests.unit.operator.samples import (
     facts,
     pod,
     ray_service,
+    reconciled,
     service,
     serving,
     view,
@@ -36,9 +39,7 @@ from tests.unit.operator.samples import (
 REPLACE = PendingChange(change_class=ChangeClass.REPLACE, fields=("spec.engine.dtype",))
 LIVE = PendingChange(change_class=ChangeClass.LIVE, fields=("spec.engine.schedule.maxBatchSize",))
 REFUSAL = Problem("InvalidSpec", "spec.resources.cpu: 0 is too small")
-FORBIDDEN = Problem("ApiForbidden", "the API server answered 403; allow it")
 
-HEAD = pod("head", head=True)
 NEW_HEAD = pod("new-head", "new", head=True)
 FAILING = answer("STARTING", status="DEPLOYING", message=TRACEBACK)
 
@@ -292,10 +293,6 @@ def test_a_second_change_joins_the_first_and_the_dearer_class_counts() -> None:
     }
 
 
-def reconciled() -> dict[str, Any]:
-    return status_document(facts())
-
-
 def test_a_replica_that_fails_later_is_no_change() -> None:
     found = ray_service(active=digest("old", "RUNNING"), endpoints=1)
     ray = view(found, HEAD, pod("w"), old=answer("RUNNING", "STARTING", target=2))
@@ -307,7 +304,7 @@ def test_a_replica_that_fails_later_is_no_change() -> None:
 
 def test_a_write_after_that_is_one() -> None:
     status = status_document(
-        facts(previous=reconciled(), ray=serving(generation=2), last_write=T2, now=T2)
+        facts(previous=reconciled(), ray=serving(generation=2), last_change=T2, now=T2)
     )
 
     assert find_condition(status, "Progressing")["status"] == "True"
@@ -366,7 +363,7 @@ def switched(
 
 def test_a_clean_switch_of_versions_is_no_reason_to_be_not_ready() -> None:
     """KubeRay counts the pods behind the endpoint only after it has turned the endpoint to them."""
-    change = {"generation": 2, "last_write": T2, "now": T2}
+    change = {"generation": 2, "last_change": T2, "now": T2}
     before = status_document(facts(previous=reconciled(), ray=upgrading(), **change))
     moved = switched(endpoints=0, previous=before)
     at_the_switch = status_document(facts(previous=before, ray=moved, **change))
@@ -381,7 +378,7 @@ def test_a_clean_switch_of_versions_is_no_reason_to_be_not_ready() -> None:
 
 def test_a_new_version_whose_pod_is_ready_a_moment_later_is_no_outage_either() -> None:
     """KubeRay goes by Ray, so it may move the endpoint before the pod's probe has succeeded."""
-    change = {"generation": 2, "last_write": T2, "now": T2}
+    change = {"generation": 2, "last_change": T2, "now": T2}
     before = status_document(facts(previous=reconciled(), ray=upgrading(), **change))
 
     def ready(*workers: dict[str, Any]) -> str:
@@ -396,7 +393,7 @@ def test_a_new_version_whose_pod_is_ready_a_moment_later_is_no_outage_either() -
 
 def test_a_change_goes_on_until_the_new_version_s_own_pod_is_ready() -> None:
     """KubeRay counts the old pods behind the endpoint for a moment after it has moved."""
-    change = {"generation": 2, "last_write": T2, "now": T2}
+    change = {"generation": 2, "last_change": T2, "now": T2}
     before = status_document(facts(previous=reconciled(), ray=upgrading(), **change))
     late = (pod("new-w", "new", ready=False), pod("old-w", "old"))
 

@@ -45,12 +45,16 @@ from tests.unit.operator.render.services import (
             ),
         ),
         ({"engine": {"cpuMemSize": 1}}, ChangeClass.REPLACE, ("spec.engine.cpuMemSize",)),
-        ({"scaling": {"minReplicas": 2}}, ChangeClass.IN_PLACE, ("spec.scaling.minReplicas",)),
+        (
+            {"progressDeadlineSeconds": 60},
+            ChangeClass.IN_PLACE,
+            ("spec.progressDeadlineSeconds",),
+        ),
         ({"engine": {"dtype": "float32"}}, ChangeClass.REPLACE, ("spec.engine.dtype",)),
         (
-            {"engine": {"dtype": "float32"}, "scaling": {"minReplicas": 2}},
+            {"engine": {"dtype": "float32"}, "progressDeadlineSeconds": 60},
             ChangeClass.REPLACE,
-            ("spec.engine.dtype", "spec.scaling.minReplicas"),
+            ("spec.engine.dtype", "spec.progressDeadlineSeconds"),
         ),
         (
             {"runtime": {"nodeSelector": {"pool": "a"}}},
@@ -75,6 +79,13 @@ def test_nothing_is_pending_of_what_was_rendered(service: InferenceService) -> N
     there = one(render(service, uid=UID, settings=SETTINGS, token=TOKEN), "RayService")
 
     assert pending_change(service, there) is None
+
+
+def test_a_number_of_replicas_is_no_change_of_the_version() -> None:
+    there = one(rendered(), "RayService")
+    scaled = inference_service({"scaling": {"minReplicas": 2, "maxReplicas": 4}})
+
+    assert pending_change(scaled, there) is None
 
 
 def test_a_default_that_is_written_down_is_no_change() -> None:

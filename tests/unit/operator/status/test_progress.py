@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.status.progress import change_start, is_complete, last_write
+from tandem_operator.status.progress import change_start, is_complete, last_change
 from tests.unit.operator.samples import (
     T0,
     T1,
@@ -71,8 +71,8 @@ def test_the_last_write_is_the_operators_own() -> None:
         {"manager": "tandem-operator", "subresource": "status", "time": T2},
     ]
 
-    assert last_write({"metadata": {"managedFields": entries}}) == T1
-    assert last_write({"metadata": {}}) is None
+    assert last_change({"metadata": {"managedFields": entries}}) == T1
+    assert last_change({"metadata": {}}) is None
 
 
 def test_a_service_that_serves_as_desired_is_complete() -> None:

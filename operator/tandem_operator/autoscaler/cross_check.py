@@ -1,0 +1,64 @@
+"""Reads one replica's own metrics each period, and compares Prometheus with them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tandem_operator.autoscaler.agreement import Doubt, compare, next_pod
+from tandem_operator.autoscaler.exposition import Reading, read_exposition
+from tandem_operator.autoscaler.memory import Memory
+from tandem_operator.autoscaler.page import read_page
+from tandem_operator.autoscaler.replicas import ReplicaPod
+from tandem_operator.autoscaler.signals import Signals
+from tandem_operator.k8s.names import REPLICA_METRICS_PORT
+
+DEFAULT_ADDRESS: Final = f"http://{{ip}}:{REPLICA_METRICS_PORT}/metrics"
+"""Address of a replica's own metrics."""
+
+_TIMEOUT_S: Final = 2.0
+
+
+class CrossCheck:
+    """Compares Prometheus with the replicas of a service, one each period in turn.
+
+    A replica that cannot be read proves nothing: its result is counted, and the replicas of its
+    service are read less often until one can be read again.
+    """
+
+    def __init__(self, address: str, count: Callable[[str], None]) -> None:
+        """`count` takes each result: `agrees`, `disagreeing`, `stale` or `unreadable`."""
+        self._address = address
+        self._count = count
+
+    async def check(
+        self, signals: Signals, pods: Sequence[ReplicaPod], memory: Memory
+    ) -> Doubt | None:
+        """Return the reason for not trusting `signals`, which were asked for before; None: none."""
+        if memory.left_out:
+            memory.left_out -= 1
+            return None
+        by_name = {pod.name: pod for pod in pods if pod.ip and pod.ready_at is not None}
+        name = next_pod([pod for pod in by_name if pod in signals.pods], memory.last_read)
+        if name is None:
+            return None
+        memory.last_read = name
+        pod = by_name[name]
+        before, after = memory.readings.get(pod.uid), await self._read(pod)
+        memory.note_reading(pod, after)
+        if after is None:
+            self._count("unreadable")
+            return None
+        doubt = compare(name, signals.pods[name], before, after)
+        self._count(doubt.problem.value.lower() if doubt else "agrees")
+        return doubt
+
+    async def _read(self, pod: ReplicaPod) -> Reading | None:
+        ip = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
+        read_at = time.time()
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                body = await read_page(self._address.format(ip=ip, pod=pod.name))
+        except (TimeoutError, OSError, ValueError):
+            return None
+        return None if body is None else read_exposition(body, read_at)

@@ -1,0 +1,257 @@
+"""A decision → status.scaling and the conditions of scaling; and the past, read back from there."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tandem_operator import reasons
+from tandem_operator.autoscale.decision import Decision, DecisionReason
+from tandem_operator.autoscale.history import MAX_DECISIONS, Change, History
+from tandem_operator.autoscale.mode import StatusScaling
+from tandem_operator.autoscale.observation import Observation
+from tandem_operator.autoscaler.messages import message_of
+from tandem_operator.clock import seconds_between, to_unix_s
+from tandem_operator.status.conditions import (
+    Condition,
+    ConditionStatus,
+    ScalingConditionType,
+    find_condition,
+    merge_conditions,
+)
+
+REFRESH_S: Final = 300.0
+"""Seconds after which the figures of an unchanged decision are written once more."""
+
+_METRICS: Final = frozenset(
+    {
+        DecisionReason.METRICS_MISSING,
+        DecisionReason.METRICS_STALE,
+        DecisionReason.METRICS_INVALID,
+        DecisionReason.METRICS_DISAGREE,
+        DecisionReason.METRICS_UNREACHABLE,
+    }
+)
+_LIMITS: Final = frozenset(
+    {
+        DecisionReason.AT_MAXIMUM,
+        DecisionReason.AT_MINIMUM,
+        DecisionReason.BUDGET_EXHAUSTED,
+        DecisionReason.CAPACITY_UNAVAILABLE,
+        DecisionReason.STABILIZING,
+    }
+)
+_CHANGES: Final = frozenset(str(one) for one in DecisionReason if not one.is_hold)
+_DIGITS: Final = 4
+_CURRENT: Final = "current"
+"""Input of a decision: the number before it."""
+
+_WORD: Final = re.compile(r"_([a-z])")
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One decision with all that is told about it."""
+
+    decision: Decision
+    observation: Observation
+    note: str = ""
+    engine: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def message(self) -> str:
+        """The reason as a sentence."""
+        return message_of(self.decision, self.note)
+
+    @property
+    def is_metrics_problem(self) -> bool:
+        """True while the number is held because the metrics cannot be trusted."""
+        return self.decision.reason in _METRICS
+
+
+def scaling_document(
+    numbers: StatusScaling, decisions: Sequence[Document], cold_start_s: float
+) -> Document:
+    """Return status.scaling."""
+    found: Document = {**numbers.document()}
+    if cold_start_s:
+        found["coldStartSeconds"] = round(cold_start_s, 1)
+    if decisions:
+        found["decisions"] = list(decisions)
+    return found
+
+
+def with_decision(decisions: Iterable[Document], told: Told, now: str) -> list[Document]:
+    """Return the decisions with one more, newest last; one like the newest goes on with it."""
+    kept = list(decisions)
+    decision = told.decision
+    entry: Document = {
+        "firstTime": now,
+        "lastTime": now,
+        "replicas": decision.desired,
+        "recommended": decision.recommended,
+        "reason": str(decision.reason),
+        "message": told.message,
+        "inputs": _inputs(told),
+    }
+    if kept and (kept[-1]["replicas"], kept[-1]["reason"]) == (entry["replicas"], entry["reason"]):
+        entry["firstTime"] = kept.pop()["firstTime"]
+    return [*kept, entry][-MAX_DECISIONS:]
+
+
+def scaling_conditions(
+    told: Told, previous: Iterable[Mapping[str, Any]], *, generation: int, now: str
+) -> list[Document]:
+    """Return the conditions that a decision sets."""
+    current = [_active(told), _limited(told), _feasible(told), _capacity(told)]
+    return merge_conditions(previous, current, generation=generation, now=now)
+
+
+def kept_history(
+    status: Mapping[str, Any], *, settled_at: float | None, max_gap_s: float
+) -> History:
+    """Return the history that a status keeps: changes of the number, and the cold start.
+
+    Windows of recommendations begin again. `settled_at` is the moment at which the youngest
+    replica began to answer.
+    """
+    scaling = status.get("scaling") or {}
+    changes = tuple(
+        Change(to_unix_s(one["firstTime"]), round(before), one["replicas"])
+        for one in scaling.get("decisions") or ()
+        if one["reason"] in _CHANGES and (before := one.get("inputs", {}).get(_CURRENT)) is not None
+    )
+    moments = [one.at_s for one in changes[-1:]] + ([] if settled_at is None else [settled_at])
+    cold_start_s = scaling.get("coldStartSeconds")
+    return History(
+        changes=changes,
+        cold_starts_s=() if cold_start_s is None else (float(cold_start_s),),
+        unsettled_s=max(moments, default=None),
+        max_gap_s=max_gap_s,
+    )
+
+
+def is_due(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return True when `after` has other numbers, reasons or states, or much newer figures."""
+    if _essence(before) != _essence(after):
+        return True
+    times = [
+        part["scaling"]["decisions"][-1]["lastTime"]
+        for part in (before, after)
+        if part["scaling"].get("decisions")
+    ]
+    return bool(times) and seconds_between(times[0], times[-1]) >= REFRESH_S
+
+
+def own_part(status: Mapping[str, Any]) -> Document:
+    """Return the part of a status that the autoscaler writes."""
+    conditions = [
+        dict(found) for one in ScalingConditionType if (found := find_condition(status, one))
+    ]
+    return {"scaling": dict(status.get("scaling") or {}), "conditions": conditions}
+
+
+def _essence(part: Mapping[str, Any]) -> Document:
+    """Return what is written at once when it changes: numbers, reasons, states."""
+    scaling = dict(part.get("scaling") or {})
+    decisions = scaling.pop("decisions", ())
+    return {
+        **scaling,
+        "decisions": [(one["firstTime"], one["replicas"], one["reason"]) for one in decisions],
+        "conditions": {
+            one["type"]: (one["status"], one.get("reason")) for one in part.get("conditions", ())
+        },
+    }
+
+
+def _active(told: Told) -> Condition:
+    kind, reason = ScalingConditionType.SCALING_ACTIVE, str(told.decision.reason)
+    if told.is_metrics_problem:
+        return Condition(kind, ConditionStatus.FALSE, reason, told.message)
+    if told.observation.problem is not None:
+        # No replica answers, so there is nothing to measure.
+        return Condition(kind, ConditionStatus.UNKNOWN, reason, told.message)
+    text = "the metrics can be trusted"
+    if told.observation.is_at_zero:
+        text = "without a replica there is nothing to measure; requests are counted"
+    return Condition(kind, ConditionStatus.TRUE, reasons.VALID_METRICS, text)
+
+
+def _limited(told: Told) -> Condition:
+    kind, reason = ScalingConditionType.SCALING_LIMITED, str(told.decision.reason)
+    if told.decision.reason in _LIMITS:
+        return Condition(kind, ConditionStatus.TRUE, reason, told.message)
+    text = "no limit is in the way"
+    return Condition(kind, ConditionStatus.FALSE, reasons.DESIRED_WITHIN_RANGE, text)
+
+
+def _feasible(told: Told) -> Condition:
+    kind, observation = ScalingConditionType.SLO_FEASIBLE, told.observation
+    if told.decision.reason is DecisionReason.SLO_INFEASIBLE or observation.infeasible_targets:
+        reason = str(DecisionReason.SLO_INFEASIBLE)
+        return Condition(kind, ConditionStatus.FALSE, reason, _infeasible_text(told))
+    estimates = (
+        observation.zero_load_ttft_s if observation.ttft else 0.0,
+        observation.zero_load_tpot_s if observation.tpot else 0.0,
+    )
+    if None in estimates or observation.problem is not None:
+        text = "the replicas have no estimate of an idle replica's latencies yet"
+        return Condition(kind, ConditionStatus.UNKNOWN, reasons.NO_ESTIMATE, text)
+    text = "a request that has a replica for itself is predicted to keep the targets"
+    return Condition(kind, ConditionStatus.TRUE, reasons.TARGETS_FEASIBLE, text)
+
+
+def _infeasible_text(told: Told) -> str:
+    observation = told.observation
+    pairs = (
+        ("TTFT", observation.ttft, observation.zero_load_ttft_s),
+        ("TPOT", observation.tpot, observation.zero_load_tpot_s),
+    )
+    parts = [
+        f"the predicted {name} of a request that has a replica for itself is {idle_s:.3g} s, its "
+        f"target {signal.target_s:.3g} s"
+        for name, signal, idle_s in pairs
+        if signal and idle_s is not None and idle_s > signal.target_s
+    ]
+    return f"{'; '.join(parts)}; raise the target" if parts else told.message
+
+
+def _capacity(told: Told) -> Condition:
+    kind = ScalingConditionType.CAPACITY_AVAILABLE
+    if told.decision.reason is DecisionReason.CAPACITY_UNAVAILABLE:
+        reason = str(told.decision.reason)
+        return Condition(kind, ConditionStatus.FALSE, reason, told.message)
+    text = "no replica is held back for want of room on the nodes"
+    return Condition(kind, ConditionStatus.TRUE, reasons.ENOUGH_CAPACITY, text)
+
+
+def _inputs(told: Told) -> Document:
+    """Return the figures by their names in the API; those that are unknown are left out."""
+    observation = told.observation
+    found: dict[str, float | None] = dict(told.decision.inputs)
+    for name, signal in (("ttft", observation.ttft), ("tpot", observation.tpot)):
+        if signal is not None:
+            found[f"{name}_s"] = signal.value_s
+            found[f"{name}_samples"] = signal.num_samples
+    found |= told.engine
+    return {
+        _camel(name): rounded
+        for name, value in sorted(found.items())
+        if (rounded := _rounded(value)) is not None
+    }
+
+
+def _rounded(value: float | None) -> float | int | None:
+    """Return a number that JSON can hold, of few digits; None for another."""
+    # NaN differs from itself, and infinity less itself is NaN.
+    if value is None or value - value != 0:
+        return None
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _camel(name: str) -> str:
+    """Return the API's name of a figure: queueAgeSeconds for queue_age_s."""
+    whole = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+    return _WORD.sub(lambda match: match[1].upper(), whole)

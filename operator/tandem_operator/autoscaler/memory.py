@@ -1,0 +1,79 @@
+"""What the loop remembers of one service between two decisions; the rest is in its status."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from tandem_operator.autoscale.history import History
+from tandem_operator.autoscaler.document import Document, kept_history
+from tandem_operator.autoscaler.exposition import Reading
+from tandem_operator.autoscaler.replicas import ReplicaPod
+from tandem_serve.api.spec import InferenceService
+
+_MAX_PERIODS: Final = 16
+"""Periods between two attempts to read replicas that cannot be read. Each attempt takes the time
+limit of a reading, and a network that drops packets would hold up the steps of all services."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """The past of one service."""
+
+    uid: str
+    history: History
+    decisions: list[Document]
+    """As the status shows them."""
+
+    measured: set[str] = field(default_factory=set)
+    """Pods whose cold start is known, by uid."""
+
+    parsed: tuple[int, InferenceService | None] | None = None
+    """The spec of a generation; None: it is invalid."""
+
+    readings: dict[str, Reading] = field(default_factory=dict)
+    """The last reading of each replica's own metrics, by uid of its pod."""
+
+    last_read: str | None = None
+    """The replica that was read last."""
+
+    unreadable: int = 0
+    """Readings that failed, one after the other."""
+
+    left_out: int = 0
+    """Periods in which no replica is to be read."""
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], pods: Iterable[ReplicaPod], max_gap_s: float) -> Self:
+        """Return what the status of the object `found` and its pods still tell."""
+        status = found.get("status") or {}
+        scaling = status.get("scaling") or {}
+        ready = {pod.uid: pod.ready_at for pod in pods if pod.ready_at is not None}
+        settled_at = max(ready.values(), default=None)
+        # A pod that was ready, was not, and is again looks like one that started slowly.
+        is_known = "coldStartSeconds" in scaling
+        return cls(
+            uid=found["metadata"]["uid"],
+            history=kept_history(status, settled_at=settled_at, max_gap_s=max_gap_s),
+            decisions=list(scaling.get("decisions") or ()),
+            measured=set(ready) if is_known else set(),
+        )
+
+    def note_reading(self, pod: ReplicaPod, reading: Reading | None) -> None:
+        """Keep what a replica has shown; None: it cannot be read, so the next attempt is later."""
+        if reading is None:
+            self.unreadable += 1
+            self.left_out = min(2**self.unreadable, _MAX_PERIODS) - 1
+            return
+        self.unreadable = 0
+        self.readings[pod.uid] = reading
+
+    def measure_cold_starts(self, pods: Iterable[ReplicaPod]) -> None:
+        """Add the cold starts of replicas that have begun to answer."""
+        there = {pod.uid: pod for pod in pods}
+        for uid, pod in there.items():
+            if pod.cold_start_s is not None and uid not in self.measured:
+                self.measured.add(uid)
+                self.history = self.history.with_cold_start(pod.cold_start_s)
+        self.measured &= set(there)
+        for uid in set(self.readings) - set(there):
+            del self.readings[uid]

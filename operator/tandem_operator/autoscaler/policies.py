@@ -1,0 +1,79 @@
+"""spec.scaling and the operator's settings → the policy of this moment."""
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.autoscale.schedule import (
+    ScheduledMinimum,
+    minimum_at,
+    parse_cron,
+)
+from tandem_operator.clock import UnknownTimeZone, utc_offset_s
+from tandem_operator.render.settings import AutoscalingSettings
+from tandem_serve.api.scaling import ScalingSpec
+
+_log: Final = logging.getLogger(__name__)
+
+
+def scaling_policy(
+    scaling: ScalingSpec,
+    settings: AutoscalingSettings,
+    *,
+    cold_start_s: float,
+    now: float,
+    budget_replicas: int | None = None,
+) -> ScalingPolicy:
+    """Return the bounds, steps and windows at `now`, in Unix time."""
+    maximum = scaling.max_replicas or scaling.min_replicas
+    up, down = scaling.behavior.scale_up, scaling.behavior.scale_down
+    return ScalingPolicy(
+        min_replicas=min(_minimum(scaling, cold_start_s, now), maximum),
+        max_replicas=maximum,
+        budget_replicas=budget_replicas,
+        max_step_up=up.max_step,
+        max_step_down=down.max_step,
+        up_window_s=up.stabilization_window_seconds,
+        down_window_s=down.stabilization_window_seconds,
+        # Measured latencies reach back as far as the window.
+        settle_s=settings.window_seconds,
+        max_age_s=max_age_s(settings),
+    )
+
+
+def max_age_s(settings: AutoscalingSettings) -> float:
+    """Return the seconds from which on a measurement is stale."""
+    return max(60.0, 2.0 * settings.period_seconds)
+
+
+def max_gap_s(settings: AutoscalingSettings) -> float:
+    """Return the seconds between two decisions from which on a window begins again."""
+    return max(90.0, 4.0 * settings.period_seconds)
+
+
+def _minimum(scaling: ScalingSpec, cold_start_s: float, now: float) -> int:
+    if not scaling.schedule:
+        return scaling.min_replicas
+    offsets = {one.time_zone: _offset_s(one.time_zone, now) for one in scaling.schedule}
+    known = {name: offset for name, offset in offsets.items() if offset is not None}
+    schedule = [one for one in _schedule(scaling) if one.time_zone in known]
+    return minimum_at(schedule, scaling.min_replicas, now, known, lead_s=cold_start_s)
+
+
+def _schedule(scaling: ScalingSpec) -> Iterator[ScheduledMinimum]:
+    for one in scaling.schedule:
+        yield ScheduledMinimum(
+            cron=parse_cron(one.start),
+            duration_s=one.duration_s,
+            time_zone=one.time_zone,
+            min_replicas=one.min_replicas,
+        )
+
+
+def _offset_s(time_zone: str, now: float) -> float | None:
+    try:
+        return utc_offset_s(time_zone, now)
+    except UnknownTimeZone as error:
+        _log.warning("spec.scaling.schedule: %s; it has no effect", error)
+        return None

@@ -1,0 +1,57 @@
+"""Reads from the head's proxy how many requests a service without replicas has refused.
+
+The proxy counts from its start on. Serve starts it again whenever the replicas change, so what it
+has counted while there is no replica came since the last one went: nothing has to be remembered,
+and neither a flood of requests nor an operator that was away changes the decision.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from tandem_operator.autoscaler.page import read_page
+from tandem_operator.k8s import names
+from tandem_operator.k8s.owners import is_being_deleted
+from tandem_serve.api.at_zero import DEMAND_BACKEND
+
+DEFAULT_ADDRESS: Final = f"http://{{ip}}:{names.PROXY_METRICS_PORT}/metrics?scope=backend"
+"""Address of the metrics of a head's proxy."""
+
+_TIMEOUT_S: Final = 2.0
+_COUNT: Final = re.compile(
+    rb'^haproxy_backend_http_requests_total\{proxy="%s"\} ([0-9]{1,15})$' % DEMAND_BACKEND.encode(),
+    re.MULTILINE,
+)
+
+
+class Refusals:
+    """Counts the requests that services without replicas have refused."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        """`address` has {ip} in the place of the address of the head's pod."""
+        self._address = address
+
+    async def count(self, pods: Iterable[Mapping[str, Any]], cluster: str | None) -> int | None:
+        """Return the requests that the head of the Ray cluster has refused; None: unknown."""
+        ip = _head_ip(pods, cluster)
+        if ip is None:
+            return None
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                page = await read_page(self._address.format(ip=f"[{ip}]" if ":" in ip else ip))
+        except (TimeoutError, OSError, ValueError):
+            return None
+        found = _COUNT.search(page or b"")
+        return int(found[1]) if found else None
+
+
+def _head_ip(pods: Iterable[Mapping[str, Any]], cluster: str | None) -> str | None:
+    """Return the address of the head of the Ray cluster that serves."""
+    for pod in pods:
+        labels = pod["metadata"].get("labels", {})
+        is_head = labels.get(names.COMPONENT) == names.HEAD
+        if is_head and labels.get(names.RAY_CLUSTER) == cluster and not is_being_deleted(pod):
+            ip: str | None = pod.get("status", {}).get("podIP")
+            return ip
+    return None

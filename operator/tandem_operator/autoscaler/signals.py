@@ -1,0 +1,254 @@
+"""The signals of one service: the one query that asks for them all, and its answer; pure.
+
+The query joins its expressions by `or`; the label `signal` tells them apart. Every selector names
+namespace and service, so a Prometheus that renames these labels (honorLabels) or has no such
+series gives an empty answer, never another service's figures.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+_POD: Final = "pod"
+_SIGNAL: Final = "signal"
+_MAX_TEXT: Final = 120
+
+# Counters and gauges that are read for each replica.
+RECEIVED: Final = "tandem_request_received_total"
+EXPOSED_AT: Final = "tandem_exposition_timestamp_seconds"
+STARTED_AT: Final = "process_start_time_seconds"
+
+
+class InvalidAnswer(Exception):
+    """The answer is none of Prometheus' to an instant query; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The service that a query is about, and its targets' percentiles."""
+
+    namespace: str
+    service: str
+    window_s: int
+    """Window of rates and quantiles."""
+
+    ttft_percentile: float | None = None
+    """None: the SLO has no such target."""
+
+    tpot_percentile: float | None = None
+
+    def series(self, name: str) -> str:
+        """Return the selector of a series of this service."""
+        namespace, service = _escaped(self.namespace), _escaped(self.service)
+        return f'{name}{{namespace="{namespace}",inference_service="{service}"}}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSample:
+    """One replica as Prometheus has it. Moments are Unix time."""
+
+    received: float
+    """Requests that it has taken."""
+
+    scraped_at: float
+    exposed_at: float | None = None
+    """The moment at which the replica made what was scraped."""
+
+    started_at: float | None = None
+    """The start of its process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """Figures of one service; those that are missing are None, others may be NaN or infinite."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    pods: Mapping[str, PodSample] = field(default_factory=dict)
+    """The replicas that were scraped, by pod."""
+
+    evaluated_at: float = math.nan
+    """The moment of the query by Prometheus' clock."""
+
+    def get(self, name: str) -> float | None:
+        """Return a figure of the service; None: there is none."""
+        return self.values.get(name)
+
+
+def signals_query(scope: Scope) -> str:
+    """Return the query for all signals of a service."""
+    return " or ".join(
+        f'label_replace({expression}, "{_SIGNAL}", "{name}", "", "")'
+        for name, expression in (*_of_service(scope), *_of_pods(scope))
+    )
+
+
+def service_expressions(scope: Scope) -> dict[str, str]:
+    """Return the expression of each figure of a service by the figure's name, for other readers."""
+    return dict(_of_service(scope))
+
+
+def _of_service(scope: Scope) -> Iterator[tuple[str, str]]:
+    yield from _latency("ttft", "tandem_time_to_first_token_seconds", scope, scope.ttft_percentile)
+    yield from _latency(
+        "tpot", "tandem_time_per_output_token_seconds", scope, scope.tpot_percentile
+    )
+    yield "queue_age_s", f"max({scope.series('tandem_queue_age_seconds')})"
+    yield "arrival_rate", _summed("rate", RECEIVED, scope)
+    yield "ongoing_requests", _ongoing(scope)
+    for name, series in (
+        ("capacity", "tandem_predicted_capacity_requests_per_second"),
+        ("concurrency", "tandem_predicted_capacity_concurrency"),
+        ("kv_usage", "tandem_kv_cache_usage_ratio"),
+    ):
+        yield name, f"avg(max by ({_POD}) ({scope.series(series)}))"
+    for target in ("ttft", "tpot"):
+        series = scope.series(f"tandem_predicted_zero_load_{target}_seconds")
+        yield f"zero_load_{target}_s", f"max({series})"
+    yield "tpot_pace_ratio", f"min({scope.series('tandem_tpot_pace_ratio')})"
+    yield "token_budget", _mean("tandem_step_token_budget", scope)
+    yield "token_budget_used_ratio", _mean("tandem_step_token_budget_used_ratio", scope)
+    yield "evaluated_at", f"0 * max(timestamp({scope.series(RECEIVED)})) + time()"
+
+
+def _of_pods(scope: Scope) -> Iterator[tuple[str, str]]:
+    received = scope.series(RECEIVED)
+    yield "pod_received", f"max by ({_POD}) ({received})"
+    yield "pod_scraped_at", f"max by ({_POD}) (timestamp({received}))"
+    yield "pod_exposed_at", f"max by ({_POD}) ({scope.series(EXPOSED_AT)})"
+    yield "pod_started_at", f"max by ({_POD}) ({scope.series(STARTED_AT)})"
+
+
+def _latency(
+    name: str, series: str, scope: Scope, percentile: float | None
+) -> Iterator[tuple[str, str]]:
+    if percentile is None:
+        return
+    buckets = f"rate({scope.series(f'{series}_bucket')}[{scope.window_s}s])"
+    # One replica may be scraped by two jobs.
+    merged = f"sum by (le) (max by ({_POD}, le) ({buckets}))"
+    yield f"{name}_s", f"histogram_quantile({percentile / 100:g}, {merged})"
+    yield f"{name}_samples", _summed("increase", f"{series}_count", scope)
+
+
+def _summed(function: str, series: str, scope: Scope) -> str:
+    inner = f"{function}({scope.series(series)}[{scope.window_s}s])"
+    return f"sum(max by ({_POD}) ({inner}))"
+
+
+def _ongoing(scope: Scope) -> str:
+    """Return the expression of the requests in process or waiting, of all replicas together."""
+    return " + ".join(
+        f"sum(max by ({_POD}) ({scope.series(f'tandem_num_requests_{state}')}))"
+        for state in ("running", "waiting", "swapped")
+    )
+
+
+def _mean(histogram: str, scope: Scope) -> str:
+    sums, counts = (_summed("rate", f"{histogram}_{part}", scope) for part in ("sum", "count"))
+    return f"{sums} / {counts}"
+
+
+def _escaped(text: str) -> str:
+    """Return `text` for a label's value in PromQL."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Sample(msgspec.Struct):
+    """One series at one moment."""
+
+    value: tuple[float, str]
+    """Unix time, and the number as Prometheus writes it."""
+
+    metric: dict[str, str] = {}
+    """Its labels."""
+
+
+class _Data(msgspec.Struct):
+    result_type: str = msgspec.field(name="resultType", default="")
+    result: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data = msgspec.field(default_factory=_Data)
+    error: str = ""
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
+_VECTOR: Final = msgspec.json.Decoder(list[Sample])
+
+
+def read_answer(body: bytes) -> Signals:
+    """Return the signals in the answer to `signals_query`.
+
+    Raises:
+        InvalidAnswer: it is no such answer.
+    """
+    try:
+        vector = _VECTOR.decode(result_of(body, "vector"))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise not_an_answer(error) from error
+    return signals_of(vector)
+
+
+def result_of(body: bytes, result_type: str) -> msgspec.Raw:
+    """Return the result in an answer of Prometheus, not decoded yet.
+
+    Raises:
+        InvalidAnswer: it is no answer with a result of this type.
+    """
+    try:
+        answer = _ANSWER.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise not_an_answer(error) from error
+    if answer.status != "success":
+        raise InvalidAnswer(f"Prometheus refuses the query: {answer.error[:_MAX_TEXT]}")
+    if answer.data.result_type != result_type:
+        found = answer.data.result_type[:_MAX_TEXT]
+        raise InvalidAnswer(f"it has a {found!r}, no {result_type}")
+    return answer.data.result
+
+
+def not_an_answer(error: Exception) -> InvalidAnswer:
+    """Return the error about something that cannot be decoded."""
+    return InvalidAnswer(f"it is no answer to a query ({str(error)[:_MAX_TEXT]})")
+
+
+def signals_of(samples: Sequence[Sample]) -> Signals:
+    """Return the signals in the samples of one moment."""
+    values: dict[str, float] = {}
+    by_pod: dict[str, dict[str, float]] = {}
+    for series in samples:
+        name, pod = series.metric.get(_SIGNAL, ""), series.metric.get(_POD)
+        value = _number(series.value[1])
+        if name.startswith("pod_"):
+            if pod:
+                by_pod.setdefault(pod, {})[name.removeprefix("pod_")] = value
+        else:
+            # Prometheus answers a name once; of more than one, none can be trusted.
+            values[name] = math.nan if name in values else value
+    pods = {pod: sample for pod, parts in by_pod.items() if (sample := _pod_sample(parts))}
+    return Signals(values=values, pods=pods, evaluated_at=values.pop("evaluated_at", math.nan))
+
+
+def _pod_sample(parts: Mapping[str, float]) -> PodSample | None:
+    received, scraped_at = parts.get("received"), parts.get("scraped_at")
+    if received is None or scraped_at is None:
+        return None
+    return PodSample(
+        received=received,
+        scraped_at=scraped_at,
+        exposed_at=parts.get("exposed_at"),
+        started_at=parts.get("started_at"),
+    )
+
+
+def _number(text: str) -> float:
+    """Return a number as Prometheus writes it: also NaN, +Inf and -Inf; another text is NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,93 @@
+"""A fake Prometheus: it answers instant queries over HTTP with the figures that a test sets."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+NOW_S = 1_763_733_600.0
+"""2025-11-21T14:00:00Z."""
+
+HEALTHY: dict[str, float] = {
+    "ttft_s": 0.6,
+    "ttft_samples": 100.0,
+    "tpot_s": 0.05,
+    "tpot_samples": 100.0,
+    "queue_age_s": 0.0,
+    "arrival_rate": 14.0,
+    "capacity": 10.0,
+    "concurrency": 20.0,
+    "ongoing_requests": 16.0,
+    "kv_usage": 0.5,
+    "zero_load_ttft_s": 0.3,
+    "zero_load_tpot_s": 0.04,
+    "tpot_pace_ratio": 0.95,
+    "token_budget": 512.0,
+    "token_budget_used_ratio": 0.7,
+}
+
+
+def text_of(value: float) -> str:
+    """Return a number as Prometheus writes it."""
+    special = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+    return special.get(str(value), str(value))
+
+
+def answer(
+    values: Mapping[str, float],
+    pods: Mapping[str, Mapping[str, float]],
+    evaluated_at: float = NOW_S,
+) -> dict[str, Any]:
+    """Return the answer to a query for the signals of a service."""
+    vector = [{"metric": {"signal": name}, "value": [evaluated_at, text_of(value)]}
+              for name, value in {**values, "evaluated_at": evaluated_at}.items()]  # fmt: skip
+    vector += [
+        {"metric": {"signal": f"pod_{name}", "pod": pod}, "value": [evaluated_at, text_of(value)]}
+        for pod, parts in pods.items()
+        for name, value in parts.items()
+    ]
+    return {"status": "success", "data": {"resultType": "vector", "result": vector}}
+
+
+def empty_answer() -> dict[str, Any]:
+    """Return the answer of a Prometheus that has no such series."""
+    return {"status": "success", "data": {"resultType": "vector", "result": []}}
+
+
+def scraped(
+    pods: Sequence[str], at_s: float = NOW_S - 5, **parts: float
+) -> dict[str, dict[str, float]]:
+    """Return the counters of replicas that were scraped at a moment."""
+    usual = {"received": 100.0, "scraped_at": at_s, "exposed_at": at_s, "started_at": at_s - 1000}
+    return {pod: {**usual, **parts} for pod in pods}
+
+
+class FakePrometheus:
+    """Answers what it is told to, and counts its requests."""
+
+    def __init__(self) -> None:
+        self.body: Any = empty_answer()
+        self.code = 200
+        self.text: str | None = None
+        self.queries: list[str] = []
+        self.tokens: list[str | None] = []
+
+    def has(
+        self, values: Mapping[str, float] | None = None, pods: Sequence[str] = ("a", "b")
+    ) -> None:
+        """Answer with these figures over the healthy ones."""
+        self.body = answer({**HEALTHY, **(values or {})}, scraped(pods))
+
+    def application(self) -> web.Application:
+        """Return the server."""
+        application = web.Application()
+        application.router.add_post("/prefix/api/v1/query", self._query)
+        return application
+
+    async def _query(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        self.queries.append(str(form["query"]))
+        self.tokens.append(request.headers.get("Authorization"))
+        text = json.dumps(self.body) if self.text is None else self.text
+        return web.Response(text=text, status=self.code, content_type="application/json")
