@@ -37,6 +37,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
+{{/* Whether there is a PodMonitor: as the values say, and with `auto` where the cluster knows the kind. */}}
+{{- define "tandem.hasPodMonitor" -}}
+{{- $enabled := toString .Values.metrics.podMonitor.enabled -}}
+{{- or (eq $enabled "true") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor")) -}}
+{{- end -}}
+
 {{/* The operator's settings: what the chart knows, with .Values.settings over it. */}}
 {{- define "tandem.settings" -}}
 {{- $operator := dict
@@ -44,6 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "podSelector" (dict "matchLabels" (include "tandem.selectorLabels" . | fromYaml)) -}}
 {{- $known := dict
   "namespaces" .Values.namespaces
+  "prometheusRule" .Values.metrics.prometheusRule
   "replica" (dict "image" (printf "tandem/replica:%s" .Chart.AppVersion))
   "access" (dict "operator" (list $operator) "kuberay" .Values.networkPeers.kuberay "prometheus" .Values.networkPeers.prometheus) -}}
 {{- mustMergeOverwrite $known (deepCopy .Values.settings) | toYaml -}}
@@ -56,6 +63,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [get, list, watch]
 - apiGroups: [serving.tandem.dev]
   resources: [inferenceservices/status]
+  verbs: [patch]
+# What mode Auto leaves, and what an HPA is to read first.
+- apiGroups: [serving.tandem.dev]
+  resources: [inferenceservices/scale]
   verbs: [patch]
 # Where OwnerReferencesPermissionEnforcement is on, owning an object that blocks deletion asks for it.
 - apiGroups: [serving.tandem.dev]
@@ -93,4 +104,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
+{{- if ne (toString .Values.metrics.prometheusRule.enabled) "false" }}
+- apiGroups: [monitoring.coreos.com]
+  resources: [prometheusrules]
+  verbs: [get, list, watch, create, patch]
+{{- end }}
 {{- end -}}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 def test_the_api_server_takes_every_object(release: Release, file: Path | None) -> None:
     # The CRDs of the Prometheus operator are not here.
     objects = release.helm.template(
-        "--set", "metrics.serviceMonitor.enabled=false",
+        "--set", "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false",
         namespace="default", values=[file] if file else [],
     )  # fmt: skip
     everything = {"apiVersion": "v1", "kind": "List", "items": objects}

@@ -21,6 +21,13 @@ UNSEEN: Final = {
     # Asked for by the admission plugin, within the request that makes the object; the next test
     # shows what happens without.
     Right(SERVICES, "inferenceservices/finalizers", "update"),
+    # A service in mode Auto that grows, for which there would have to be a Prometheus.
+    Right("", "nodes", "list"),
+    # A Kubernetes without the Prometheus operator has no such kind.
+    *(
+        Right("monitoring.coreos.com", "prometheusrules", verb)
+        for verb in ("get", "list", "watch", "create", "patch")
+    ),
 }
 
 
@@ -79,6 +86,7 @@ def given(release: Release) -> set[Right]:
 def live_through_everything(release: Release) -> None:
     """A service from before KubeRay to its end, with everything that can happen on the way."""
     waits_for_kuberay(release)
+    leaves_the_number_to_an_hpa(release)
     kuberay.install(release.cluster)
     wait_for("the service serves", lambda: release.is_ready("tiny"))
     names_a_secret_that_is_missing(release)
@@ -94,6 +102,13 @@ def waits_for_kuberay(release: Release) -> None:
     release.apply(claim())
     release.apply(isvc("tiny", source="pvc://weights"))
     wait_for("it says why it waits", lambda: "KubeRay" in release.status("tiny").get("message", ""))
+
+
+def leaves_the_number_to_an_hpa(release: Release) -> None:
+    """Without a number the API server refuses to read the scale subresource."""
+    release.apply(isvc("outer", source="pvc://weights", scaling={"mode": "External"}))
+    wait_for("it has one", lambda: release.get("isvc", "outer")["spec"]["scaling"].get("replicas"))
+    release.kubectl("delete", "isvc", "outer", "--wait")
 
 
 def names_a_secret_that_is_missing(release: Release) -> None:

@@ -1,14 +1,18 @@
 """Manifests that the chart renders, and values that it refuses; helm alone, no cluster."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tandem_operator.k8s.names import SERVICE
 from tandem_operator.ray.token_key import NAME
+from tandem_serve.api.ray_env import METRICS_PATH
 from tests.integration.chart.helm import CHART, VALUES, Helm, HelmFailed, only
+from tests.unit.operator.render.services import rendered, worker_of
 
 pytestmark = pytest.mark.cluster
 
@@ -18,7 +22,9 @@ def names(objects: list[dict[str, Any]]) -> set[str]:
 
 
 def settings(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    read: dict[str, Any] = yaml.safe_load(only(objects, "ConfigMap")["data"]["operator.yaml"])
+    read: dict[str, Any] = yaml.safe_load(
+        only(objects, "ConfigMap", "tandem-operator")["data"]["operator.yaml"]
+    )
     return read
 
 
@@ -40,6 +46,8 @@ def test_lint_finds_nothing(helm: Helm, file: Path | None) -> None:
         ({"image": {"name": "x"}}, "additional properties 'name' not allowed"),
         ({"crds": {"keep": "yes"}}, "/crds/keep"),
         ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
+        ({"metrics": {"podMonitor": {"enabled": "yes"}}}, "/metrics/podMonitor/enabled"),
+        ({"metrics": {"prometheusRule": {"enabled": "yes"}}}, "/metrics/prometheusRule/enabled"),
         ({"networkPolicy": {"apiServerPorts": [0]}}, "/networkPolicy/apiServerPorts/0"),
         ({"resources": {"limits": {"memory": "much"}}}, "/resources/limits/memory"),
         ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0"),
@@ -64,6 +72,81 @@ def test_a_monitor_without_its_service_is_refused(helm: Helm) -> None:
 
     with pytest.raises(HelmFailed, match=r"needs metrics\.service: true"):
         helm.template(values=[values])
+
+
+KNOWN = ("--api-versions", "monitoring.coreos.com/v1/PodMonitor")
+
+
+@pytest.mark.parametrize(
+    ("args", "made"),
+    [
+        ([], False),
+        (KNOWN, True),
+        ([*KNOWN, "--set", "metrics.podMonitor.enabled=false"], False),
+        (["--set", "metrics.podMonitor.enabled=true"], True),
+    ],
+    ids=["no such kind", "the kind is there", "switched off", "forced"],
+)
+def test_replicas_have_a_pod_monitor_where_the_cluster_knows_the_kind(
+    helm: Helm, args: list[str], *, made: bool
+) -> None:
+    assert ("PodMonitor" in names(helm.template(*args))) == made
+
+
+def test_the_pod_monitor_finds_the_replicas_and_the_port_that_are_rendered(helm: Helm) -> None:
+    monitor = only(helm.template(*KNOWN), "PodMonitor")["spec"]
+    template = worker_of(rendered())["template"]
+    [scraped] = monitor["podMetricsEndpoints"]
+    [container] = template["spec"]["containers"]
+
+    assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert {"name": scraped["port"], "containerPort": 9464, "protocol": "TCP"} in container["ports"]
+    assert scraped["path"] == METRICS_PATH
+    [label] = [one for one in scraped["relabelings"] if one["targetLabel"] == "inference_service"]
+    assert label["sourceLabels"] == [
+        "__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9]", "_", SERVICE)
+    ]
+
+
+@pytest.mark.parametrize("enabled", ["auto", "true", "false"])
+def test_the_operator_makes_rules_and_may_as_the_values_say(helm: Helm, enabled: str) -> None:
+    objects = helm.template("--set", f"metrics.prometheusRule.enabled={enabled}")
+    rules = only(objects, "ClusterRole", "tandem-operator")["rules"]
+
+    assert str(settings(objects)["prometheusRule"]["enabled"]).lower() == enabled
+    assert any("prometheusrules" in rule["resources"] for rule in rules) == (enabled != "false")
+
+
+def test_the_operators_series_keep_the_namespace_that_they_are_about(helm: Helm) -> None:
+    monitor = only(helm.template("--set", "metrics.serviceMonitor.enabled=true"), "ServiceMonitor")
+
+    assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
+
+
+def test_the_dashboards_are_where_grafanas_sidecar_looks(helm: Helm) -> None:
+    labelled = [
+        one
+        for one in helm.template("--set", "dashboards.annotations.grafana_folder=Tandem")
+        if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
+    ]
+    shipped = {
+        f"tandem-{file.name}": json.loads(file.read_text())
+        for file in (CHART / "dashboards").glob("*.json")
+    }
+
+    found = {name: json.loads(text) for one in labelled for name, text in one["data"].items()}
+    assert found == shipped
+    assert {one["kind"] for one in labelled} == {"ConfigMap"}
+    assert all(one["metadata"]["annotations"] == {"grafana_folder": "Tandem"} for one in labelled)
+    assert only(helm.template("--set", "dashboards.enabled=false"), "ConfigMap")
+
+
+def test_the_pod_monitor_follows_the_namespaces_that_are_served(helm: Helm) -> None:
+    def selected(*args: str) -> Any:
+        return only(helm.template(*KNOWN, *args), "PodMonitor")["spec"]["namespaceSelector"]
+
+    assert selected() == {"any": True}
+    assert selected("--set", "namespaces={a,b}") == {"matchNames": ["a", "b"]}
 
 
 @pytest.mark.parametrize("file", [None, *VALUES], ids=lambda file: file.name if file else "default")
@@ -140,11 +223,13 @@ def test_with_names_there_is_a_role_in_each_namespace_and_no_cluster_role(helm: 
     assert settings(objects)["namespaces"] == ["a", "b"]
 
 
-def test_a_role_of_a_namespace_allows_what_the_cluster_role_does(helm: Helm) -> None:
+def test_a_role_of_a_namespace_allows_what_the_cluster_role_does_but_nodes(helm: Helm) -> None:
     everywhere = only(helm.template(), "ClusterRole", "tandem-operator")
     here = only(helm.template("--set", "namespaces={a}"), "Role", "tandem-operator")
 
-    assert here["rules"] == everywhere["rules"]
+    # No role of a namespace can allow nodes: the room for replicas is unknown there.
+    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
+    assert [*here["rules"], nodes] == everywhere["rules"]
 
 
 def test_no_role_deletes_anything(helm: Helm) -> None:
