@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Final
 
 from tools.cluster import modules
 from tools.cluster.errors import ClusterError
-from tools.cluster.modules import MODULES, Module
+from tools.cluster.modules import ALL_MODULES, MODULES, Module
 from tools.cluster.paths import GO_MODULES, Cache
 from tools.cluster.progress import Progress, Tell
 
@@ -25,7 +25,7 @@ _DRAFT: Final = ".draft-"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Folder of the built modules."""
+    """Folders of built modules."""
 
     folders: Mapping[str, Path]
 
@@ -34,7 +34,8 @@ class Built:
         """Every program by its name."""
         return {
             program: self.folders[module.name] / "bin" / program
-            for module in MODULES
+            for module in ALL_MODULES
+            if module.name in self.folders
             for program in module.programs.values()
         }
 
@@ -55,15 +56,15 @@ def go_version() -> str:
     return done.stdout.strip()
 
 
-def build_modules(cache: Cache, progress: Progress) -> Built:
-    """Every Go part, built if it is not there yet.
+def build_modules(cache: Cache, progress: Progress, chosen: Sequence[Module] = MODULES) -> Built:
+    """Return these Go parts, built if they are not there yet.
 
     Raises:
         ClusterError: a build fails.
     """
     version = go_version()
-    folders = {module.name: cache.parts / _folder_name(module, version) for module in MODULES}
-    for module in MODULES:
+    folders = {module.name: cache.parts / _folder_name(module, version) for module in chosen}
+    for module in chosen:
         folder = folders[module.name]
         if folder.is_dir():
             continue
@@ -75,7 +76,11 @@ def build_modules(cache: Cache, progress: Progress) -> Built:
 def _folder_name(module: Module, version: str) -> str:
     source = GO_MODULES / module.name
     files = {file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}
-    return f"{module.name}-{modules.key(files, version, _FLAGS)}"
+    return f"{module.name}-{modules.key(files, version, _flags(module))}"
+
+
+def _flags(module: Module) -> tuple[str, ...]:
+    return (*_FLAGS, *modules.tag_flags(module))
 
 
 def _build(module: Module, tell: Tell, draft: Path) -> None:
@@ -84,8 +89,9 @@ def _build(module: Module, tell: Tell, draft: Path) -> None:
     tell(version)
     programs = draft / "bin"
     programs.mkdir()
-    flags = modules.linker_flags(module, version)
-    _go("build", *_FLAGS, "-ldflags", flags, "-o", f"{programs}/", "tool", module=module)
+    linker = modules.linker_flags(module, version)
+    arguments = (*_flags(module), "-ldflags", linker, "-o", f"{programs}/", "tool")
+    _go("build", *arguments, module=module)
     for built, name in module.programs.items():
         (programs / built).rename(programs / name)
     if module.copies:

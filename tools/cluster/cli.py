@@ -19,7 +19,9 @@ from tandem_serve.commands.common import (
     out,
     print_error,
 )
+from tools.cluster import keda as keda_parts
 from tools.cluster import kuberay as kuberay_parts
+from tools.cluster import monitoring as monitoring_parts
 from tools.cluster import registry
 from tools.cluster.cluster import DEFAULT_NAME, Cluster
 from tools.cluster.debian import Package
@@ -155,6 +157,24 @@ def kuberay(*, name: Name = DEFAULT_NAME) -> None:
     """Install KubeRay into a cluster and wait until it is available."""
     with _errors_in_words(), exit_on_signals(), Progress(verbose=False) as progress:
         kuberay_parts.install(_find(name), progress)
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\npython -m tools.cluster monitoring\n\n"
+    "kubectl get prometheuses,alertmanagers,podmonitors -A"
+)
+def monitoring(*, name: Name = DEFAULT_NAME) -> None:
+    """Install the Prometheus operator, Prometheus and Alertmanager; first builds them."""
+    with _errors_in_words(), exit_on_signals(), Progress(verbose=False) as progress:
+        monitoring_parts.install(_find(name), progress)
+    out.print(f"Prometheus answers at {monitoring_parts.PROMETHEUS_URL}, inside the cluster.")
+
+
+@app.command(epilog="[bold]Examples[/bold]\n\npython -m tools.cluster keda")
+def keda(*, name: Name = DEFAULT_NAME) -> None:
+    """Install KEDA and wait until it serves external metrics; first builds it."""
+    with _errors_in_words(), exit_on_signals(), Progress(verbose=False) as progress:
+        keda_parts.install(_find(name), progress)
 
 
 @contextmanager

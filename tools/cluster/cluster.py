@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from tools.cluster import cgroups, control, machine, registry
+from tools.cluster import cgroups, commands, control, machine, registry
 from tools.cluster.addresses import Slice
 from tools.cluster.errors import AlreadyUp, ClusterError
 from tools.cluster.paths import CHECKOUT, cache
@@ -163,6 +163,16 @@ class Cluster:
             text=True,
             check=False,
         )
+
+    def import_image(self, archive: Path) -> None:
+        """Give Kubernetes an image from an archive on the node; again is harmless.
+
+        Raises:
+            ClusterError: containerd does not take it.
+        """
+        done = self.run(commands.import_image(str(archive)))
+        if done.returncode != 0:
+            raise ClusterError(f"image {archive.name} cannot be imported: {done.stderr.strip()}")
 
     def node_command(self, command: Sequence[str]) -> list[str]:
         """Return the arguments that run `command` on the node, given `node_environment`."""

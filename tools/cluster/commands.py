@@ -19,6 +19,7 @@ DNS: Final = "coredns"
 POLICIES: Final = "network-policies"
 
 ADMIN: Final = "admin"
+AGGREGATOR: Final = "aggregator"
 ETCD_PORT: Final = 2379
 PROXY_HEALTH_PORT: Final = 10256
 POLICIES_PORT: Final = 9080
@@ -112,6 +113,20 @@ def _api_server(pki: Path, addresses: Slice) -> list[str]:
         "--kubelet-preferred-address-types=InternalIP",
         f"--kubelet-client-certificate={pki / API_SERVER}.crt",
         f"--kubelet-client-key={pki / API_SERVER}.key",
+        *_aggregation(pki),
+    ]
+
+
+def _aggregation(pki: Path) -> list[str]:
+    """Let other API servers, such as one for external metrics, trust what this one hands on."""
+    return [
+        f"--requestheader-client-ca-file={pki / AGGREGATOR}-ca.crt",
+        f"--requestheader-allowed-names={AGGREGATOR}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={pki / AGGREGATOR}.crt",
+        f"--proxy-client-key-file={pki / AGGREGATOR}.key",
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tools.cluster.build import Built, drafted, locked
 from tools.cluster.config import PAUSE_IMAGE
 from tools.cluster.errors import ClusterError
-from tools.cluster.modules import KUBERAY, version_of
+from tools.cluster.modules import KUBERAY, Module, version_of
 from tools.cluster.paths import GO_MODULES, Cache
 from tools.cluster.progress import Progress
 
@@ -30,6 +30,7 @@ BASE_PACKAGES: Final = (
     "python3",
     "wget",
 )
+WITHOUT_ROOT: Final = "65532:65532"
 _RECIPE: Final = "1"
 _USER: Final = "tandem"
 _USER_ID: Final = 1000
@@ -47,12 +48,6 @@ _NEEDLESS: Final = (
 )
 
 
-def kuberay_image() -> str:
-    """The image of KubeRay's operator, with the version that is pinned."""
-    go_mod = (GO_MODULES / KUBERAY.name / "go.mod").read_text(encoding="utf-8")
-    return f"localhost/tandem/kuberay:{version_of(go_mod, KUBERAY.source)}"
-
-
 @dataclass(frozen=True, slots=True)
 class Image:
     """Configuration of an image."""
@@ -60,6 +55,23 @@ class Image:
     reference: str
     entrypoint: tuple[str, ...] = ()
     user: str = ""
+
+
+def pinned_version(module: Module) -> str:
+    """The version of a module that its go.mod pins."""
+    go_mod = (GO_MODULES / module.name / "go.mod").read_text(encoding="utf-8")
+    return version_of(go_mod, module.source)
+
+
+def program_image(name: str, module: Module, path: str) -> Image:
+    """The image of one program at `path`, with the version of its module, and without root."""
+    reference = f"localhost/tandem/{name}:{pinned_version(module)}"
+    return Image(reference, (path,), user=WITHOUT_ROOT)
+
+
+def kuberay_image() -> Image:
+    """The image of KubeRay's operator."""
+    return program_image("kuberay", KUBERAY, "/kuberay-operator")
 
 
 def make_images(cache: Cache, built: Built, packages: Path, progress: Progress) -> list[Path]:
@@ -71,25 +83,24 @@ def make_images(cache: Cache, built: Built, packages: Path, progress: Progress) 
     cache.images.mkdir(parents=True, exist_ok=True)
     programs = built.programs
     return [
-        _program_image(cache, Image(PAUSE_IMAGE, ("/pause",)), programs["pause"]),
-        _program_image(
-            cache,
-            Image(kuberay_image(), ("/kuberay-operator",), user="65532:65532"),
-            programs["kuberay-operator"],
-        ),
+        pack_program(cache, Image(PAUSE_IMAGE, ("/pause",)), programs["pause"]),
+        pack_program(cache, kuberay_image(), programs["kuberay-operator"]),
         _base_image(cache, packages, progress),
     ]
 
 
-def _program_image(cache: Cache, image: Image, program: Path) -> Path:
+def pack_program(cache: Cache, image: Image, program: Path) -> Path:
+    """The archive of an image that holds `program` alone, at the path of its entrypoint."""
     # The folder of a program carries the key of its build.
-    archive = cache.images / f"{program.parent.parent.name}-{_RECIPE}.tar"
+    key = hashlib.sha256(f"{_RECIPE} {image}".encode()).hexdigest()[:8]
+    archive = cache.images / f"{program.parent.parent.name}-{program.name}-{key}.tar"
     if archive.exists():
         return archive
     with locked(cache.lock), drafted(cache.images) as draft:
         root = draft / "root"
-        root.mkdir()
-        shutil.copy(program, root / program.name)
+        place = root / image.entrypoint[0].removeprefix("/")
+        place.parent.mkdir(parents=True)
+        shutil.copy(program, place)
         _pack(root, image, archive)
     return archive
 

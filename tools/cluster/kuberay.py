@@ -1,26 +1,22 @@
 """Installs KubeRay into a cluster: what its Helm chart would, from the files of its Go module."""
 
-from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from tools.cluster.build import Built, build_modules
+from tools.cluster.build import build_modules
 from tools.cluster.cluster import Cluster
 from tools.cluster.images import kuberay_image
+from tools.cluster.manifests import apply, apply_kinds, load, namespace, place, wait_available
 from tools.cluster.modules import KUBERAY
 from tools.cluster.paths import cache
 from tools.cluster.progress import SILENT, Progress
 
 NAMESPACE: Final = "kuberay-system"
 NAME: Final = "kuberay-operator"
-_TIMEOUT: Final = "120s"
 _LABELS: Final = {
     "app.kubernetes.io/name": NAME,
     "app.kubernetes.io/instance": NAME,
     "app.kubernetes.io/component": NAME,
 }
-_NAMESPACED: Final = ("ServiceAccount", "Role", "RoleBinding")
 _ROLES: Final = (
     "role.yaml",
     "role_binding.yaml",
@@ -38,40 +34,12 @@ def install(cluster: Cluster, progress: Progress = SILENT) -> None:
     """
     with progress.phase("install KubeRay"):
         # It was built before the cluster started, so this only looks it up.
-        folder = _folder(build_modules(cache(), progress))
-        cluster.kubectl("apply", "--server-side", "--filename", str(folder / "crds"))
-        manifests = yaml.safe_dump_all([_namespace(), *_rbac(folder / "rbac"), deployment()])
-        cluster.kubectl("apply", "--server-side", "--filename", "-", input=manifests)
-        cluster.kubectl(
-            *("wait", "--for=condition=Established", f"--timeout={_TIMEOUT}"),
-            *("--filename", str(folder / "crds")),
-        )
-        cluster.kubectl(
-            *("rollout", "status", f"deployment/{NAME}"),
-            *(f"--namespace={NAMESPACE}", f"--timeout={_TIMEOUT}"),
-        )
-
-
-def _folder(built: Built) -> Path:
-    return built.folders[KUBERAY.name]
-
-
-def _namespace() -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-
-
-def _rbac(folder: Path) -> list[dict[str, Any]]:
-    texts = [(folder / name).read_text(encoding="utf-8") for name in _ROLES]
-    return [place(document) for text in texts for document in yaml.safe_load_all(text)]
-
-
-def place(document: dict[str, Any]) -> dict[str, Any]:
-    """Put a document of the module's `config/rbac` into the namespace, as kustomize would."""
-    if document["kind"] in _NAMESPACED:
-        document["metadata"]["namespace"] = NAMESPACE
-    for subject in document.get("subjects", []):
-        subject["namespace"] = NAMESPACE
-    return document
+        folder = build_modules(cache(), progress).folders[KUBERAY.name]
+        apply_kinds(cluster, folder / "crds")
+        roles = load(*(folder / "rbac" / name for name in _ROLES))
+        placed = [place(document, NAMESPACE) for document in roles]
+        apply(cluster, [namespace(NAMESPACE), *placed, deployment()])
+        wait_available(cluster, f"deployment/{NAME}", namespace=NAMESPACE)
 
 
 def deployment() -> dict[str, Any]:
@@ -99,7 +67,7 @@ def deployment() -> dict[str, Any]:
 def _container() -> dict[str, Any]:
     return {
         "name": NAME,
-        "image": kuberay_image(),
+        "image": kuberay_image().reference,
         "imagePullPolicy": "IfNotPresent",
         "args": ["--enable-leader-election=false"],
         "ports": [{"name": "http", "containerPort": 8080}],

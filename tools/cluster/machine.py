@@ -132,6 +132,10 @@ def _write_keys(files: Files, addresses: Slice) -> None:
         hosts=config.API_HOSTS,
     )
     _write_pair(files.pki, "serving", serving)
+    # An authority of its own: no other client may name users by header.
+    aggregator = pki.Authority(f"tandem {commands.AGGREGATOR}")
+    _write_private(files.pki / f"{commands.AGGREGATOR}-ca.crt", aggregator.certificate)
+    _write_pair(files.pki, commands.AGGREGATOR, aggregator.sign(commands.AGGREGATOR))
     private, public = pki.signing_key()
     _write_private(files.pki / "accounts.key", private)
     _write_private(files.pki / "accounts.pub", public)

@@ -27,6 +27,8 @@ class Module:
     """Folders of `source` to keep, and their names here."""
     stamps: Sequence[str] = ()
     """Linker flags in which {version}, {major} and {minor} are those of `source`."""
+    tags: Sequence[str] = ()
+    """Build tags."""
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -42,6 +44,37 @@ KUBERAY: Final = Module(
     copies={"config/crd/bases": "crds", "config/rbac": "rbac"},
 )
 PAUSE: Final = Module(name="pause", programs=_same("pause"))
+PROMETHEUS: Final = Module(
+    name="prometheus",
+    programs=_same("prometheus", "promtool"),
+    source="github.com/prometheus/prometheus",
+    # Of the ways to discover targets only Kubernetes': the others bring every cloud's SDK along.
+    tags=("remove_all_sd", "enable_kubernetes_sd"),
+)
+PROMETHEUS_OPERATOR: Final = Module(
+    name="prometheus-operator",
+    programs={
+        "operator": "prometheus-operator",
+        "prometheus-config-reloader": "prometheus-config-reloader",
+    },
+    source="github.com/prometheus-operator/prometheus-operator",
+    copies={
+        "example/prometheus-operator-crd": "crds",
+        "example/rbac/prometheus-operator": "rbac",
+    },
+)
+# Later versions embed a web interface that their module lacks.
+ALERTMANAGER: Final = Module(
+    name="alertmanager",
+    programs=_same("alertmanager"),
+    source="github.com/prometheus/alertmanager",
+)
+KEDA: Final = Module(
+    name="keda",
+    programs={"operator": "keda", "adapter": "keda-metrics-apiserver"},
+    source="github.com/kedacore/keda/v2",
+    copies={"config": "config"},
+)
 MODULES: Final = (
     Module(
         name="kubernetes",
@@ -72,6 +105,10 @@ MODULES: Final = (
     KUBERAY,
     PAUSE,
 )
+"""Parts of every cluster."""
+MONITORING_MODULES: Final = (PROMETHEUS, PROMETHEUS_OPERATOR, ALERTMANAGER)
+"""Parts of a cluster with monitoring."""
+ALL_MODULES: Final = (*MODULES, *MONITORING_MODULES, KEDA)
 
 
 def key(files: Mapping[str, bytes], go_version: str, flags: Sequence[str]) -> str:
@@ -89,6 +126,11 @@ def version_of(go_mod: str, source: str) -> str:
     """The version of `source` that a go.mod requires; empty when it requires none."""
     match = re.search(rf"^\s*(?:require )?{re.escape(source)} (v\S+)", go_mod, re.MULTILINE)
     return match[1] if match else ""
+
+
+def tag_flags(module: Module) -> tuple[str, ...]:
+    """The flags of `go build` for its tags."""
+    return ("-tags", ",".join(module.tags)) if module.tags else ()
 
 
 def linker_flags(module: Module, version: str) -> str:

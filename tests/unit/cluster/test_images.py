@@ -15,4 +15,4 @@ def test_an_image_names_its_layer_its_program_and_its_user() -> None:
 
 
 def test_kuberays_image_has_the_version_of_its_module() -> None:
-    assert kuberay_image().startswith("localhost/tandem/kuberay:v1.")
+    assert kuberay_image().reference.startswith("localhost/tandem/kuberay:v1.")

@@ -3,11 +3,14 @@
 import pytest
 
 from tools.cluster.modules import (
+    ALL_MODULES,
     MODULES,
+    PROMETHEUS,
     Module,
     key,
     linker_flags,
     parse_go_version,
+    tag_flags,
     version_of,
 )
 from tools.cluster.paths import GO_MODULES
@@ -64,7 +67,18 @@ def test_kubernetes_gets_its_version() -> None:
     assert flags.endswith("version.gitMinor=36")
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_tags_are_one_argument() -> None:
+    assert tag_flags(PROMETHEUS) == ("-tags", "remove_all_sd,enable_kubernetes_sd")
+    assert tag_flags(MODULES[0]) == ()
+
+
+def test_no_two_programs_have_one_name() -> None:
+    names = [name for module in ALL_MODULES for name in module.programs.values()]
+
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("module", ALL_MODULES, ids=lambda module: module.name)
 def test_every_module_is_pinned(module: Module) -> None:
     folder = GO_MODULES / module.name
     is_ours = not module.source
