@@ -18,6 +18,8 @@ _TESTS: Final = Path(__file__).parent
 SHARED: Final = (
     ("e2e/kubernetes/test_faults.py", "kubernetes: faults"),
     ("e2e/kubernetes/test_head_fault_tolerance.py", "kubernetes: faults"),
+    ("e2e/kubernetes/test_autoscaling.py", "kubernetes: scaling"),
+    ("e2e/kubernetes/test_scale_to_zero.py", "kubernetes: scaling"),
     ("e2e/kubernetes", "kubernetes"),
     ("integration/operator", "operator"),
     ("integration/chart/test_rights.py", "chart: rights"),
@@ -37,11 +39,10 @@ def group_of(path: PurePosixPath) -> str:
 
 def rank_of(path: PurePosixPath) -> int:
     """Return the position of a file's group among all: FIRST, what is not listed, the others."""
-    order = list(dict.fromkeys(group for _, group in SHARED))
-    group = group_of(path)
-    if group not in order:
-        return len(FIRST)
-    return order.index(group) if group in FIRST else len(FIRST) + 1 + order.index(group)
+    group, order = group_of(path), list(dict.fromkeys(group for _, group in SHARED))
+    if group in FIRST:
+        return FIRST.index(group)
+    return len(FIRST) + (1 + order.index(group) if group in order else 0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,7 +21,7 @@ from tests.tiny import TINY
 
 # Long, for machines that have other things to do; nothing waits longer than it must.
 TIMEOUT_S = 300.0
-POLL_S = 0.1
+FIRST_POLL_S, LAST_POLL_S, POLL_GROWTH = 0.05, 1.0, 1.2
 LAST_WORDS = 4000
 # A usual limit of open files, too low for as many connections as Ray Serve asks HAProxy for.
 SHELL = ("sh", "-c", 'ulimit -n 20000; exec "$@"', "sh")
@@ -35,11 +35,16 @@ def wait_for(
     instead: Callable[[], object] = lambda: "",
 ) -> None:
     """Wait until `condition` holds; fail with `what`, and what is there `instead`, when it does
-    not in time."""
-    deadline = time.monotonic() + timeout_s
+    not in time.
+
+    It is asked less and less often: a `kubectl` ten times a second takes half a core from what is
+    waited for.
+    """
+    deadline, poll_s = time.monotonic() + timeout_s, FIRST_POLL_S
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s {instead()}"
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
+        poll_s = min(poll_s * POLL_GROWTH, LAST_POLL_S)
 
 
 def free_port() -> int:

@@ -8,9 +8,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.e2e.kubernetes.harness import Checkpoint, OperatorProcess
+from tests.e2e.kubernetes.prometheus import Prometheus, monitored_values
 from tests.figures import Times
 from tests.tiny import TINY
-from tools.cluster import Cluster, kuberay
+from tools.cluster import Cluster, kuberay, monitoring
 from tools.cluster.progress import SILENT
 from tools.kubernetes import Kubernetes
 from tools.up import cluster_values, install_tandem
@@ -31,6 +32,17 @@ def tandem(cluster: Cluster, times: Times) -> Kubernetes:
     with times.measure("Tandem installed by Helm"):
         install_tandem(kubernetes, cluster_values(cluster), SILENT)
     return kubernetes
+
+
+@pytest.fixture(scope="module")
+def prometheus(cluster: Cluster, tandem: Kubernetes, times: Times) -> Prometheus:
+    """A Prometheus that scrapes the replicas, by the chart's own PodMonitor."""
+    with times.measure("Prometheus, its operator and Alertmanager installed"):
+        monitoring.install(cluster)
+    # The chart asks whether the cluster has PodMonitors when it is installed.
+    with times.measure("Tandem upgraded, which finds them"):
+        install_tandem(tandem, monitored_values(cluster), SILENT)
+    return Prometheus(tandem)
 
 
 @pytest.fixture

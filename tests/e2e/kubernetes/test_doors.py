@@ -17,6 +17,7 @@ KEYS = "door-keys"
 STRANGERS = "strangers"
 TALK = {"model": "tandem-tiny", "messages": held_out(1)[0].messages, "max_tokens": 4}
 GCS, METRICS, ENDPOINT, REPLICA, STATISTICS = 6379, 8080, 8000, 30000, 8404
+REPLICA_METRICS = 9464
 # Connects, or says why not; a dropped packet is a time-out.
 CONNECT = """
 import socket, sys
@@ -66,8 +67,8 @@ def stranger(tandem: Kubernetes) -> Iterator["Caller"]:
 
 @pytest.fixture(scope="module")
 def prometheus(tandem: Kubernetes) -> Iterator["Caller"]:
-    """A pod with the labels of Prometheus, in the namespace where it is expected."""
-    yield from a_caller(tandem, "monitoring", {"app.kubernetes.io/name": "prometheus"})
+    """A pod with the labels of Prometheus."""
+    yield from a_caller(tandem, "observers", {"app.kubernetes.io/name": "prometheus"})
 
 
 class Caller:
@@ -161,7 +162,7 @@ def test_a_stranger_reaches_the_endpoint_and_nothing_else(
     assert stranger.tries(worker, ENDPOINT) == "open"
     for address, port in (
         (head, DASHBOARD_PORT), (head, GCS), (head, METRICS), (head, ENDPOINT),
-        (worker, METRICS), (worker, REPLICA), (worker, STATISTICS),
+        (worker, METRICS), (worker, REPLICA_METRICS), (worker, REPLICA), (worker, STATISTICS),
     ):  # fmt: skip
         assert stranger.tries(address, port) == "closed", f"{address}:{port}"
 
@@ -171,6 +172,7 @@ def test_prometheus_reaches_the_metrics_and_not_the_dashboard(
 ) -> None:
     head, worker = head_address(service), worker_address(service)
     assert prometheus.tries(worker, METRICS) == "open"
+    assert prometheus.tries(worker, REPLICA_METRICS) == "open"
     assert prometheus.tries(head, METRICS) == "open"
     assert prometheus.tries(head, DASHBOARD_PORT) == "closed"
 

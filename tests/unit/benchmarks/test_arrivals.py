@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.serving.arrivals import poisson_arrivals
-from benchmarks.serving.case import Shape
 from benchmarks.serving.errors import BenchmarkError
-from benchmarks.serving.trace import Arrival, clip, parse_trace, speed_up
+from benchmarks.serving.trace import parse_trace
+from tandem_engine.simulate.workload import Arrival, Shape, clip, speed_up
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 RATES = st.floats(0.01, 1000)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serving.case import Case, Shape, parse_case
+from benchmarks.serving.case import Case, parse_case
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.plan import ClosedLoop, OpenLoop, loads_of
 from benchmarks.serving.settings import LatencyTargets, LoadSettings, parse_token_ids
+from tandem_engine.simulate.workload import Shape
 
 CASE = Case(4, Shape(32, 16))
 

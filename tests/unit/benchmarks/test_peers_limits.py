@@ -29,8 +29,9 @@ from benchmarks.peers.roofline import (
 from benchmarks.peers.rows import parse_row
 from benchmarks.peers.shapes import SHAPES, ModelShape, find_shape
 from benchmarks.peers.turns import Sample, TurnResult
-from benchmarks.serving.case import Case, Shape
+from benchmarks.serving.case import Case
 from benchmarks.serving.errors import WrongUsage
+from tandem_engine.simulate.workload import Shape
 
 # 1 layer; qkv (4+2+2)×2, output 2×4, gate and up 6×2, down 2×3: 16+8+12+6 = 42; head 10×2 = 20.
 TINY = ModelShape(

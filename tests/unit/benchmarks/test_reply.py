@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serving.case import Shape
 from benchmarks.serving.http1 import NotHttp, ResponseParser
 from benchmarks.serving.outcome import Failure
 from benchmarks.serving.reply import Reply
+from tandem_engine.simulate.workload import Shape
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PART = {"choices": [{"index": 0, "text": "ü", "finish_reason": None}], "usage": None}

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serving.case import Shape
 from benchmarks.serving.outcome import Failure, Outcome
 from benchmarks.serving.settings import LatencyTargets
 from benchmarks.serving.statistics import (
@@ -17,6 +16,7 @@ from benchmarks.serving.statistics import (
     spread_ms,
     summarize,
 )
+from tandem_engine.simulate.workload import Shape
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 

@@ -49,9 +49,9 @@ TESTS: Final[Mapping[BlockKind, tuple[str, ...]]] = {
 }
 """Modules that hold the blocks of each kind against the code."""
 
-_USAGE: Final = re.compile(r"tandem(-operator)? ?[a-z]* [-A-Z\[(]")
+_USAGE: Final = re.compile(r"tandem(-operator)?( [a-z]+)* [-A-Z\[(]")
 _PICTURE: Final = re.compile("[►▼]")
-_VALUES: Final = frozenset({"settings", "image", "networkPeers"})
+_VALUES: Final = frozenset({"settings", "image", "metrics", "networkPeers", "dashboards"})
 
 
 def documents(block: Block) -> list[Any]:

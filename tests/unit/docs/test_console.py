@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -63,8 +62,7 @@ def tandem() -> Any:
     whole = typer.Typer()
     whole.registered_commands = [*cli.app.registered_commands]
     whole.registered_callback = cli.app.registered_callback
-    for point in entry_points(group=cli.COMMANDS_GROUP):
-        whole.command(point.name)(point.load())
+    cli.add_commands_of_others(whole)
     return get_command(whole)
 
 

@@ -8,13 +8,23 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_engine.api.output import EngineStats
+from tandem_engine.api.slo import LatencyTarget, Slo
+from tandem_engine.async_engine.metric_aliases import (
+    MINDIE,
+    MINDIE_GAUGES,
+    MINDIE_RATIOS,
+    VLLM,
+)
 from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.recent_requests import FEWEST
+from tandem_engine.async_engine.timeline import Timeline
+from tandem_engine.scheduler.latency.step_model import StepTimeModel
 from tandem_operator.metrics import Metrics
 from tandem_serve.http.metrics import ResponseCounts, exposition
 from tests.unit.docs.pages import ROOT, code_blocks, prose, rows
 
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
-SERIES = re.compile(r"`(tandem_[a-z0-9_]+)(?:\{[^}]*\})?`")
+SERIES = re.compile(r"`((?:tandem|process)_[a-z0-9_]+)(?:\{[^}]*\})?`")
 TYPES = {"counter", "gauge", "histogram"}
 
 
@@ -26,8 +36,14 @@ def series(families: Iterable[Metric]) -> dict[str, str]:
 
 
 def engine_series() -> dict[str, str]:
-    metrics = EngineMetrics("tiny")
-    metrics.state(EngineStats(**{field.name: 1 for field in fields(EngineStats)}))
+    slo = Slo(ttft=LatencyTarget(target="1s"), tpot=LatencyTarget(target="50ms"))
+    metrics = EngineMetrics("tiny", slo=slo)
+    stats = EngineStats(**{field.name: 1 for field in fields(EngineStats)})
+    metrics.state(stats, prices=StepTimeModel().prices)
+    for _ in range(FEWEST):
+        metrics.received(num_prompt=1, num_choices=1)
+        metrics.admitted(num_prompt=1, num_cached=0, num_choices=1)
+        metrics.finished(Timeline(0.0, num_tokens=1), 1.0, num_prompt=1)
     return series(text_string_to_metric_families(metrics.text().decode()))
 
 
@@ -63,3 +79,18 @@ def test_queries_and_alerts_name_series_that_there_are() -> None:
     unknown = {name for name in named if name not in known and suffixes.sub("", name) not in known}
 
     assert unknown <= {"tandem_"}, "the prefix alone stands in the text"
+
+
+def test_every_alias_stands_beside_its_series() -> None:
+    engine = engine_series()
+    table = {
+        cells[0].strip("`"): {cell.strip("`").split("`")[0] for cell in cells[1:] if cell}
+        for _, cells in rows(PAGE)
+        if len(cells) == 3
+    }
+    for source, name in [*VLLM.items(), *MINDIE.items()]:
+        suffix = "" if source in engine else "_total"
+        assert f"{name}{suffix}" in table[f"{source}{suffix}"]
+    for source, name in MINDIE_GAUGES.items():
+        assert name in table[f"{source}_total"]
+    assert set(MINDIE_RATIOS) <= set.union(*table.values())

@@ -8,26 +8,13 @@ import pytest
 import yaml
 
 from tandem_operator.k8s.names import HEAD, pod_labels
-from tandem_serve.testing import FakeEngine, fake_app
 from tests.unit.docs.kinds import BlockKind, blocks_of, documents
 from tests.unit.docs.pages import ROOT, Block
-from tests.unit.operator.render.services import SETTINGS, rendered
+from tests.unit.operator.render.services import SETTINGS
 
 CHART: Final = ROOT / "charts" / "tandem"
 Object = dict[str, Any]
 _OF_LISTS: Final = {"list", "watch"}
-
-
-def check_monitor(monitor: Object, _: Block) -> None:
-    """Check that a ServiceMonitor selects the endpoint of a service, and a path of it."""
-    [ray_service] = [one for one in rendered().objects if one["kind"] == "RayService"]
-    endpoint = ray_service["spec"]["serveService"]
-    [scraped] = monitor["spec"]["endpoints"]
-
-    labels = monitor["spec"]["selector"]["matchLabels"].items()
-    assert labels <= endpoint["metadata"]["labels"].items()
-    assert scraped["port"] in {port["name"] for port in endpoint["spec"]["ports"]}
-    assert scraped["path"] in {getattr(one, "path", "") for one in fake_app(FakeEngine()).routes}
 
 
 def check_role(role: Object, _: Block) -> None:
@@ -86,7 +73,6 @@ def check_loader(pod: Object, block: Block) -> None:
 
 
 CHECKS: Final[Mapping[str, Callable[[Object, Block], None]]] = {
-    "ServiceMonitor": check_monitor,
     "Role": check_role,
     "RoleBinding": check_binding,
     "NetworkPolicy": check_policy,

@@ -29,7 +29,7 @@ from tests.unit.docs.pages import (
 from tools.cluster.modules import KUBERAY, version_of
 from tools.cluster.paths import GO_MODULES
 
-NAMESPACES: Final = {"tandem-system", "kuberay-system", "team-a", "models", "storage"}
+NAMESPACES: Final = {"tandem-system", "kuberay-system", "monitoring", "team-a", "models", "storage"}
 KUBERNETES_OWN: Final = {"pods", "pod", "svc", "deploy", "crd", "secret", "events"}
 VERBS: Final = {
     "apply", "get", "describe", "delete", "scale", "patch", "wait", "port-forward", "cp", "exec",
@@ -99,8 +99,8 @@ def check_patch(words: list[str]) -> None:
 
 
 def exists(name: str) -> bool:
-    """Return True for a file of the repository, and for one that a page shows under this name."""
-    return (ROOT / name).exists() or name in files_shown()
+    """Return True for a file of the repository, one that a page shows under this name, and `-`."""
+    return name == "-" or (ROOT / name).exists() or name in files_shown()
 
 
 @cache

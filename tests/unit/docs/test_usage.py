@@ -19,10 +19,13 @@ _OF_ALL: Final = {"--help", "-h", "--install-completion", "--show-completion"}
 
 def command_of(block: Block) -> Any:
     """Return the command that a line of usage is about."""
-    program, name, *_ = block.text.split()
+    program, *names = block.text.split()
     if program == "tandem-operator":
         return get_command(operator_main._app)
-    return tandem().commands[name]
+    command = tandem()
+    while (group := getattr(command, "commands", {})) and names:
+        command = group[names.pop(0)]
+    return command
 
 
 def options_of(command: Any) -> list[Any]:
