@@ -5,21 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.serving.errors import WrongUsage
+from tandem_engine.simulate.workload import Shape
 
 _CASE: Final = re.compile(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The lengths of a request, in tokens."""
-
-    num_input: int
-    num_output: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and answer together."""
-        return self.num_input + self.num_output
 
 
 @dataclass(frozen=True, slots=True)

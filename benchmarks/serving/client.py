@@ -7,12 +7,12 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from benchmarks.serving.case import Shape
 from benchmarks.serving.connection import Address, ConnectionPool
 from benchmarks.serving.endpoint import Endpoint
 from benchmarks.serving.http1 import NotHttp
 from benchmarks.serving.outcome import Failure, Outcome
 from benchmarks.serving.prompts import PromptSource, completion_body
+from tandem_engine.simulate.workload import Shape
 
 
 @dataclass(frozen=True, slots=True)

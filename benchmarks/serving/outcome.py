@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.serving.case import Shape
+from tandem_engine.simulate.workload import Shape
 
 
 @dataclass(frozen=True, slots=True)

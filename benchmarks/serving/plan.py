@@ -7,10 +7,11 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from benchmarks.serving.arrivals import poisson_arrivals
-from benchmarks.serving.case import Case, Shape
+from benchmarks.serving.case import Case
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from benchmarks.serving.settings import LoadSettings
-from benchmarks.serving.trace import Arrival, clip, parse_trace, speed_up
+from benchmarks.serving.trace import parse_trace
+from tandem_engine.simulate.workload import Arrival, Shape, clip, speed_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

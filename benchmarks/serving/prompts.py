@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from benchmarks.serving.case import Shape
+from tandem_engine.simulate.workload import Shape
 
 SAMPLE_TEXT: Final = """\
 A baker in a small town opens at 6 and closes at 18. On Monday she sells 240 rolls at 35 cents,

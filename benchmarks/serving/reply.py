@@ -8,9 +8,9 @@ import json
 from collections import deque
 from typing import Any, Final
 
-from benchmarks.serving.case import Shape
 from benchmarks.serving.http1 import ResponseParser
 from benchmarks.serving.outcome import Failure
+from tandem_engine.simulate.workload import Shape
 
 _OK: Final = 200
 _MAX_ERROR: Final = 4096

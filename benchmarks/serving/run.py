@@ -7,12 +7,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import cycle, islice, repeat, takewhile
 from typing import Final, assert_never
 
-from benchmarks.serving.case import Shape
 from benchmarks.serving.client import Client, PreparedRequest
 from benchmarks.serving.outcome import Outcome
 from benchmarks.serving.plan import ClosedLoop, Load, OpenLoop, shapes_of
 from benchmarks.serving.progress import Progress
 from benchmarks.serving.statistics import Measurement
+from tandem_engine.simulate.workload import Shape
 
 _WARMUP_OF_OPEN_LOOP: Final = 4
 _PAUSE_AFTER_FAILURE_S: Final = 0.1

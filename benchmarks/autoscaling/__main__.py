@@ -1,0 +1,5 @@
+"""`python -m benchmarks.autoscaling`."""
+
+from benchmarks.autoscaling.cli import main
+
+main()
