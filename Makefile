@@ -39,14 +39,15 @@ down: $(READY)  ## End what `make up` and `make serve` started
 	@$(BIN)/python -m tools.cluster down
 
 test: check  ## Run every check and every test, as CI does; says what it skips, and why
-	$(PYTEST) -m 'not exhaustive'
-	@echo 'Whole ranges (marked exhaustive) were sampled; make test-all runs them.'
+	$(PYTEST) -m 'not exhaustive and not nightly'
+	@echo 'Whole ranges (marked exhaustive) were sampled, and tests marked nightly left out;'
+	@echo 'make test-all runs them.'
 
 test-all: check  ## The same with whole ranges where `make test` takes samples
 	$(PYTEST)
 
 test-quick: check  ## `make test` without the tests that start a Kubernetes of their own
-	$(PYTEST) -m 'not cluster and not exhaustive'
+	$(PYTEST) -m 'not cluster and not exhaustive and not nightly'
 
 check: $(READY)  ## Lint, type-check, and hold the layers apart
 	$(BIN)/ruff check .
