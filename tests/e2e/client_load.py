@@ -1,8 +1,9 @@
 """Questions for a service that serves: one, all at once, or as many as it takes."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -10,6 +11,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from tests.tiny import MAX_ANSWER_TOKENS, held_out
 
 MODEL = "tandem-tiny"
+CLIENT_NICENESS = -15
 
 
 def openai_client(url: str, *, api_key: str = "none") -> AsyncOpenAI:
@@ -18,6 +20,24 @@ def openai_client(url: str, *, api_key: str = "none") -> AsyncOpenAI:
     return AsyncOpenAI(
         base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=120, http_client=http
     )
+
+
+@contextmanager
+def client_priority() -> Iterator[None]:
+    """Schedule this thread before others, where it may (root).
+
+    A client that waits for a core for ten seconds between its connection and the head of its
+    request is disconnected, as a hostile one is. Measured beside 40 busy processes: 96 of 132
+    requests were lost in this way, and none of 342 with this priority.
+    """
+    thread = 0
+    before = os.getpriority(os.PRIO_PROCESS, thread)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, thread, CLIENT_NICENESS)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, thread, before)
 
 
 async def ask(client: AsyncOpenAI, messages: list[Any], **more: Any) -> str:
@@ -51,13 +71,14 @@ async def steady_load(client: AsyncOpenAI, *, concurrency: int) -> AsyncIterator
             answers.append(await ask(client, conversations[at % len(conversations)].messages))
             at += concurrency
 
-    async with asyncio.TaskGroup() as group:
-        for at in range(concurrency):
-            group.create_task(keep_asking(at))
-        try:
-            yield answers
-        finally:
-            done.set()
+    with client_priority():
+        async with asyncio.TaskGroup() as group:
+            for at in range(concurrency):
+                group.create_task(keep_asking(at))
+            try:
+                yield answers
+            finally:
+                done.set()
 
 
 async def more_answers(answers: list[str], count: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 
-from tests.e2e.client_load import MODEL, openai_client
+from tests.e2e.client_load import MODEL, client_priority, openai_client
 from tests.tiny import held_out
 
 MAX_TOKENS = 32
@@ -84,13 +84,14 @@ def client_without_reuse(url: str) -> AsyncOpenAI:
 async def bursts(url: str, *, size: int) -> AsyncIterator[Bursts]:
     """Bursts of `size` requests while the block lasts; none of them may fail."""
     done = asyncio.Event()
-    async with client_without_reuse(url) as client, asyncio.TaskGroup() as group:
-        load = Bursts(client, size)
-        group.create_task(load.run(done))
-        try:
-            yield load
-        finally:
-            done.set()
+    with client_priority():
+        async with client_without_reuse(url) as client, asyncio.TaskGroup() as group:
+            load = Bursts(client, size)
+            group.create_task(load.run(done))
+            try:
+                yield load
+            finally:
+                done.set()
     told = [*load.failures[:3], *load.failures[-3:]]
     assert not told, f"{len(load.failures)} of {load.sent} requests failed, such as {told}"
     assert load.answered == load.sent
