@@ -59,12 +59,18 @@ class Prometheus:
         active: list[dict[str, Any]] = self._get("targets", state="active")["activeTargets"]
         return [one for one in active if one["labels"].get("inference_service") == service.name]
 
-    def wait_scraped(self, service: DeployedService, replicas: int) -> None:
-        """Wait until exactly that many replicas of a service are scraped, all without error."""
+    def wait_scraped(self, service: DeployedService, replicas: int, *, monitor: str = "") -> None:
+        """Wait until exactly that many replicas of a service are scraped, all without error.
+
+        With `monitor`, the name of a PodMonitor, until they are scraped by that one alone: the
+        operator of Prometheus takes a while to configure it anew.
+        """
 
         def is_scraped() -> bool:
             targets = self.targets_of(service)
-            return len(targets) == replicas and all(one["health"] == "up" for one in targets)
+            return len(targets) == replicas and all(
+                one["health"] == "up" and monitor in one["scrapePool"] for one in targets
+            )
 
         wait_for(
             is_scraped,

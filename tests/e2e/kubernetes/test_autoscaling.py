@@ -20,7 +20,7 @@ import pytest
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.bursts import Bursts, bursts
 from tests.e2e.kubernetes.harness import OperatorProcess
-from tests.e2e.kubernetes.lying_exporter import LyingExporter
+from tests.e2e.kubernetes.lying_exporter import NAME, LyingExporter
 from tests.e2e.kubernetes.prometheus import Prometheus, monitored_values, selector
 from tests.e2e.kubernetes.scaled import (
     FEW,
@@ -206,7 +206,7 @@ async def test_it_holds_while_metrics_lie(
     try:
         async with bursts(service.url, size=SMALL) as load:
             # The fake is scraped, and believed while it tells the truth.
-            await in_thread(lambda: prometheus.wait_scraped(service, 1))
+            await in_thread(lambda: prometheus.wait_scraped(service, 1, monitor=NAME))
             await in_thread(lambda: service.wait_for_reason("WithinTargets", "AtMinimum"))
             exporter.tell(lie)
             load.size = LARGE
