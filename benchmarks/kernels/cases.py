@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.measure import Work
-from benchmarks.kernels.shapes import Batch, make_cache, make_rope, random_tensor
-from tandem_engine.device import kv_int8
+from benchmarks.kernels.shapes import Batch, cache_layout, make_cache, make_rope, random_tensor
 from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import pack, pack_int8
 from tandem_engine.device.runtime import HeadNorms, Kernels
@@ -81,12 +80,7 @@ def _prepare(config: DecoderConfig, batch: Batch, kv_dtype: torch.dtype) -> Case
 
 def _kv_bytes(config: DecoderConfig, kv_dtype: torch.dtype) -> int:
     """Of one token in one layer's cache."""
-    return (
-        2
-        * config.num_kv_heads
-        * kv_int8.row_elements(config.head_dim, kv_dtype)
-        * kv_dtype.itemsize
-    )
+    return cache_layout(config, kv_dtype, num_layers=1).bytes_per_token
 
 
 def _attention(config: DecoderConfig, batch: Batch, kv_dtype: torch.dtype) -> Case:

@@ -9,6 +9,7 @@ from torch import Tensor
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.device.runtime import Kernels
+from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.pack_model import pack_model
@@ -127,12 +128,21 @@ def make_rope(config: DecoderConfig) -> RopeTable:
     )
 
 
+def cache_layout(config: DecoderConfig, dtype: torch.dtype, num_layers: int = 0) -> CacheLayout:
+    """Of all layers, or of so many."""
+    return CacheLayout(
+        num_layers=num_layers or config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=str(dtype).removeprefix("torch."),
+        block_size=BLOCK_SIZE,
+    )
+
+
 def make_cache(config: DecoderConfig, batch: Batch, dtype: torch.dtype = torch.bfloat16) -> KVCache:
     """Blocks for the batch, in bfloat16 or int8, filled."""
     num_blocks = len(batch.layout().blocks)
-    cache = allocate_kv_cache(
-        config, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype, device="cpu"
-    )
+    cache = allocate_kv_cache(cache_layout(config, dtype), num_blocks=num_blocks, device="cpu")
     if dtype == torch.int8:
         for part in cache.blocks.flatten(0, 1):
             kv_int8.values_of(part).random_(-127, 128)

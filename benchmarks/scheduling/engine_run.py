@@ -53,11 +53,7 @@ class Bench:
         self._runtime.begin_steps()
         self._num_blocks = num_blocks
         self._kv_cache = allocate_kv_cache(
-            self._decoder.config,
-            num_blocks=num_blocks,
-            block_size=_BLOCK,
-            dtype=self._decoder.dtype,
-            device=self._decoder.device,
+            self._decoder.cache_layout(_BLOCK), num_blocks=num_blocks, device=self._decoder.device
         )
 
     @property

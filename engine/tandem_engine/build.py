@@ -15,22 +15,20 @@ from tandem_engine.api.rewrites import consequences
 from tandem_engine.async_engine.async_engine import AsyncEngine, in_force
 from tandem_engine.async_engine.loop import EngineLoop
 from tandem_engine.async_engine.metrics import EngineMetrics
-from tandem_engine.device.kv_int8 import SCALE_BYTES
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import (
     GIB,
     Capacity,
-    ModelShape,
     in_gib,
-    kv_bytes_per_token,
     size_by_gib,
     size_by_memory,
     size_host,
 )
 from tandem_engine.kvcache.fit import Fit, ReplicaMemory, Requirements, fit
 from tandem_engine.kvcache.host import HostPool
+from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
@@ -86,8 +84,8 @@ def build_engine(
     config = config.model_copy(update={"schedule": in_force(config.schedule, limits, config.slo)})
     for one in consequences(config.schedule, config.slo, max_seq_len=limits.max_seq_len):
         report(one.text)
-    shape = _shape(config, decoder)
-    report(capacity.in_words(shape, num_host_blocks=num_host_blocks, chosen=chosen))
+    layout = _layout(config, decoder)
+    report(capacity.in_words(layout, num_host_blocks=num_host_blocks, chosen=chosen))
     engine = _engine(config, decoder, capacity, runtime, num_host_blocks=num_host_blocks)
     _warm_up(engine, capacity)
     metrics = EngineMetrics(
@@ -123,13 +121,14 @@ def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRu
             f"{max_seq_len}, so that there is room for an answer."
         )
     total = runtime.memory().total
-    of_token = kv_bytes_per_token(
+    cache = CacheLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
-        head_size=model.head_dim,
-        dtype_bytes=1,
+        head_dim=model.head_dim,
+        dtype="float16",
+        block_size=config.schedule.cache_block_size,
     )
-    of_token += _ANGLE_BYTES * model.head_dim
+    of_token = cache.values_per_token + _ANGLE_BYTES * model.head_dim
     most = max(1, total // of_token)
     if config.max_seq_len is not None and max_seq_len > most:
         raise ConfigError(
@@ -203,7 +202,7 @@ def _fit(
             step=0,
             step_tokens=0,
         )
-    shape = _shape(config, decoder)
+    layout = _layout(config, decoder)
     cost = profile_steps(
         decoder,
         runtime,
@@ -215,9 +214,8 @@ def _fit(
         model_limit=decoder.max_positions,
         max_seq_len=config.max_seq_len,
         max_input_token_len=config.max_input_token_len,
-        block_size=schedule.cache_block_size,
-        vocab_size=shape.vocab_size,
-        kv_bytes_per_token=shape.kv_bytes_per_token,
+        vocab_size=decoder.config.vocab_size,
+        layout=layout,
     )
     fitted = fit(required, memory, cost)
     report(
@@ -239,24 +237,23 @@ def _reductions(requested: ScheduleConfig, max_positions: int, fitted: Fit) -> I
 def _capacity(
     config: EngineConfig, decoder: Decoder, memory: ReplicaMemory, fitted: Fit
 ) -> Capacity:
-    block_size = config.schedule.cache_block_size
-    shape = _shape(config, decoder)
+    layout = _layout(config, decoder)
     if config.num_kv_blocks is not None:
         return Capacity(
-            num_blocks=config.num_kv_blocks, block_size=block_size, max_seq_len=fitted.max_seq_len
-        ).checked(shape, available=0, activations=0)
+            num_blocks=config.num_kv_blocks,
+            block_size=layout.block_size,
+            max_seq_len=fitted.max_seq_len,
+        ).checked(layout, available=0, activations=0)
     if config.npu_mem_size > 0:
         return size_by_gib(
-            shape,
-            block_size=block_size,
+            layout,
             max_seq_len=fitted.max_seq_len,
             gib=config.npu_mem_size,
             available=memory.left,
             activations=fitted.step,
         )
     return size_by_memory(
-        shape,
-        block_size=block_size,
+        layout,
         max_seq_len=fitted.max_seq_len,
         available=memory.left,
         activations=fitted.step,
@@ -267,19 +264,8 @@ def _kv_dtype(config: EngineConfig, decoder: Decoder) -> torch.dtype:
     return torch.int8 if config.kv_cache_dtype == "int8" else decoder.dtype
 
 
-def _shape(config: EngineConfig, decoder: Decoder) -> ModelShape:
-    model, kv_dtype = decoder.config, _kv_dtype(config, decoder)
-    return ModelShape(
-        vocab_size=model.vocab_size,
-        kv_bytes_per_token=kv_bytes_per_token(
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_size=model.head_dim,
-            dtype_bytes=kv_dtype.itemsize,
-            scale_bytes=SCALE_BYTES if kv_dtype == torch.int8 else 0,
-        ),
-        kv_dtype=str(kv_dtype).removeprefix("torch."),
-    )
+def _layout(config: EngineConfig, decoder: Decoder) -> CacheLayout:
+    return decoder.cache_layout(config.schedule.cache_block_size, _kv_dtype(config, decoder))
 
 
 def _num_host_blocks(
@@ -288,11 +274,10 @@ def _num_host_blocks(
     """Blocks for sequences that are swapped out: cpuMemSize."""
     if config.num_host_blocks is not None:
         return config.num_host_blocks
-    shape = _shape(config, decoder)
-    taken = capacity.num_tokens * shape.kv_bytes_per_token
+    layout = _layout(config, decoder)
+    taken = capacity.num_blocks * layout.block_bytes
     return size_host(
-        shape,
-        block_size=capacity.block_size,
+        layout,
         gib=config.cpu_mem_size,
         available=memory.left + memory.host - taken,
     )
@@ -306,13 +291,8 @@ def _engine(
     *,
     num_host_blocks: int = 0,
 ) -> Engine:
-    kv_cache = allocate_kv_cache(
-        decoder.config,
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        dtype=_kv_dtype(config, decoder),
-        device=decoder.device,
-    )
+    layout = _layout(config, decoder)
+    kv_cache = allocate_kv_cache(layout, num_blocks=capacity.num_blocks, device=decoder.device)
     host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)
     runner = ModelRunner(
         decoder,

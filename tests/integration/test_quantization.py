@@ -94,13 +94,8 @@ def logits(
 ) -> Tensor:
     """[tokens, vocab], from prompt chunks of one size."""
     blocks = range(-(-len(tokens) // BLOCK_SIZE))
-    cache = allocate_kv_cache(
-        decoder.config,
-        num_blocks=len(blocks),
-        block_size=BLOCK_SIZE,
-        dtype=kv_dtype or decoder.dtype,
-        device=decoder.device,
-    )
+    layout = decoder.cache_layout(BLOCK_SIZE, kv_dtype)
+    cache = allocate_kv_cache(layout, num_blocks=len(blocks), device=decoder.device)
     found = []
     for begin in range(0, len(tokens), chunk):
         part = tokens[begin : begin + chunk]

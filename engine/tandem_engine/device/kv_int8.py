@@ -12,18 +12,11 @@ scales, so that a block that is copied, swapped or shared takes its scales along
     cache:  int8 [num_blocks, kv_heads, block_size, head_dim + 4]; the last two are a page
 """
 
-from typing import Final
-
 import torch
 from torch import Tensor
 
-from tandem_engine.api.errors import ConfigError
+from tandem_engine.kvcache.layout import SCALE_BYTES
 from tandem_engine.quantization.int8 import scales_of_rows
-
-SCALE_BYTES: Final = torch.float32.itemsize
-"""Bytes of a token and KV head beside its values."""
-MOST_HEAD_DIM: Final = 512
-"""The sums of kernels that multiply in integers fit 32 bits up to here."""
 
 
 def is_int8(cache: Tensor) -> bool:
@@ -34,22 +27,6 @@ def is_int8(cache: Tensor) -> bool:
 def head_dim_of(cache: Tensor) -> int:
     """Size of a head in a cache of either kind."""
     return cache.shape[3] - (SCALE_BYTES if is_int8(cache) else 0)
-
-
-def row_elements(head_dim: int, dtype: torch.dtype) -> int:
-    """Size of one token and KV head in a cache, in elements of `dtype`.
-
-    Raises:
-        ConfigError: A head of this size cannot be in 8 bits.
-    """
-    if dtype != torch.int8:
-        return head_dim
-    if head_dim % SCALE_BYTES or head_dim > MOST_HEAD_DIM:
-        raise ConfigError(
-            f"kvCacheDtype is int8, which needs heads whose size is a multiple of {SCALE_BYTES} "
-            f"up to {MOST_HEAD_DIM}; this model's have {head_dim}. Leave kvCacheDtype out."
-        )
-    return head_dim + SCALE_BYTES
 
 
 def values_of(cache: Tensor) -> Tensor:

@@ -1,13 +1,8 @@
 """The number of KV blocks that a replica's memory holds; arithmetic only.
 
-    memory for KV blocks = memory of the replica - process - weights - largest step
-    bytes of one token   = 2 · layers · KV heads · (head size · bytes of the type + of its scale)
-    sequences at once    = blocks of that memory // blocks of one sequence of the longest length
-
-The 2 stands for keys and values. The number of KV heads tells MHA (as many as query
-heads), GQA (fewer) and MQA (one) apart: Llama 3 with 8 KV heads for 32 query heads keeps four
-times as many tokens as Llama 2 in the same memory. Only a cache in 8 bits has scales, of 4 bytes:
-a head of 128 takes 132 bytes, and 256 in bfloat16, so 1.94 times as many blocks fit.
+memory for KV blocks = memory of the replica - process - weights - largest step
+bytes of one token   = as `layout` says
+sequences at once    = blocks of that memory // blocks of one sequence of the longest length
 """
 
 from collections.abc import Sequence
@@ -15,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.kvcache.layout import CacheLayout
 
 GIB: Final = 2**30
 
@@ -49,17 +45,6 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The sizes of a model that decide on its memory."""
-
-    vocab_size: int
-    kv_bytes_per_token: int
-    """See the function of this name."""
-    kv_dtype: str
-    """Type of the KV cache, in words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """The KV cache of one replica."""
 
@@ -74,7 +59,7 @@ class Capacity:
         """Tokens that fit."""
         return self.num_blocks * self.block_size
 
-    def checked(self, shape: ModelShape, *, available: int, activations: int) -> Self:
+    def checked(self, layout: CacheLayout, *, available: int, activations: int) -> Self:
         """Itself, unless not even one sequence of the longest length fits.
 
         Raises:
@@ -82,7 +67,7 @@ class Capacity:
         """
         if self.max_sequences >= 1:
             return self
-        needed = self.max_seq_len * shape.kv_bytes_per_token
+        needed = self.max_seq_len * layout.bytes_per_token
         raise ConfigError(
             f"The KV cache has room for {self.num_tokens} tokens, one sequence of maxSeqLen "
             f"{self.max_seq_len} needs {in_gib(needed)}: {in_gib(available)} are left "
@@ -97,12 +82,12 @@ class Capacity:
         return self.num_blocks // -(-self.max_seq_len // self.block_size)
 
     def in_words(
-        self, shape: ModelShape, *, num_host_blocks: int = 0, chosen: Sequence[str] = ()
+        self, layout: CacheLayout, *, num_host_blocks: int = 0, chosen: Sequence[str] = ()
     ) -> str:
         """The line that the log of the start and `tandem status` show, figures in front.
 
         Args:
-            shape: The model.
+            layout: The KV cache.
             num_host_blocks: Blocks to swap to.
             chosen: Values below the model's limit or a default, because no more fits.
         """
@@ -110,46 +95,32 @@ class Capacity:
         if chosen:
             text += f", chosen to fit: {', '.join(chosen)}"
         host = f", {_counted(num_host_blocks, 'host block')} to swap to" if num_host_blocks else ""
-        size = self.num_tokens * shape.kv_bytes_per_token
+        size = self.num_tokens * layout.bytes_per_token
         return (
             f"KV cache: {_counted(self.num_blocks, 'block')} of {self.block_size} tokens, "
-            f"{text}{host} ({in_gib(size)}, {shape.kv_bytes_per_token} bytes a token "
-            f"in {shape.kv_dtype})"
+            f"{text}{host} ({in_gib(size)}, {layout.bytes_per_token} bytes a token "
+            f"in {layout.dtype})"
         )
 
 
-def kv_bytes_per_token(
-    *, num_layers: int, num_kv_heads: int, head_size: int, dtype_bytes: int, scale_bytes: int = 0
-) -> int:
-    """Bytes that the keys and values of one token take in all layers (MHA, GQA and MQA alike).
-
-    Args:
-        num_layers: All of them.
-        num_kv_heads: Of a layer.
-        head_size: Values of a head.
-        dtype_bytes: Of a value.
-        scale_bytes: Of what a token and KV head takes besides, where values are in 8 bits.
-    """
-    return 2 * num_layers * num_kv_heads * (head_size * dtype_bytes + scale_bytes)
-
-
 def size_by_memory(
-    shape: ModelShape, *, block_size: int, max_seq_len: int, available: int, activations: int
+    layout: CacheLayout, *, max_seq_len: int, available: int, activations: int
 ) -> Capacity:
     """The cache that fits into `available` bytes after `activations` (npuMemSize −1).
 
     Raises:
         ConfigError: not even one sequence of the longest length fits.
     """
-    num_blocks = max(0, available - activations) // (shape.kv_bytes_per_token * block_size)
-    capacity = Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len)
-    return capacity.checked(shape, available=available, activations=activations)
+    num_blocks = max(0, available - activations) // layout.block_bytes
+    capacity = Capacity(
+        num_blocks=num_blocks, block_size=layout.block_size, max_seq_len=max_seq_len
+    )
+    return capacity.checked(layout, available=available, activations=activations)
 
 
 def size_by_gib(
-    shape: ModelShape,
+    layout: CacheLayout,
     *,
-    block_size: int,
     max_seq_len: int,
     gib: int,
     available: int,
@@ -168,17 +139,18 @@ def size_by_gib(
             f"of this replica's memory; lower it, raise resources.memory, or set -1 to take what "
             f"is left."
         )
-    num_blocks = gib * GIB // (shape.kv_bytes_per_token * block_size)
-    capacity = Capacity(num_blocks=num_blocks, block_size=block_size, max_seq_len=max_seq_len)
-    return capacity.checked(shape, available=gib * GIB, activations=0)
+    num_blocks = gib * GIB // layout.block_bytes
+    capacity = Capacity(
+        num_blocks=num_blocks, block_size=layout.block_size, max_seq_len=max_seq_len
+    )
+    return capacity.checked(layout, available=gib * GIB, activations=0)
 
 
-def size_host(shape: ModelShape, *, block_size: int, gib: int, available: int) -> int:
+def size_host(layout: CacheLayout, *, gib: int, available: int) -> int:
     """Blocks in host memory for sequences that are swapped out (MindIE cpuMemSize).
 
     Args:
-        shape: The model.
-        block_size: Tokens of a block.
+        layout: The KV cache.
         gib: cpuMemSize; 0: nothing is swapped.
         available: Bytes of host memory that are left. On a CPU that is the memory that weights,
             the largest step and the KV blocks leave.
@@ -192,12 +164,11 @@ def size_host(shape: ModelShape, *, block_size: int, gib: int, available: int) -
             f"left; lower it, raise resources.memory, or set 0 to compute pre-empted sequences "
             f"again instead of swapping them."
         )
-    block_bytes = shape.kv_bytes_per_token * block_size
-    num_blocks = gib * GIB // block_bytes
+    num_blocks = gib * GIB // layout.block_bytes
     if gib and not num_blocks:
         raise ConfigError(
-            f"cpuMemSize is {gib} GiB, but one block of {block_size} tokens takes "
-            f"{in_gib(block_bytes)}; raise it, or lower cacheBlockSize."
+            f"cpuMemSize is {gib} GiB, but one block of {layout.block_size} tokens takes "
+            f"{in_gib(layout.block_bytes)}; raise it, or lower cacheBlockSize."
         )
     return num_blocks
 

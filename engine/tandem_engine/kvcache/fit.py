@@ -20,6 +20,7 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.rewrites import rewrite, with_batch_size
 from tandem_engine.kvcache.capacity import GIB, StepCost, in_gib
+from tandem_engine.kvcache.layout import CacheLayout
 
 _ROWS_SHARE: Final = 4
 _LOGIT_BYTES: Final = 4
@@ -57,10 +58,8 @@ class Requirements:
     max_seq_len: int | None
     """None: the replica's to choose."""
     max_input_token_len: int | None
-    block_size: int
-    """Tokens of a KV block."""
     vocab_size: int
-    kv_bytes_per_token: int
+    layout: CacheLayout
 
     @property
     def may_lower_rows(self) -> bool:
@@ -70,7 +69,9 @@ class Requirements:
     @property
     def shortest(self) -> int:
         """The least maxSeqLen worth a choice: a block, or a token more than the longest prompt."""
-        return min(max(self.block_size, (self.max_input_token_len or 0) + 1), self.model_limit)
+        return min(
+            max(self.layout.block_size, (self.max_input_token_len or 0) + 1), self.model_limit
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +148,8 @@ class _Sizes:
 
     def sequence(self, length: int) -> int:
         """Bytes of the KV blocks of one sequence."""
-        blocks = -(-length // self.required.block_size)
-        return blocks * self.required.block_size * self.required.kv_bytes_per_token
+        layout = self.required.layout
+        return layout.num_blocks(length) * layout.block_bytes
 
     def fits(self, length: int, rows: int) -> bool:
         """Return True if the largest step and one sequence fit."""
@@ -161,10 +162,11 @@ class _Sizes:
     def longest(self, rows: int) -> int | None:
         """The longest sequence that fits, in whole blocks; None: not even the shortest."""
         required = self.required
-        most = required.model_limit // required.block_size
-        least = -(-required.shortest // required.block_size)
-        blocks = _largest(lambda count: self.fits(count * required.block_size, rows), least, most)
-        return None if blocks is None else blocks * required.block_size
+        size = required.layout.block_size
+        most = required.model_limit // size
+        least = required.layout.num_blocks(required.shortest)
+        blocks = _largest(lambda count: self.fits(count * size, rows), least, most)
+        return None if blocks is None else blocks * size
 
     def max_rows(self, length: int) -> int | None:
         """The most rows that fit; None: not even one."""

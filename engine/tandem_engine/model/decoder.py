@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.packed_model import PackedLayer, PackedModel
 from tandem_engine.device.runtime import HeadNorms, Kernels
+from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
 
 LayerCache = tuple[Tensor, Tensor]
@@ -30,10 +30,10 @@ class KVCache:
     """K and V of all layers. All of it is one tensor, so that a block moves in one operation."""
 
     blocks: Tensor
-    """[layers, 2, num_blocks, kv_heads, block_size, head_dim]; of the 2, K is first. In 8 bits the
-    last two are a page of `kv_int8`."""
+    """As `CacheLayout.shape` says. In 8 bits the last two sizes are a page of `kv_int8`."""
     layers: tuple[LayerCache, ...]
     """The same memory, layer by layer."""
+    layout: CacheLayout
 
     def __getitem__(self, layer: int) -> LayerCache:
         """K and V of one layer."""
@@ -81,6 +81,25 @@ class Decoder:
     def max_positions(self) -> int:
         """Tokens that one sequence may have."""
         return len(self.packed_model.rope)
+
+    def cache_layout(self, block_size: int, dtype: torch.dtype | None = None) -> CacheLayout:
+        """The layout of a KV cache for this decoder's layers and KV heads.
+
+        Args:
+            block_size: Tokens of a block.
+            dtype: int8 or that of the decoder, which None stands for.
+
+        Raises:
+            ConfigError: The model's heads cannot be in 8 bits.
+        """
+        packed_model = self.packed_model
+        return CacheLayout(
+            num_layers=len(packed_model.layers),
+            num_kv_heads=packed_model.num_kv_heads,
+            head_dim=packed_model.head_dim,
+            dtype=str(dtype or self.dtype).removeprefix("torch."),
+            block_size=block_size,
+        )
 
     def forward(
         self,
@@ -149,12 +168,7 @@ class Decoder:
 
 
 def allocate_kv_cache(
-    config: DecoderConfig,
-    *,
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device | str,
+    layout: CacheLayout, *, num_blocks: int, device: torch.device | str
 ) -> KVCache:
     """A cache of zeros.
 
@@ -162,22 +176,16 @@ def allocate_kv_cache(
     of 0, and 0 times what happened to be in memory may not be a number.
 
     Args:
-        config: The model.
+        layout: Its layers; `Decoder.cache_layout`.
         num_blocks: How many.
-        block_size: Tokens of one.
-        dtype: The decoder's, or int8: see `kv_int8`.
         device: Where they go.
-
-    Raises:
-        ConfigError: The model's heads cannot be in 8 bits.
     """
-    row = kv_int8.row_elements(config.head_dim, dtype)
-    shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, row)
+    shape, dtype = layout.shape(num_blocks), getattr(torch, layout.dtype)
     if torch.device(device).type == "cpu":
         blocks = zeros_in_huge_pages(shape, dtype)
     else:
         blocks = torch.zeros(shape, dtype=dtype, device=device)
-    return KVCache(blocks, tuple((layer[0], layer[1]) for layer in blocks))
+    return KVCache(blocks, tuple((layer[0], layer[1]) for layer in blocks), layout)
 
 
 def allocate_host_cache(kv_cache: KVCache, *, num_blocks: int) -> Tensor:
@@ -187,11 +195,10 @@ def allocate_host_cache(kv_cache: KVCache, *, num_blocks: int) -> Tensor:
     full speed.
 
     Returns:
-        [num_blocks, layers, 2, kv_heads, block_size, head_dim]: a block is one piece.
+        As `CacheLayout.host_shape` says: a block is one piece.
     """
-    layers, pair, _, *block = kv_cache.blocks.shape
     return torch.zeros(
-        (num_blocks, layers, pair, *block),
+        kv_cache.layout.host_shape(num_blocks),
         dtype=kv_cache.blocks.dtype,
         pin_memory=kv_cache.blocks.device.type != "cpu",
     )

@@ -121,21 +121,16 @@ class _Bench:
         kv_dtype: torch.dtype,
     ) -> None:
         layers = decoder.packed_model.layers[:_LAYERS]
-        config = replace(decoder.config, num_layers=len(layers))
         packed_model = replace(decoder.packed_model, layers=layers)
-        cache = allocate_kv_cache(
-            config,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=kv_dtype,
-            device=decoder.device,
-        )
+        decoder = Decoder(decoder.config, packed_model, runtime.kernels)
+        layout = decoder.cache_layout(block_size, kv_dtype)
+        cache = allocate_kv_cache(layout, num_blocks=num_blocks, device=decoder.device)
         # It takes up its memory as it is written: now, and not in a step that is measured.
         cache.blocks.fill_(0)
         self._runtime = runtime
         self._block_size = block_size
         self._runner: ModelRunner | None = ModelRunner(
-            Decoder(config, packed_model, runtime.kernels),
+            decoder,
             cache,
             runtime=runtime,
             block_size=block_size,

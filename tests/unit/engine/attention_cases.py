@@ -11,6 +11,7 @@ from torch import Tensor
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.runtime import Kernels
+from tandem_engine.kvcache.layout import CacheLayout
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -82,8 +83,14 @@ def attend(kernels: Kernels, batch: Batch, *, elsewhere: float = 50.0) -> tuple[
 
 
 def cache_full_of(value: float, batch: Batch, num_blocks: int) -> Tensor:
-    row = kv_int8.row_elements(batch.head_dim, batch.cache_dtype)
-    shape = (num_blocks, batch.kv_heads, batch.block_size, row)
+    layout = CacheLayout(
+        num_layers=1,
+        num_kv_heads=batch.kv_heads,
+        head_dim=batch.head_dim,
+        dtype=str(batch.cache_dtype).removeprefix("torch."),
+        block_size=batch.block_size,
+    )
+    shape = layout.shape(num_blocks)[2:]
     if not batch.is_cache_int8:
         return torch.full(shape, value, dtype=batch.dtype)
     cache = torch.full(shape, 77, dtype=torch.int8)

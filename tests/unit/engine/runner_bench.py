@@ -73,13 +73,8 @@ class Bench:
         drafter: Drafter | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        self.cache = allocate_kv_cache(
-            decoder.config,
-            num_blocks=NUM_BLOCKS,
-            block_size=BLOCK_SIZE,
-            dtype=kv_dtype or decoder.dtype,
-            device=decoder.device,
-        )
+        layout = decoder.cache_layout(BLOCK_SIZE, kv_dtype)
+        self.cache = allocate_kv_cache(layout, num_blocks=NUM_BLOCKS, device=decoder.device)
         self.runner = Watched(
             decoder,
             self.cache,

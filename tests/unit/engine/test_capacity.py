@@ -1,5 +1,8 @@
 """How many blocks a memory holds."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,26 +11,19 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.kvcache.capacity import (
     GIB,
     Capacity,
-    ModelShape,
     StepCost,
-    kv_bytes_per_token,
     size_by_gib,
     size_by_memory,
     size_host,
 )
+from tandem_engine.kvcache.layout import CacheLayout
 
 # Llama-2-7B-like: 2 · 32 layers · 32 heads · 128 · 2 bytes = 512 KiB a token.
-MHA = ModelShape(
-    vocab_size=32000,
-    kv_bytes_per_token=524288,
-    kv_dtype="bfloat16",
-)
+MHA = CacheLayout(num_layers=32, num_kv_heads=32, head_dim=128, dtype="bfloat16", block_size=128)
 
 
 def test_one_gib_of_an_mha_model_holds_2048_tokens() -> None:
-    capacity = size_by_gib(
-        MHA, block_size=128, max_seq_len=1000, gib=1, available=2 * GIB, activations=0
-    )
+    capacity = size_by_gib(MHA, max_seq_len=1000, gib=1, available=2 * GIB, activations=0)
 
     assert (capacity.num_blocks, capacity.num_tokens, capacity.max_sequences) == (16, 2048, 2)
 
@@ -36,7 +32,7 @@ def test_the_largest_step_is_set_aside_first() -> None:
     cost = StepCost(fixed=2**20, per_token=100_000, per_row=2_000_000)
     activations = cost.of(num_tokens=1024, num_rows=8, context=1000)
     capacity = size_by_memory(
-        MHA, block_size=128, max_seq_len=1000, available=GIB + activations, activations=activations
+        MHA, max_seq_len=1000, available=GIB + activations, activations=activations
     )
 
     assert capacity.num_blocks == 16
@@ -46,14 +42,13 @@ def test_a_cache_too_small_for_one_sequence_is_refused_with_the_way_out() -> Non
     with pytest.raises(
         ConfigError, match=r"2048 tokens.*maxSeqLen 4096 needs 2\.00 GiB.*lower maxSeqLen"
     ):
-        size_by_gib(MHA, block_size=128, max_seq_len=4096, gib=1, available=2 * GIB, activations=0)
+        size_by_gib(MHA, max_seq_len=4096, gib=1, available=2 * GIB, activations=0)
 
 
 def test_a_given_size_that_the_memory_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"npuMemSize is 3 GiB, but .* leave 1\.50 GiB"):
         size_by_gib(
             MHA,
-            block_size=128,
             max_seq_len=1000,
             gib=3,
             available=2 * GIB,
@@ -61,76 +56,42 @@ def test_a_given_size_that_the_memory_does_not_have_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "num_kv_heads", "head_size", "dtype_bytes", "expected"),
-    [
-        # 2 · 32 · 32 · 128 · 2
-        pytest.param(32, 32, 128, 2, 524_288, id="MHA, Llama 2 7B in float16: 512 KiB"),
-        # 2 · 32 · 8 · 128 · 2
-        pytest.param(32, 8, 128, 2, 131_072, id="GQA, Llama 3 8B in bfloat16: 128 KiB"),
-        # 2 · 80 · 8 · 128 · 2
-        pytest.param(80, 8, 128, 2, 327_680, id="GQA, Llama 3 70B in bfloat16: 320 KiB"),
-        # 2 · 32 · 1 · 64 · 2
-        pytest.param(32, 1, 64, 2, 8_192, id="MQA, Falcon 7B in bfloat16: 8 KiB"),
-        # 2 · 32 · 8 · 128 · 4
-        pytest.param(32, 8, 128, 4, 262_144, id="GQA in float32: twice the bytes"),
-        # 2 · 32 · 8 · 128 · 1
-        pytest.param(32, 8, 128, 1, 65_536, id="GQA in 8 bits: half of float16"),
-    ],
-)
-def test_bytes_of_a_token_follow_from_layers_heads_and_type(
-    num_layers: int, num_kv_heads: int, head_size: int, dtype_bytes: int, expected: int
-) -> None:
-    assert expected == kv_bytes_per_token(
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        dtype_bytes=dtype_bytes,
-    )
-
-
-def shape_with(kv_bytes: int) -> ModelShape:
-    return ModelShape(
-        vocab_size=128_256,
-        kv_bytes_per_token=kv_bytes,
-        kv_dtype="bfloat16",
-    )
+def layout_with(num_kv_heads: int, **others: Any) -> CacheLayout:
+    """Of 32 layers with heads of 128 in bfloat16: 16 KiB a token and KV head."""
+    sizes = {"num_layers": 32, "head_dim": 128, "dtype": "bfloat16", "block_size": 128}
+    return CacheLayout(num_kv_heads=num_kv_heads, **{**sizes, **others})
 
 
 @pytest.mark.parametrize(
-    ("kv_bytes", "num_blocks", "num_sequences"),
+    ("num_kv_heads", "num_blocks", "num_sequences"),
     [
         # 8 GiB / (512 KiB · 128) = 128 blocks; a sequence of 4096 tokens takes 32 of them.
-        pytest.param(524_288, 128, 4, id="MHA"),
+        pytest.param(32, 128, 4, id="MHA"),
         # A quarter of the bytes: four times the blocks, four times the sequences.
-        pytest.param(131_072, 512, 16, id="GQA with 8 KV heads for 32 query heads"),
+        pytest.param(8, 512, 16, id="GQA with 8 KV heads for 32 query heads"),
         # One head of 128 for 32: 16 KiB a token.
-        pytest.param(16_384, 4096, 128, id="MQA"),
+        pytest.param(1, 4096, 128, id="MQA"),
     ],
 )
 def test_fewer_kv_heads_leave_memory_for_more_sequences(
-    kv_bytes: int, num_blocks: int, num_sequences: int
+    num_kv_heads: int, num_blocks: int, num_sequences: int
 ) -> None:
     capacity = size_by_memory(
-        shape_with(kv_bytes), block_size=128, max_seq_len=4096, available=8 * GIB, activations=0
+        layout_with(num_kv_heads), max_seq_len=4096, available=8 * GIB, activations=0
     )
 
     assert (capacity.num_blocks, capacity.max_sequences) == (num_blocks, num_sequences)
 
 
 def test_a_cache_in_8_bits_holds_nearly_twice_the_blocks_and_its_scales_count() -> None:
-    model = {"num_layers": 28, "num_kv_heads": 8, "head_size": 128}
-    half = kv_bytes_per_token(**model, dtype_bytes=2)
-    in_8_bits = kv_bytes_per_token(**model, dtype_bytes=1, scale_bytes=4)
+    half, in_8_bits = (layout_with(8, num_layers=28, dtype=one) for one in ("bfloat16", "int8"))
 
     # 2 · 28 · 8 · 128 · 2 and 2 · 28 · 8 · (128 + 4)
-    assert (half, in_8_bits) == (114_688, 59_136)
+    assert (half.bytes_per_token, in_8_bits.bytes_per_token) == (114_688, 59_136)
     # 8 GiB / (114,688 · 128) and 8 GiB / (59,136 · 128)
     counts = [
-        size_by_memory(
-            shape_with(size), block_size=128, max_seq_len=4096, available=8 * GIB, activations=0
-        ).num_blocks
-        for size in (half, in_8_bits)
+        size_by_memory(each, max_seq_len=4096, available=8 * GIB, activations=0).num_blocks
+        for each in (half, in_8_bits)
     ]
     assert counts == [585, 1134]
 
@@ -149,45 +110,42 @@ def test_a_sequence_takes_whole_blocks() -> None:
 
 def test_host_blocks_are_of_the_size_of_kv_blocks() -> None:
     # 2 GiB / (128 KiB · 128 tokens) = 2 GiB / 16 MiB
-    shape = shape_with(131_072)
-
-    assert size_host(shape, block_size=128, gib=2, available=4 * GIB) == 128
+    assert size_host(layout_with(8), gib=2, available=4 * GIB) == 128
 
 
 def test_nothing_is_swapped_without_cpu_mem_size() -> None:
-    assert size_host(MHA, block_size=128, gib=0, available=0) == 0
+    assert size_host(MHA, gib=0, available=0) == 0
 
 
 def test_host_memory_that_is_not_there_is_refused_with_the_way_out() -> None:
     with pytest.raises(
         ConfigError, match=r"cpuMemSize is 5 GiB, but 1\.50 GiB of host memory are left; lower it"
     ):
-        size_host(MHA, block_size=128, gib=5, available=3 * GIB // 2)
+        size_host(MHA, gib=5, available=3 * GIB // 2)
 
 
 def test_host_memory_smaller_than_a_block_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"one block of 4096 tokens takes 2\.00 GiB; raise it"):
-        size_host(MHA, block_size=4096, gib=1, available=4 * GIB)
+        size_host(replace(MHA, block_size=4096), gib=1, available=4 * GIB)
 
 
 @given(
-    st.integers(1, 2**20),
+    st.integers(1, 2**10),
     st.integers(1, 4096),
     st.integers(0, 64),
     st.integers(0, 64 * GIB),
 )
 def test_what_is_given_out_fits_and_one_block_more_would_not(
-    kv_bytes: int, block_size: int, gib: int, activations: int
+    num_kv_heads: int, block_size: int, gib: int, activations: int
 ) -> None:
     available = gib * GIB + activations
-    shape = shape_with(kv_bytes)
-    block_bytes = kv_bytes * block_size
+    layout = layout_with(num_kv_heads, num_layers=1, head_dim=16, block_size=block_size)
+    block_bytes = layout.block_bytes
     longest = block_size  # one block a sequence: the check for room is not what is tested
     if available - activations < block_bytes:
         with pytest.raises(ConfigError):
             size_by_memory(
-                shape,
-                block_size=block_size,
+                layout,
                 max_seq_len=longest,
                 available=available,
                 activations=activations,
@@ -195,21 +153,20 @@ def test_what_is_given_out_fits_and_one_block_more_would_not(
         return
 
     num_blocks = size_by_memory(
-        shape,
-        block_size=block_size,
+        layout,
         max_seq_len=longest,
         available=available,
         activations=activations,
     ).num_blocks
 
     assert num_blocks * block_bytes <= available - activations < (num_blocks + 1) * block_bytes
-    assert num_blocks == size_host(shape, block_size=block_size, gib=gib, available=available)
+    assert num_blocks == size_host(layout, gib=gib, available=available)
 
 
 def test_the_line_of_the_start_says_blocks_and_sequences_before_what_status_leaves_out() -> None:
     capacity = Capacity(num_blocks=512, block_size=128, max_seq_len=4096)
 
-    line = capacity.in_words(shape_with(131_072), num_host_blocks=128)
+    line = capacity.in_words(layout_with(8), num_host_blocks=128)
 
     assert line == (
         "KV cache: 512 blocks of 128 tokens, room for 16 sequences of 4096 tokens, "
@@ -218,18 +175,20 @@ def test_the_line_of_the_start_says_blocks_and_sequences_before_what_status_leav
 
 
 def test_the_line_of_the_start_is_quiet_about_a_host_that_holds_nothing() -> None:
-    line = Capacity(num_blocks=32, block_size=128, max_seq_len=4096).in_words(shape_with(131_072))
+    line = Capacity(num_blocks=32, block_size=128, max_seq_len=4096).in_words(layout_with(8))
 
     assert "room for 1 sequence of 4096 tokens (" in line
 
 
 def test_a_small_cache_is_told_in_mebibytes() -> None:
     # 64 blocks · 16 tokens · 2 · 4 layers · 2 KV heads · 32 · 4 bytes = 1024 · 2048 bytes
-    line = Capacity(num_blocks=64, block_size=16, max_seq_len=512).in_words(shape_with(2048))
+    line = Capacity(num_blocks=64, block_size=16, max_seq_len=512).in_words(
+        layout_with(2, num_layers=4, head_dim=32, dtype="float32", block_size=16)
+    )
 
     assert line == (
         "KV cache: 64 blocks of 16 tokens, room for 2 sequences of 512 tokens "
-        "(2.00 MiB, 2048 bytes a token in bfloat16)"
+        "(2.00 MiB, 2048 bytes a token in float32)"
     )
 
 
@@ -237,7 +196,7 @@ def test_the_line_of_the_start_says_what_was_chosen_before_what_status_leaves_ou
     capacity = Capacity(num_blocks=8, block_size=128, max_seq_len=1024)
 
     line = capacity.in_words(
-        shape_with(131_072), chosen=["maxSeqLen 1024 of the model's 4096", "maxBatchSize 9 of 200"]
+        layout_with(8), chosen=["maxSeqLen 1024 of the model's 4096", "maxBatchSize 9 of 200"]
     )
 
     assert line == (

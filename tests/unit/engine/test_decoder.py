@@ -11,8 +11,12 @@ from torch import Tensor
 
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.cpu.runtime import CpuRuntime
-from tandem_engine.kvcache.capacity import kv_bytes_per_token
-from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
+from tandem_engine.model.decoder import (
+    Decoder,
+    KVCache,
+    allocate_host_cache,
+    allocate_kv_cache,
+)
 from tandem_engine.model.load_decoder import load_decoder
 
 BLOCK_SIZE = 4
@@ -60,11 +64,7 @@ class Sequences:
         ids = list(range(sum(blocks)))
         self._tables = [[ids.pop() for _ in range(count)] for count in blocks]
         self._cache: KVCache = allocate_kv_cache(
-            decoder.config,
-            num_blocks=sum(blocks),
-            block_size=BLOCK_SIZE,
-            dtype=decoder.dtype,
-            device=decoder.device,
+            decoder.cache_layout(BLOCK_SIZE), num_blocks=sum(blocks), device=decoder.device
         )
         self.logits: list[list[Tensor]] = [[] for _ in sequences]
 
@@ -189,21 +189,18 @@ def test_half_precision_stays_near_single_precision(
     assert float((half - single).norm() / single.norm()) < 0.03
 
 
-def test_the_cache_takes_as_many_bytes_as_it_says(make_checkpoint: Callable[..., Path]) -> None:
-    config = load_decoder(make_checkpoint("Qwen3ForCausalLM"), runtime=RUNTIME).config
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.int8])
+def test_the_cache_takes_as_many_bytes_as_its_layout_says(
+    make_checkpoint: Callable[..., Path], dtype: torch.dtype | None
+) -> None:
+    decoder = load_decoder(make_checkpoint("Qwen3ForCausalLM"), runtime=RUNTIME)
+    layout = decoder.cache_layout(BLOCK_SIZE, dtype)
 
-    cache = allocate_kv_cache(
-        config, num_blocks=3, block_size=4, dtype=torch.bfloat16, device="cpu"
-    )
+    cache = allocate_kv_cache(layout, num_blocks=3, device="cpu")
 
     total = sum(tensor.nbytes for layer in cache for tensor in layer)
-    per_token = kv_bytes_per_token(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_dim,
-        dtype_bytes=torch.bfloat16.itemsize,
-    )
-    assert total == per_token * 3 * 4
+    assert total == cache.blocks.nbytes == 3 * layout.block_bytes
+    assert allocate_host_cache(cache, num_blocks=5).nbytes == 5 * layout.block_bytes
 
 
 def forward(decoder: Decoder, tokens: Sequence[int], logits_rows: Sequence[int]) -> Tensor:
@@ -216,11 +213,7 @@ def forward(decoder: Decoder, tokens: Sequence[int], logits_rows: Sequence[int])
         block_size=BLOCK_SIZE,
     )
     cache = allocate_kv_cache(
-        decoder.config,
-        num_blocks=blocks,
-        block_size=BLOCK_SIZE,
-        dtype=decoder.dtype,
-        device=decoder.device,
+        decoder.cache_layout(BLOCK_SIZE), num_blocks=blocks, device=decoder.device
     )
     with torch.inference_mode():
         return decoder.forward(

@@ -11,10 +11,12 @@ from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.kvcache.capacity import GIB, StepCost
 from tandem_engine.kvcache.fit import Fit, ReplicaMemory, Requirements, fit
+from tandem_engine.kvcache.layout import CacheLayout
 
 MIB = 2**20
 # Qwen3-0.6B in bfloat16: 2 · 28 · 8 · 128 · 2 bytes a token; steps as they were measured.
-KV_BYTES = 114_688
+LAYOUT = CacheLayout(num_layers=28, num_kv_heads=8, head_dim=128, dtype="bfloat16", block_size=128)
+KV_BYTES = LAYOUT.bytes_per_token
 COST = StepCost(fixed=20 * MIB, per_token=22_528, per_row=9 * MIB)
 CHEAP_ROWS = StepCost(fixed=20 * MIB, per_token=22_528, per_row=MIB)
 MIX: dict[str, Any] = {"template_type": "Mix"}
@@ -27,9 +29,8 @@ def required(*, schedule: dict[str, Any] | None = None, **given: Any) -> Require
             "model_limit": 40_960,
             "max_seq_len": None,
             "max_input_token_len": None,
-            "block_size": 128,
             "vocab_size": 151_936,
-            "kv_bytes_per_token": KV_BYTES,
+            "layout": LAYOUT,
             **given,
         },
     )

@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem_engine.api.errors import ConfigError
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import build_attention_metadata
 from tandem_engine.device.cpu.native.library import runnable_variants
@@ -73,12 +72,6 @@ def test_a_page_is_the_values_of_a_head_and_behind_them_its_scales() -> None:
     page = cache.flatten()
     assert page[:8].tolist() == [127, -127, 1, 0, 127, 0, 0, -1]
     assert page[8:].view(torch.float32).tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize("head_dim", [2, 6, 516])
-def test_heads_that_cannot_be_in_8_bits_are_refused(head_dim: int) -> None:
-    with pytest.raises(ConfigError, match=f"kvCacheDtype is int8.* have {head_dim}"):
-        kv_int8.row_elements(head_dim, torch.int8)
 
 
 @SHARED

@@ -121,13 +121,8 @@ def layout(rows: list[tuple[int, int]]) -> AttentionMetadata:
 def cache_of(
     decoder: Decoder, metadata: AttentionMetadata, kv_dtype: torch.dtype | None = None
 ) -> KVCache:
-    cache = allocate_kv_cache(
-        decoder.config,
-        num_blocks=len(metadata.blocks),
-        block_size=BLOCK_SIZE,
-        dtype=kv_dtype or decoder.dtype,
-        device="cpu",
-    )
+    layout = decoder.cache_layout(BLOCK_SIZE, kv_dtype)
+    cache = allocate_kv_cache(layout, num_blocks=len(metadata.blocks), device="cpu")
     generator = torch.Generator().manual_seed(1)
     if kv_dtype is None:
         cache.blocks.normal_(generator=generator)

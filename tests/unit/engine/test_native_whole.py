@@ -51,9 +51,7 @@ def is_native(runtime: CpuRuntime) -> bool:
 @torch.inference_mode()
 def continued(decoder: Decoder, follow: list[int] | None = None) -> tuple[list[int], Tensor]:
     """Greedy tokens, or those of `follow`, and the logits before each."""
-    cache = allocate_kv_cache(
-        decoder.config, num_blocks=4, block_size=BLOCK_SIZE, dtype=decoder.dtype, device="cpu"
-    )
+    cache = allocate_kv_cache(decoder.cache_layout(BLOCK_SIZE), num_blocks=4, device="cpu")
     tokens, logits = list(PROMPT), []
     for number in range(NUM_NEW):
         new = tokens if number == 0 else tokens[-1:]

@@ -49,13 +49,8 @@ def checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
 def held_by_a_large_step(decoder: Decoder, runtime: CpuRuntime) -> int:
     """Bytes that a step of 48 prompts of 80 tokens holds at most, all layers and samples of it."""
     blocks = -(-LENGTH // BLOCK)
-    cache = allocate_kv_cache(
-        decoder.config,
-        num_blocks=NUM_ROWS * blocks,
-        block_size=BLOCK,
-        dtype=decoder.dtype,
-        device="cpu",
-    )
+    layout = decoder.cache_layout(BLOCK)
+    cache = allocate_kv_cache(layout, num_blocks=NUM_ROWS * blocks, device="cpu")
     cache.blocks.fill_(0)
     runner = ModelRunner(decoder, cache, runtime=runtime, block_size=BLOCK)
     names = [f"r{row}" for row in range(NUM_ROWS)]

@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tandem_engine.kvcache.capacity import Capacity, ModelShape
+from tandem_engine.kvcache.capacity import Capacity
+from tandem_engine.kvcache.layout import CacheLayout
 from tandem_serve.api.document import DEPLOYMENT
 from tandem_serve.api.state import ReplicaState, ServiceState
 from tandem_serve.cli import app
 from tests.unit.serve.local_services import RECORD
 
-SHAPE = ModelShape(
-    vocab_size=128_256,
-    kv_bytes_per_token=131_072,
-    kv_dtype="bfloat16",
-)
+LAYOUT = CacheLayout(num_layers=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", block_size=128)
 
 runner = CliRunner()
 
@@ -27,7 +24,7 @@ def write_log(run_dir: Path, replica_id: str, num_blocks: int) -> None:
     folder = run_dir / "session_latest" / "logs" / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"replica_tiny_{DEPLOYMENT}_{replica_id}.log"
-    log.write_text(f"INFO 2026 -- start-up: {capacity.in_words(SHAPE)}\n")
+    log.write_text(f"INFO 2026 -- start-up: {capacity.in_words(LAYOUT)}\n")
 
 
 @pytest.fixture
