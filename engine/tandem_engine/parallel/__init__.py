@@ -1,0 +1,1 @@
+"""A replica of several ranks: which of them holds and computes what."""
