@@ -42,7 +42,7 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedModel:
-    """All of a decoder."""
+    """All of a decoder, or the part of it that one rank holds; sizes are those of the part."""
 
     num_heads: int
     num_kv_heads: int
@@ -50,19 +50,23 @@ class PackedModel:
     hidden_size: int
     intermediate_size: int
     vocab_size: int
+    """Outputs of the head; on several ranks all have as many, padded."""
+    vocab: range | None
+    """Tokens whose rows of the embedding are here; None: all."""
     dtype: torch.dtype
     """Of the weights that are not in 8 bits, and of the KV cache unless it is."""
     eps: float
     """Added by norms to the mean square."""
     rope: Tensor
     """[positions, head_dim]: cosines of one half of a head, then sines; see `model.rope`."""
-    embedding: Tensor | PackedLinear
-    """[vocab, hidden]; the head itself where the two are tied and it keeps no other copy."""
+    embedding: Tensor | PackedLinear | None
+    """[vocab, hidden]; the head itself where the two are tied and it keeps no other copy; None
+    where another rank embeds tokens."""
     layers: tuple[PackedLayer, ...]
-    norm: Tensor
-    """[hidden]."""
-    head: PackedLinear
-    """hidden → vocab."""
+    norm: Tensor | None
+    """[hidden]; None where another rank computes logits."""
+    head: PackedLinear | None
+    """hidden → vocab; like `norm`."""
 
     @property
     def scale(self) -> float:
@@ -70,8 +74,70 @@ class PackedModel:
         return float(self.head_dim**-0.5)
 
 
+class StepStages(Protocol):
+    """One step on one rank of several, stage by stage: what lies between two collectives.
+
+    `hidden` is where stages leave their result and find that of collectives. Between them a
+    residual is kept here: the sum of all results so far but the last. Some methods take `rows`,
+    the rank's own where the ranks of tp share them (sp); None: all of the step's rows.
+    """
+
+    @property
+    def hidden(self) -> Tensor:
+        """[rows, hidden]: result of the last stage, to be reduced or gathered in place."""
+
+    def embed(self) -> None:
+        """Set `hidden` to the embeddings of the tokens in `vocab`, zeros for others."""
+
+    def resume(self, hidden: Tensor, rows: slice | None) -> None:
+        """Set `hidden` to what another rank's `leave` gave."""
+
+    def attention_norm(self, layer: int, rows: slice) -> None:
+        """Add `hidden` to the residual, and set these rows of `hidden` to its norm."""
+
+    def attention(self, layer: int, *, is_normed: bool) -> None:
+        """Norm, unless `hidden` is it, attention and output projection.
+
+        The last layer before the head goes on with the rows of the logits alone.
+        """
+
+    def mlp_norm(self, layer: int, rows: slice) -> None:
+        """As `attention_norm`, before the feed-forward layer."""
+
+    def mlp(self, layer: int, *, is_normed: bool) -> None:
+        """Norm, unless `hidden` is it, and feed-forward layer."""
+
+    def leave(self, rows: slice | None) -> None:
+        """Set `hidden` to the residual with `hidden` added; there is no residual then."""
+
+    def logits(self) -> Tensor:
+        """[logits rows, vocab_size] float32."""
+
+    def close(self) -> None:
+        """Give memory back; no other method may be called any more."""
+
+
 class ForwardPass(Protocol):
     """A device's own forward pass of one packed_model, faster than its kernels one by one."""
+
+    def stages(
+        self,
+        token_ids: Tensor,
+        cache_blocks: Tensor,
+        metadata: AttentionMetadata,
+        logits_rows: Tensor,
+        *,
+        num_rows: int,
+    ) -> StepStages:
+        """Begin one step of a packed_model that is a rank's part of a decoder.
+
+        Args:
+            token_ids: [tokens] int64.
+            cache_blocks: Of the rank; see `kvcache.layout.CacheLayout.shape`.
+            metadata: Rows, contexts and blocks of the step.
+            logits_rows: [n] int64, tokens of the flat batch whose next token is sampled.
+            num_rows: Rows of `hidden`: all tokens, rounded up to what ranks can share.
+        """
 
     def __call__(
         self,
@@ -80,12 +146,11 @@ class ForwardPass(Protocol):
         metadata: AttentionMetadata,
         logits_rows: Tensor,
     ) -> Tensor:
-        """Compute one step.
+        """Compute one step; the packed_model must be whole.
 
         Args:
             token_ids: [tokens] int64.
-            cache_blocks: [layers, 2, num_blocks, kv_heads, block_size, head_dim], or as in
-                `kv_int8`.
+            cache_blocks: See `kvcache.layout.CacheLayout.shape`.
             metadata: Rows, contexts and blocks of the step.
             logits_rows: [n] int64, tokens of the flat batch whose next token is sampled.
 

@@ -12,17 +12,22 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
-from tandem_engine.device.packed_model import PackedLayer, PackedModel
-from tandem_engine.device.runtime import HeadNorms, Kernels
+from tandem_engine.device.packed_model import PackedModel, StepStages
+from tandem_engine.device.runtime import Kernels
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
-
-LayerCache = tuple[Tensor, Tensor]
-"""K and V of one layer, each [num_blocks, kv_heads, block_size, head_dim], or as in `kv_int8`.
-
-A block is contiguous, so it can be moved as one piece, and within it each KV head is one matrix
-[block_size, head_dim]: what a batched matrix product reads without copying.
-"""
+from tandem_engine.model.kernel_stages import KernelStages, KernelStep, LayerCache
+from tandem_engine.model.stages import (
+    NoPeers,
+    StageInputs,
+    Stages,
+    check_has_no_decodes,
+    compute_stages,
+    drive,
+    own_rows,
+    padded_rows,
+)
+from tandem_engine.parallel.plan import RankPlan, whole_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class Decoder:
         packed_model: Its parameters.
         kernels: The device's, which also packed the packed_model.
         quantization: Describes the layers in 8 bits, for the log; None: there are none.
+        plan: The part of the model that the packed_model is; None: all of it.
     """
 
     def __init__(
@@ -60,10 +66,12 @@ class Decoder:
         kernels: Kernels,
         *,
         quantization: str | None = None,
+        plan: RankPlan | None = None,
     ) -> None:
         self.config = config
         self.packed_model = packed_model
         self.quantization = quantization
+        self.plan = plan or whole_plan(config)
         self._kernels = kernels
         self._forward_pass = kernels.forward_pass(packed_model)
 
@@ -75,7 +83,7 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        return self.packed_model.norm.device
+        return self.packed_model.rope.device
 
     @property
     def max_positions(self) -> int:
@@ -135,36 +143,76 @@ class Decoder:
         logits_rows: Tensor,
     ) -> Tensor:
         """The same, kernel by kernel: what a forward pass of the device's own must equal."""
-        packed_model, kernels = self.packed_model, self._kernels
-        residual = kernels.embedding(token_ids, packed_model.embedding)  # [tokens, hidden]
-        x = kernels.rms_norm(residual, packed_model.layers[0].attention_norm, packed_model.eps)
-        next_norms = [layer.attention_norm for layer in packed_model.layers[1:]] + [
-            packed_model.norm
-        ]
-        last = len(packed_model.layers) - 1
-        for number, layer in enumerate(packed_model.layers):
-            x = self._attention(layer, x, kv_cache[number], metadata)
-            if number == last:
-                # K and V are written; from here on only the rows of the logits are computed.
-                x, residual = x.index_select(0, logits_rows), residual.index_select(0, logits_rows)
-            x = kernels.linear(x, layer.output)
-            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, packed_model.eps)
-            x = kernels.silu_mul(kernels.linear(x, layer.gate_up))
-            x = kernels.linear(x, layer.down)
-            x, residual = kernels.add_rms_norm(x, residual, next_norms[number], packed_model.eps)
-        return kernels.linear(x, packed_model.head).float()
+        step = KernelStep(
+            token_ids=token_ids,
+            cache=kv_cache.layers,
+            metadata=metadata,
+            logits_rows=logits_rows,
+            num_rows=len(token_ids),
+        )
+        stages = KernelStages(self.packed_model, self._kernels, step)
+        logits = drive(self._all_stages(stages, len(logits_rows)), NoPeers())
+        assert logits is not None, "the first rank of tp gives logits; this is a bug"  # noqa: S101
+        return logits
 
-    def _attention(
-        self, layer: PackedLayer, x: Tensor, cache: LayerCache, metadata: AttentionMetadata
-    ) -> Tensor:
-        """[tokens, hidden] → [tokens, heads * head_dim], before the output projection."""
-        packed_model, kernels = self.packed_model, self._kernels
-        norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = HeadNorms(layer.q_norm, layer.k_norm, packed_model.eps)
-        qkv = kernels.linear(x, layer.qkv)
-        q = kernels.prepare_attention(qkv, packed_model.rope, *cache, metadata, norms=norms)
-        return kernels.paged_attention(q, *cache, metadata, packed_model.scale)
+    def stages(
+        self,
+        token_ids: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        *,
+        logits_rows: Tensor,
+        hidden: Tensor | None = None,
+        sequence_parallel: bool = False,
+    ) -> Stages:
+        """Compute one step of this rank's part of the model, to be driven: see `stages.drive`.
+
+        To be called and driven under torch.inference_mode. One step at a time.
+
+        Args:
+            token_ids: As for `forward`, the same on all ranks.
+            kv_cache: The rank's own.
+            metadata: As for `forward`.
+            logits_rows: As for `forward`.
+            hidden: What the pipeline stage before gave on this rank of tp; None for the first.
+            sequence_parallel: True if the ranks of tp share the rows between layers' matrices.
+
+        Raises:
+            AssertionError: `sequence_parallel`, but a row decodes.
+        """
+        plan, num_tokens, rows = self.plan, len(token_ids), None
+        num_rows = num_tokens
+        if sequence_parallel:
+            check_has_no_decodes(metadata)
+            rows, num_rows = own_rows(num_tokens, plan), padded_rows(num_tokens, plan)
+        if self._forward_pass is not None:
+            stages = self._forward_pass.stages(
+                token_ids, kv_cache.blocks, metadata, logits_rows, num_rows=num_rows
+            )
+        else:
+            step = KernelStep(
+                token_ids=token_ids,
+                cache=kv_cache.layers,
+                metadata=metadata,
+                logits_rows=logits_rows,
+                num_rows=num_rows,
+            )
+            stages = KernelStages(self.packed_model, self._kernels, step)
+        return self._all_stages(stages, len(logits_rows), hidden, rows)
+
+    def _all_stages(
+        self,
+        stages: StepStages,
+        num_logits: int,
+        hidden: Tensor | None = None,
+        rows: slice | None = None,
+    ) -> Stages:
+        vocab_size = self.config.vocab_size
+        inputs = StageInputs(num_logits=num_logits, vocab_size=vocab_size, hidden=hidden, rows=rows)
+        try:
+            return (yield from compute_stages(stages, self.plan, inputs))
+        finally:
+            stages.close()
 
 
 def allocate_kv_cache(

@@ -22,6 +22,7 @@ from tandem_engine.model.parameters import (
 )
 from tandem_engine.model.quantized import QuantizedLinear
 from tandem_engine.model.rope import RopeTable
+from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.quantization.read import resolve_scheme
 from tandem_engine.quantization.scheme import Scheme
 from tandem_engine.weights.checkpoint import Checkpoint
@@ -38,6 +39,8 @@ def load_decoder(
     runtime: DeviceRuntime,
     max_positions: int | None = None,
     progress: Progress | None = None,
+    shape: ParallelShape | None = None,
+    rank: int = 0,
 ) -> Decoder:
     """Read a checkpoint in Hugging Face layout into a decoder on `runtime`'s device.
 
@@ -52,27 +55,32 @@ def load_decoder(
         runtime: Where the parameters go.
         max_positions: Tokens that a sequence may have; None takes the checkpoint's limit.
         progress: Called with bytes done and bytes in all as tensors arrive.
+        shape: The ranks that share the model; None: this process has all of it.
+        rank: The one to load; only its slices are read.
 
     Raises:
         CheckpointError: A file is missing, damaged or of a kind that is not understood.
-        ConfigError: The weights are in 8 bits, and `quantization` is none.
+        ConfigError: The weights are in 8 bits, and `quantization` is none; or the model cannot be
+            cut into `shape`.
     """
     config = read_decoder_config(folder)
+    plan = plan_rank(shape or ParallelShape(), config, rank)
     scheme = resolve_scheme(quantization, folder)
     with Checkpoint.open(folder) as checkpoint:
         torch_dtype = _resolve_dtype(dtype, config, checkpoint)
-        _check(checkpoint, config, scheme)
+        known = _check(checkpoint, config, scheme)
         parameters = allocate_parameters(
             config,
             dtype=torch_dtype,
             device=runtime.device,
             kernels=runtime.kernels,
             scheme=scheme,
+            plan=plan,
         )
         fill(
             checkpoint,
             list(checkpoint_parts(parameters, frozenset(checkpoint.names()))),
-            is_harmless=lambda name: is_harmless(config, parameters, name),
+            is_harmless=lambda name: name in known or is_harmless(config, parameters, name),
             progress=progress,
         )
     with _naming(Path(folder) / CONFIG_FILE):
@@ -86,12 +94,20 @@ def load_decoder(
     with _naming(folder):
         packed_model = pack_model(config, parameters, rope)
     return Decoder(
-        config, packed_model, runtime.kernels, quantization=_describe(scheme, parameters)
+        config,
+        packed_model,
+        runtime.kernels,
+        quantization=_describe(scheme, parameters),
+        plan=plan,
     )
 
 
-def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> None:
-    """Make sure that config.json describes these tensors, before any memory is taken for them."""
+def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> frozenset[str]:
+    """Make sure that config.json describes these tensors, before any memory is taken for them.
+
+    Returns:
+        Names of the tensors of the whole model, of which a rank reads some only.
+    """
     names = frozenset(checkpoint.names())
     last = f"model.layers.{config.num_layers - 1}"
     if not any(name.startswith(f"{last}.") for name in names):
@@ -99,11 +115,10 @@ def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> Non
     layout = allocate_parameters(
         config, dtype=torch.bfloat16, device="meta", kernels=ShapesOnly(), scheme=scheme
     )
-    check(
-        checkpoint,
-        list(checkpoint_parts(layout, names)),
-        is_harmless=lambda name: is_harmless(config, layout, name),
-    )
+    parts = list(checkpoint_parts(layout, names))
+    check(checkpoint, parts, is_harmless=lambda name: is_harmless(config, layout, name))
+    skipped = (one.skipped for one in layout.linears() if isinstance(one, QuantizedLinear))
+    return frozenset(part.name for part in parts).union(*skipped)
 
 
 @contextmanager

@@ -13,18 +13,20 @@ def pack_model(config: DecoderConfig, parameters: Parameters, rope: RopeTable) -
         CheckpointError: A layer in 8 bits has scales or offsets that are not computed.
     """
     layers = tuple(_finished(layer) for layer in parameters.layers)
-    head = parameters.head.finished()
+    head = None if parameters.head is None else parameters.head.finished()
+    plan, embedding = parameters.plan, parameters.embedding
     return PackedModel(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        num_heads=len(plan.heads),
+        num_kv_heads=len(plan.kv_heads),
         head_dim=config.head_dim,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
+        intermediate_size=len(plan.intermediate),
+        vocab_size=plan.vocab_width,
+        vocab=plan.vocab if plan.num_tp > 1 else None,
         dtype=parameters.dtype,
         eps=config.rms_norm_eps,
         rope=rope.table,
-        embedding=head if parameters.embedding is None else parameters.embedding,
+        embedding=head if embedding is None and plan.is_first_stage else embedding,
         layers=layers,
         norm=parameters.norm,
         head=head,

@@ -15,12 +15,14 @@ from torch import Tensor
 from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import LinearPacking, PackingKernels
 from tandem_engine.model.config import DecoderConfig
+from tandem_engine.model.projection import Projection, row_slices
 from tandem_engine.model.quantized import (
     QuantizedLinear,
     allocate_quantized,
     common_kind,
     norm_parts,
 )
+from tandem_engine.parallel.plan import RankPlan, whole_plan
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, HEAD, LinearKind, Scheme
 from tandem_engine.weights.fill import Part
 
@@ -31,29 +33,42 @@ _EMBEDDING: Final = "model.embed_tokens"
 class Linear:
     """Projections that read the same input, as one matrix: x @ weight.T + bias."""
 
-    names: tuple[str, ...]
-    """Of the projections in the checkpoint, in the order of their rows."""
-    widths: tuple[int, ...]
-    """Rows of each."""
-    inputs: int
+    projections: tuple[Projection, ...]
+    """In the order of their rows."""
     packing: LinearPacking
     """Takes the rows of all."""
     bias: Tensor | None
-    """[out]."""
+    """[out]; None also where another rank adds it to the sum."""
+    padding: int
+    """Rows of zeros behind them, which make all ranks' results as wide."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the projections in the checkpoint."""
+        return tuple(one.name for one in self.projections)
 
     def parts(self) -> Iterator[Part]:
         """Every tensor of the checkpoint that fills it."""
-        first = 0
-        for name, width in zip(self.names, self.widths, strict=True):
-            yield Part(f"{name}.weight", (width, self.inputs), partial(self.packing.put, first))
-            first += width
+        slices = row_slices(self.projections)
+        for one, rows in zip(self.projections, slices, strict=True):
+            yield Part(
+                f"{one.name}.weight",
+                one.shape,
+                partial(self.packing.put, rows.start),
+                rows=one.rows,
+                columns=one.columns if one.is_row_parallel else None,
+            )
         if self.bias is not None:
-            biases = torch.split(self.bias, list(self.widths))
-            for name, entries in zip(self.names, biases, strict=True):
-                yield Part.copy(f"{name}.bias", entries)
+            for one, rows in zip(self.projections, slices, strict=True):
+                yield Part.copy_rows(f"{one.name}.bias", self.bias[rows], one.rows, one.outputs)
 
     def finished(self) -> PackedLinear:
         """The layer as kernels take it, once all parts are filled."""
+        if self.padding:
+            first, inputs = row_slices(self.projections)[-1].stop, len(self.projections[0].columns)
+            self.packing.put(first, torch.zeros(self.padding, inputs))
+            if self.bias is not None:
+                self.bias[first:] = 0
         return self.packing.finish(self.bias)
 
 
@@ -84,23 +99,25 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """All of a decoder."""
+    """All of a decoder that one rank holds."""
 
     dtype: torch.dtype
     """Of the weights that are not quantised."""
+    plan: RankPlan
+    config: DecoderConfig
     embedding: Tensor | None
-    """[vocab, hidden]; None: the head, as the two are tied."""
+    """[vocab, hidden]; None: the head, as the two are tied, or the first stage's."""
     layers: tuple[Layer, ...]
-    norm: Tensor
-    """[hidden], of the type of activations, as are all norms and biases."""
-    head: AnyLinear
-    """[vocab, hidden]."""
+    norm: Tensor | None
+    """[hidden], of the type of activations, as are all norms and biases; the last stage's."""
+    head: AnyLinear | None
+    """[vocab, hidden]; the last stage's."""
 
     def linears(self) -> Iterator[AnyLinear]:
         """Every linear layer; not a head that is tied."""
         for layer in self.layers:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
-        if self.embedding is not None:
+        if self.head is not None and not self.config.tie_word_embeddings:
             yield self.head
 
 
@@ -111,6 +128,7 @@ def allocate_parameters(
     device: torch.device | str,
     kernels: PackingKernels,
     scheme: Scheme = FLOAT_SCHEME,
+    plan: RankPlan | None = None,
 ) -> Parameters:
     """Parameters of the right shapes, not yet filled.
 
@@ -120,57 +138,135 @@ def allocate_parameters(
         device: Where they go.
         kernels: Kernels that will compute with them.
         scheme: Which layers are in 8 bits.
+        plan: The part of the model to hold; None: all of it.
 
     Raises:
         CheckpointError: `scheme` wants something of a layer that is not computed.
     """
-
-    def tensor(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=kernels.computed_in(dtype), device=device)
-
-    def linear(names: tuple[str, ...], widths: list[int], inputs: int, *, bias: bool) -> AnyLinear:
-        kind = common_kind(scheme, names)
-        if kind is not LinearKind.FLOAT:
-            return allocate_quantized(
-                scheme, kind, names, widths, inputs, bias=bias, device=device, kernels=kernels
-            )
-        return in_float(names, widths, inputs, bias=bias)
-
-    def in_float(names: tuple[str, ...], widths: list[int], inputs: int, *, bias: bool) -> Linear:
-        outputs = sum(widths)
-        packing = kernels.packing(outputs, inputs, dtype, device)
-        return Linear(names, tuple(widths), inputs, packing, tensor(outputs) if bias else None)
-
-    def layer(prefix: str) -> Layer:
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
-        gate_up = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        return Layer(
-            attention_norm=tensor(hidden),
-            qkv=linear(qkv, [query_width, kv_width, kv_width], hidden, bias=config.qkv_bias),
-            q_norm=tensor(config.head_dim) if config.qk_norm else None,
-            k_norm=tensor(config.head_dim) if config.qk_norm else None,
-            output=linear((f"{attention}.o_proj",), [hidden], query_width, bias=config.output_bias),
-            mlp_norm=tensor(hidden),
-            gate_up=linear(gate_up, [intermediate] * 2, hidden, bias=config.mlp_bias),
-            down=linear((f"{mlp}.down_proj",), [hidden], intermediate, bias=config.mlp_bias),
-        )
-
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    query_width = config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
-    is_tied = config.tie_word_embeddings
-    vocab = [config.vocab_size]
-    table = None if is_tied else torch.empty(*vocab, hidden, dtype=dtype, device=device)
+    plan = plan or whole_plan(config)
+    allocator = _Allocator(config, plan, scheme, kernels, dtype=dtype, device=device)
+    layers = tuple(allocator.layer(f"model.layers.{number}") for number in plan.layers)
+    is_last = plan.is_last_stage
     return Parameters(
         dtype=dtype,
-        embedding=table,
-        layers=tuple(layer(f"model.layers.{number}") for number in range(config.num_layers)),
-        norm=tensor(hidden),
-        head=in_float((_EMBEDDING,), vocab, hidden, bias=False)
-        if is_tied
-        else linear((HEAD,), vocab, hidden, bias=False),
+        plan=plan,
+        config=config,
+        embedding=allocator.embedding(),
+        layers=layers,
+        norm=allocator.tensor(config.hidden_size) if is_last else None,
+        head=allocator.head() if is_last else None,
     )
+
+
+class _Allocator:
+    """Makes the parameters of one rank."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        plan: RankPlan,
+        scheme: Scheme,
+        kernels: PackingKernels,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self._config, self._plan, self._scheme = config, plan, scheme
+        self._kernels, self._dtype, self._device = kernels, dtype, device
+
+    def tensor(self, *shape: int) -> Tensor:
+        """Of the type of activations."""
+        return torch.empty(shape, dtype=self._kernels.computed_in(self._dtype), device=self._device)
+
+    def embedding(self) -> Tensor | None:
+        """The table, where it is of this rank and no other copy of the head."""
+        is_head = self._config.tie_word_embeddings and self._plan.is_last_stage
+        if is_head or not self._plan.is_first_stage:
+            return None
+        shape = (len(self._plan.vocab), self._config.hidden_size)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def head(self) -> AnyLinear:
+        """The embedding where the two are tied, which is in float always."""
+        plan, config = self._plan, self._config
+        name = _EMBEDDING if config.tie_word_embeddings else HEAD
+        projection = self._by_rows(name, plan.vocab, outputs=config.vocab_size)
+        padding = plan.vocab_width - len(plan.vocab)
+        if config.tie_word_embeddings:
+            return self._in_float((projection,), bias=False, padding=padding)
+        return self._linear((projection,), bias=False, padding=padding)
+
+    def layer(self, prefix: str) -> Layer:
+        """One block."""
+        config, plan = self._config, self._plan
+        queries, intermediate = config.num_heads * config.head_dim, config.intermediate_size
+        kv_width = config.num_kv_heads * config.head_dim
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        qkv = (
+            self._by_rows(f"{attention}.q_proj", plan.query_rows, outputs=queries),
+            self._by_rows(f"{attention}.k_proj", plan.kv_rows, outputs=kv_width),
+            self._by_rows(f"{attention}.v_proj", plan.kv_rows, outputs=kv_width),
+        )
+        gate_up = (
+            self._by_rows(f"{mlp}.gate_proj", plan.intermediate, outputs=intermediate),
+            self._by_rows(f"{mlp}.up_proj", plan.intermediate, outputs=intermediate),
+        )
+        output = self._by_columns(f"{attention}.o_proj", plan.query_rows, inputs=queries)
+        down = self._by_columns(f"{mlp}.down_proj", plan.intermediate, inputs=intermediate)
+        return Layer(
+            attention_norm=self.tensor(config.hidden_size),
+            qkv=self._linear(qkv, bias=config.qkv_bias),
+            q_norm=self.tensor(config.head_dim) if config.qk_norm else None,
+            k_norm=self.tensor(config.head_dim) if config.qk_norm else None,
+            output=self._linear((output,), bias=config.output_bias, is_sum=True),
+            mlp_norm=self.tensor(config.hidden_size),
+            gate_up=self._linear(gate_up, bias=config.mlp_bias),
+            down=self._linear((down,), bias=config.mlp_bias, is_sum=True),
+        )
+
+    def _linear(
+        self,
+        projections: tuple[Projection, ...],
+        *,
+        bias: bool,
+        is_sum: bool = False,
+        padding: int = 0,
+    ) -> AnyLinear:
+        """In 8 bits where the scheme says so; `is_sum`: one rank alone adds the bias."""
+        kind = common_kind(self._scheme, [one.name for one in projections])
+        adds_bias = self._plan.adds_bias or not is_sum
+        if kind is LinearKind.FLOAT:
+            return self._in_float(projections, bias=bias and adds_bias, padding=padding)
+        return allocate_quantized(
+            self._scheme,
+            kind,
+            projections,
+            padding=padding,
+            bias=bias,
+            adds_bias=adds_bias,
+            device=self._device,
+            kernels=self._kernels,
+        )
+
+    def _in_float(
+        self, projections: tuple[Projection, ...], *, bias: bool, padding: int = 0
+    ) -> Linear:
+        outputs = sum(len(one.rows) for one in projections) + padding
+        inputs = len(projections[0].columns)
+        packing = self._kernels.packing(outputs, inputs, self._dtype, self._device)
+        return Linear(projections, packing, self.tensor(outputs) if bias else None, padding)
+
+    def _by_rows(self, name: str, rows: range, *, outputs: int) -> Projection:
+        inputs = self._config.hidden_size
+        return Projection(
+            name=name, outputs=outputs, inputs=inputs, rows=rows, columns=range(inputs)
+        )
+
+    def _by_columns(self, name: str, columns: range, *, inputs: int) -> Projection:
+        outputs = self._config.hidden_size
+        return Projection(
+            name=name, outputs=outputs, inputs=inputs, rows=range(outputs), columns=columns
+        )
 
 
 def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iterator[Part]:
@@ -180,12 +276,16 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
         parameters: Parameters to fill.
         held: Names of the tensors that the checkpoint holds; a quantised one has a choice.
     """
+    plan = parameters.plan
     if parameters.embedding is not None:
-        yield Part.copy(f"{_EMBEDDING}.weight", parameters.embedding)
-    for number, layer in enumerate(parameters.layers):
+        table, num_tokens = parameters.embedding, parameters.config.vocab_size
+        yield Part.copy_rows(f"{_EMBEDDING}.weight", table, plan.vocab, num_tokens)
+    for number, layer in zip(plan.layers, parameters.layers, strict=True):
         yield from _layer_parts(layer, f"model.layers.{number}", held)
-    yield Part.copy("model.norm.weight", parameters.norm)
-    yield from parameters.head.parts()
+    if parameters.norm is not None:
+        yield Part.copy("model.norm.weight", parameters.norm)
+    if parameters.head is not None:
+        yield from parameters.head.parts()
 
 
 def is_harmless(config: DecoderConfig, parameters: Parameters, name: str) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from tandem_engine.api.errors import CheckpointError
 from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.device.packing import Int8Packing, PackingKernels
+from tandem_engine.model.projection import Projection, row_slices
 from tandem_engine.quantization.int8 import SHIFT, StaticInput, quantize_rows
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
 from tandem_engine.weights.checkpoint import FLOATS
@@ -38,11 +39,8 @@ class _StaticTensors:
 class QuantizedLinear:
     """Projections that read the same input, as one matrix, with their scales side by side."""
 
-    names: tuple[str, ...]
-    """Of the projections in the checkpoint, in the order of their rows."""
-    widths: tuple[int, ...]
-    """Rows of each."""
-    inputs: int
+    projections: tuple[Projection, ...]
+    """In the order of their rows."""
     format: Format
     packing: Int8Packing
     """Takes the rows of all."""
@@ -50,6 +48,8 @@ class QuantizedLinear:
     """[out] float32."""
     bias: Tensor | None
     """[out] float32; None with a static input, where it is in quant_bias."""
+    adds_bias: bool
+    """False where another rank adds the bias to the sum."""
     static: _StaticTensors | None
     zeros: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that the checkpoint may hold, if all of their values are 0."""
@@ -57,28 +57,39 @@ class QuantizedLinear:
     """Tensors that the checkpoint may hold and that are redundant."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the projections in the checkpoint."""
+        return tuple(one.name for one in self.projections)
+
+    @property
+    def inputs(self) -> int:
+        """Columns that are multiplied here."""
+        return len(self.projections[0].columns)
+
+    @property
     def num_bytes(self) -> int:
         """Of the weight and its scales."""
-        return sum(self.widths) * self.inputs + self.scales.nbytes
+        return len(self.scales) * self.inputs + self.scales.nbytes
 
     def parts(self) -> Iterator[Part]:
         """Every tensor of the checkpoint that fills it."""
-        low = 0
-        for number, (name, width) in enumerate(zip(self.names, self.widths, strict=True)):
-            rows = slice(low, low + width)
-            low += width
-            yield from self._weight_parts(name, rows)
+        slices = row_slices(self.projections)
+        for number, (one, rows) in enumerate(zip(self.projections, slices, strict=True)):
+            yield from self._weight_parts(one, rows)
             if self.bias is not None:
-                yield Part.copy(f"{name}.bias", self.bias[rows])
+                yield Part.copy_rows(f"{one.name}.bias", self.bias[rows], one.rows, one.outputs)
             if self.static is not None:
-                yield from self._static_parts(self.static, name, number, rows)
+                yield from self._static_parts(self.static, one, number, rows)
 
-    def expect_zeros(self, name: str, count: int, *, is_column: bool = False) -> Part:
-        """A tensor that must be all zeros, which `finished` checks."""
+    def expect_zeros(
+        self, name: str, count: int, *, rows: range | None = None, is_column: bool = False
+    ) -> Part:
+        """A tensor of `count` values of which those of `rows` must be 0; `finished` checks it."""
         # Checked later: an error that is raised while the file is open would hold its memory.
-        self.zeros[name] = torch.empty(count, device=self.scales.device)
+        taken = count if rows is None else len(rows)
+        self.zeros[name] = torch.empty(taken, device=self.scales.device)
         take = partial(_fill, self.zeros[name])
-        return Part(name, (count,), take, (*FLOATS, *_INT8), is_column)
+        return Part(name, (count,), take, (*FLOATS, *_INT8), is_column, rows)
 
     def finished(self) -> PackedLinear:
         """The layer as kernels take it, once all parts are filled.
@@ -92,33 +103,63 @@ class QuantizedLinear:
                     f"the tensor {name} has values other than 0, which are not computed; supported "
                     "are weights without offsets, and norms without a bias"
                 )
+        self._pad()
         if not bool((self.scales.isfinite() & (self.scales != 0)).all()):
             raise CheckpointError(f"the scales of {self.names[0]} are not all numbers other than 0")
         if self.static is None:
             return self.packing.finish(self.scales, self.bias, None)
         scale, offset = self._shared_input(self.static)
+        static = StaticInput(scale, SHIFT + offset)
+        if not self.adds_bias:
+            return self.packing.finish(self.scales, None, static)
         # The sum that kernels compute leaves the offset out: it comes back here, exactly.
         sums = self.static.quant_bias + offset * self.static.sums
         bias = sums.double() * self.scales.double()
-        return self.packing.finish(self.scales, bias.float(), StaticInput(scale, SHIFT + offset))
+        return self.packing.finish(self.scales, bias.float(), static)
 
-    def _weight_parts(self, name: str, rows: slice) -> Iterator[Part]:
-        shape = (rows.stop - rows.start, self.inputs)
+    def _pad(self) -> None:
+        """Fill the rows behind those of the projections, which make all ranks' results as wide."""
+        first = row_slices(self.projections)[-1].stop
+        count = len(self.scales) - first
+        if not count:
+            return
+        self.scales[first:] = 1
+        if self.bias is not None:
+            self.bias[first:] = 0
+        if self.static is not None:
+            self.static.quant_bias[first:] = 0
+            self.static.sums[first:] = 0
+        self.packing.put(first, torch.zeros(count, self.inputs, dtype=torch.int8))
+
+    def _weight_parts(self, one: Projection, rows: slice) -> Iterator[Part]:
+        weight, columns = f"{one.name}.weight", one.columns if one.is_row_parallel else None
         if self.format is Format.AT_LOAD:
-            yield Part(f"{name}.weight", shape, partial(self._quantize, rows))
+            # Scales of row-parallel weights are of their own columns, which alone are read: what
+            # is added up are results in float.
+            quantize = partial(self._quantize, rows)
+            yield Part(weight, one.shape, quantize, rows=one.rows, columns=columns)
             return
-        yield Part(f"{name}.weight", shape, partial(self._put, rows), _INT8)
         if self.static is not None:
+            # The rank that adds the bias needs the sums of whole rows.
+            read = None if self.adds_bias else columns
+            put = partial(self._put_static, rows, columns)
+            yield Part(weight, one.shape, put, _INT8, rows=one.rows, columns=read)
             return
+        put_rows = partial(self.packing.put, rows.start)
+        yield Part(weight, one.shape, put_rows, _INT8, rows=one.rows, columns=columns)
         take = partial(_fill, self.scales[rows])
-        yield Part(f"{name}.weight_scale", shape[:1], take, is_column=True)
+        scale = f"{one.name}.weight_scale"
+        yield Part(scale, (one.outputs,), take, is_column=True, rows=one.rows)
         if self.format is Format.MODELSLIM:
-            yield self.expect_zeros(f"{name}.weight_offset", shape[0], is_column=True)
+            offset = f"{one.name}.weight_offset"
+            yield self.expect_zeros(offset, one.outputs, rows=one.rows, is_column=True)
 
-    def _put(self, rows: slice, values: Tensor) -> None:
-        self.packing.put(rows.start, values)
-        if self.static is not None:
+    def _put_static(self, rows: slice, columns: range | None, values: Tensor) -> None:
+        if self.static is not None and self.adds_bias:
             self.static.sums[rows] = values.sum(dim=1, dtype=torch.int64)
+            if columns is not None:
+                values = values[:, columns.start : columns.stop]
+        self.packing.put(rows.start, values)
 
     def _quantize(self, rows: slice, weight: Tensor) -> None:
         values = torch.empty(weight.shape, dtype=torch.int8)
@@ -126,16 +167,17 @@ class QuantizedLinear:
         self.packing.put(rows.start, values)
 
     def _static_parts(
-        self, static: _StaticTensors, name: str, number: int, rows: slice
+        self, static: _StaticTensors, one: Projection, number: int, rows: slice
     ) -> Iterator[Part]:
-        one = slice(number, number + 1)
-        yield Part.copy(f"{name}.input_scale", static.input_scales[one])
+        name, entry = one.name, slice(number, number + 1)
+        yield Part.copy(f"{name}.input_scale", static.input_scales[entry])
         either = (*FLOATS, *_INT8)
-        yield Part.copy(f"{name}.input_offset", static.input_offsets[one], either)
-        yield Part.copy(f"{name}.quant_bias", static.quant_bias[rows], ("I32",))
-        scales = self.scales[rows]
-        take = partial(_fill_deq_scale, scales)
-        yield Part(f"{name}.deq_scale", tuple(scales.shape), take, ("F32", "I64"))
+        yield Part.copy(f"{name}.input_offset", static.input_offsets[entry], either)
+        if self.adds_bias:
+            bias = static.quant_bias[rows]
+            yield Part.copy_rows(f"{name}.quant_bias", bias, one.rows, one.outputs, ("I32",))
+        take = partial(_fill_deq_scale, self.scales[rows])
+        yield Part(f"{name}.deq_scale", (one.outputs,), take, ("F32", "I64"), rows=one.rows)
 
     def _shared_input(self, static: _StaticTensors) -> tuple[float, int]:
         for what, found in (("scale", static.input_scales), ("offset", static.input_offsets)):
@@ -174,16 +216,18 @@ def common_kind(scheme: Scheme, names: Sequence[str]) -> LinearKind:
 def allocate_quantized(
     scheme: Scheme,
     kind: LinearKind,
-    names: tuple[str, ...],
-    widths: Sequence[int],
-    inputs: int,
+    projections: tuple[Projection, ...],
     *,
+    padding: int,
     bias: bool,
+    adds_bias: bool,
     device: torch.device | str,
     kernels: PackingKernels,
 ) -> QuantizedLinear:
-    """One that is not yet filled; `kind` is not FLOAT."""
-    rows = sum(widths)
+    """One that is not yet filled; `kind` is not FLOAT. For the others see `parameters.Linear`."""
+    names = [one.name for one in projections]
+    inputs = len(projections[0].columns)
+    rows = row_slices(projections)[-1].stop + padding
     is_static = kind is LinearKind.STATIC
     static = _StaticTensors(
         input_scales=torch.empty(len(names)),
@@ -192,13 +236,12 @@ def allocate_quantized(
         sums=torch.empty(rows, dtype=torch.int64, device=device),
     )
     return QuantizedLinear(
-        names=names,
-        widths=tuple(widths),
-        inputs=inputs,
+        projections=projections,
+        adds_bias=adds_bias,
         format=scheme.format,
         packing=kernels.packing_int8(rows, inputs, device, is_static=is_static),
         scales=torch.empty(rows, device=device),
-        bias=torch.empty(rows, device=device) if bias and not is_static else None,
+        bias=torch.empty(rows, device=device) if bias and adds_bias and not is_static else None,
         static=static if is_static else None,
         # Of a static layer, quant_bias and deq_scale hold what these say.
         skipped={

@@ -122,7 +122,8 @@ class _Bench:
     ) -> None:
         layers = decoder.packed_model.layers[:_LAYERS]
         packed_model = replace(decoder.packed_model, layers=layers)
-        decoder = Decoder(decoder.config, packed_model, runtime.kernels)
+        plan = replace(decoder.plan, layers=decoder.plan.layers[: len(layers)])
+        decoder = Decoder(decoder.config, packed_model, runtime.kernels, plan=plan)
         layout = decoder.cache_layout(block_size, kv_dtype)
         cache = allocate_kv_cache(layout, num_blocks=num_blocks, device=decoder.device)
         # It takes up its memory as it is written: now, and not in a step that is measured.

@@ -18,7 +18,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -73,6 +73,16 @@ class Entry:
         """Raise CheckpointError for a dtype that is not among DTYPES."""
         self.check_dtype(tuple(DTYPES))
         return DTYPES[self.dtype_name]
+
+    def of_rows(self, rows: range) -> Self:
+        """The same of some rows, which lie one after another in the file."""
+        of_row = self.num_bytes // max(1, self.shape[0])
+        return replace(
+            self,
+            shape=(len(rows), *self.shape[1:]),
+            start=self.start + rows.start * of_row,
+            end=self.start + rows.stop * of_row,
+        )
 
     def check_dtype(self, allowed: Sequence[str]) -> None:
         """Raise CheckpointError for a dtype that is not among `allowed`."""
@@ -182,15 +192,33 @@ class Checkpoint:
         """Copy a tensor into `destination`, to its dtype and device."""
         self.hand_over(name, destination.copy_)
 
-    def hand_over(self, name: str, take: Callable[[Tensor], object]) -> None:
-        """Call `take` with a tensor as it lies in the file; it must not keep it."""
+    def hand_over(
+        self,
+        name: str,
+        take: Callable[[Tensor], object],
+        *,
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> None:
+        """Call `take` with a tensor as it lies in the file; it must not keep it.
+
+        Args:
+            name: The tensor.
+            take: Called with its values.
+            rows: The rows to hand over; None: all. Others are not read.
+            columns: The columns of a matrix; None: all. Of others, only what lies on the same
+                pages is read. The tensor that is handed over is not contiguous then.
+        """
         entry = self.entry(name)
+        if rows is not None:
+            entry = entry.of_rows(rows)
         data = self._map(entry.path)
         if len(data) < entry.end:
             raise CheckpointError(f"{entry.path} was cut off while it was read; leave it as it is")
         # The view must not live on: it reads from the map, which `__exit__` closes.
         view = torch.frombuffer(data, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
-        take(_typed(view, entry).view(entry.shape))
+        tensor = _typed(view, entry).view(entry.shape)
+        take(tensor if columns is None else tensor[:, columns.start : columns.stop])
         _give_back(data, entry)
 
     def _map(self, path: Path) -> mmap.mmap:

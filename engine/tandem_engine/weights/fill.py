@@ -26,11 +26,37 @@ class Part:
     """Names of the types that it may have."""
     is_column: bool = False
     """True if a last dimension of 1 may follow its shape."""
+    rows: range | None = None
+    """Rows to take; None: all."""
+    columns: range | None = None
+    """Columns to take; None: all."""
 
     @classmethod
     def copy(cls, name: str, destination: Tensor, dtypes: tuple[str, ...] = FLOATS) -> Self:
         """One that fills `destination`: a parameter, or some rows of one."""
         return cls(name, tuple(destination.shape), destination.copy_, dtypes)
+
+    @classmethod
+    def copy_rows(
+        cls,
+        name: str,
+        destination: Tensor,
+        rows: range,
+        num_rows: int,
+        dtypes: tuple[str, ...] = FLOATS,
+    ) -> Self:
+        """One that fills `destination` with some of the tensor's `num_rows` rows."""
+        shape = (num_rows, *destination.shape[1:])
+        return cls(name, shape, destination.copy_, dtypes, rows=rows)
+
+    def num_bytes(self, checkpoint: Checkpoint) -> int:
+        """Bytes of the file that are taken."""
+        entry = checkpoint.entry(self.name)
+        if self.rows is not None:
+            entry = entry.of_rows(self.rows)
+        if self.columns is None:
+            return entry.num_bytes
+        return entry.num_bytes // self.shape[1] * len(self.columns)
 
 
 def fill(
@@ -55,13 +81,13 @@ def fill(
     check(checkpoint, parts, is_harmless=is_harmless)
     # In the order of the files, so that a disk reads them from front to back.
     ordered = sorted(parts, key=lambda part: checkpoint.file_position(part.name))
-    total = sum(checkpoint.entry(part.name).num_bytes for part in parts)
+    total = sum(part.num_bytes(checkpoint) for part in parts)
     done = 0
     report = progress or (lambda _done, _total: None)
     report(done, total)
     for part in ordered:
-        checkpoint.hand_over(part.name, part.take)
-        done += checkpoint.entry(part.name).num_bytes
+        checkpoint.hand_over(part.name, part.take, rows=part.rows, columns=part.columns)
+        done += part.num_bytes(checkpoint)
         report(done, total)
 
 

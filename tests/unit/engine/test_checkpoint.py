@@ -27,7 +27,7 @@ MakeCheckpoint = Callable[..., Path]
 def parameters(decoder: Decoder) -> list[Tensor]:
     """All of a decoder's parameters, in one order."""
     packed_model = decoder.packed_model
-    found = [embedding(decoder), packed_model.norm, plain(packed_model.head).weight]
+    found = [embedding(decoder), norm(decoder), plain(packed_model.head).weight]
     for layer in packed_model.layers:
         found += [layer.attention_norm, layer.mlp_norm]
         for linear in map(plain, (layer.qkv, layer.output, layer.gate_up, layer.down)):
@@ -35,7 +35,7 @@ def parameters(decoder: Decoder) -> list[Tensor]:
     return found
 
 
-def plain(packed: PackedLinear) -> PlainLinear:
+def plain(packed: PackedLinear | Tensor | None) -> PlainLinear:
     assert isinstance(packed, PlainLinear)
     return packed
 
@@ -43,6 +43,12 @@ def plain(packed: PackedLinear) -> PlainLinear:
 def embedding(decoder: Decoder) -> Tensor:
     table = decoder.packed_model.embedding
     return table if isinstance(table, Tensor) else plain(table).weight
+
+
+def norm(decoder: Decoder) -> Tensor:
+    weight = decoder.packed_model.norm
+    assert weight is not None
+    return weight
 
 
 @pytest.fixture
@@ -147,7 +153,7 @@ def test_the_decoder_outlives_its_files(folder: Path) -> None:
 
     (folder / "model.safetensors").write_bytes(b"")
 
-    assert torch.equal(decoder.packed_model.norm, expected)
+    assert torch.equal(norm(decoder), expected)
 
 
 def test_tensors_that_do_not_start_at_a_multiple_of_their_size_are_read(tmp_path: Path) -> None:

@@ -130,9 +130,8 @@ def test_nothing_of_the_measurement_stays(checkpoint: Path) -> None:
 def test_a_model_that_does_not_run_is_refused(make_checkpoint: Callable[..., Path]) -> None:
     runtime = CpuRuntime(memory_bytes=1 << 30, kernels="reference")
     decoder = load_decoder(make_checkpoint("LlamaForCausalLM"), runtime=runtime)
-    packed_model = replace(
-        decoder.packed_model, norm=torch.full_like(decoder.packed_model.norm, torch.nan)
-    )
+    norm = torch.full((decoder.config.hidden_size,), torch.nan)
+    packed_model = replace(decoder.packed_model, norm=norm)
     broken = Decoder(decoder.config, packed_model, runtime.kernels)
 
     with pytest.raises(ConfigError, match="The model does not run: the model's logits are not"):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem_engine.api.errors import CheckpointError, ConfigError
 from tandem_engine.device.reference.kernels import ReferenceKernels
+from tandem_engine.model.projection import Projection
 from tandem_engine.model.quantized import allocate_quantized
 from tandem_engine.quantization.int8 import StaticInput
 from tandem_engine.quantization.scheme import Format, LinearKind, Scheme
@@ -293,8 +294,16 @@ def test_a_static_layer_is_computed_by_msmodelslims_formulas(*, bits: bool) -> N
     """x_q = round(x / 0.5 + 10) = [12, 6]; y = (x_q @ W.T + [-20, 30]) * [0.25, 0.5]."""
     scheme = Scheme(Format.MODELSLIM, lambda _: LinearKind.STATIC)
     kernels = ReferenceKernels()
+    projection = Projection(name="l", outputs=2, inputs=2, rows=range(2), columns=range(2))
     layer = allocate_quantized(
-        scheme, LinearKind.STATIC, ("l",), [2], 2, bias=True, device="cpu", kernels=kernels
+        scheme,
+        LinearKind.STATIC,
+        (projection,),
+        padding=0,
+        bias=True,
+        adds_bias=True,
+        device="cpu",
+        kernels=kernels,
     )
     deq_scale = torch.tensor([0.25, 0.5])
     tensors = {

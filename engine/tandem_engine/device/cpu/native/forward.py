@@ -1,7 +1,8 @@
-"""The whole forward pass as one call into the library: see forward.h."""
+"""The whole forward pass as one call into the library, or a stage of it: see forward.h."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import addressof, byref
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from tandem_engine.device.cpu.native.library import (
     Library,
     LinearArgs,
     ModelArgs,
+    StageArgs,
     StepArgs,
     computed_in,
 )
@@ -54,6 +56,7 @@ class NativeForward:
     """Implements `packed_model.ForwardPass`.
 
     One thread at a time may call it: activations lie in memory that is kept from step to step.
+    Several steps that are computed stage by stage may be under way at once, each with its own.
 
     Args:
         library: The kernels.
@@ -66,9 +69,11 @@ class NativeForward:
             *map(_layer_args, packed_model.layers)
         )
         self._model = _model_args(packed_model, addressof(self._layers))
+        self._library = library
         self._forward = library("forward", packed_model.dtype)
         self._count_activations = library("activations", packed_model.dtype)
-        self._activations = torch.empty(0, dtype=computed_in(packed_model.dtype))
+        self._free = [torch.empty(0, dtype=computed_in(packed_model.dtype))]
+        """Memory for activations that no step uses."""
 
     def __call__(
         self,
@@ -78,10 +83,51 @@ class NativeForward:
         logits_rows: Tensor,
     ) -> Tensor:
         """Compute one step."""
+        num_tokens = metadata.num_tokens
+        activations = self._take_activations(num_tokens)
+        logits = torch.empty(len(logits_rows), self._network.vocab_size)
+        step = self._step_args(token_ids, cache_blocks, metadata, logits_rows, num_rows=num_tokens)
+        step.activations, step.logits = activations.data_ptr(), logits.data_ptr()
+        self._forward(byref(self._model), byref(step))
+        self._free.append(activations)
+        return logits
+
+    def stages(
+        self,
+        token_ids: Tensor,
+        cache_blocks: Tensor,
+        metadata: AttentionMetadata,
+        logits_rows: Tensor,
+        *,
+        num_rows: int,
+    ) -> "NativeStages":
+        """Begin one step, each stage of which is one call."""
+        activations = self._take_activations(num_rows)
+        step = self._step_args(token_ids, cache_blocks, metadata, logits_rows, num_rows=num_rows)
+        step.activations = activations.data_ptr()
+        return NativeStages(
+            self._library,
+            self._network,
+            self._model,
+            step,
+            activations=activations,
+            kept=(token_ids, cache_blocks, metadata, logits_rows),
+            give_back=self._free.append,
+        )
+
+    def _step_args(
+        self,
+        token_ids: Tensor,
+        cache_blocks: Tensor,
+        metadata: AttentionMetadata,
+        logits_rows: Tensor,
+        *,
+        num_rows: int,
+    ) -> StepArgs:
+        """Of a step, without the memory for its results."""
         is_int8 = kv_int8.is_int8(cache_blocks)
         assert is_int8 or cache_blocks.dtype == self._network.dtype, "this is a bug"  # noqa: S101
-        logits = torch.empty(len(logits_rows), self._network.vocab_size)
-        step = StepArgs(
+        return StepArgs(
             slots=token_slots_args(metadata),
             rows=rows_args(metadata),
             token_ids=token_ids.data_ptr(),
@@ -91,17 +137,138 @@ class NativeForward:
             num_blocks=cache_blocks.shape[2],
             block_size=metadata.block_size,
             is_cache_int8=is_int8,
-            activations=self._activations_for(metadata.num_tokens).data_ptr(),
-            logits=logits.data_ptr(),
+            num_rows=num_rows,
         )
-        self._forward(byref(self._model), byref(step))
-        return logits
 
-    def _activations_for(self, num_tokens: int) -> Tensor:
-        count = self._count_activations(byref(self._model), num_tokens)
-        if count > len(self._activations):
-            self._activations = self._activations.new_empty(count)
-        return self._activations
+    def _take_activations(self, num_rows: int) -> Tensor:
+        count = self._count_activations(byref(self._model), num_rows)
+        free = self._free.pop() if self._free else None
+        if free is None or count > len(free):
+            return torch.empty(count, dtype=computed_in(self._network.dtype))
+        return free
+
+
+class _Kind(IntEnum):
+    """`Stage::Kind` of forward.h."""
+
+    EMBED = 0
+    ATTENTION_NORM = 1
+    ATTENTION = 2
+    MLP_NORM = 3
+    MLP = 4
+    LEAVE = 5
+    LOGITS = 6
+
+
+class NativeStages:
+    """Implements `packed_model.StepStages`: each method is one call into the library.
+
+    Args:
+        library: The kernels.
+        packed_model: The rank's part of a decoder.
+        model: The same for the library.
+        step: The step for the library; its activations have room for its rows.
+        activations: Where it points to.
+        kept: All else that it points to, to be kept until `close`.
+        give_back: Called with `activations` then.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        packed_model: PackedModel,
+        model: ModelArgs,
+        step: StepArgs,
+        *,
+        activations: Tensor,
+        kept: tuple[object, ...],
+        give_back: Callable[[Tensor], None],
+    ) -> None:
+        self._packed_model, self._model, self._step = packed_model, model, step
+        self._activations, self._kept, self._give_back = activations, kept, give_back
+        self._run = library("stage", packed_model.dtype)
+        self._end = library("end", packed_model.dtype)
+        # `residual` and `x` of Activations in forward.h.
+        shape = (2, step.num_rows, packed_model.hidden_size)
+        self._x = activations[: 2 * shape[1] * shape[2]].view(shape)[1]
+        self._hidden = self._x
+        self._num_logits = int(step.num_logits_rows)
+        self._logits = torch.empty(
+            self._num_logits if packed_model.head is not None else 0, packed_model.vocab_size
+        )
+        step.logits = self._logits.data_ptr()
+        self._stage = StageArgs()
+        self._at = byref(self._stage)
+        self._forward: int | None = library("begin", packed_model.dtype)(byref(model), byref(step))
+
+    @property
+    def hidden(self) -> Tensor:
+        """See `StepStages`, as for all methods."""
+        return self._hidden
+
+    def embed(self) -> None:
+        """Look up the tokens of this rank."""
+        self._compute(_Kind.EMBED)
+        num_tokens = int(self._step.slots.tokens)
+        if num_tokens < len(self._x):
+            self._x[num_tokens:].zero_()
+
+    def resume(self, hidden: Tensor, rows: slice | None) -> None:
+        """Go on with another rank's hidden states."""
+        if rows is None:
+            self._x.copy_(hidden)
+        else:
+            self._x[rows].copy_(hidden)
+
+    def attention_norm(self, layer: int, rows: slice) -> None:
+        """Norm own rows."""
+        self._compute(_Kind.ATTENTION_NORM, layer, rows=rows)
+        self._stage.has_residual = True
+
+    def mlp_norm(self, layer: int, rows: slice) -> None:
+        """Norm own rows."""
+        self._compute(_Kind.MLP_NORM, layer, rows=rows)
+        self._stage.has_residual = True
+
+    def attention(self, layer: int, *, is_normed: bool) -> None:
+        """Attention and output projection."""
+        self._compute(_Kind.ATTENTION, layer, is_normed=is_normed)
+        self._stage.has_residual = True
+        is_last = layer == len(self._packed_model.layers) - 1
+        if is_last and self._packed_model.head is not None:
+            self._hidden = self._x[: self._num_logits]
+
+    def mlp(self, layer: int, *, is_normed: bool) -> None:
+        """Feed-forward layer."""
+        self._compute(_Kind.MLP, layer, is_normed=is_normed)
+        self._stage.has_residual = True
+
+    def leave(self, rows: slice | None) -> None:
+        """Add the residual."""
+        self._compute(_Kind.LEAVE, rows=rows or slice(0, len(self._x)))
+        self._stage.has_residual = False
+
+    def logits(self) -> Tensor:
+        """The head's columns of this rank."""
+        self._compute(_Kind.LOGITS)
+        return self._logits
+
+    def close(self) -> None:
+        """Give back the memory of activations."""
+        if self._forward is not None:
+            self._end(self._forward)
+            self._forward = None
+            self._give_back(self._activations)
+
+    def _compute(
+        self, kind: _Kind, layer: int = 0, *, is_normed: bool = False, rows: slice | None = None
+    ) -> None:
+        assert self._forward is not None, "the step is closed; this is a bug"  # noqa: S101
+        stage = self._stage
+        stage.kind, stage.layer, stage.is_normed = kind, layer, is_normed
+        if rows is not None:
+            stage.first_row, stage.rows = rows.start, rows.stop - rows.start
+        self._run(self._forward, self._at)
 
 
 class _Part(NamedTuple):
@@ -115,7 +282,8 @@ def _parts(packed_model: PackedModel) -> Iterator[_Part]:
         yield _Part("output", layer.output)
         yield _Part("gate_up", layer.gate_up)
         yield _Part("down", layer.down)
-    yield _Part("head", packed_model.head)
+    if packed_model.head is not None:
+        yield _Part("head", packed_model.head)
 
 
 def _linear_args(linear: Any) -> LinearArgs:
@@ -142,7 +310,7 @@ def _layer_args(layer: PackedLayer) -> LayerArgs:
 
 
 def _model_args(packed_model: PackedModel, layers: int) -> ModelArgs:
-    table = packed_model.embedding
+    table, vocab = packed_model.embedding, packed_model.vocab
     return ModelArgs(
         num_layers=len(packed_model.layers),
         hidden=packed_model.hidden_size,
@@ -154,7 +322,9 @@ def _model_args(packed_model: PackedModel, layers: int) -> ModelArgs:
         scale=packed_model.scale,
         rope=packed_model.rope.data_ptr(),
         embedding=table.data_ptr() if isinstance(table, Tensor) else None,
-        norm=packed_model.norm.data_ptr(),
-        head=_linear_args(packed_model.head),
+        norm=_pointer(packed_model.norm),
+        head=LinearArgs() if packed_model.head is None else _linear_args(packed_model.head),
         layers=layers,
+        first_token=0 if vocab is None else vocab.start,
+        num_tokens=packed_model.vocab_size if vocab is None else len(vocab),
     )

@@ -115,6 +115,13 @@ void run_forward(const Model<E>& model, const Step<Computed<E>>& step) {
               [&](WorkerContext& worker) { forward(worker); });
 }
 
+template <class E>
+void run_stage(Forward<E>& forward, const Stage& stage) {
+  run_in_pool(forward.operations_of(stage) / kLanes,
+              [&](WorkerContext& worker) { forward.run(worker, stage); });
+  forward.done(stage);
+}
+
 // About two scans of each logit.
 void run_sample(const Sampling& step) {
   RowWorkspace shared(step.vocab, step.workspaces);
@@ -201,7 +208,14 @@ void run_sample(const Sampling& step) {
   }                                                                                                \
   void tandem_forward_##kind(const Model<E>* model, const Step<Computed<E>>* step) {               \
     run_forward(*model, *step);                                                                    \
-  }
+  }                                                                                                \
+  void* tandem_begin_##kind(const Model<E>* model, const Step<Computed<E>>* step) {                \
+    return new Forward<E>(*model, *step, SharedPool::num_threads());                               \
+  }                                                                                                \
+  void tandem_stage_##kind(void* forward, const Stage* stage) {                                    \
+    run_stage(*static_cast<Forward<E>*>(forward), *stage);                                         \
+  }                                                                                                \
+  void tandem_end_##kind(void* forward) { delete static_cast<Forward<E>*>(forward); }
 
 #pragma GCC visibility push(default)
 extern "C" {

@@ -59,6 +59,9 @@ _WEIGHT_PROTOTYPES: Final[dict[str, tuple[list[Any], Any]]] = {
     "attend": ([_P, _I, _I, _P, _P, _F, _P], None),
     "activations": ([_P, _I], _I),
     "forward": ([_P, _P], None),
+    "begin": ([_P, _P], _P),
+    "stage": ([_P, _P], None),
+    "end": ([_P], None),
 }
 """The same of weights or of a cache."""
 
@@ -168,6 +171,21 @@ class ModelArgs(ctypes.Structure):
         ("norm", _P),
         ("head", LinearArgs),
         ("layers", _P),
+        ("first_token", _I),
+        ("num_tokens", _I),
+    )
+
+
+class StageArgs(ctypes.Structure):
+    """`Stage` of forward.h."""
+
+    _fields_: ClassVar[Any] = (
+        ("kind", _I),
+        ("layer", _I),
+        ("is_normed", _I),
+        ("has_residual", _I),
+        ("first_row", _I),
+        ("rows", _I),
     )
 
 
@@ -184,6 +202,7 @@ class StepArgs(ctypes.Structure):
         ("num_blocks", _I),
         ("block_size", _I),
         ("is_cache_int8", _I),
+        ("num_rows", _I),
         ("activations", _P),
         ("logits", _P),
     )
