@@ -4,7 +4,7 @@ It knows shapes and order; every operation is a kernel that is handed in, and wh
 is the business of the cache and of the step's metadata.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +72,7 @@ class Decoder:
         self.packed_model = packed_model
         self.quantization = quantization
         self.plan = plan or whole_plan(config)
+        self._is_whole = self.plan.shape.tp == self.plan.shape.pp == 1
         self._kernels = kernels
         self._forward_pass = kernels.forward_pass(packed_model)
 
@@ -130,6 +131,8 @@ class Decoder:
         Returns:
             [n, vocab] float32.
         """
+        if not self._is_whole:
+            raise AssertionError("ranks that share a model compute its stages; this is a bug")
         if self._forward_pass is not None:
             return self._forward_pass(token_ids, kv_cache.blocks, metadata, logits_rows)
         return self.forward_by_kernels(token_ids, kv_cache, metadata, logits_rows=logits_rows)
@@ -150,8 +153,7 @@ class Decoder:
             logits_rows=logits_rows,
             num_rows=len(token_ids),
         )
-        stages = KernelStages(self.packed_model, self._kernels, step)
-        logits = drive(self._all_stages(stages, len(logits_rows)), NoPeers())
+        logits = drive(self._all_stages(lambda: self._by_kernels(step), step), NoPeers())
         assert logits is not None, "the first rank of tp gives logits; this is a bug"  # noqa: S101
         return logits
 
@@ -185,30 +187,43 @@ class Decoder:
         if sequence_parallel:
             check_has_no_decodes(metadata)
             rows, num_rows = own_rows(num_tokens, plan), padded_rows(num_tokens, plan)
-        if self._forward_pass is not None:
-            stages = self._forward_pass.stages(
+        step = KernelStep(
+            token_ids=token_ids,
+            cache=kv_cache.layers,
+            metadata=metadata,
+            logits_rows=logits_rows,
+            num_rows=num_rows,
+        )
+        forward_pass = self._forward_pass
+        if forward_pass is None:
+            return self._all_stages(lambda: self._by_kernels(step), step, hidden, rows)
+        return self._all_stages(
+            lambda: forward_pass.stages(
                 token_ids, kv_cache.blocks, metadata, logits_rows, num_rows=num_rows
-            )
-        else:
-            step = KernelStep(
-                token_ids=token_ids,
-                cache=kv_cache.layers,
-                metadata=metadata,
-                logits_rows=logits_rows,
-                num_rows=num_rows,
-            )
-            stages = KernelStages(self.packed_model, self._kernels, step)
-        return self._all_stages(stages, len(logits_rows), hidden, rows)
+            ),
+            step,
+            hidden,
+            rows,
+        )
+
+    def _by_kernels(self, step: KernelStep) -> StepStages:
+        return KernelStages(self.packed_model, self._kernels, step)
 
     def _all_stages(
         self,
-        stages: StepStages,
-        num_logits: int,
+        begin: Callable[[], StepStages],
+        step: KernelStep,
         hidden: Tensor | None = None,
         rows: slice | None = None,
     ) -> Stages:
-        vocab_size = self.config.vocab_size
-        inputs = StageInputs(num_logits=num_logits, vocab_size=vocab_size, hidden=hidden, rows=rows)
+        """`begin` is called when the first stage is due: one that never is holds no memory."""
+        inputs = StageInputs(
+            num_logits=len(step.logits_rows),
+            vocab_size=self.config.vocab_size,
+            hidden=hidden,
+            rows=rows,
+        )
+        stages = begin()
         try:
             return (yield from compute_stages(stages, self.plan, inputs))
         finally:

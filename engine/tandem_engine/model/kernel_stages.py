@@ -126,6 +126,7 @@ class KernelStages:
         """Add `hidden` to the residual, and return its norm: of some rows, or of all."""
         kernels, eps = self._kernels, self._packed_model.eps
         x = self._tokens() if rows is None else self.hidden[rows]
+        self._hidden = None  # its memory is free from here on
         if self._residual is None:
             self._residual = x
             return kernels.rms_norm(x, norm, eps)

@@ -220,3 +220,18 @@ def test_a_step_that_is_given_up_leaves_nothing_behind(
     found = run(ranks)
 
     assert_alike(found, expected(folder, kernels=kernels), 1e-5)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]], ids=name_of)
+def test_a_rank_of_several_gives_no_logits_by_itself(
+    make_checkpoint: Make, shape: ParallelShape
+) -> None:
+    ranks = Ranks(make_checkpoint("Qwen2ForCausalLM"), shape)
+
+    with pytest.raises(AssertionError, match="ranks that share a model compute its stages"):
+        ranks.decoders[0].forward(
+            torch.tensor(PROMPTS[0]),
+            ranks.caches[0],
+            layout([(21, 0, TABLES[0])]),
+            logits_rows=torch.tensor([20]),
+        )
