@@ -176,7 +176,7 @@ class Decoder:
             kv_cache: The rank's own.
             metadata: As for `forward`.
             logits_rows: As for `forward`.
-            hidden: What the pipeline stage before gave on this rank of tp; None for the first.
+            hidden: Result of the pipeline stage before, on this rank of tp; None for the first.
             sequence_parallel: True if the ranks of tp share the rows between layers' matrices.
 
         Raises:

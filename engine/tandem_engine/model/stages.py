@@ -163,7 +163,7 @@ class StageInputs:
     vocab_size: int
     """Columns of them."""
     hidden: Tensor | None
-    """What the pipeline stage before gave; None: this one embeds tokens."""
+    """Result of the pipeline stage before; None: this one embeds tokens."""
     rows: slice | None
     """The rank's own under sequence parallelism; None: it is not used."""
 

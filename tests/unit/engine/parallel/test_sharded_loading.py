@@ -150,10 +150,10 @@ def test_the_first_stage_embeds_and_the_last_one_has_norm_and_head(make_checkpoi
 
     assert isinstance(first.packed_model.embedding, Tensor)
     assert last.packed_model.embedding is None
-    assert first.packed_model.norm is first.packed_model.head is None
-    assert (
-        inner.packed_model.embedding is inner.packed_model.norm is inner.packed_model.head is None
-    )
+    assert first.packed_model.norm is None
+    assert first.packed_model.head is None
+    for part in ("embedding", "norm", "head"):
+        assert getattr(inner.packed_model, part) is None
     assert torch.equal(weight(last.packed_model.head), first.packed_model.embedding)
     assert [len(one.packed_model.layers) for one in (first, inner, last)] == [1, 1, 1]
 

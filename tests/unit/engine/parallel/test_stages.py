@@ -107,8 +107,8 @@ def expected(folder: Path, **settings: Any) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def assert_alike(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], most: float) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def assert_alike(found: tuple[Tensor, Tensor], desired: tuple[Tensor, Tensor], most: float) -> None:
+    for one, other in zip(found, desired, strict=True):
         assert one.shape == other.shape
         assert float((one - other).norm() / other.norm()) < most
 
