@@ -25,6 +25,7 @@ from tandem_engine.engine import Engine
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.runner.executor import LocalExecutor
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.simulate.workload import Arrival, Shape
@@ -63,9 +64,8 @@ class Bench:
 
     def engine(self, policy: Policy) -> Engine:
         """An engine that has seen nothing."""
-        runner = ModelRunner(
-            self._decoder, self._kv_cache, runtime=self._runtime, block_size=_BLOCK
-        )
+        executor = LocalExecutor(self._decoder, self._kv_cache)
+        runner = ModelRunner(executor, runtime=self._runtime, block_size=_BLOCK)
         pool = BlockPool(self._num_blocks, _BLOCK)
         return Engine(Scheduler(policy.schedule, pool, slo=policy.slo), runner)
 

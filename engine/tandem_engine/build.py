@@ -33,6 +33,7 @@ from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.runner.executor import LocalExecutor
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
@@ -294,13 +295,10 @@ def _engine(
     layout = _layout(config, decoder)
     kv_cache = allocate_kv_cache(layout, num_blocks=capacity.num_blocks, device=decoder.device)
     host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)
-    runner = ModelRunner(
-        decoder,
-        kv_cache,
-        runtime=runtime,
-        block_size=capacity.block_size,
-        host_cache=host_cache if num_host_blocks else None,
+    executor = LocalExecutor(
+        decoder, kv_cache, host_cache=host_cache if num_host_blocks else None
     )
+    runner = ModelRunner(executor, runtime=runtime, block_size=capacity.block_size)
     pool = BlockPool(capacity.num_blocks, capacity.block_size)
     host = HostPool(num_host_blocks)
     return Engine(Scheduler(config.schedule, pool, host=host, slo=config.slo), runner)

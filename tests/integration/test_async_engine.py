@@ -301,7 +301,7 @@ async def test_numbers_that_went_wrong_do_not_reach_the_next_holder_of_the_block
     async with engine_of(checkpoint, num_kv_blocks=32) as engine:
         expected = tokens(await read(engine, params(temperature=0.0)))
         runner: Any = engine._loop._engine._runner
-        norm = runner._decoder.packed_model.layers[0].attention_norm  # before K and V
+        norm = runner._executor._decoder.packed_model.layers[0].attention_norm  # before K and V
         sound = norm.clone()
         norm.fill_(torch.nan)
         with pytest.raises(RequestFailed, match="not finite numbers"):

@@ -23,6 +23,7 @@ from tandem_engine.api.step import Step, StepResult
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
+from tandem_engine.runner.executor import LocalExecutor
 from tandem_engine.runner.runner import ModelRunner
 
 NUM_TOKENS: Final = 1024
@@ -131,8 +132,7 @@ class _Bench:
         self._runtime = runtime
         self._block_size = block_size
         self._runner: ModelRunner | None = ModelRunner(
-            decoder,
-            cache,
+            LocalExecutor(decoder, cache),
             runtime=runtime,
             block_size=block_size,
         )

@@ -1,4 +1,4 @@
-"""The runner of one rank: keeps each sequence's tokens and turns a step into new ones."""
+"""The runner: keeps each sequence's tokens and turns a step into new ones."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -8,13 +8,12 @@ from torch import Tensor
 
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import Candidate, SampledToken, Step, StepResult
-from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
 from tandem_engine.device.runtime import DeviceRuntime
-from tandem_engine.model.decoder import Decoder, KVCache
 from tandem_engine.runner.batch import NO_AWAITED, NO_DRAFTS, FlatBatch, flatten
 from tandem_engine.runner.compute import ComputeThread
 from tandem_engine.runner.decode_batches import DecodeBatches
 from tandem_engine.runner.drafts import Drafter, accepted, usable
+from tandem_engine.runner.executor import Executor
 from tandem_engine.runner.logits_rows import LogitsRows, split
 from tandem_engine.runner.rows import Rows
 from tandem_engine.runner.step_handle import NOT_FINITE, ModelStepHandle
@@ -24,33 +23,26 @@ from tandem_engine.sampling.sampler import Sampler
 
 
 class ModelRunner:
-    """Implements `tandem_engine.api.step.Runner` on one device.
+    """Implements `tandem_engine.api.step.Runner` on one executor.
 
     Args:
-        decoder: The model.
-        kv_cache: Its blocks on the device.
-        runtime: The device.
+        executor: Computes the steps.
+        runtime: The device of the batches and of sampling.
         block_size: Tokens of a KV block.
-        host_cache: Blocks for swapped-out sequences, from `allocate_host_cache`; None: no step
-            swaps.
         drafter: Guesses tokens where a step asks for drafts; None: no guess is ever right.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
-        kv_cache: KVCache,
+        executor: Executor,
         *,
         runtime: DeviceRuntime,
         block_size: int,
-        host_cache: Tensor | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        self._decoder = decoder
-        self._kv_cache = kv_cache
+        self._executor = executor
         self._runtime = runtime
         self._block_size = block_size
-        self._host_cache = host_cache
         self._drafter = drafter
         self._sampler = Sampler(runtime.kernels.row_sampler())
         self._rows = Rows()
@@ -58,6 +50,8 @@ class ModelRunner:
         self._thread = ComputeThread()
         # The last step that had rows.
         self._last: ModelStepHandle | None = None
+        # Sequences that steps handed in so far may have, and none from now on.
+        self._removed: list[str] = []
 
     def add(self, request: Request) -> None:
         """Add a request, with its prompt and sampling, before its first step."""
@@ -67,6 +61,7 @@ class ModelRunner:
         """Forget a sequence; unknown ids are ignored. One that does not exist yet never will."""
         self._rows.remove(sequence_id)
         self._decode_batches.forget()
+        self._removed.append(sequence_id)
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
@@ -96,6 +91,11 @@ class ModelRunner:
 
     def _prepare_handle(self, step: Step) -> ModelStepHandle:
         """Lay a step out; one that cannot be laid out has its copies made, and fails."""
+        handle = self._laid_out(step)
+        handle.removed, self._removed = self._removed, []
+        return handle
+
+    def _laid_out(self, step: Step) -> ModelStepHandle:
         try:
             batch = self._batch_of(step)
         except Exception as error:  # noqa: BLE001 - the step fails with it, and no other
@@ -119,7 +119,9 @@ class ModelRunner:
             self._compute_step(handle)
 
     def _compute_step(self, handle: ModelStepHandle) -> None:
-        self._copy(handle.step)
+        if handle.removed:
+            self._executor.remove(handle.removed)
+        self._executor.copy(handle.step)
         handle.has_copied = True
         batch, before = handle.batch, handle.before
         if batch is None:
@@ -164,31 +166,12 @@ class ModelRunner:
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
-        return self._decoder.forward(
-            batch.token_ids,
-            self._kv_cache,
-            batch.attention,
-            logits_rows=batch.yield_at,
-        )
-
-    def _copy(self, step: Step) -> None:
-        blocks = self._kv_cache.blocks
-        if step.swapped_out:
-            swap_out(blocks, self._host(), step.swapped_out)
-        if step.swapped_in:
-            swap_in(blocks, self._host(), step.swapped_in)
-        if step.copied:
-            copy_blocks(blocks, step.copied)
-
-    def _host(self) -> Tensor:
-        if self._host_cache is None:
-            raise ValueError("the step swaps KV blocks, but there are no host blocks; a bug")
-        return self._host_cache
+        return self._executor.forward(batch)
 
     def _propose(self, num_drafts: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
         if self._drafter is None:
             return NO_DRAFTS
-        vocab_size = self._decoder.config.vocab_size
+        vocab_size = self._executor.vocab_size
         return {
             sequence_id: usable(
                 self._drafter.propose(self._rows.by_id[sequence_id].tokens, count),

@@ -45,6 +45,8 @@ class ModelStepHandle:
         self.step = step
         self.batch = batch
         self.before = before
+        self.removed: Sequence[str] = ()
+        """Sequences that were removed before it was handed in."""
         self.tokens: StepTokens | None = None
         """A token for each row that yields; None: it failed, or is not done."""
         self.is_collected = False

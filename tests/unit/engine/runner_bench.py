@@ -15,6 +15,7 @@ from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_k
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.drafts import Drafter
+from tandem_engine.runner.executor import LocalExecutor
 from tandem_engine.runner.runner import ModelRunner
 from tests.tiny import TINY
 
@@ -75,12 +76,11 @@ class Bench:
     ) -> None:
         layout = decoder.cache_layout(BLOCK_SIZE, kv_dtype)
         self.cache = allocate_kv_cache(layout, num_blocks=NUM_BLOCKS, device=decoder.device)
+        host_cache = allocate_host_cache(self.cache, num_blocks=NUM_HOST_BLOCKS)
         self.runner = Watched(
-            decoder,
-            self.cache,
+            LocalExecutor(decoder, self.cache, host_cache=host_cache),
             runtime=RUNTIME,
             block_size=BLOCK_SIZE,
-            host_cache=allocate_host_cache(self.cache, num_blocks=NUM_HOST_BLOCKS),
             drafter=drafter,
         )
 

@@ -16,6 +16,7 @@ from tandem_engine.device.cpu.runtime import CpuRuntime
 from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.runner.executor import LocalExecutor
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.runner import ModelRunner
 
@@ -52,7 +53,7 @@ def held_by_a_large_step(decoder: Decoder, runtime: CpuRuntime) -> int:
     layout = decoder.cache_layout(BLOCK)
     cache = allocate_kv_cache(layout, num_blocks=NUM_ROWS * blocks, device="cpu")
     cache.blocks.fill_(0)
-    runner = ModelRunner(decoder, cache, runtime=runtime, block_size=BLOCK)
+    runner = ModelRunner(LocalExecutor(decoder, cache), runtime=runtime, block_size=BLOCK)
     names = [f"r{row}" for row in range(NUM_ROWS)]
     for row, name in enumerate(names):
         prompt = tuple(range(row, row + LENGTH))

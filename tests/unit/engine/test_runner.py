@@ -13,6 +13,7 @@ from tandem_engine.api.request import Request
 from tandem_engine.api.step import BeamMove, BlockCopy, Step
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.runner.batch import PADDING, flatten
+from tandem_engine.runner.executor import LocalExecutor
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.sampling.row import Row, row_of
 from tests.unit.engine.runner_bench import (
@@ -128,7 +129,7 @@ def test_blocks_go_out_then_in_then_across(decoder: Decoder) -> None:
 
 def test_a_swap_without_host_blocks_is_refused(decoder: Decoder) -> None:
     cache = Bench(decoder).cache
-    runner = ModelRunner(decoder, cache, runtime=RUNTIME, block_size=BLOCK_SIZE)
+    runner = ModelRunner(LocalExecutor(decoder, cache), runtime=RUNTIME, block_size=BLOCK_SIZE)
 
     with pytest.raises(ValueError, match="no host blocks"):
         runner.run(Step(swapped_out=[BlockCopy(0, 0)]))

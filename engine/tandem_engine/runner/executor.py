@@ -1,0 +1,87 @@
+"""The part of a step that a device does: copies of KV blocks, and the forward pass.
+
+`ModelRunner` keeps the sequences, lays out each step and samples. An executor needs none of that:
+the flat batch says all. So a rank beside rank 0 is an executor without a runner, and a group of
+ranks is one executor to the runner of rank 0.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from tandem_engine.api.step import Step
+from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
+from tandem_engine.model.decoder import Decoder, KVCache
+from tandem_engine.runner.batch import FlatBatch
+
+
+class Executor(Protocol):
+    """Computes steps, in the order in which it is given them. One thread calls it at a time."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model has an embedding for."""
+
+    def remove(self, sequence_ids: Sequence[str]) -> None:
+        """Forget sequences: no later step has them. Unknown ids are ignored."""
+
+    def copy(self, step: Step) -> None:
+        """Make the copies of blocks of `step`; see `tandem_engine.api.step.Step`."""
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """Logits of the yielding positions: float32 [yielding positions, vocabulary].
+
+        To be called under torch.inference_mode; every token of the batch is known.
+        """
+
+
+class LocalExecutor:
+    """Implements `Executor` on the device of this process.
+
+    Args:
+        decoder: The model.
+        kv_cache: Its blocks on the device.
+        host_cache: Blocks for swapped-out sequences, from `allocate_host_cache`; None: no step
+            swaps.
+    """
+
+    def __init__(
+        self, decoder: Decoder, kv_cache: KVCache, *, host_cache: Tensor | None = None
+    ) -> None:
+        self._decoder = decoder
+        self._kv_cache = kv_cache
+        self._host_cache = host_cache
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model has an embedding for."""
+        return self._decoder.config.vocab_size
+
+    def remove(self, sequence_ids: Sequence[str]) -> None:
+        """Do nothing: a batch brings along all that is needed of its sequences."""
+
+    def copy(self, step: Step) -> None:
+        """Make the copies of `step`: out to the host, in from it, and on the device.
+
+        Raises:
+            ValueError: It swaps and there are no host blocks, which is a bug.
+        """
+        blocks = self._kv_cache.blocks
+        if step.swapped_out:
+            swap_out(blocks, self._host(), step.swapped_out)
+        if step.swapped_in:
+            swap_in(blocks, self._host(), step.swapped_in)
+        if step.copied:
+            copy_blocks(blocks, step.copied)
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
+        return self._decoder.forward(
+            batch.token_ids, self._kv_cache, batch.attention, logits_rows=batch.yield_at
+        )
+
+    def _host(self) -> Tensor:
+        if self._host_cache is None:
+            raise ValueError("the step swaps KV blocks, but there are no host blocks; a bug")
+        return self._host_cache
