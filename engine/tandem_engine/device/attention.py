@@ -11,7 +11,7 @@ A *row* is one sequence. Decode rows bring one token each and come first; a chun
 token or more of a prompt. The last tokens of a row's context are the row's own tokens of the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -26,6 +26,9 @@ TILE_TOKENS = 512
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+
+BlocksOf = Callable[[Ints, Ints], Int32s | Sequence[int]]
+"""Rows, and for each the number of a block in its table → the ids of these blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +180,27 @@ def build_attention_metadata(
         dtype=np.int32,
         count=int(num_blocks.sum()),
     )
-    first_block = _starts(num_blocks)  # [rows + 1], into blocks
+    return lay_out_attention(queries, contexts, blocks, block_size=block_size, device=device)
+
+
+def lay_out_attention(
+    queries: Ints,
+    contexts: Ints,
+    blocks: Int32s,
+    *,
+    block_size: int,
+    device: torch.device | str,
+) -> AttentionMetadata:
+    """Lay out a step whose blocks stand in one array.
+
+    Args:
+        queries: [rows]: new tokens of each row, at least 1; rows with one token come first.
+        contexts: [rows]: tokens of each row after the step.
+        blocks: Ids of the blocks that the contexts fill, row by row, in token order.
+        block_size: Tokens of one block.
+        device: Where the tensors go.
+    """
+    first_block = _starts(-(-contexts // block_size))  # [rows + 1], into blocks
     row_starts = _starts(queries)
     token_rows = np.repeat(np.arange(len(queries)), queries)
     begins = contexts - queries  # tokens of each row that stand in the cache already
@@ -193,6 +216,40 @@ def build_attention_metadata(
         token_positions=positions,
         token_blocks=blocks[first_block[token_rows] + positions // block_size].astype(np.int64),
         token_offsets=positions % block_size,
+    )
+
+
+def advance_attention(before: AttentionMetadata, blocks_of: BlocksOf) -> AttentionMetadata:
+    """Lay out the step behind `before`: the same rows, each with its next token.
+
+    Args:
+        before: A step with one token a row.
+        blocks_of: Called once, with the rows that begin a block, if there are any.
+    """
+    positions = before.token_positions + 1
+    offsets = before.token_offsets + 1
+    rows = np.flatnonzero(offsets == before.block_size)
+    first_block, blocks, token_blocks = before.first_block, before.blocks, before.token_blocks
+    if len(rows):
+        begun = blocks_of(rows, positions[rows] // before.block_size)
+        blocks = np.insert(blocks, first_block[rows + 1], begun)
+        num_begun = np.zeros(len(first_block), dtype=np.int32)
+        num_begun[rows + 1] = 1
+        first_block = first_block + np.cumsum(num_begun, dtype=np.int32)
+        token_blocks = token_blocks.copy()
+        token_blocks[rows] = begun
+        offsets[rows] = 0
+    return AttentionMetadata(
+        block_size=before.block_size,
+        num_decode_rows=before.num_decode_rows,
+        device=before.device,
+        row_starts=before.row_starts,
+        context_lens=before.context_lens + np.int32(1),
+        first_block=first_block,
+        blocks=blocks,
+        token_positions=positions,
+        token_blocks=token_blocks,
+        token_offsets=offsets,
     )
 
 

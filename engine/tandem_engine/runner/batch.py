@@ -41,6 +41,10 @@ class FlatBatch:
     """Sequence id → its drafts; a row without one has one yielding position."""
     fed: "Feed | None" = None
     """Tokens that the step before this one yields; None: all are known."""
+    sequence_ids: Sequence[str] = ()
+    """The rows, in their order here, for an executor that hands them on."""
+    block_tables: Sequence[Sequence[int]] = ()
+    """Their KV blocks, those behind their contexts included."""
     is_simple: bool = False
     """True if every row that yields does so for itself alone, and one token: there are no drafts,
     no beams, and no choices to create."""
@@ -118,6 +122,8 @@ def flatten(
         yielding=columns.yielding,
         drafts=drafts,
         fed=columns.feed(device),
+        sequence_ids=step.sequence_ids,
+        block_tables=step.block_tables,
         is_simple=columns.are_simple and not step.num_drafts,
     )
 

@@ -1,7 +1,8 @@
 """A step that continues the previous one, laid out without reading its rows.
 
 Nearly every step of a busy engine is one: the same rows, in the same order, each with the token
-that it has just got. Then all that changes are positions, by one, and tokens, which the device has.
+that it has just got. Then all that changes are positions, by one, tokens, which the device has, and
+the tables of the few rows that begin a block.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tandem_engine.api.step import Step
-from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.attention import AttentionMetadata, Ints, advance_attention
 from tandem_engine.runner.batch import Feed, FlatBatch
 
 _ALL_FED = Feed(None, None)
@@ -20,8 +21,6 @@ _ALL_FED = Feed(None, None)
 class DecodeBatches:
     """Keeps the last batch if the next one may continue it."""
 
-    block_size: int
-    """Tokens of a KV block."""
     _step: Step | None = None
     _batch: FlatBatch | None = None
 
@@ -42,41 +41,42 @@ class DecodeBatches:
         last, batch = self._step, self._batch
         if last is None or batch is None or not _has_same_rows(step, last):
             return None
-        attention = self._advanced(batch.attention, step.starts)
+        attention = _advanced(batch.attention, step)
         if attention is None:
             return None
-        return replace(batch, attention=attention, fed=_ALL_FED)
+        return replace(batch, attention=attention, fed=_ALL_FED, block_tables=step.block_tables)
 
-    def _advanced(
-        self, before: AttentionMetadata, starts: Sequence[int]
-    ) -> AttentionMetadata | None:
-        positions = before.token_positions + 1
-        offsets = before.token_offsets + 1
-        # A row at the end of a block goes on in the next one of its table.
-        if offsets.max() >= self.block_size or not np.array_equal(positions, starts):
-            return None
-        return AttentionMetadata(
-            block_size=before.block_size,
-            num_decode_rows=before.num_decode_rows,
-            device=before.device,
-            row_starts=before.row_starts,
-            context_lens=before.context_lens + np.int32(1),
-            first_block=before.first_block,
-            blocks=before.blocks,
-            token_positions=positions,
-            token_blocks=before.token_blocks,
-            token_offsets=offsets,
-        )
+
+def _advanced(before: AttentionMetadata, step: Step) -> AttentionMetadata | None:
+    """The step's metadata; None: its rows go on elsewhere, or lack a block."""
+    if not np.array_equal(before.context_lens, step.starts):
+        return None
+    tables = step.block_tables
+
+    def blocks_of(rows: Ints, numbers: Ints) -> list[int]:
+        return [tables[row][at] for row, at in zip(rows.tolist(), numbers.tolist(), strict=True)]
+
+    try:
+        return advance_attention(before, blocks_of)
+    except IndexError:
+        return None
 
 
 def _has_same_rows(step: Step, last: Step) -> bool:
-    """True if the same rows have one token each, in the same blocks."""
+    """True if the same rows have one token each, in the same blocks and perhaps further ones."""
     return (
         not step.num_drafts
         and not step.beam_moves
         and len(step.sequence_ids) == step.num_decodes
         and step.sequence_ids == last.sequence_ids
-        # Tables are compared by identity first, and only then by their contents.
-        and step.block_tables == last.block_tables
         and step.num_tokens == last.num_tokens
+        and _go_on(step.block_tables, last.block_tables)
+    )
+
+
+def _go_on(tables: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> bool:
+    """True if each table is what it was, or begins with it."""
+    # Tables are compared by identity first, and only then by their contents.
+    return tables == before or all(
+        table is old or table[: len(old)] == old for table, old in zip(tables, before, strict=True)
     )

@@ -46,7 +46,7 @@ class ModelRunner:
         self._drafter = drafter
         self._sampler = Sampler(runtime.kernels.row_sampler())
         self._rows = Rows()
-        self._decode_batches = DecodeBatches(block_size)
+        self._decode_batches = DecodeBatches()
         self._thread = ComputeThread()
         # The last step that had rows.
         self._last: ModelStepHandle | None = None
