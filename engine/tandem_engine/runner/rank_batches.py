@@ -1,0 +1,92 @@
+"""Between flat batches and messages: what rank 0 sends, and what the other ranks make of it.
+
+Both lay a batch out by the same functions, so that the arrays which a forward pass reads are the
+same on all ranks.
+"""
+
+from typing import Final
+
+import torch
+
+from tandem_engine.api.step import Step
+from tandem_engine.device.attention import (
+    AttentionMetadata,
+    Int32s,
+    Ints,
+    advance_attention,
+    lay_out_attention,
+)
+from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
+from tandem_engine.runner.rank_messages import BatchColumns, DecodedBatch, StepDecoder
+
+_NO_ROWS: Final = ()
+
+
+def columns_of(batch: FlatBatch) -> BatchColumns:
+    """The parts of a batch of rank 0 that the other ranks need; all of its tokens are known."""
+    return BatchColumns(
+        sequence_ids=batch.sequence_ids,
+        block_tables=batch.block_tables,
+        row_starts=batch.attention.row_starts,
+        context_lens=batch.attention.context_lens,
+        token_ids=batch.token_ids.cpu().numpy(),
+        yield_at=batch.yield_at.cpu().numpy(),
+    )
+
+
+class RankBatches:
+    """Makes batches of the messages that a rank other than 0 gets.
+
+    Args:
+        block_size: Tokens of a KV block.
+        device: Where the tensors go.
+    """
+
+    def __init__(self, *, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._decoder = StepDecoder()
+        self._last: FlatBatch | None = None
+
+    def decode(self, message: bytes) -> Step | FlatBatch:
+        """Return the batch for `Executor.forward`, or a step of copies alone for `Executor.copy`.
+
+        The batch names no rows: those are sampled on rank 0.
+
+        Raises:
+            BadMessage: It is not the next message of rank 0, or damaged.
+        """
+        decoded = self._decoder.decode(message)
+        if isinstance(decoded, Step):
+            return decoded
+        last = self._last
+        if decoded.is_continued and last is not None:
+            attention, yield_at = _advanced(last.attention, decoded), last.yield_at
+        else:
+            attention = self._laid_out(decoded)
+            yield_at = torch.from_numpy(decoded.yield_at).to(self._device)
+        self._last = FlatBatch(
+            token_ids=torch.from_numpy(decoded.token_ids).to(self._device),
+            attention=attention,
+            yield_at=yield_at,
+            yielding=_NO_ROWS,
+            drafts=NO_DRAFTS,
+        )
+        return self._last
+
+    def _laid_out(self, decoded: DecodedBatch) -> AttentionMetadata:
+        num_blocks = -(-decoded.context_lens // self._block_size)
+        return lay_out_attention(
+            decoded.query_lens,
+            decoded.context_lens,
+            decoded.tables.gather(decoded.slots, num_blocks),
+            block_size=self._block_size,
+            device=self._device,
+        )
+
+
+def _advanced(before: AttentionMetadata, decoded: DecodedBatch) -> AttentionMetadata:
+    def blocks_of(rows: Ints, numbers: Ints) -> Int32s:
+        return decoded.tables.blocks(decoded.slots[rows], numbers)
+
+    return advance_attention(before, blocks_of)

@@ -1,0 +1,395 @@
+"""The messages by which rank 0 hands steps to the other ranks of its group: only what has changed.
+
+Rank 0 lays a step out and knows all of its tokens. The others need of it what the forward pass
+reads, and no more: they keep no prompts, no outputs and no beams, and nothing of sampling. What
+they keep is the block table of each sequence, under a small number, its *slot*: rank 0 gives it to
+the sequence with its first step and to another one later. So a message has
+
+    header | slots, tokens and contexts of the rows | yielding positions | tables | token ids
+
+where of a table only the blocks behind the common part with the last one are sent, and the first
+two parts are missing where all rows of the last batch go on by one token. The numbers are int32.
+
+Pure: arrays and bytes. The messages of one encoder must reach a decoder in order and without a gap;
+they are numbered, and a decoder refuses others.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem_engine.api.step import BlockCopy, Step
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+# The kinds of messages.
+_COPIES: Final = 1
+_BATCH: Final = 2
+_CONTINUED: Final = 3
+"""A batch with the rows of the last one, each with its next token, which yields."""
+
+_INT: Final = "i"
+_INT_BYTES: Final = 4
+_HEADER: Final = 8
+"""Numbers of a header: the kind, the message's number, and the lengths of its parts."""
+_NUMBERS: Final = 1 << 31
+"""Messages are numbered modulo this."""
+_MIN_SLOTS: Final = 64
+_MIN_BLOCKS: Final = 16
+
+
+class BadMessage(Exception):
+    """A message is not the next of its encoder, or damaged; the text is one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchColumns:
+    """A flat batch as rank 0 has laid it out; see `tandem_engine.runner.batch`."""
+
+    sequence_ids: Sequence[str]
+    block_tables: Sequence[Sequence[int]]
+    """KV blocks of each row, those behind its context included."""
+    row_starts: Int32s
+    """[rows + 1]: the first token of each row; the last entry counts all tokens."""
+    context_lens: Int32s
+    """[rows]: tokens of each row in the cache once the step is done."""
+    token_ids: Ints
+    """[tokens]."""
+    yield_at: Ints
+    """[yielding positions]: indices of tokens."""
+
+    @property
+    def decodes_only(self) -> bool:
+        """True if each row has one token, which yields."""
+        return len(self.context_lens) == len(self.token_ids) == len(self.yield_at)
+
+    def continues(self, last: "BatchColumns") -> bool:
+        """True if it has the rows of `last`, which only decoded, each with its next token."""
+        return (
+            self.decodes_only
+            and last.decodes_only
+            and self.sequence_ids == last.sequence_ids
+            and np.array_equal(self.context_lens, last.context_lens + 1)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedBatch:
+    """A batch as the other ranks get it."""
+
+    is_continued: bool
+    """True if it has the rows of the batch before, each with its next token, which yields."""
+    slots: Int32s
+    """[rows]: where `tables` has the blocks of each row."""
+    query_lens: Ints
+    """[rows]: tokens of each row."""
+    context_lens: Ints
+    """[rows]: tokens of each row in the cache once the step is done."""
+    token_ids: Ints
+    """[tokens]."""
+    yield_at: Ints
+    """[yielding positions]: indices of tokens."""
+    tables: "BlockTables"
+    """The tables as they are now; later messages change them."""
+
+
+class _Change(NamedTuple):
+    """A table that is not what the other ranks have."""
+
+    slot: int
+    num_known: int
+    """Blocks of the table that they have."""
+    num_kept: int
+    """Blocks that both begin with."""
+    table: tuple[int, ...]
+
+    @property
+    def only_appends(self) -> bool:
+        """True if it is the table that they have, and further blocks."""
+        return self.num_kept == self.num_known
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a batch, kept for the next one."""
+
+    columns: BatchColumns
+    slots: list[int]
+
+
+class StepEncoder:
+    """Writes the messages of rank 0.
+
+    Each message changes what it knows of the other ranks, and must reach them before the next.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        # By slot: the table that the other ranks have.
+        self._tables: list[tuple[int, ...]] = []
+        self._last: _Rows | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._slots)
+
+    def remove(self, sequence_ids: Iterable[str]) -> None:
+        """Forget sequences; others get their slots. Unknown ids are ignored."""
+        for sequence_id in sequence_ids:
+            slot = self._slots.pop(sequence_id, None)
+            if slot is not None:
+                self._free.append(slot)
+                # A new sequence of this id does not go on with the rows of the last batch.
+                self._last = None
+
+    def copies(self, step: Step) -> bytes | None:
+        """Return the message of the step's copies of blocks; None: it has none."""
+        copies = (step.swapped_out, step.swapped_in, step.copied)
+        if not any(copies):
+            return None
+        numbers = array(_INT, chain.from_iterable(chain.from_iterable(copies)))
+        return self._header(_COPIES, *map(len, copies)) + numbers.tobytes()
+
+    def batch(self, columns: BatchColumns) -> bytes:
+        """Return the message of a batch."""
+        last, slots, changes = self._last, None, []
+        if last is not None and columns.continues(last.columns):
+            slots = last.slots
+            changes = self._changes(columns, slots)
+        kind, rows = _CONTINUED, b""
+        if slots is None or not all(change.only_appends for change in changes):
+            slots = self._slots_of(columns.sequence_ids)
+            changes = self._changes(columns, slots)
+            kind, rows = _BATCH, _rows_part(columns, slots)
+        tables, num_blocks = _tables_part(changes)
+        header = self._header(
+            kind,
+            len(columns.context_lens),
+            len(columns.token_ids),
+            len(columns.yield_at),
+            len(changes),
+            num_blocks,
+        )
+        for change in changes:
+            self._tables[change.slot] = change.table
+        self._last = _Rows(columns, slots)
+        return b"".join((header, rows, tables, _int32(columns.token_ids)))
+
+    def _slots_of(self, sequence_ids: Sequence[str]) -> list[int]:
+        known = self._slots
+        try:
+            return [known[sequence_id] for sequence_id in sequence_ids]
+        except KeyError:
+            return [self._slot_of(sequence_id) for sequence_id in sequence_ids]
+
+    def _slot_of(self, sequence_id: str) -> int:
+        slot = self._slots.get(sequence_id)
+        if slot is None:
+            if not self._free:
+                self._free.append(len(self._tables))
+                self._tables.append(())
+            slot = self._slots[sequence_id] = self._free.pop()
+        return slot
+
+    def _changes(self, columns: BatchColumns, slots: list[int]) -> list[_Change]:
+        tables, last = columns.block_tables, self._last
+        if last is not None and slots is last.slots and tables == last.columns.block_tables:
+            return []
+        known = self._tables
+        # A sequence keeps its tuple while nothing changes; contents are compared where it has not.
+        return [
+            _change(slot, known[slot], tuple(table))
+            for slot, table in zip(slots, tables, strict=True)
+            if known[slot] is not table
+        ]
+
+    def _header(self, kind: int, *lengths: int) -> bytes:
+        numbers = (kind, self._number, *lengths)
+        self._number = (self._number + 1) % _NUMBERS
+        return array(_INT, numbers + (0,) * (_HEADER - len(numbers))).tobytes()
+
+
+class BlockTables:
+    """Block tables by slot, side by side in one array."""
+
+    def __init__(self) -> None:
+        self._blocks = np.zeros((_MIN_SLOTS, _MIN_BLOCKS), dtype=np.int32)
+
+    def put(self, slot: int, begin: int, blocks: Int32s) -> None:
+        """Replace the blocks of a table from number `begin` on."""
+        end = begin + len(blocks)
+        if slot >= self._blocks.shape[0] or end > self._blocks.shape[1]:
+            self._grow(slot + 1, end)
+        self._blocks[slot, begin:end] = blocks
+
+    def gather(self, slots: Int32s, counts: Ints) -> Int32s:
+        """Return the first blocks of some tables, so many of each, one table after another."""
+        width = self._blocks.shape[1]
+        ends = np.cumsum(counts)
+        first = slots * width - (ends - counts)  # of each table, less those gathered before it
+        found: Int32s = self._blocks.ravel()[np.repeat(first, counts) + np.arange(ends[-1])]
+        return found
+
+    def blocks(self, slots: Int32s, numbers: Ints) -> Int32s:
+        """Return one block of each of some tables."""
+        found: Int32s = self._blocks[slots, numbers]
+        return found
+
+    def _grow(self, num_slots: int, num_blocks: int) -> None:
+        slots, width = self._blocks.shape
+        while slots < num_slots:
+            slots *= 2
+        while width < num_blocks:
+            width *= 2
+        before = self._blocks
+        # Pages that are never written take up no memory.
+        self._blocks = np.zeros((slots, width), dtype=np.int32)
+        self._blocks[: before.shape[0], : before.shape[1]] = before
+
+
+class StepDecoder:
+    """Reads the messages on a rank other than 0."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._tables = BlockTables()
+        self._last: DecodedBatch | None = None
+
+    def decode(self, message: bytes) -> Step | DecodedBatch:
+        """Return the batch, or a step that has copies and nothing else.
+
+        Raises:
+            BadMessage: It is not the next message of the encoder, or damaged.
+        """
+        parts = _Parts(message)
+        kind, number, *lengths = parts.take(_HEADER).tolist()
+        if number != self._number:
+            raise BadMessage(
+                f"Message {number} of rank 0 came where message {self._number} was due, so that "
+                f"block tables could be wrong; the ranks must start again."
+            )
+        self._number = (number + 1) % _NUMBERS
+        if kind == _COPIES:
+            return _copies(parts, lengths)
+        if kind == _BATCH or (kind == _CONTINUED and self._last is not None):
+            return self._batch(parts, lengths, is_continued=kind == _CONTINUED)
+        raise BadMessage(f"Message {number} of rank 0 is of the unknown kind {kind}.")
+
+    def _batch(self, parts: "_Parts", lengths: list[int], *, is_continued: bool) -> DecodedBatch:
+        num_rows, num_tokens, num_yielding, num_changes, num_blocks, *_ = lengths
+        last = self._last
+        if is_continued and last is not None:
+            slots, query_lens, yield_at = last.slots, last.query_lens, last.yield_at
+            context_lens = last.context_lens + 1
+        else:
+            slots = parts.take(num_rows)
+            query_lens = parts.take(num_rows).astype(np.int64)
+            context_lens = parts.take(num_rows).astype(np.int64)
+            yield_at = parts.take(num_yielding).astype(np.int64)
+        self._change_tables(parts, num_changes, num_blocks)
+        token_ids = parts.take(num_tokens).astype(np.int64)
+        parts.end()
+        self._last = DecodedBatch(
+            is_continued=is_continued,
+            slots=slots,
+            query_lens=query_lens,
+            context_lens=context_lens,
+            token_ids=token_ids,
+            yield_at=yield_at,
+            tables=self._tables,
+        )
+        return self._last
+
+    def _change_tables(self, parts: "_Parts", num_changes: int, num_blocks: int) -> None:
+        changes = parts.take(3 * num_changes).tolist()
+        blocks = parts.take(num_blocks)
+        at = 0
+        for change in range(num_changes):
+            slot, begin, count = changes[3 * change : 3 * change + 3]
+            self._tables.put(slot, begin, blocks[at : at + count])
+            at += count
+
+
+class _Parts:
+    """The numbers of a message, taken from its front."""
+
+    def __init__(self, message: bytes) -> None:
+        if len(message) % _INT_BYTES:
+            raise BadMessage(f"A message of rank 0 has {len(message)} bytes, which are no numbers.")
+        self._numbers: Int32s = np.frombuffer(message, dtype=np.int32)
+        self._at = 0
+
+    def take(self, count: int) -> Int32s:
+        """Return the next `count` numbers."""
+        begin, self._at = self._at, self._at + count
+        if count < 0 or self._at > len(self._numbers):
+            raise self._wrong_length()
+        return self._numbers[begin : self._at]
+
+    def end(self) -> None:
+        """Refuse a message that has more."""
+        if self._at != len(self._numbers):
+            raise self._wrong_length()
+
+    def _wrong_length(self) -> BadMessage:
+        return BadMessage(
+            f"A message of rank 0 has {len(self._numbers)} numbers, and by its header it has "
+            f"another length; it is damaged."
+        )
+
+
+def _copies(parts: _Parts, lengths: list[int]) -> Step:
+    swapped_out, swapped_in, copied = (
+        [BlockCopy(*pair) for pair in parts.take(2 * count).reshape(count, 2).tolist()]
+        for count in lengths[:3]
+    )
+    parts.end()
+    return Step(swapped_out=swapped_out, swapped_in=swapped_in, copied=copied)
+
+
+def _change(slot: int, known: tuple[int, ...], table: tuple[int, ...]) -> _Change:
+    num_known, num_blocks = len(known), len(table)
+    if table[:num_known] == known:
+        num_kept = num_known
+    elif known[:num_blocks] == table:
+        # Blocks were taken back; nothing is sent, as none of the others reads behind a context.
+        num_kept = num_blocks
+    else:
+        num_kept = 0
+    return _Change(slot, num_known, num_kept, table)
+
+
+def _rows_part(columns: BatchColumns, slots: list[int]) -> bytes:
+    return b"".join(
+        (
+            array(_INT, slots).tobytes(),
+            np.diff(columns.row_starts).tobytes(),
+            columns.context_lens.tobytes(),
+            _int32(columns.yield_at),
+        )
+    )
+
+
+def _tables_part(changes: list[_Change]) -> tuple[bytes, int]:
+    """Return the changes as bytes, and the number of blocks in them."""
+    if not changes:
+        return b"", 0
+    numbers = array(_INT)
+    blocks = array(_INT)
+    for slot, _, num_kept, table in changes:
+        numbers.extend((slot, num_kept, len(table) - num_kept))
+        blocks.extend(table[num_kept:])
+    return numbers.tobytes() + blocks.tobytes(), len(blocks)
+
+
+def _int32(numbers: Ints) -> bytes:
+    return numbers.astype(np.int32).tobytes()
