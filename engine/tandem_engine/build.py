@@ -295,9 +295,7 @@ def _engine(
     layout = _layout(config, decoder)
     kv_cache = allocate_kv_cache(layout, num_blocks=capacity.num_blocks, device=decoder.device)
     host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)
-    executor = LocalExecutor(
-        decoder, kv_cache, host_cache=host_cache if num_host_blocks else None
-    )
+    executor = LocalExecutor(decoder, kv_cache, host_cache=host_cache if num_host_blocks else None)
     runner = ModelRunner(executor, runtime=runtime, block_size=capacity.block_size)
     pool = BlockPool(capacity.num_blocks, capacity.block_size)
     host = HostPool(num_host_blocks)

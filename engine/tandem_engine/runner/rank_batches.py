@@ -79,7 +79,7 @@ class RankBatches:
         return lay_out_attention(
             decoded.query_lens,
             decoded.context_lens,
-            decoded.tables.gather(decoded.slots, num_blocks),
+            decoded.tables.gather(decoded.table_ids, num_blocks),
             block_size=self._block_size,
             device=self._device,
         )
@@ -87,6 +87,6 @@ class RankBatches:
 
 def _advanced(before: AttentionMetadata, decoded: DecodedBatch) -> AttentionMetadata:
     def blocks_of(rows: Ints, numbers: Ints) -> Int32s:
-        return decoded.tables.blocks(decoded.slots[rows], numbers)
+        return decoded.tables.blocks(decoded.table_ids[rows], numbers)
 
     return advance_attention(before, blocks_of)

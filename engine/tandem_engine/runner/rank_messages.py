@@ -2,10 +2,10 @@
 
 Rank 0 lays a step out and knows all of its tokens. The others need of it what the forward pass
 reads, and no more: they keep no prompts, no outputs and no beams, and nothing of sampling. What
-they keep is the block table of each sequence, under a small number, its *slot*: rank 0 gives it to
-the sequence with its first step and to another one later. So a message has
+they keep is the block table of each sequence, under a small number: rank 0 gives a *table id* to a
+sequence with its first step, and to another one later. So a message has
 
-    header | slots, tokens and contexts of the rows | yielding positions | tables | token ids
+    header | table ids, tokens and contexts of the rows | yielding positions | tables | token ids
 
 where of a table only the blocks behind the common part with the last one are sent, and the first
 two parts are missing where all rows of the last batch go on by one token. The numbers are int32.
@@ -40,7 +40,7 @@ _HEADER: Final = 8
 """Numbers of a header: the kind, the message's number, and the lengths of its parts."""
 _NUMBERS: Final = 1 << 31
 """Messages are numbered modulo this."""
-_MIN_SLOTS: Final = 64
+_MIN_TABLES: Final = 64
 _MIN_BLOCKS: Final = 16
 
 
@@ -85,7 +85,7 @@ class DecodedBatch:
 
     is_continued: bool
     """True if it has the rows of the batch before, each with its next token, which yields."""
-    slots: Int32s
+    table_ids: Int32s
     """[rows]: where `tables` has the blocks of each row."""
     query_lens: Ints
     """[rows]: tokens of each row."""
@@ -102,7 +102,7 @@ class DecodedBatch:
 class _Change(NamedTuple):
     """A table that is not what the other ranks have."""
 
-    slot: int
+    table_id: int
     num_known: int
     """Blocks of the table that they have."""
     num_kept: int
@@ -120,7 +120,7 @@ class _Rows:
     """The rows of a batch, kept for the next one."""
 
     columns: BatchColumns
-    slots: list[int]
+    table_ids: list[int]
 
 
 class StepEncoder:
@@ -131,23 +131,23 @@ class StepEncoder:
 
     def __init__(self) -> None:
         self._number = 0
-        self._slots: dict[str, int] = {}
+        self._table_ids: dict[str, int] = {}
         self._free: list[int] = []
-        # By slot: the table that the other ranks have.
+        # By table id: the table that the other ranks have.
         self._tables: list[tuple[int, ...]] = []
         self._last: _Rows | None = None
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that have a slot."""
-        return len(self._slots)
+        """Sequences that have a table id."""
+        return len(self._table_ids)
 
     def remove(self, sequence_ids: Iterable[str]) -> None:
-        """Forget sequences; others get their slots. Unknown ids are ignored."""
+        """Forget sequences; others get their table ids. Unknown ids are ignored."""
         for sequence_id in sequence_ids:
-            slot = self._slots.pop(sequence_id, None)
-            if slot is not None:
-                self._free.append(slot)
+            table_id = self._table_ids.pop(sequence_id, None)
+            if table_id is not None:
+                self._free.append(table_id)
                 # A new sequence of this id does not go on with the rows of the last batch.
                 self._last = None
 
@@ -161,15 +161,15 @@ class StepEncoder:
 
     def batch(self, columns: BatchColumns) -> bytes:
         """Return the message of a batch."""
-        last, slots, changes = self._last, None, []
+        last, table_ids, changes = self._last, None, []
         if last is not None and columns.continues(last.columns):
-            slots = last.slots
-            changes = self._changes(columns, slots)
+            table_ids = last.table_ids
+            changes = self._changes(columns, table_ids)
         kind, rows = _CONTINUED, b""
-        if slots is None or not all(change.only_appends for change in changes):
-            slots = self._slots_of(columns.sequence_ids)
-            changes = self._changes(columns, slots)
-            kind, rows = _BATCH, _rows_part(columns, slots)
+        if table_ids is None or not all(change.only_appends for change in changes):
+            table_ids = self._table_ids_of(columns.sequence_ids)
+            changes = self._changes(columns, table_ids)
+            kind, rows = _BATCH, _rows_part(columns, table_ids)
         tables, num_blocks = _tables_part(changes)
         header = self._header(
             kind,
@@ -180,36 +180,36 @@ class StepEncoder:
             num_blocks,
         )
         for change in changes:
-            self._tables[change.slot] = change.table
-        self._last = _Rows(columns, slots)
+            self._tables[change.table_id] = change.table
+        self._last = _Rows(columns, table_ids)
         return b"".join((header, rows, tables, _int32(columns.token_ids)))
 
-    def _slots_of(self, sequence_ids: Sequence[str]) -> list[int]:
-        known = self._slots
+    def _table_ids_of(self, sequence_ids: Sequence[str]) -> list[int]:
+        known = self._table_ids
         try:
             return [known[sequence_id] for sequence_id in sequence_ids]
         except KeyError:
-            return [self._slot_of(sequence_id) for sequence_id in sequence_ids]
+            return [self._table_id_of(sequence_id) for sequence_id in sequence_ids]
 
-    def _slot_of(self, sequence_id: str) -> int:
-        slot = self._slots.get(sequence_id)
-        if slot is None:
+    def _table_id_of(self, sequence_id: str) -> int:
+        table_id = self._table_ids.get(sequence_id)
+        if table_id is None:
             if not self._free:
                 self._free.append(len(self._tables))
                 self._tables.append(())
-            slot = self._slots[sequence_id] = self._free.pop()
-        return slot
+            table_id = self._table_ids[sequence_id] = self._free.pop()
+        return table_id
 
-    def _changes(self, columns: BatchColumns, slots: list[int]) -> list[_Change]:
+    def _changes(self, columns: BatchColumns, table_ids: list[int]) -> list[_Change]:
         tables, last = columns.block_tables, self._last
-        if last is not None and slots is last.slots and tables == last.columns.block_tables:
+        if last is not None and table_ids is last.table_ids and tables == last.columns.block_tables:
             return []
         known = self._tables
         # A sequence keeps its tuple while nothing changes; contents are compared where it has not.
         return [
-            _change(slot, known[slot], tuple(table))
-            for slot, table in zip(slots, tables, strict=True)
-            if known[slot] is not table
+            _change(table_id, known[table_id], tuple(table))
+            for table_id, table in zip(table_ids, tables, strict=True)
+            if known[table_id] is not table
         ]
 
     def _header(self, kind: int, *lengths: int) -> bytes:
@@ -219,40 +219,40 @@ class StepEncoder:
 
 
 class BlockTables:
-    """Block tables by slot, side by side in one array."""
+    """Block tables by table id, side by side in one array."""
 
     def __init__(self) -> None:
-        self._blocks = np.zeros((_MIN_SLOTS, _MIN_BLOCKS), dtype=np.int32)
+        self._blocks = np.zeros((_MIN_TABLES, _MIN_BLOCKS), dtype=np.int32)
 
-    def put(self, slot: int, begin: int, blocks: Int32s) -> None:
+    def put(self, table_id: int, begin: int, blocks: Int32s) -> None:
         """Replace the blocks of a table from number `begin` on."""
         end = begin + len(blocks)
-        if slot >= self._blocks.shape[0] or end > self._blocks.shape[1]:
-            self._grow(slot + 1, end)
-        self._blocks[slot, begin:end] = blocks
+        if table_id >= self._blocks.shape[0] or end > self._blocks.shape[1]:
+            self._grow(table_id + 1, end)
+        self._blocks[table_id, begin:end] = blocks
 
-    def gather(self, slots: Int32s, counts: Ints) -> Int32s:
+    def gather(self, table_ids: Int32s, counts: Ints) -> Int32s:
         """Return the first blocks of some tables, so many of each, one table after another."""
         width = self._blocks.shape[1]
         ends = np.cumsum(counts)
-        first = slots * width - (ends - counts)  # of each table, less those gathered before it
+        first = table_ids * width - (ends - counts)  # of each table, less those gathered before it
         found: Int32s = self._blocks.ravel()[np.repeat(first, counts) + np.arange(ends[-1])]
         return found
 
-    def blocks(self, slots: Int32s, numbers: Ints) -> Int32s:
+    def blocks(self, table_ids: Int32s, numbers: Ints) -> Int32s:
         """Return one block of each of some tables."""
-        found: Int32s = self._blocks[slots, numbers]
+        found: Int32s = self._blocks[table_ids, numbers]
         return found
 
-    def _grow(self, num_slots: int, num_blocks: int) -> None:
-        slots, width = self._blocks.shape
-        while slots < num_slots:
-            slots *= 2
+    def _grow(self, num_tables: int, num_blocks: int) -> None:
+        before = self._blocks
+        tables, width = before.shape
+        while tables < num_tables:
+            tables *= 2
         while width < num_blocks:
             width *= 2
-        before = self._blocks
         # Pages that are never written take up no memory.
-        self._blocks = np.zeros((slots, width), dtype=np.int32)
+        self._blocks = np.zeros((tables, width), dtype=np.int32)
         self._blocks[: before.shape[0], : before.shape[1]] = before
 
 
@@ -288,10 +288,10 @@ class StepDecoder:
         num_rows, num_tokens, num_yielding, num_changes, num_blocks, *_ = lengths
         last = self._last
         if is_continued and last is not None:
-            slots, query_lens, yield_at = last.slots, last.query_lens, last.yield_at
+            table_ids, query_lens, yield_at = last.table_ids, last.query_lens, last.yield_at
             context_lens = last.context_lens + 1
         else:
-            slots = parts.take(num_rows)
+            table_ids = parts.take(num_rows)
             query_lens = parts.take(num_rows).astype(np.int64)
             context_lens = parts.take(num_rows).astype(np.int64)
             yield_at = parts.take(num_yielding).astype(np.int64)
@@ -300,7 +300,7 @@ class StepDecoder:
         parts.end()
         self._last = DecodedBatch(
             is_continued=is_continued,
-            slots=slots,
+            table_ids=table_ids,
             query_lens=query_lens,
             context_lens=context_lens,
             token_ids=token_ids,
@@ -314,8 +314,8 @@ class StepDecoder:
         blocks = parts.take(num_blocks)
         at = 0
         for change in range(num_changes):
-            slot, begin, count = changes[3 * change : 3 * change + 3]
-            self._tables.put(slot, begin, blocks[at : at + count])
+            table_id, begin, count = changes[3 * change : 3 * change + 3]
+            self._tables.put(table_id, begin, blocks[at : at + count])
             at += count
 
 
@@ -356,7 +356,7 @@ def _copies(parts: _Parts, lengths: list[int]) -> Step:
     return Step(swapped_out=swapped_out, swapped_in=swapped_in, copied=copied)
 
 
-def _change(slot: int, known: tuple[int, ...], table: tuple[int, ...]) -> _Change:
+def _change(table_id: int, known: tuple[int, ...], table: tuple[int, ...]) -> _Change:
     num_known, num_blocks = len(known), len(table)
     if table[:num_known] == known:
         num_kept = num_known
@@ -365,13 +365,13 @@ def _change(slot: int, known: tuple[int, ...], table: tuple[int, ...]) -> _Chang
         num_kept = num_blocks
     else:
         num_kept = 0
-    return _Change(slot, num_known, num_kept, table)
+    return _Change(table_id, num_known, num_kept, table)
 
 
-def _rows_part(columns: BatchColumns, slots: list[int]) -> bytes:
+def _rows_part(columns: BatchColumns, table_ids: list[int]) -> bytes:
     return b"".join(
         (
-            array(_INT, slots).tobytes(),
+            array(_INT, table_ids).tobytes(),
             np.diff(columns.row_starts).tobytes(),
             columns.context_lens.tobytes(),
             _int32(columns.yield_at),
@@ -385,8 +385,8 @@ def _tables_part(changes: list[_Change]) -> tuple[bytes, int]:
         return b"", 0
     numbers = array(_INT)
     blocks = array(_INT)
-    for slot, _, num_kept, table in changes:
-        numbers.extend((slot, num_kept, len(table) - num_kept))
+    for table_id, _, num_kept, table in changes:
+        numbers.extend((table_id, num_kept, len(table) - num_kept))
         blocks.extend(table[num_kept:])
     return numbers.tobytes() + blocks.tobytes(), len(blocks)
 

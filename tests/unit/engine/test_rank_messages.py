@@ -336,7 +336,7 @@ class Pair:
 def test_of_a_table_what_is_new_is_sent() -> None:
     pair = Pair()
 
-    # Slot, tokens, context, yielding position; the table's slot, kept and new blocks; tokens.
+    # Table, tokens, context, yielding position; the table, its kept and new blocks; tokens.
     assert pair.hand(a=(1, 5, (50, 60))) == [0, 1, 5, 0, *(0, 0, 2, 50, 60), 0]
     assert pair.hand(a=(1, 6, (50, 60))) == [0]
     assert pair.hand(a=(1, 7, (50, 60, 70))) == [*(0, 2, 1, 70), 0]
@@ -347,7 +347,7 @@ def test_of_a_table_what_is_new_is_sent() -> None:
     assert pair.hand(a=(1, 5, (50, 80))) == [*(0, 1, 1, 80), 0]
 
 
-def test_a_slot_goes_to_the_next_sequence() -> None:
+def test_a_table_id_goes_to_the_next_sequence() -> None:
     pair = Pair()
     pair.hand(a=(1, 5, (50, 60)), b=(1, 9, (51, 61, 71)))
     pair.encoder.remove(["a", "unknown"])

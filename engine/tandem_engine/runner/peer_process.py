@@ -1,0 +1,136 @@
+"""Another process of this host, as one waits for it: dead, stopped, or just not there yet."""
+
+import os
+import select
+import time
+from pathlib import Path
+from typing import Final
+
+from tandem_engine.runner.shared_position import SharedPosition
+
+_CHECK_EVERY_S: Final = 0.2
+"""Time between two checks of a process that is waited for: its death is noticed within this."""
+_STOPPED: Final = ("T", "t")
+
+
+class PeerLost(Exception):
+    """A process is dead, stopped or silent; the text is one sentence that names it."""
+
+
+class PeerProcess:
+    """The process that stores a position.
+
+    Args:
+        name: As errors name it, at the beginning of a sentence.
+        position: The position.
+        timeout_s: Longest time to wait for a process that does nothing.
+    """
+
+    def __init__(self, name: str, position: SharedPosition, *, timeout_s: float) -> None:
+        self.position = position
+        self._name = name
+        self._timeout_s = timeout_s
+        self._pidfd: int | None = None
+        self._poll = select.poll()
+        self._seen = 0
+        self._seen_at = time.monotonic()
+
+    def __del__(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def check_progress(self, end: int, *, fault: str) -> None:
+        """Refuse a process that is dead, or comes no closer to `end` for too long.
+
+        Args:
+            end: Reached by it, or not yet.
+            fault: Its fault, for the error: a verb with its object.
+
+        Raises:
+            PeerLost: So it is.
+        """
+        if self._pidfd is None:
+            self._watch()
+        elif self._poll.poll(0):
+            raise self._dead()
+        reached, now = self.position.load(), time.monotonic()
+        if reached != self._seen or reached == end:
+            self._seen, self._seen_at = reached, now
+        elif now - self._seen_at > self._timeout_s:
+            raise self._silent(fault)
+
+    def await_change(self, position: int, *, spin_s: float, fault: str | None) -> None:
+        """Wait until its position is not `position` any more.
+
+        Args:
+            position: Its position as of now.
+            spin_s: Time to spin before sleeping.
+            fault: Its fault meanwhile, for the error; None: it may take any time, as long as its
+                process runs.
+
+        Raises:
+            PeerLost: It has died, or has been silent or stopped for too long.
+        """
+        silent_since = time.monotonic()
+        spin_until = silent_since + spin_s
+        while self.position.load() == position:
+            if time.monotonic() < spin_until:
+                continue
+            self.position.wait(position, _CHECK_EVERY_S)
+            if self.position.load() != position:
+                return
+            self._check_life(position)
+            now = time.monotonic()
+            if fault is None and not self._is_stopped():
+                silent_since = now
+            elif now - silent_since > self._timeout_s:
+                raise self._silent(fault)
+
+    def _watch(self) -> None:
+        """Open the process, if it is there and was not opened."""
+        process = self.position.process
+        if process and self._pidfd is None:
+            try:
+                self._pidfd = os.pidfd_open(process)
+            except ProcessLookupError:
+                raise self._dead() from None
+            self._poll.register(self._pidfd, select.POLLIN)
+
+    def _check_life(self, position: int) -> None:
+        self._watch()
+        # What it has stored before its end counts.
+        if self._poll.poll(0) and self.position.load() == position:
+            raise self._dead()
+
+    def _is_stopped(self) -> bool:
+        return _state_of(self.position.process) in _STOPPED
+
+    def _dead(self) -> PeerLost:
+        return PeerLost(
+            f"{self._name} is dead (process {self.position.process}); no more steps can be "
+            f"computed, and its group of ranks must start again."
+        )
+
+    def _silent(self, fault: str | None) -> PeerLost:
+        process = self.position.process
+        if not process:
+            return PeerLost(
+                f"{self._name} has not opened its channel of steps within {self._timeout_s:g} s; "
+                f"see the log of its start."
+            )
+        stopped = "has been stopped (SIGSTOP)" if self._is_stopped() else None
+        what = " and ".join(each for each in (fault, stopped) if each)
+        return PeerLost(
+            f"{self._name} (process {process}) {what} for more than {self._timeout_s:g} s; its "
+            f"group of ranks must start again."
+        )
+
+
+def _state_of(process: int) -> str:
+    """The letter of /proc/PID/stat for its state; empty: there is no such process."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # Its name is in brackets, and may hold any character.
+    return text.rpartition(")")[2].split()[0]
