@@ -1,0 +1,1 @@
+"""Benchmarks of a replica of several ranks: a subcommand for each part."""

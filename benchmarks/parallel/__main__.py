@@ -1,0 +1,5 @@
+"""`python -m benchmarks.parallel`."""
+
+from benchmarks.parallel.cli import main
+
+main()

@@ -1,0 +1,75 @@
+"""`python -m benchmarks.parallel`: subcommands, options, help, exit codes.
+
+Exit codes: 0 measured, 1 failed, 2 wrong usage, 130 Ctrl-C.
+"""
+# ruff: noqa: PLC0415  # help and wrong usage answer at once: the rest is imported when it runs
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from benchmarks.serving.command_line import make_app, report_errors
+
+_EPILOG: Final = """\
+[bold]Examples[/bold]
+
+Handing steps to one rank and to three, all cases:
+
+    python -m benchmarks.parallel handover --out benchmarks/results/handover.json
+
+Decode steps of 256 rows alone, while readers spin instead of sleeping:
+
+    python -m benchmarks.parallel handover --case decode --rows 256 --spin-us 1000
+"""
+
+app = make_app(description="Measure the parts of a replica of several ranks.", epilog=_EPILOG)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="python -m benchmarks.parallel")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep the name of a subcommand on the command line, also where there is only one."""
+
+
+@app.command()
+def handover(
+    *,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1, help="Rows of a step. [1, 16, 64, 256, 1000]")
+    ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="decode, mixed or beams. [all three]")
+    ] = None,
+    readers: Annotated[
+        list[int] | None, typer.Option(min=1, help="Ranks that steps are handed to. [1, 3]")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=10, help="Steps of each case.")] = 200,
+    context: Annotated[int, typer.Option(min=256, help="Tokens of a prompt, about.")] = 4096,
+    pause_us: Annotated[int, typer.Option(min=0, help="Pause between two steps.")] = 2000,
+    spin_us: Annotated[int, typer.Option(min=0, help="Time that readers spin.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
+) -> None:
+    """Measure what it costs to hand steps to other ranks, beside pickle; medians."""
+    from benchmarks.parallel.handover import CASES, Settings, run_all
+
+    unknown = [name for name in case or () if name not in CASES]
+    if unknown:
+        raise typer.BadParameter(f"'{unknown[0]}' is none of {', '.join(CASES)}")
+    with report_errors():
+        run_all(
+            Settings(
+                rows=tuple(rows or (1, 16, 64, 256, 1000)),
+                cases=tuple(case or CASES),
+                readers=tuple(readers or (1, 3)),
+                num_steps=steps,
+                context=context,
+                pause_s=pause_us / 1e6,
+                spin_s=spin_us / 1e6,
+            ),
+            out=out,
+        )
