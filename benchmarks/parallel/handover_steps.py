@@ -95,7 +95,11 @@ def _engine(recorder: _Recorder, num_rows: int, longest: int, *, is_mix: bool) -
         max_batch_size=num_rows + is_mix,
         max_prefill_tokens=_PREFILL_TOKENS,
         cache_block_size=BLOCK_SIZE,
-        split_fuse=SplitFuseConfig(split_chunk_tokens=num_rows + _CHUNK, split_start_batch_size=0),
+        split_fuse=SplitFuseConfig(
+            # It has to be a multiple of 16.
+            split_chunk_tokens=-(-num_rows // 16) * 16 + _CHUNK,
+            split_start_batch_size=0,
+        ),
     )
     num_blocks = (num_rows + 4) * (-(-longest // BLOCK_SIZE) + 2)
     runner = ModelRunner(recorder, runtime=open_device("cpu"), block_size=BLOCK_SIZE)
