@@ -50,7 +50,9 @@ class _Recorder:
         self._removed = sequence_ids
 
     def copy(self, step: Step) -> None:
-        """Note a step, before its batch comes."""
+        """Note a step, before its batch comes; one without rows is dropped: it moves no blocks."""
+        if self.steps and self.steps[-1].batch is None:
+            self.steps.pop()
         self.steps.append(Recorded(step, self._removed, None))
         self._removed = ()
 
