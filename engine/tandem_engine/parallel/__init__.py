@@ -1,1 +1,1 @@
-"""A replica of several ranks: which of them holds and computes what."""
+"""A replica of several ranks: what they compute, and how they exchange tensors."""

@@ -4,6 +4,7 @@
 // cache for float16 (_f16) as well, with activations in float. Pointers are to contiguous memory
 // unless a stride, in elements, is given.
 
+#include "collectives.h"
 #include "thread_pool.h"
 #include "forward.h"
 #include "sampling.h"
@@ -130,10 +131,56 @@ void run_sample(const Sampling& step) {
               [&](WorkerContext& worker) { sample(worker, step, shared, arrived); });
 }
 
+// What became of a call: the fault, and in the bits above it the rank that it is about.
+int64_t outcome(const World& world, bool is_done) {
+  return is_done ? 0 : static_cast<int64_t>(world.fault()) | int64_t{world.culprit()} << 8;
+}
+
+// Calls work(world) unless the world has been closed.
+template <class Work>
+int64_t run_in_world(World* world, Work&& work) {
+  return world ? outcome(*world, work(*world)) : static_cast<int64_t>(Fault::kClosed);
+}
+
+// As Python reads a record.
+struct RecordedCall {
+  int64_t order, lane, number, operation, type, root, bytes;
+};
+
+int64_t copy_records(World& world, int64_t rank, RecordedCall* out) {
+  RecordedCall* next = out;
+  for (int64_t at = 0; at < world.segment().num_lanes(); ++at) {
+    const Lane& lane = world.segment().lane(at);
+    for (size_t member = 0; member < lane.ranks.size(); ++member) {
+      if (lane.ranks[member] != rank) continue;
+      for (const CallRecord& record : lane.members[member]->records) {
+        const uint64_t number = record.number.load(), call = record.signature.load();
+        if (number == 0) continue;
+        *next++ = {static_cast<int64_t>(record.order.load()), at, static_cast<int64_t>(number),
+                   static_cast<int64_t>(call >> 10 & 7), static_cast<int64_t>(call >> 13 & 7),
+                   static_cast<int64_t>(call >> 16 & 255), static_cast<int64_t>(call >> 24)};
+      }
+    }
+  }
+  return next - out;
+}
+
 }  // namespace
 
 // Of activations.
 #define TANDEM_EXPORTS(T, kind)                                                                    \
+  int64_t tandem_all_reduce_##kind(World* world, int64_t lane, T* data, int64_t count,             \
+                                   int64_t type) {                                                 \
+    return run_in_world(world, [&](World& open) {                                                  \
+      return open.all_reduce(open.segment().lane(lane), data, count, type);                        \
+    });                                                                                            \
+  }                                                                                                \
+  int64_t tandem_reduce_scatter_##kind(World* world, int64_t lane, const T* in, T* out,            \
+                                       int64_t count, int64_t type) {                              \
+    return run_in_world(world, [&](World& open) {                                                  \
+      return open.reduce_scatter(open.segment().lane(lane), in, out, count, type);                 \
+    });                                                                                            \
+  }                                                                                                \
   void tandem_linear_int8_##kind(const uint8_t* x, const float* x_scales, int64_t rows,            \
                                  const Int8Weight* weight, const T* residual, T* out) {            \
     run_linear_int8(x, x_scales, rows, *weight, residual, out);                                    \
@@ -251,6 +298,66 @@ int64_t tandem_sampling_workspace(int64_t vocab) { return RowWorkspace::num_floa
 void tandem_sample(const Sampling* step) { run_sample(*step); }
 
 float tandem_read(const float* data, int64_t count) { return run_read(data, count); }
+
+// Bytes of the segment of a world.
+int64_t tandem_world_bytes(const WorldArgs* args) { return WorldSegment(nullptr, *args).bytes(); }
+
+World* tandem_world_open(uint8_t* base, const WorldArgs* args) { return new World(base, *args); }
+
+int64_t tandem_world_join(World* world, int64_t pid, uint64_t digest, int64_t timeout_ms) {
+  return outcome(*world, world->join(pid, digest, timeout_ms));
+}
+
+// Tells the others, unless this rank has never joined.
+void tandem_world_close(World* world, int64_t has_joined) {
+  if (has_joined) world->leave();
+  delete world;
+}
+
+void tandem_world_abort(World* world, int64_t culprit, const char* cause, int64_t length) {
+  world->abort(culprit, cause, length);
+}
+
+// The rank that found the first fault of the world; -1: there is none.
+int64_t tandem_world_failed(World* world) {
+  return int64_t{world->segment().header().failed.load()} - 1;
+}
+
+// Header of a rank; see RankHeader.
+const RankHeader* tandem_world_rank(World* world, int64_t rank) {
+  return &world->segment().rank(rank);
+}
+
+// Records of a rank, in no order; returns their number. `out` has room for all that there may be.
+int64_t tandem_world_records(World* world, int64_t rank, RecordedCall* out) {
+  return copy_records(*world, rank, out);
+}
+
+int64_t tandem_world_max_records(World* world) {
+  return 2 * kNumRecords * world->segment().num_lanes();
+}
+
+int64_t tandem_all_gather(World* world, int64_t lane, const uint8_t* in, uint8_t* out,
+                          int64_t bytes, int64_t type) {
+  return run_in_world(world, [&](World& open) {
+    return open.all_gather(open.segment().lane(lane), in, out, bytes, type);
+  });
+}
+
+int64_t tandem_broadcast(World* world, int64_t lane, uint8_t* data, int64_t bytes, int64_t root,
+                         int64_t type) {
+  return run_in_world(world, [&](World& open) {
+    return open.broadcast(open.segment().lane(lane), data, bytes, root, type);
+  });
+}
+
+// From rank `source` to rank `target`, one of which is this one.
+int64_t tandem_send(World* world, int64_t source, int64_t target, uint8_t* data, int64_t bytes,
+                    int64_t group, int64_t type) {
+  return run_in_world(world, [&](World& open) {
+    return open.send(open.segment().pair(source, target), data, bytes, group, type);
+  });
+}
 
 TANDEM_EXPORTS(float, f32)
 TANDEM_EXPORTS(Bf16, bf16)

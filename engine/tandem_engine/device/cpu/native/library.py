@@ -14,6 +14,7 @@ import torch
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.cpu.native.build import LIBRARIES, library_name, sources_hash, variants
+from tandem_engine.device.cpu.native.collectives import CollectiveFunctions
 from tandem_engine.device.cpu.threads.cores import ThreadPlan
 
 _LOG = logging.getLogger(__name__)
@@ -260,6 +261,7 @@ class Library:
         self.pack_int8 = _declared(library, "tandem_pack_int8", [_P, _I, _I, _I, _P, _P], None)
         self.read = _declared(library, "tandem_read", [_P, _I], _F)
         """Sums floats: as fast as memory is read. For benchmarks."""
+        self.collectives = CollectiveFunctions(library)
         self.sample = _declared(library, "tandem_sample", [_P], None)
         self.sampling_workspace = _declared(library, "tandem_sampling_workspace", [_I], _I)
         self._num_threads = _declared(library, "tandem_num_threads", [], _I)
