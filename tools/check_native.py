@@ -81,10 +81,11 @@ def _check(name: str, sanitizer: Sanitizer, folder: Path) -> None:
     print(f"Compiling the {variant} kernels with the {name} sanitizer …", flush=True)  # noqa: T201
     library = folder / build.library_name(variant, build.sources_hash())
     _compile(build.HERE / "kernels.cpp", library, variant, sanitizer)
-    program = folder / "sampling"
-    _compile(Path("tests/native/sampling.cpp"), program, variant, sanitizer)
-    if done := _run(["setarch", "-R", str(program)], env={**os.environ, **sanitizer.options}):
-        sys.exit(f"Sampling failed under the {name} sanitizer (exit code {done}).")
+    for part in ("sampling", "collectives"):
+        program = folder / part
+        _compile(Path(f"tests/native/{part}.cpp"), program, variant, sanitizer)
+        if done := _run(["setarch", "-R", str(program)], env={**os.environ, **sanitizer.options}):
+            sys.exit(f"{part} failed under the {name} sanitizer (exit code {done}).")
     tests = [f"tests/unit/engine/test_native_{test}.py" for test in _TESTS]
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k"]
     done = _run(

@@ -21,6 +21,14 @@ Handing steps to one rank and to three, all cases:
 Decode steps of 256 rows alone, while readers spin instead of sleeping:
 
     python -m benchmarks.parallel handover --case decode --rows 256 --spin-us 1000
+
+An all-reduce of 1 KB to 16 MB between two ranks, through shared memory and gloo:
+
+    python -m benchmarks.parallel collectives --out benchmarks/results/collectives.json
+
+Four ranks, one size, without gloo:
+
+    python -m benchmarks.parallel collectives --ranks 4 --size 8192 --no-gloo
 """
 
 app = make_app(description="Measure the parts of a replica of several ranks.", epilog=_EPILOG)
@@ -70,6 +78,34 @@ def handover(
                 context=context,
                 pause_s=pause_us / 1e6,
                 spin_s=spin_us / 1e6,
+            ),
+            out=out,
+        )
+
+
+@app.command()
+def collectives(
+    *,
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="Ranks of the world.")] = 2,
+    size: Annotated[
+        list[int] | None, typer.Option(min=2, help="Bytes of the tensor. [1 KB to 16 MB]")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="For each measurement.")] = 0.5,
+    gloo: Annotated[bool, typer.Option(help="Measure gloo, too.")] = True,
+    pin: Annotated[bool, typer.Option(help="Pin each rank to a CPU.")] = True,
+    out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
+) -> None:
+    """Measure an all-reduce of bfloat16 among ranks of this host, beside copying memory."""
+    from benchmarks.parallel.collectives import SIZES, Settings, run_all
+
+    with report_errors():
+        run_all(
+            Settings(
+                ranks=ranks,
+                sizes=tuple(size or SIZES),
+                seconds=seconds,
+                gloo=gloo,
+                pin=pin,
             ),
             out=out,
         )

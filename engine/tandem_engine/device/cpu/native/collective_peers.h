@@ -166,7 +166,8 @@ class Peers {
       const bool is_gone = has_left(rank) || (is_due && has_ended(rank));
       // What a rank has published before its end counts.
       if (has_come()) return true;
-      if (is_gone) return false;
+      // The first fault of the world is the cause of a rank's leaving.
+      if (!is_well() || is_gone) return false;
       if (waited >= timeout) return fail(Fault::kSilent, rank);
     }
   }

@@ -39,6 +39,11 @@ struct Call {
   static constexpr uint64_t kNumberMask = 1023;
 };
 
+// An empty tensor may have no address, which memcpy does not take.
+inline void copy_bytes(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0) memcpy(to, from, bytes);
+}
+
 // Sums pieces of `count` values in the order of `sources`.
 template <class T, class Store>
 inline void sum_in_order(const std::vector<const T*>& sources, int64_t count, Store&& store_sum) {
@@ -121,7 +126,7 @@ class World {
       T* const slot = slot_of<T>(lane, lane.me, lane.round + round);
       for (int64_t member = 0; member < members; ++member) {
         if (member == lane.me) continue;
-        memcpy(slot + member * each_at_once, in + member * piece + round * each_at_once,
+        copy_bytes(slot + member * each_at_once, in + member * piece + round * each_at_once,
                part(round) * sizeof(T));
       }
     };
@@ -144,16 +149,16 @@ class World {
     const auto part = [&](int64_t round) {
       return std::min(slot_bytes_, piece - round * slot_bytes_);
     };
-    if (out + lane.me * piece != in) memmove(out + lane.me * piece, in, piece);
-    const uint8_t* const own = out + lane.me * piece;
+    uint8_t* const own = out + lane.me * piece;
+    if (own != in) copy_bytes(own, in, piece);
     const auto write = [&](int64_t round) {
-      memcpy(slot_of<uint8_t>(lane, lane.me, lane.round + round), own + round * slot_bytes_,
+      copy_bytes(slot_of<uint8_t>(lane, lane.me, lane.round + round), own + round * slot_bytes_,
              part(round));
     };
     const auto read = [&](int64_t round) {
       for (int64_t member = 0; member < members; ++member) {
         if (member == lane.me) continue;
-        memcpy(out + member * piece + round * slot_bytes_,
+        copy_bytes(out + member * piece + round * slot_bytes_,
                slot_of<uint8_t>(lane, member, lane.round + round), part(round));
       }
     };
@@ -267,7 +272,7 @@ class World {
   template <class T>
   bool reduce_whole(Lane& lane, T* data, int64_t count) {
     const auto write = [&](int64_t) {
-      memcpy(slot_of<T>(lane, lane.me, lane.round), data, count * sizeof(T));
+      copy_bytes(slot_of<T>(lane, lane.me, lane.round), data, count * sizeof(T));
     };
     const auto read = [&](int64_t) {
       sum_in_order(slots_of<T>(lane, lane.round), count, [&](int64_t at, Floats sum, int64_t some) {
@@ -317,8 +322,8 @@ class World {
     T* const slot = slot_of<T>(lane, lane.me, lane.round + at);
     const T* const from = pieces.begin_of(at);
     const int64_t begin = pieces.first(at, lane.me), end = pieces.first(at, lane.me + 1);
-    memcpy(slot, from, begin * sizeof(T));
-    memcpy(slot + end, from + end, (pieces.length_of(at) - end) * sizeof(T));
+    copy_bytes(slot, from, begin * sizeof(T));
+    copy_bytes(slot + end, from + end, (pieces.length_of(at) - end) * sizeof(T));
   }
 
   template <class T>
@@ -346,7 +351,7 @@ class World {
     for (int64_t member = 0; member < pieces.members; ++member) {
       if (member == lane.me) continue;
       const int64_t first = pieces.first(at, member);
-      memcpy(pieces.begin_of(at) + first, slot_of<T>(lane, member, round) + first,
+      copy_bytes(pieces.begin_of(at) + first, slot_of<T>(lane, member, round) + first,
              pieces.length(at, member) * sizeof(T));
     }
     Peers::publish(lane, &Member::read, round + 1);
@@ -361,14 +366,14 @@ class World {
       const int64_t length = std::min(slot_bytes_, bytes - at * slot_bytes_);
       if (lane.me == root) {
         const auto write = [&](int64_t) {
-          memcpy(slot_of<uint8_t>(lane, root, lane.round + at), part, length);
+          copy_bytes(slot_of<uint8_t>(lane, root, lane.round + at), part, length);
         };
         if (!write_round(lane, at, write)) return false;
         Peers::publish(lane, &Member::read, lane.round + at + 1);
       } else {
         const uint64_t round = lane.round + at;
         if (!peers_.wait(lane, root, &Member::written, round + 1)) return false;
-        memcpy(part, slot_of<uint8_t>(lane, root, round), length);
+        copy_bytes(part, slot_of<uint8_t>(lane, root, round), length);
         Peers::publish(lane, &Member::read, round + 1);
       }
     }
