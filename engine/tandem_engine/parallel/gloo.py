@@ -74,7 +74,7 @@ _REASONS: Final = {
     "Connection reset": "A rank closed its connection.",
     "pair closure": "A rank was silent for longer than timeout_s.",
 }
-"""What gloo says → what it means."""
+"""Words of gloo → their meaning."""
 
 
 class GlooCommunicator:
@@ -269,7 +269,7 @@ class GlooCommunicator:
         members = group_of(self._groups, group, self._rank)
         check_place(place, members)
         if members.ranks[place] == self._rank:
-            raise ValueError(f"Place {place} of group '{group}' is this rank; name another one.")
+            raise ValueError(f"This rank is at place {place} of group '{group}'; name another one.")
         return members.ranks[place]
 
     def _call(

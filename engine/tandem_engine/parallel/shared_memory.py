@@ -216,7 +216,7 @@ class SharedMemoryCommunicator:
         members = group_of(self._groups, group, self._rank)
         check_place(place, members)
         if members.ranks[place] == self._rank:
-            raise ValueError(f"Place {place} of group '{group}' is this rank; name another one.")
+            raise ValueError(f"This rank is at place {place} of group '{group}'; name another one.")
         return members.ranks[place]
 
     def _pass(self, tensor: Tensor, source: int, target: int, group: str) -> CollectiveEvent:

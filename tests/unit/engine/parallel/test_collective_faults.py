@@ -241,7 +241,7 @@ def fails_then_calls_all(communicator: SharedMemoryCommunicator) -> list[str]:
     """After an error every call raises at once, also those that need no peer."""
     found = []
     tensor = torch.ones(4)
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: communicator.all_reduce(tensor),
         lambda: communicator.all_gather(torch.ones(8), tensor),
         lambda: communicator.reduce_scatter(torch.ones(2), tensor),

@@ -1,6 +1,7 @@
 """Collectives of ranks that share memory: equal to torch's sums and copies, bit by bit."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def test_records_hold_the_last_calls_of_each_group() -> None:
 
 def misuse(communicator: Communicator, pieces: int) -> list[str]:
     whole, three = torch.ones(4, 4), torch.ones(3)
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: communicator.all_reduce(whole.t()[:2]),
         lambda: communicator.all_reduce(whole.half()),
         lambda: communicator.all_reduce(whole, "ep"),
