@@ -125,7 +125,8 @@ class StepWriter:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._at + _FRAME.size <= self._slowest().position.load() + self._ring.num_bytes:
+        _, read = self._slowest()
+        if self._at + _FRAME.size <= read + self._ring.num_bytes:
             self._put(b"", _END)
 
     def _put(self, piece: bytes | memoryview, follows: int) -> None:
@@ -142,16 +143,22 @@ class StepWriter:
 
     def _make_room(self, size: int) -> None:
         while self._at + size > self._free_until:
-            slowest = self._slowest()
-            read = slowest.position.load()
+            slowest, read = self._slowest()
             self._free_until = read + self._ring.num_bytes
             if self._at + size > self._free_until:
                 # All that is in the ring has to be seen, or there will be no more room.
                 self._position.store(self._at)
                 slowest.await_change(read, spin_s=self._spin_s, fault=UNREAD)
 
-    def _slowest(self) -> PeerProcess:
-        return min(self._readers, key=lambda reader: reader.position.load())
+    def _slowest(self) -> tuple[PeerProcess, int]:
+        """The reader that has read least, and the position of which that was found.
+
+        Loaded again, its position could be ahead of another reader's, whose messages would then be
+        overwritten.
+        """
+        read = [reader.position.load() for reader in self._readers]
+        least = min(read)
+        return self._readers[read.index(least)], least
 
 
 class StepReader:

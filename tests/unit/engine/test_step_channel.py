@@ -14,6 +14,7 @@ import pytest
 
 from tandem_engine.runner.peer_process import PeerLost
 from tandem_engine.runner.step_channel import (
+    UNREAD,
     NoChannel,
     StepChannelClosed,
     StepReader,
@@ -137,6 +138,31 @@ def test_all_readers_get_all_messages_in_order(channel: Channel) -> None:
     for reader in readers:
         assert [reader.line() for _ in messages] == lines_of(messages)
         assert reader.line().startswith("StepChannelClosed")
+
+
+def test_a_reader_that_moves_on_meanwhile_makes_no_room_for_the_others(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = channel.writer(1, 2, 3, timeout_s=BOUND_S)
+    quick, slow, _ = (channel.reader(place) for place in range(3))
+    messages = [bytes([number]) * (RING // 8 - 8) for number in range(8)]  # they fill the ring
+    for message in messages:
+        writer.publish(message)
+    position, unread = writer._readers[0].position, list(messages)
+    load, loads = position.load, list[int]()
+
+    def load_then_read() -> int:
+        loads.append(load())
+        # The first load is that of the check whether it lives.
+        while unread and len(loads) > 1:
+            assert quick.receive() == unread.pop(0)
+        return loads[-1]
+
+    monkeypatch.setattr(position, "load", load_then_read)
+    with pytest.raises(PeerLost, match=f"^Rank 2 .* {UNREAD}"):
+        writer.publish(b"more")
+
+    assert slow.receive() == messages[0]
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 500, 1008, 1015, 1016])
