@@ -19,10 +19,15 @@ from tandem_engine.build import _engine
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
+from tandem_engine.kvcache.host import HostPool
+from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.runner.executor import Executor
+from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.sampling.counter_rng import derive_seed
 from tandem_engine.scheduler.records.records import StepRecord
+from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.text.codec import load_codec
 from tests.tiny import TINY, held_out
 
@@ -191,6 +196,7 @@ class Bench:
         num_blocks: int = ROOMY,
         num_host_blocks: int = 0,
         slo: Slo | None = None,
+        executor: Executor | None = None,
     ) -> None:
         config = EngineConfig(
             model_path=str(TINY),
@@ -200,7 +206,14 @@ class Bench:
         )
         capacity = Capacity(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_seq_len=MAX_SEQ_LEN)
         runtime = open_device("cpu")
-        self.engine = _engine(config, decoder(), capacity, runtime, num_host_blocks=num_host_blocks)
+        if executor is None:
+            self.engine = _engine(
+                config, decoder(), capacity, runtime, num_host_blocks=num_host_blocks
+            )
+        else:
+            pool, host = BlockPool(num_blocks, BLOCK_SIZE), HostPool(num_host_blocks)
+            runner = ModelRunner(executor, runtime=runtime, block_size=BLOCK_SIZE)
+            self.engine = Engine(Scheduler(schedule, pool, host=host, slo=config.slo), runner)
         self._clock = VirtualClock()
         self._clock.drives(self.engine)
 

@@ -67,13 +67,7 @@ class LocalExecutor:
         Raises:
             ValueError: It swaps and there are no host blocks, which is a bug.
         """
-        blocks = self._kv_cache.blocks
-        if step.swapped_out:
-            swap_out(blocks, self._host(), step.swapped_out)
-        if step.swapped_in:
-            swap_in(blocks, self._host(), step.swapped_in)
-        if step.copied:
-            copy_blocks(blocks, step.copied)
+        make_copies(step, self._kv_cache, self._host_cache)
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
@@ -81,7 +75,23 @@ class LocalExecutor:
             batch.token_ids, self._kv_cache, batch.attention, logits_rows=batch.yield_at
         )
 
-    def _host(self) -> Tensor:
-        if self._host_cache is None:
-            raise ValueError("the step swaps KV blocks, but there are no host blocks; a bug")
-        return self._host_cache
+
+def make_copies(step: Step, kv_cache: KVCache, host_cache: Tensor | None) -> None:
+    """Make the copies of `step`: out to the host, in from it, and on the device.
+
+    Raises:
+        ValueError: It swaps and there are no host blocks, which is a bug.
+    """
+    blocks = kv_cache.blocks
+    if step.swapped_out:
+        swap_out(blocks, _present(host_cache), step.swapped_out)
+    if step.swapped_in:
+        swap_in(blocks, _present(host_cache), step.swapped_in)
+    if step.copied:
+        copy_blocks(blocks, step.copied)
+
+
+def _present(host_cache: Tensor | None) -> Tensor:
+    if host_cache is None:
+        raise ValueError("the step swaps KV blocks, but there are no host blocks; a bug")
+    return host_cache

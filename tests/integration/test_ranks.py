@@ -1,0 +1,161 @@
+"""Ranks in processes of their own give the tokens of one: tandem-tiny, greedy and drawn."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.registry import open_device
+from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.group_executor import GroupExecutor, RankLost
+from tandem_engine.runner.rank_group import RankGroup, RankStartError
+from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tests.integration.bench import (
+    BLOCK_SIZE,
+    HOST_BLOCKS,
+    MAX_SEQ_LEN,
+    ROOMY,
+    SCARCE,
+    SCHEDULES,
+    Bench,
+    Outcome,
+    all_free,
+    choices_of,
+    choices_said,
+    crowd,
+    mixed,
+    truth,
+    with_async_scheduling,
+)
+from tests.tiny import TINY
+from tests.unit.engine.native import native_kernels
+
+SIZES: Final = CacheSizes(num_blocks=ROOMY, num_host_blocks=HOST_BLOCKS)
+
+
+def settings_of(shape: ParallelShape, **values: Any) -> RankSettings:
+    native_kernels()
+    usual = {
+        "model_path": str(TINY),
+        "dtype": "float32",
+        "max_positions": MAX_SEQ_LEN,
+        "timeout_s": 5.0,
+    }
+    return RankSettings(shape=shape, block_size=BLOCK_SIZE, **{**usual, **values})
+
+
+@contextmanager
+def ranks_of(shape: ParallelShape, **values: Any) -> Iterator[tuple[RankGroup, GroupExecutor]]:
+    settings = settings_of(shape, **values)
+    with RankGroup(settings) as group:
+        decoder = load_part(settings, open_device("cpu"), 0)
+        yield group, group.join(decoder, SIZES)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[GroupExecutor]:
+    """Two ranks that share layers; one engine after another uses them."""
+    with ranks_of(ParallelShape(tp=2)) as (_, executor):
+        yield executor
+
+
+def assert_same(outcome: Outcome, *expected: Outcome) -> None:
+    for each in expected:
+        for name, tokens in each.tokens.items():
+            if name in outcome.tokens:
+                assert outcome.tokens[name] == tokens, name
+                assert outcome.logprobs[name] == pytest.approx(each.logprobs[name], abs=1e-3), name
+    assert outcome.tokens.keys() <= {name for each in expected for name in each.tokens}
+    assert all_free(outcome.stats)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", ["continuous", "splitfuse, 48 tokens"])
+def test_two_ranks_of_tp_give_the_tokens_of_one(
+    pair: GroupExecutor, name: str, *, is_async: bool
+) -> None:
+    schedule = SCHEDULES[name]
+    if is_async:
+        schedule = with_async_scheduling(schedule)
+
+    outcome = Bench(schedule, executor=pair).run(crowd(), apart=2)
+
+    assert_same(outcome, truth())
+    assert outcome.stats.num_hit_tokens > 0
+
+
+@pytest.mark.parametrize("swaps", [0, 8], ids=["recompute", "swap"])
+def test_preempted_sequences_and_choices_say_the_same_on_two_ranks(
+    pair: GroupExecutor, swaps: int
+) -> None:
+    bench = Bench(
+        mixed(48, max_preempt_count=swaps),
+        num_blocks=SCARCE,
+        num_host_blocks=HOST_BLOCKS * bool(swaps),
+        executor=pair,
+    )
+
+    outcome = bench.run([*crowd(), *choices_of(41)])
+
+    assert_same(outcome, truth(), choices_said())
+    assert outcome.stats.num_preemptions > 0
+    assert (outcome.stats.num_swaps > 0) == bool(swaps)
+
+
+def step_until_lost(bench: Bench, clock: Callable[[], float]) -> str:
+    """The reason that a request dies of, once a rank is gone."""
+    for _ in range(100):
+        progress = bench.engine.step(clock)
+        if progress.failed:
+            return next(iter(progress.failed.values()))
+    raise AssertionError("no request has failed")
+
+
+def test_a_killed_rank_is_named_and_none_is_left() -> None:
+    with ranks_of(ParallelShape(tp=2)) as (group, executor):
+        (pid,) = group.pids
+        bench = Bench(mixed(48), executor=executor)
+        for one in crowd():
+            bench.engine.add(one)
+        bench.engine.step(lambda: 0.0)
+        compute = executor._local.compute
+
+        def killing(batch: Any) -> Any:
+            os.kill(pid, signal.SIGKILL)
+            return compute(batch)
+
+        executor._local.compute = killing  # type: ignore[method-assign]
+
+        reason = step_until_lost(bench, lambda: 0.0)
+
+        assert "Rank 1" in reason
+        assert "SIGKILL" in reason
+        with pytest.raises(RankLost, match="Rank 1"):
+            executor.forward(None)  # type: ignore[arg-type]
+        bench.engine.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert group.pids == []
+
+
+def test_a_rank_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
+    group = RankGroup(settings_of(ParallelShape(tp=2), model_path=str(tmp_path)))
+    decoder = load_part(settings_of(ParallelShape(tp=2)), open_device("cpu"), 0)
+
+    with pytest.raises(RankStartError, match="Rank 1 cannot start: CheckpointError"):
+        group.join(decoder, SIZES)
+
+    assert group.pids == []
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [ParallelShape(), ParallelShape(pp=2), ParallelShape(tp=2, dp=2), ParallelShape(tp=2, sp=True)],
+)
+def test_a_group_has_several_ranks_of_tp_alone(shape: ParallelShape) -> None:
+    with pytest.raises(ConfigError):
+        RankGroup(settings_of(shape))
