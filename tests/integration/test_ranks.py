@@ -35,6 +35,9 @@ from tests.integration.bench import (
 from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
 
+# Left out of CI until its bounds have been measured on a busy machine.
+pytestmark = pytest.mark.nightly
+
 SIZES: Final = CacheSizes(num_blocks=ROOMY, num_host_blocks=HOST_BLOCKS)
 
 
@@ -44,7 +47,7 @@ def settings_of(shape: ParallelShape, **values: Any) -> RankSettings:
         "model_path": str(TINY),
         "dtype": "float32",
         "max_positions": MAX_SEQ_LEN,
-        "timeout_s": 5.0,
+        "timeout_s": 30.0,
     }
     return RankSettings(shape=shape, block_size=BLOCK_SIZE, **{**usual, **values})
 
