@@ -63,7 +63,7 @@ class Prometheus:
         """Wait until exactly that many replicas of a service are scraped, all without error.
 
         With `monitor`, the name of a PodMonitor, until they are scraped by that one alone: the
-        operator of Prometheus takes a while to configure it anew.
+        operator of Prometheus takes a while to reload it.
         """
 
         def is_scraped() -> bool:
