@@ -29,6 +29,16 @@ def check_place(place: int, group: Group) -> None:
         )
 
 
+def other_rank(place: int, group: Group, rank: int) -> int:
+    """The rank at a place of a group, which must not be `rank` itself."""
+    check_place(place, group)
+    if group.ranks[place] == rank:
+        raise ValueError(
+            f"This rank is at place {place} of group '{group.name}'; name another one."
+        )
+    return group.ranks[place]
+
+
 def check_tensor(tensor: Tensor, dtypes: Iterable[torch.dtype]) -> None:
     """Refuse a tensor that is not contiguous, on another device, or of another dtype."""
     if not tensor.is_contiguous():

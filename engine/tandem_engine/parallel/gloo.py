@@ -36,6 +36,7 @@ from tandem_engine.parallel.arguments import (
     check_tensor,
     group_of,
     name_of,
+    other_rank,
 )
 from tandem_engine.parallel.collective_record import (
     CollectiveRecord,
@@ -266,11 +267,7 @@ class GlooCommunicator:
         return found
 
     def _other(self, place: int, group: str) -> int:
-        members = group_of(self._groups, group, self._rank)
-        check_place(place, members)
-        if members.ranks[place] == self._rank:
-            raise ValueError(f"This rank is at place {place} of group '{group}'; name another one.")
-        return members.ranks[place]
+        return other_rank(place, group_of(self._groups, group, self._rank), self._rank)
 
     def _call(
         self,

@@ -29,6 +29,7 @@ from tandem_engine.parallel.arguments import (
     check_reduce_scatter,
     check_tensor,
     group_of,
+    other_rank,
 )
 from tandem_engine.parallel.collective_record import RankCalls
 from tandem_engine.parallel.communicator import CollectiveEvent, CompletedEvent
@@ -213,11 +214,7 @@ class SharedMemoryCommunicator:
         return self._lanes[group]
 
     def _rank_at(self, place: int, group: str) -> int:
-        members = group_of(self._groups, group, self._rank)
-        check_place(place, members)
-        if members.ranks[place] == self._rank:
-            raise ValueError(f"This rank is at place {place} of group '{group}'; name another one.")
-        return members.ranks[place]
+        return other_rank(place, group_of(self._groups, group, self._rank), self._rank)
 
     def _pass(self, tensor: Tensor, source: int, target: int, group: str) -> CollectiveEvent:
         lane, kind = self._check(tensor, group), _KINDS[tensor.dtype]
