@@ -40,9 +40,10 @@ class Expression(ABC):
     def __invert__(self) -> "Expression":
         return Not(self)
 
-    def equals(self, value: int | str) -> "Expression":
+    def equals(self, value: "int | str | Expression") -> "Expression":
         """Return the expression that it has this value."""
-        return Comparison(self, "==", Constant(value))
+        other = value if isinstance(value, Expression) else Constant(value)
+        return Comparison(self, "==", other)
 
     def __gt__(self, other: "Expression") -> "Expression":
         return Comparison(self, ">", other)
@@ -115,6 +116,56 @@ class Minus(Expression):
     def evaluate(self, model: BaseModel) -> Any:
         """Return the difference."""
         return self.left.evaluate(model) - self.right.evaluate(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Times(Expression):
+    """A product."""
+
+    left: Expression
+    right: Expression
+
+    def evaluate(self, model: BaseModel) -> Any:
+        """Return the product."""
+        return self.left.evaluate(model) * self.right.evaluate(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient(Expression):
+    """A quotient of whole numbers, rounded down; none of them may be negative."""
+
+    left: Expression
+    right: Expression
+
+    def evaluate(self, model: BaseModel) -> Any:
+        """Return the quotient."""
+        return self.left.evaluate(model) // self.right.evaluate(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder(Expression):
+    """The remainder of that quotient."""
+
+    left: Expression
+    right: Expression
+
+    def evaluate(self, model: BaseModel) -> Any:
+        """Return the remainder."""
+        return self.left.evaluate(model) % self.right.evaluate(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Expression):
+    """One of two values."""
+
+    condition: Expression
+    then: Expression
+    otherwise: Expression
+
+    def evaluate(self, model: BaseModel) -> Any:
+        """Return the first where the condition holds, else the second; the other is not asked."""
+        chosen = self.then if self.condition.evaluate(model) else self.otherwise
+        return chosen.evaluate(model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,10 @@ from pydantic_core import PydanticKnownError
 from tandem_engine.api.checks import Check, Expression, Value, Written, at_most
 from tandem_engine.api.constraints import MultipleOf, NotEqual
 from tandem_engine.api.model import Model
+from tandem_engine.api.parallelism import (
+    ParallelismConfig as ParallelismConfig,  # noqa: PLC0414  # a part of these settings
+)
+from tandem_engine.api.parallelism import num_ranks
 from tandem_engine.api.slo import Slo
 
 TILE = 16
@@ -373,10 +377,13 @@ class EngineConfig(Model):
     """KV blocks, given outright; for tests and simulations. Overrides npu_mem_size."""
 
     num_threads: Annotated[int, Field(gt=0)] | None = None
-    """Compute threads; None leaves the choice to the device."""
+    """Compute threads of all ranks; None leaves the choice to the device."""
 
     num_host_blocks: Annotated[int, Field(ge=0)] | None = None
     """Host blocks, given outright; for tests and simulations. Overrides cpu_mem_size."""
+
+    parallelism: ParallelismConfig = ParallelismConfig()
+    """Ranks of this replica; memory and threads are shared by them."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """How requests share steps."""
@@ -386,6 +393,16 @@ class EngineConfig(Model):
 
     metric_aliases: Annotated[tuple[MetricAlias, ...], Field(strict=False)] = ()
     """Other engines under whose metric names the series stand as well; a JSON list."""
+
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        Check(
+            field="numThreads",
+            refused=Written("numThreads") & (Value("numThreads") < num_ranks("parallelism.")),
+            problem="numThreads {numThreads} leaves some of the {ranks} ranks of parallelism "
+            "without a thread; raise it to {ranks} or more, or lower parallelism",
+            values={"ranks": num_ranks("parallelism.")},
+        ),
+    )
 
     @model_validator(mode="after")
     def _swaps_have_blocks(self) -> Self:

@@ -11,12 +11,16 @@ from pydantic.fields import FieldInfo
 from tandem_engine.api.checks import (
     Both,
     Check,
+    Choice,
     Comparison,
     Constant,
     Either,
     Expression,
     Minus,
     Not,
+    Quotient,
+    Remainder,
+    Times,
     Value,
     Written,
 )
@@ -81,15 +85,34 @@ class _Writer:
                 return f"has(self.{path})"
             case Constant(value):
                 return _literal(value)
-            case Minus(left, right):
-                return f"{self.text(left)} - {self.text(right)}"
             case Gibibytes(paths):
                 sizes = " + ".join(f"(self.{path} > 0 ? self.{path} : 0)" for path in paths)
                 return f"double({sizes}) * {float(GIBIBYTE)}"
             case Bytes(path):
                 return f"quantity(self.{path}).asApproximateFloat()"
             case _:
+                return self._number(expression)
+
+    def _number(self, expression: Expression) -> str:
+        match expression:
+            case Minus(left, right):
+                return f"{self._factor(left)} - {self._factor(right)}"
+            case Times(left, right):
+                return f"{self._factor(left)} * {self._factor(right)}"
+            case Quotient(left, right):
+                return f"{self._factor(left)} / {self._factor(right)}"
+            case Remainder(left, right):
+                return f"{self._factor(left)} % {self._factor(right)}"
+            case Choice(condition, then, otherwise):
+                alternatives = f"{self.text(then)} : {self.text(otherwise)}"
+                return f"({self.text(condition)} ? {alternatives})"
+            case _:
                 raise TypeError(f"{expression!r} has no form in CEL; write its rule by hand")
+
+    def _factor(self, expression: Expression) -> str:
+        """Return a number, in brackets where it is computed itself."""
+        text = self.text(expression)
+        return f"({text})" if isinstance(expression, Minus | Times | Quotient | Remainder) else text
 
     def _operand(self, expression: Expression, around: type[Expression]) -> str:
         """Return an operand, in brackets where it binds less than what is around it."""
@@ -178,9 +201,20 @@ def _parts(expression: Expression) -> Iterator[Expression]:
     """Yield an expression and all that it consists of."""
     yield expression
     match expression:
-        case Both(left, right) | Either(left, right) | Comparison(left, _, right):
+        case (
+            Both(left, right)
+            | Either(left, right)
+            | Comparison(left, _, right)
+            | Minus(left, right)
+            | Times(left, right)
+            | Quotient(left, right)
+            | Remainder(left, right)
+        ):
             yield from _parts(left)
             yield from _parts(right)
+        case Choice(condition, then, otherwise):
+            for part in (condition, then, otherwise):
+                yield from _parts(part)
         case Not(of):
             yield from _parts(of)
 
