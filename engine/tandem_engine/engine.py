@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
@@ -128,6 +129,9 @@ class Engine:
 
         Args:
             clock: Returns the time in seconds; the clock of `Request.arrived`.
+
+        Raises:
+            ReplicaLost: No step can be computed any more.
         """
         now = clock()
         expired = self._expire(now)
@@ -136,6 +140,8 @@ class Engine:
         self._next = None if current.handle.has_failed else self._launch_next(now)
         try:
             result = current.handle.result()
+        except ReplicaLost:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
             result = StepResult(failed=_lost_with(current.step, error))
         failed = self._scheduler.all_of(result.failed)

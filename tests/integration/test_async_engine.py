@@ -18,6 +18,7 @@ from tandem_engine.api.errors import (
     EngineStopped,
     InvalidParameter,
     PromptTooLong,
+    ReplicaLost,
     RequestFailed,
 )
 from tandem_engine.api.output import Output
@@ -367,6 +368,32 @@ async def test_a_loop_that_dies_ends_every_stream_and_fails_the_health_check(
         with pytest.raises(EngineStopped, match="The engine died"):
             engine.check_health()
         with pytest.raises(EngineStopped):
+            engine.submit("late", PROMPT, params())
+
+
+@pytest.mark.parametrize("is_idle", [False, True], ids=["computing", "idle"])
+async def test_a_lost_replica_ends_every_stream_with_the_cause(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, is_idle: bool
+) -> None:
+    async with engine_of(checkpoint) as engine:
+        executor = engine._loop._engine._runner._executor  # type: ignore[attr-defined]
+
+        def lose(_batch: object) -> None:
+            raise ReplicaLost("Rank 1 has ended.")
+
+        if is_idle:
+            engine._loop.lose(ReplicaLost("Rank 1 has ended."))
+            await asyncio.to_thread(engine._loop.join)
+        else:
+            monkeypatch.setattr(executor, "forward", lose)
+            streams = [engine.submit(f"r{number}", PROMPT, params()) for number in range(3)]
+            for stream in streams:
+                with pytest.raises(ReplicaLost, match="Rank 1 has ended"):
+                    await anext(aiter(stream))
+
+        with pytest.raises(ReplicaLost, match="Rank 1 has ended"):
+            engine.check_health()
+        with pytest.raises(ReplicaLost, match="Rank 1 has ended"):
             engine.submit("late", PROMPT, params())
 
 

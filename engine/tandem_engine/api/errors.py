@@ -9,6 +9,7 @@ EngineError
 ├── RequestFailed            a request died while running; the engine goes on
 ├── DeadlineExceeded         a request was not done in time, and is computed no further
 └── EngineStopped            the engine takes no more requests
+    └── ReplicaLost          a part of the replica cannot go on: the rest ends with it
 """
 
 from typing import Final
@@ -61,6 +62,13 @@ class DeadlineExceeded(EngineError):
 
 class EngineStopped(EngineError):
     """The engine is stopping or has stopped and takes no more requests."""
+
+
+class ReplicaLost(EngineStopped):
+    """A part of the replica cannot go on, as one of its ranks, so nothing more can be computed.
+
+    A step that raises it ends the engine, where any other exception ends the requests of the step.
+    """
 
 
 def _one_line(message: str) -> str:

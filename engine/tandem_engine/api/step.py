@@ -122,7 +122,8 @@ class StepHandle(Protocol):
         """Wait for the result.
 
         An exception means that its copies may not be made: its rows are lost, and `Step.moved`. A
-        step that fails after its copies reports it in `StepResult.failed`.
+        step that fails after its copies reports it in `StepResult.failed`. With ReplicaLost no
+        other step can be computed either.
         """
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.errors import DeadlineExceeded, EngineStopped, RequestFailed
+from tandem_engine.api.errors import DeadlineExceeded, EngineStopped, ReplicaLost, RequestFailed
 from tandem_engine.api.output import EngineStats, Output
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
@@ -57,7 +57,7 @@ class EngineLoop:
         self._engine = engine
         self._metrics = metrics
         self._pacer = Pacer[Delivery](schedule)
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command | ReplicaLost | None] = queue.SimpleQueue()
         self._choices: dict[str, Choice] = {}
         # True from the first traced request on.
         self._notes_chunks = False
@@ -144,6 +144,13 @@ class EngineLoop:
         """End the thread after the step that runs; from any thread."""
         self._commands.put(None)
 
+    def lose(self, reason: ReplicaLost) -> None:
+        """End the thread after the step that runs, since no other can be computed; from any thread.
+
+        Running and new requests end with `reason`.
+        """
+        self._commands.put(reason)
+
     def join(self) -> None:
         """Wait for the thread's end."""
         self._thread.join()
@@ -153,12 +160,19 @@ class EngineLoop:
             while self._take_commands():
                 self._step()
             self._end(EngineStopped("The engine has stopped."))
+        except ReplicaLost as reason:
+            _LOG.error("The replica is lost: %s", reason)
+            self._end(reason)
         except Exception as error:  # noqa: BLE001 - the top of a thread: say it, and end
             _LOG.exception("The engine's loop died")
             self._end(EngineStopped(f"The engine died: {type(error).__name__}: {error}."))
 
     def _take_commands(self) -> bool:
-        """Carry out the commands that have come; wait when there is nothing to do. False: stop."""
+        """Carry out the commands that have come; wait when there is nothing to do. False: stop.
+
+        Raises:
+            ReplicaLost: `lose` was called.
+        """
         while True:
             wait_s = self._idle_s()
             if wait_s:
@@ -174,6 +188,8 @@ class EngineLoop:
                 continue
             if command is None:
                 return False
+            if isinstance(command, ReplicaLost):
+                raise command
             # A forming batch may have waited for this command.
             self._sleeps_until = -inf
             self._carry_out(command)
@@ -364,7 +380,7 @@ class EngineLoop:
         while not self._commands.empty():
             # Commands that came in before the end are not carried out any more.
             command = self._commands.get()
-            if command is not None:
+            if isinstance(command, _Command):
                 command.tell(reason)
         self._engine.close()
 

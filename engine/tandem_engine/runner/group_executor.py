@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from tandem_engine.api.errors import EngineError
+from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import Step
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.rank_batches import columns_of
@@ -13,7 +13,7 @@ from tandem_engine.runner.rank_messages import StepEncoder
 from tandem_engine.runner.stage_executor import StageExecutor
 
 
-class RankLost(EngineError):
+class RankLost(ReplicaLost):
     """A rank cannot go on, and with it the group; the text names rank and cause."""
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from torch import Tensor
 
+from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.sampling.sampler import to_sampled_tokens
@@ -131,9 +132,9 @@ class ModelStepHandle:
             self._result = self._sample(logits, self.batch)
 
     def _lost(self, error: Exception) -> StepResult:
-        """Fail its rows; raise if its copies failed, too."""
+        """Fail its rows; raise if its copies failed, too, or no other step can be computed."""
         _LOG.error("A step of %d rows failed", len(self.step.sequence_ids), exc_info=error)
-        if not self.has_copied:
+        if not self.has_copied or isinstance(error, ReplicaLost):
             raise error
         cause = f"{type(error).__name__}: {error}"
         return StepResult(failed=dict.fromkeys(self.step.sequence_ids, cause))
