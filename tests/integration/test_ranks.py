@@ -13,7 +13,8 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.registry import open_device
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
-from tandem_engine.runner.rank_group import RankGroup, RankStartError
+from tandem_engine.runner.rank_group import RankGroup
+from tandem_engine.runner.rank_launcher import RankStartError
 from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
 from tests.integration.bench import (
     BLOCK_SIZE,

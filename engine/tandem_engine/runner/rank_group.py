@@ -1,22 +1,25 @@
 """The processes of a replica's ranks on this host: started, waited for and ended by rank 0."""
 
-import multiprocessing
 import os
-import signal
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Final, Self
 
-from tandem_engine.api.errors import ConfigError, EngineError
+from tandem_engine.api.errors import ConfigError
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.parallel.segment import SharedSegment
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.runner.group_executor import GroupExecutor
+from tandem_engine.runner.rank_launcher import (
+    ProcessLauncher,
+    RankHandle,
+    RankLauncher,
+    RankStartError,
+    RankTask,
+)
 from tandem_engine.runner.rank_process import (
     CacheSizes,
     GroupAddress,
@@ -26,7 +29,6 @@ from tandem_engine.runner.rank_process import (
     StartFailed,
     join_world,
     prepare_executor,
-    run_rank,
 )
 from tandem_engine.runner.stage_collectives import world_shape
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
@@ -40,17 +42,6 @@ _REAP_TIMEOUT_S: Final = 1.0
 """Time between what others notice of the end of a process, and its exit status."""
 
 
-class RankStartError(EngineError):
-    """A rank cannot start; the text names it and the cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    number: int
-    process: BaseProcess
-    connection: Connection
-
-
 class RankGroup:
     """Ranks 1 … n - 1 of a replica, seen from rank 0, which is this process.
 
@@ -62,21 +53,28 @@ class RankGroup:
 
     Args:
         settings: Of all ranks.
+        launcher: Starts their processes, and is this group's from now on; None: they are children
+            of this process.
         start_timeout_s: Longest time that a rank may take to load its weights.
 
     Raises:
         ConfigError: The shape has a single rank, or pp, dp or sp.
     """
 
-    def __init__(self, settings: RankSettings, *, start_timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        settings: RankSettings,
+        *,
+        launcher: RankLauncher | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         _check(settings)
         self._settings = settings
         self._start_timeout_s = start_timeout_s
-        self._ranks: list[_Rank] = []
+        self._launcher = launcher or ProcessLauncher()
+        self._ranks: Sequence[RankHandle] = ()
         self._communicator: SharedMemoryCommunicator | None = None
         others = range(1, settings.shape.world_size)
-        # The kernel ends a rank with the thread that started it; this one lasts until `close`.
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         self._world = make_segment(world_shape(settings.shape))
         self._channel = SharedSegment.create(
             channel_bytes(num_readers=len(others), ring_bytes=_RING_BYTES)
@@ -85,15 +83,15 @@ class RankGroup:
             self._channel.buffer, ranks=others, timeout_s=settings.timeout_s
         )
         try:
-            self._ranks += [self._starter.submit(self._start, rank).result() for rank in others]
+            self._ranks = self._launcher.launch([self._task(rank) for rank in others])
         except BaseException:
             self.close()
             raise
 
     @property
     def pids(self) -> Sequence[int]:
-        """Processes of the ranks from 1 on."""
-        return [rank.process.pid or 0 for rank in self._ranks]
+        """Processes of the ranks from 1 on, once they have joined."""
+        return [rank.pid for rank in self._ranks]
 
     def join(self, decoder: Decoder, sizes: CacheSizes) -> GroupExecutor:
         """Wait until all ranks are ready; return the executor of all of them.
@@ -114,6 +112,7 @@ class RankGroup:
 
     def _join(self, decoder: Decoder, sizes: CacheSizes) -> GroupExecutor:
         for rank in self._ranks:
+            rank.connect(self._start_timeout_s)
             self._await_report(rank, Loaded)
             rank.connection.send(sizes)
         make = prepare_executor(self._settings, decoder, sizes)
@@ -140,14 +139,10 @@ class RankGroup:
         self._writer.publish(message)
 
     def exits(self) -> str:
-        """Sentences about the ranks that a signal has ended; empty: there are none."""
-        wait([rank.process.sentinel for rank in self._ranks], _REAP_TIMEOUT_S)
-        found = [(rank.number, rank.process.exitcode or 0) for rank in self._ranks]
-        return " ".join(
-            f"Rank {number} was ended by {signal.Signals(-code).name}."
-            for number, code in found
-            if code < 0
-        )
+        """Sentences about the ranks that something has ended; empty: there are none."""
+        wait([rank.sentinel for rank in self._ranks], _REAP_TIMEOUT_S)
+        found = [(rank.rank, rank.how_killed()) for rank in self._ranks]
+        return " ".join(f"Rank {number} {how}." for number, how in found if how)
 
     def close(self) -> None:
         """End all ranks, and free what they share. May be called again.
@@ -155,7 +150,7 @@ class RankGroup:
         No step may be under way.
         """
         with ExitStack() as stack:
-            stack.callback(self._starter.shutdown)
+            stack.callback(self._launcher.close)
             stack.callback(self._free)
             stack.callback(self._end)
             if self._writer is not None:
@@ -172,54 +167,39 @@ class RankGroup:
     ) -> None:
         self.close()
 
-    def _start(self, rank: int) -> _Rank:
-        context = multiprocessing.get_context("spawn")
+    def _task(self, rank: int) -> RankTask:
         address = GroupAddress(
             process=os.getpid(), channel=self._channel.address, world=self._world.address
         )
-        own, other = context.Pipe()
-        process = context.Process(
-            target=run_rank,
-            args=(other, self._settings, address, rank),
-            name=f"rank {rank}",
-            daemon=True,
-        )
-        process.start()
-        # So that the end of the process is the end of the pipe.
-        other.close()
-        return _Rank(rank, process, own)
+        return RankTask(rank, self._settings, address)
 
-    def _await_report(self, rank: _Rank, kind: type[Loaded] | type[Ready]) -> None:
+    def _await_report(self, rank: RankHandle, kind: type[Loaded] | type[Ready]) -> None:
         if not wait([rank.connection], self._start_timeout_s):
             raise RankStartError(
-                f"Rank {rank.number} (process {rank.process.pid}) has not started within "
+                f"Rank {rank.rank} (process {rank.pid}) has not started within "
                 f"{self._start_timeout_s:g} s; see its log."
             )
         try:
             report = rank.connection.recv()
         except (EOFError, ConnectionResetError):
-            rank.process.join(_REAP_TIMEOUT_S)
-            raise RankStartError(
-                f"Rank {rank.number} has ended while it started, with exit code "
-                f"{rank.process.exitcode}; see its log."
-            ) from None
+            wait([rank.sentinel], _REAP_TIMEOUT_S)
+            how = rank.how_killed() or "has ended"
+            raise RankStartError(f"Rank {rank.rank} {how} while it started; see its log.") from None
         if isinstance(report, StartFailed):
-            raise RankStartError(f"Rank {rank.number} cannot start: {report.cause}.")
+            raise RankStartError(f"Rank {rank.rank} cannot start: {report.cause}.")
         if not isinstance(report, kind):
-            raise RankStartError(f"Rank {rank.number} reports {report!r}, which is a bug.")
+            raise RankStartError(f"Rank {rank.rank} reports {report!r}, which is a bug.")
 
     def _end(self) -> None:
         """Wait for a moment until the processes end, then kill them."""
-        for rank in self._ranks:
-            rank.connection.close()
-        has_joined = self._communicator is not None
-        for rank in self._ranks:
-            if has_joined:
-                rank.process.join(_END_TIMEOUT_S)
-            rank.process.kill()
-            rank.process.join()
-            rank.process.close()
-        self._ranks.clear()
+        ranks, self._ranks = self._ranks, ()
+        # Ranks that have joined find the channel closed; others are still loading.
+        deadline = time.monotonic() + (_END_TIMEOUT_S if self._communicator else 0.0)
+        with ExitStack() as stack:
+            for rank in ranks:
+                stack.callback(rank.close)
+            for rank in ranks:
+                rank.join(max(0.0, deadline - time.monotonic()))
 
     def _free(self) -> None:
         if self._communicator is not None:

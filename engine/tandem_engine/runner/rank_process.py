@@ -1,14 +1,11 @@
 """A rank other than 0: a process that loads its part of a model and computes what rank 0 says.
 
 It talks to rank 0 on a pipe while it starts, then gets steps on a channel in shared memory. It ends
-when rank 0 closes the channel, when it cannot go on, and when rank 0's process ends however: the
-kernel kills it then.
+when rank 0 closes the channel, and when it cannot go on; what started it, see `rank_launcher`, ends
+it when rank 0's process ends however.
 """
 
-import ctypes
 import logging
-import os
-import signal
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,7 +31,6 @@ from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepReader
 
 _LOG: Final = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +103,6 @@ def run_rank(
         CollectiveError: Another rank cannot go on.
         Exception: This rank cannot; all others are told.
     """
-    _end_with(address.process)
-    # A terminal sends it to all processes; rank 0 decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         runtime = open_device(settings.device, memory_bytes=settings.memory_bytes)
         _LOG.info("Rank %d: %s", rank, runtime.set_num_threads(settings.num_threads))
@@ -198,12 +191,3 @@ def _compute(work: Step | FlatBatch, executor: StageExecutor) -> None:
         executor.copy(work)
     else:
         executor.compute(work)
-
-
-def _end_with(process: int) -> None:
-    """Have this process killed when the one that started it ends, even while this is stopped."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != process:
-        raise SystemExit("Rank 0 has ended while this rank started.")
