@@ -173,8 +173,13 @@ class DeviceRuntime(Protocol):
     def peak_memory(self, work: Callable[[], object]) -> int:
         """Bytes of `memory` that this process holds at most while `work` runs."""
 
-    def set_num_threads(self, num_threads: int | None) -> str:
-        """Use `num_threads` compute threads on the host, at least 1; None leaves it to the device.
+    def set_num_threads(self, num_threads: int | None, *, rank: int = 0, num_ranks: int = 1) -> str:
+        """Use this rank's share of the replica's compute threads on the host, at least 1.
+
+        Args:
+            num_threads: Threads of all ranks; None leaves it to the device.
+            rank: The rank that this process is.
+            num_ranks: Ranks of the replica on this host.
 
         Returns:
             A description for the log: their number and CPUs.

@@ -266,6 +266,31 @@ def test_a_replica_does_not_take_fewer_cores_than_it_has_threads(folder: Path) -
         assert CoreLocks(folder).take([3], 1) == [3]
 
 
+@pytest.mark.parametrize(
+    ("rank", "threads"), [(0, 2), (1, 1), (2, 1)], ids=["first", "second", "last"]
+)
+def test_ranks_share_the_threads_of_their_replica(folder: Path, rank: int, threads: int) -> None:
+    with Chooser(folder, pin=Pin.OFF) as chooser:
+        assert chooser.threads.choose(4, rank=rank, num_ranks=3).num_threads == threads
+    with Chooser(folder, pin=Pin.OFF, num_threads=4) as chooser:
+        assert chooser.threads.choose(None, rank=rank, num_ranks=3).num_threads == threads
+
+
+def test_ranks_of_a_container_with_cpus_of_its_own_get_some_each(folder: Path) -> None:
+    host = HostCores(allowed=frozenset(range(4)), num_online=8, siblings={}, is_container=True)
+    with Chooser(folder, host=host) as chooser, other_replica(folder, "0,1"):
+        # A replica of one rank with two of the four would not know which ones others take.
+        assert chooser.threads.choose(None, rank=1, num_ranks=2).cpus == (2, 3)
+
+
+def test_more_ranks_than_cores_compute_anywhere(folder: Path) -> None:
+    with Chooser(folder) as chooser:
+        plan = chooser.threads.choose(4, rank=4, num_ranks=5)
+
+    assert (plan.num_threads, plan.cpus) == (1, ())
+    assert "only 4 cores" in plan.reason
+
+
 def test_the_environment_says_how_many_and_where() -> None:
     found = read_thread_settings(FOUR, {"TANDEM_THREADS": "3", "TANDEM_PIN": "on"})
 

@@ -108,9 +108,9 @@ class CpuRuntime:
         """Most resident bytes while `work` runs."""
         return peak_memory(work)
 
-    def set_num_threads(self, num_threads: int | None) -> str:
-        """Use so many threads, at most one a core, for the whole process; None: one a core."""
-        plan = self._threads.choose(num_threads)
+    def set_num_threads(self, num_threads: int | None, *, rank: int = 0, num_ranks: int = 1) -> str:
+        """Use a share of so many threads, at most one a core, for the process; None: one a core."""
+        plan = self._threads.choose(num_threads, rank=rank, num_ranks=num_ranks)
         torch.set_num_threads(plan.num_threads)
         return plan.describe()
 

@@ -14,6 +14,7 @@ from tandem_engine.device.cpu.threads.cores import (
     Pin,
     ThreadPlan,
     fair_threads,
+    threads_of_rank,
     unpinned_reason,
 )
 
@@ -78,7 +79,8 @@ class ComputeThreads:
     Replicas on one machine divide its cores by locks. Each takes free ones, at most as many as it
     desires, and computes on them. One that finds fewer than its fair share computes unpinned,
     with that many threads, and so do all where cores cannot be locked. They retry at intervals,
-    since other replicas end.
+    since other replicas end. The ranks of a replica do the same, each with its share of
+    the threads.
 
     Args:
         host: The processor.
@@ -96,15 +98,17 @@ class ComputeThreads:
         self._apply = apply
         self._changing = threading.Lock()
         self._stop = threading.Event()
-        self._desired = 1
+        self._desired = self._of_replica = 1
         self.plan = ThreadPlan(num_threads=1, reason="no number was requested")
 
-    def choose(self, num_threads: int | None) -> ThreadPlan:
-        """Compute with `num_threads` threads, as far as there are cores; None: one a core."""
+    def choose(self, num_threads: int | None, *, rank: int = 0, num_ranks: int = 1) -> ThreadPlan:
+        """Compute with a rank's share of `num_threads` threads; None: of one a core."""
         self.stop()
         with self._changing:
             most = self._host.most_threads
-            self._desired = self._settings.num_threads or min(num_threads or most, most)
+            wanted = self._settings.num_threads or min(num_threads or most, most)
+            self._desired = threads_of_rank(wanted, rank=rank, num_ranks=num_ranks)
+            self._of_replica = max(wanted, num_ranks)
             self._apply_plan(self._first_plan())
         if not self.has_all_cores:
             self._retry_later()
@@ -141,10 +145,10 @@ class ComputeThreads:
     @property
     def _fewest(self) -> int:
         """Fewest cores of its own with which it computes faster than without."""
-        return self._settings.num_threads or self.plan.num_threads
+        return self._desired if self._settings.num_threads else self.plan.num_threads
 
     def _unpinned_reason(self) -> str:
-        reason = unpinned_reason(self._host, self._settings.pin, self._desired)
+        reason = unpinned_reason(self._host, self._settings.pin, self._of_replica)
         if not reason and not self._locks.is_possible:
             reason = f"it cannot lock cores, since {self._locks.folder} cannot be written"
         return reason
@@ -184,7 +188,7 @@ class ComputeThreads:
         """Threads of each replica if all are alike; from here on others count this one."""
         if self._settings.num_threads:
             self._locks.num_replicas()
-            return self._settings.num_threads
+            return self._desired
         count = self._locks.num_replicas()
         return fair_threads(self._desired, num_cores=num_cores, num_replicas=count)
 

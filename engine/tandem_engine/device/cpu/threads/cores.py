@@ -99,6 +99,11 @@ def _container_reason(host: HostCores, num_threads: int) -> str:
     return ""
 
 
+def threads_of_rank(num_threads: int, *, rank: int, num_ranks: int) -> int:
+    """Threads of one of the ranks that share `num_threads`: the first have what is left over."""
+    return max(1, num_threads // num_ranks + (rank < num_threads % num_ranks))
+
+
 def fair_threads(desired: int, *, num_cores: int, num_replicas: int) -> int:
     """Threads of each of several replicas, none of which has cores of its own."""
     return max(1, min(desired, num_cores // max(1, num_replicas)))
