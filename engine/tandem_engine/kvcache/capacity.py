@@ -82,12 +82,17 @@ class Capacity:
         return self.num_blocks // -(-self.max_seq_len // self.block_size)
 
     def in_words(
-        self, layout: CacheLayout, *, num_host_blocks: int = 0, chosen: Sequence[str] = ()
+        self,
+        *layouts: CacheLayout,
+        num_dp: int = 1,
+        num_host_blocks: int = 0,
+        chosen: Sequence[str] = (),
     ) -> str:
         """The line that the log of the start and `tandem status` show, figures in front.
 
         Args:
-            layout: The KV cache.
+            layouts: The KV cache of each rank.
+            num_dp: Groups of ranks with a cache of their own.
             num_host_blocks: Blocks to swap to.
             chosen: Values below the model's limit or a default, because no more fits.
         """
@@ -95,11 +100,13 @@ class Capacity:
         if chosen:
             text += f", chosen to fit: {', '.join(chosen)}"
         host = f", {_counted(num_host_blocks, 'host block')} to swap to" if num_host_blocks else ""
-        size = self.num_tokens * layout.bytes_per_token
+        of_all = sum(layout.bytes_per_token for layout in layouts)
+        size = in_gib(self.num_tokens * of_all)
+        if len(layouts) > 1:
+            size += f" on {len(layouts)} ranks"
         return (
             f"KV cache: {_counted(self.num_blocks, 'block')} of {self.block_size} tokens, "
-            f"{text}{host} ({in_gib(size)}, {layout.bytes_per_token} bytes a token "
-            f"in {layout.dtype})"
+            f"{text}{host} ({size}, {of_all // num_dp} bytes a token in {layouts[0].dtype})"
         )
 
 
@@ -125,28 +132,29 @@ def size_by_gib(
     gib: int,
     available: int,
     activations: int,
+    num_ranks: int = 1,
 ) -> Capacity:
-    """The cache of a given size in GiB (npuMemSize > 0).
+    """The cache of a given size in GiB (npuMemSize > 0), of which each rank has an equal share.
 
     Raises:
         ConfigError: the memory has no room for it beside the largest step, or it has none for a
             single sequence of the longest length.
     """
-    left = max(0, available - activations)
-    if gib * GIB > left:
+    left, share = max(0, available - activations), gib * GIB // num_ranks
+    if share > left:
         raise ConfigError(
-            f"npuMemSize is {gib} GiB, but weights and the largest step leave {in_gib(left)} "
-            f"of this replica's memory; lower it, raise resources.memory, or set -1 to take what "
-            f"is left."
+            f"npuMemSize is {_shared(gib, num_ranks)}, but weights and the largest step leave "
+            f"{in_gib(left)} of this {_owner(num_ranks)}'s memory; lower it, "
+            f"raise resources.memory, or set -1 to take what is left."
         )
-    num_blocks = gib * GIB // layout.block_bytes
+    num_blocks = share // layout.block_bytes
     capacity = Capacity(
         num_blocks=num_blocks, block_size=layout.block_size, max_seq_len=max_seq_len
     )
-    return capacity.checked(layout, available=gib * GIB, activations=0)
+    return capacity.checked(layout, available=share, activations=0)
 
 
-def size_host(layout: CacheLayout, *, gib: int, available: int) -> int:
+def size_host(layout: CacheLayout, *, gib: int, available: int, num_ranks: int = 1) -> int:
     """Blocks in host memory for sequences that are swapped out (MindIE cpuMemSize).
 
     Args:
@@ -154,21 +162,23 @@ def size_host(layout: CacheLayout, *, gib: int, available: int) -> int:
         gib: cpuMemSize; 0: nothing is swapped.
         available: Bytes of host memory that are left. On a CPU that is the memory that weights,
             the largest step and the KV blocks leave.
+        num_ranks: Ranks that share what was asked for.
 
     Raises:
         ConfigError: the host has less, or a block is larger than what was asked for.
     """
-    if gib * GIB > max(0, available):
+    share = gib * GIB // num_ranks
+    if share > max(0, available):
         raise ConfigError(
-            f"cpuMemSize is {gib} GiB, but {in_gib(max(0, available))} of host memory are "
-            f"left; lower it, raise resources.memory, or set 0 to compute pre-empted sequences "
-            f"again instead of swapping them."
+            f"cpuMemSize is {_shared(gib, num_ranks)}, but {in_gib(max(0, available))} of host "
+            f"memory are left; lower it, raise resources.memory, or set 0 to compute pre-empted "
+            f"sequences again instead of swapping them."
         )
-    num_blocks = gib * GIB // layout.block_bytes
+    num_blocks = share // layout.block_bytes
     if gib and not num_blocks:
         raise ConfigError(
-            f"cpuMemSize is {gib} GiB, but one block of {layout.block_size} tokens takes "
-            f"{in_gib(layout.block_bytes)}; raise it, or lower cacheBlockSize."
+            f"cpuMemSize is {_shared(gib, num_ranks)}, but one block of {layout.block_size} tokens "
+            f"takes {in_gib(layout.block_bytes)}; raise it, or lower cacheBlockSize."
         )
     return num_blocks
 
@@ -178,6 +188,16 @@ def in_gib(num_bytes: int) -> str:
     if num_bytes < GIB // 10:
         return f"{num_bytes / 2**20:.2f} MiB"
     return f"{num_bytes / GIB:.2f} GiB"
+
+
+def _shared(gib: int, num_ranks: int) -> str:
+    if num_ranks == 1:
+        return f"{gib} GiB"
+    return f"{gib} GiB, {in_gib(gib * GIB // num_ranks)} a rank"
+
+
+def _owner(num_ranks: int) -> str:
+    return "replica" if num_ranks == 1 else "rank"
 
 
 def _counted(number: int, noun: str) -> str:

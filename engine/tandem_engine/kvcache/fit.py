@@ -12,7 +12,7 @@ the memory holds them, and else:
 - maxSeqLen: the longest of which one sequence fits into the rest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,8 +30,11 @@ _MARGIN: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMemory:
-    """A replica's memory, and what is in it before the first step; in bytes."""
+    """The memory of a replica's rank, and what is in it before the first step; in bytes."""
 
+    rank: int = 0
+    num_ranks: int = 1
+    """Ranks of the replica; each has an equal share of its memory."""
     total: int
     process: int
     """Held before the weights were read."""
@@ -46,6 +49,11 @@ class ReplicaMemory:
         """Bytes left for steps and KV cache."""
         return self.total - self.process - self.weights - self.host
 
+    @property
+    def owner(self) -> str:
+        """The one whose memory it is, at the beginning of a sentence."""
+        return "This replica" if self.num_ranks == 1 else f"Rank {self.rank}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
@@ -59,6 +67,7 @@ class Requirements:
     """None: the replica's to choose."""
     max_input_token_len: int | None
     vocab_size: int
+    """Columns of a row's logits on the rank that samples; 0 on others, which keep none."""
     layout: CacheLayout
 
     @property
@@ -97,6 +106,24 @@ def fit(required: Requirements, memory: ReplicaMemory, cost: StepCost) -> Fit:
     length, rows = required.max_seq_len or required.model_limit, required.schedule.max_batch_size
     if not sizes.fits(length, rows):
         length, rows = _largest_fit(sizes)
+    return _fitted(sizes, length, rows)
+
+
+def fit_together(parts: Sequence[tuple[Requirements, ReplicaMemory, StepCost]]) -> list[Fit]:
+    """Return what `fit` does for each rank, with the lengths and batch sizes of the tightest one.
+
+    Less always fits, so what is the least of all fits everywhere.
+
+    Raises:
+        ConfigError: As `fit`, for the first rank of which it is true.
+    """
+    fits = [fit(*part) for part in parts]
+    length = min(one.max_seq_len for one in fits)
+    rows = min(one.max_batch_size for one in fits)
+    return [_fitted(_Sizes(*part), length, rows) for part in parts]
+
+
+def _fitted(sizes: "_Sizes", length: int, rows: int) -> Fit:
     return Fit(
         max_seq_len=length,
         max_batch_size=rows,
@@ -181,7 +208,7 @@ class _Sizes:
         parts = " + ".join(self._parts(length, rows))
         ways = ", or ".join(self._ways_out(length, rows, needed))
         return (
-            f"This replica's memory of {in_gib(self.memory.total)} does not hold {parts} "
+            f"{self.memory.owner}'s memory of {in_gib(self.memory.total)} does not hold {parts} "
             f"= {in_gib(needed)}; {ways}."
         )
 
@@ -200,12 +227,13 @@ class _Sizes:
             yield f"cpuMemSize {in_gib(memory.host)}"
 
     def _ways_out(self, length: int, rows: int, needed: int) -> Iterator[str]:
-        kv_cache = self.memory.kv_cache
-        memory = f"set resources.memory to {-(-needed * 10 // GIB) / 10:g}Gi"
+        kv_cache, num_ranks = self.memory.kv_cache, self.memory.num_ranks
+        memory = f"set resources.memory to {-(-needed * num_ranks * 10 // GIB) / 10:g}Gi"
         if kv_cache is None:
             yield memory
         elif self.sequence(length) > kv_cache:
-            yield f"set npuMemSize to {-(-self.sequence(length) // GIB)}, with {memory[4:]}"
+            size = -(-self.sequence(length) * num_ranks // GIB)
+            yield f"set npuMemSize to {size}, with {memory[4:]}"
         else:
             yield f"lower npuMemSize, or {memory}"
         shorter = self.longest(rows)

@@ -7,13 +7,15 @@ row reads. So a few small steps are run, and what each holds at most tells the p
 
 Two layers are run, since layers take turns in the same memory, and the last one computes less than
 the others. Rows are sampled in the way that holds the most at once.
+
+Ranks that share a model run the same steps together, and each measures its own memory.
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -22,8 +24,8 @@ from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.kvcache.capacity import StepCost
-from tandem_engine.model.decoder import Decoder, allocate_kv_cache
-from tandem_engine.runner.executor import LocalExecutor
+from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
+from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.runner import ModelRunner
 
 NUM_TOKENS: Final = 1024
@@ -64,6 +66,88 @@ class _Row:
     """Sequences that are sampled behind it; 0: its prompt goes on."""
 
 
+class StepMemory(NamedTuple):
+    """Bytes that a process held before a step, and at most while it computed the step."""
+
+    before: int
+    peak: int
+
+    @property
+    def cost(self) -> int:
+        """Bytes that the step took."""
+        return max(0, self.peak - self.before)
+
+
+class ProfilePlan:
+    """The steps that are run, and what their memory tells.
+
+    Args:
+        max_positions: Tokens that a sequence may have.
+        block_size: Tokens of a KV block.
+    """
+
+    def __init__(self, max_positions: int, block_size: int) -> None:
+        longest = min(NUM_TOKENS, max_positions)
+        context = min(CONTEXT, max_positions)
+        few = _Row(length=min(_FEW_TOKENS, longest), choices=1)
+        many = NUM_TOKENS // longest
+        prompts = (*(_Row(length=longest),) * (many - 1), _Row(length=longest, choices=1))
+        requests = (_Row(length=1, choices=_CHOICES),) * (NUM_ROWS // _CHOICES)
+        later = replace(few, start=context - few.length)
+        # Prompts come last, as the memory of activations is kept from step to step.
+        self._steps = ((few,), (few,), requests, (later,), prompts)
+        self._context, self._tokens = later.start, many * longest - few.length
+        self.block_size = block_size
+        self.num_blocks = max(many * -(-longest // block_size), -(-context // block_size), NUM_ROWS)
+
+    def run(self, executor: Executor, runtime: DeviceRuntime) -> list[StepMemory]:
+        """Run the steps; return the memory of each.
+
+        Raises:
+            ConfigError: The model does not run.
+            ReplicaLost: Another rank cannot go on.
+        """
+        runner = ModelRunner(executor, runtime=runtime, block_size=self.block_size)
+        return [self._measure(runner, runtime, rows) for rows in self._steps]
+
+    def cost(self, measured: Sequence[StepMemory]) -> StepCost:
+        """What steps cost a process that has measured those of `run`."""
+        first, few, requests, later, prompts = measured
+        set_up, base = max(0, few.before - first.before), few.cost
+        return StepCost(
+            fixed=set_up + base,
+            per_token=_price(prompts.cost - base, self._tokens),
+            per_row=_price(requests.cost - base, NUM_ROWS - 1),
+            per_context=_price(later.cost - base, self._context) if self._context else 0,
+        )
+
+    def _measure(
+        self, runner: ModelRunner, runtime: DeviceRuntime, rows: Sequence[_Row]
+    ) -> StepMemory:
+        requests = [_request(f"profile-{number}", row) for number, row in enumerate(rows)]
+        for request in requests:
+            runner.add(request)
+        step = self._step(rows, requests)
+        results: list[StepResult] = []
+        memory = step_memory(runtime, lambda: results.append(runner.run(step)))
+        for request in requests:
+            for sequence_id in request.sequences:
+                runner.remove(sequence_id)
+        if failed := results[0].failed:
+            raise ConfigError(f"The model does not run: {next(iter(failed.values()))}.")
+        return memory
+
+    def _step(self, rows: Sequence[_Row], requests: Sequence[Request]) -> Step:
+        counts = [-(-(row.start + row.length) // self.block_size) for row in rows]
+        ends = list(accumulate(counts))
+        return Step(
+            sequence_ids=[request.sequences[0] for request in requests],
+            num_tokens=[row.length for row in rows],
+            starts=[row.start for row in rows],
+            block_tables=[range(end - count, end) for end, count in zip(ends, counts, strict=True)],
+        )
+
+
 def profile_steps(
     decoder: Decoder, runtime: DeviceRuntime, *, block_size: int, kv_dtype: torch.dtype
 ) -> StepCost:
@@ -80,111 +164,53 @@ def profile_steps(
     Raises:
         ConfigError: The model does not run, or its KV cache cannot be of that type.
     """
-    longest = min(NUM_TOKENS, decoder.max_positions)
-    context = min(CONTEXT, decoder.max_positions)
-    few = _Row(length=min(_FEW_TOKENS, longest), choices=1)
-    many = NUM_TOKENS // longest
-    prompts = (*(_Row(length=longest),) * (many - 1), _Row(length=longest, choices=1))
-    requests = (_Row(length=1, choices=_CHOICES),) * (NUM_ROWS // _CHOICES)
-    later = replace(few, start=context - few.length)
+    plan = ProfilePlan(decoder.max_positions, block_size)
+    measured = plan.run(LocalExecutor(*first_layers(decoder, runtime, plan, kv_dtype)), runtime)
+    give_back(runtime)
+    return plan.cost(measured)
 
-    num_blocks = max(many * -(-longest // block_size), -(-context // block_size), NUM_ROWS)
-    bench = _Bench(
-        decoder, runtime, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype
+
+def first_layers(
+    decoder: Decoder, runtime: DeviceRuntime, plan: ProfilePlan, kv_dtype: torch.dtype
+) -> tuple[Decoder, KVCache]:
+    """The layers that are run, of a model or a rank's part of it, and a KV cache for them.
+
+    Raises:
+        ConfigError: The KV cache cannot be of that type.
+    """
+    layers = decoder.packed_model.layers[:_LAYERS]
+    part = Decoder(
+        decoder.config,
+        replace(decoder.packed_model, layers=layers),
+        runtime.kernels,
+        plan=replace(decoder.plan, layers=decoder.plan.layers[: len(layers)]),
     )
-    set_up = bench.retained(few)
-    base = bench.cost(few)
-    per_row = _price(bench.cost(*requests) - base, NUM_ROWS - 1)
-    per_context = _price(bench.cost(later) - base, later.start) if later.start else 0
-    # The last one, as the memory of activations is kept from step to step.
-    per_token = _price(bench.cost(*prompts) - base, many * longest - few.length)
-    bench.close()
-    return StepCost(
-        fixed=set_up + base, per_token=per_token, per_row=per_row, per_context=per_context
-    )
+    layout = part.cache_layout(plan.block_size, kv_dtype)
+    cache = allocate_kv_cache(layout, num_blocks=plan.num_blocks, device=part.device)
+    # It takes up its memory as it is written: now, and not in a step that is measured.
+    cache.blocks.fill_(0)
+    return part, cache
+
+
+def step_memory(runtime: DeviceRuntime, work: Callable[[], object]) -> StepMemory:
+    """Run `work`, a step, and measure it."""
+    return StepMemory(before=_held(runtime), peak=runtime.peak_memory(work))
+
+
+def give_back(runtime: DeviceRuntime) -> None:
+    """Give back the cache, and what steps have freed, once nothing refers to them."""
+    # The last step and the runner refer to each other.
+    gc.collect()
+    _held(runtime)
+
+
+def _held(runtime: DeviceRuntime) -> int:
+    return runtime.peak_memory(_nothing)
 
 
 def _price(num_bytes: int, count: int) -> int:
     """Bytes of one of so many, rounded up; not below 0, as a measurement is off by huge pages."""
     return -(-max(0, num_bytes) // max(1, count))
-
-
-class _Bench:
-    """Runs steps on the first layers of a decoder, in a KV cache of its own."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        runtime: DeviceRuntime,
-        *,
-        block_size: int,
-        num_blocks: int,
-        kv_dtype: torch.dtype,
-    ) -> None:
-        layers = decoder.packed_model.layers[:_LAYERS]
-        packed_model = replace(decoder.packed_model, layers=layers)
-        plan = replace(decoder.plan, layers=decoder.plan.layers[: len(layers)])
-        decoder = Decoder(decoder.config, packed_model, runtime.kernels, plan=plan)
-        layout = decoder.cache_layout(block_size, kv_dtype)
-        cache = allocate_kv_cache(layout, num_blocks=num_blocks, device=decoder.device)
-        # It takes up its memory as it is written: now, and not in a step that is measured.
-        cache.blocks.fill_(0)
-        self._runtime = runtime
-        self._block_size = block_size
-        self._runner: ModelRunner | None = ModelRunner(
-            LocalExecutor(decoder, cache),
-            runtime=runtime,
-            block_size=block_size,
-        )
-
-    def retained(self, *rows: _Row) -> int:
-        """Bytes that are still held once a step is over: what the first one sets up."""
-        before = self._held()
-        self.cost(*rows)
-        return max(0, self._held() - before)
-
-    def cost(self, *rows: _Row) -> int:
-        """Bytes that a step holds at most beside what was there before it.
-
-        Raises:
-            ConfigError: A row fails.
-        """
-        runner = self._runner
-        if runner is None:
-            raise RuntimeError("the bench is closed; this is a bug")
-        requests = [_request(f"profile-{number}", row) for number, row in enumerate(rows)]
-        for request in requests:
-            runner.add(request)
-        step = self._step(rows, requests)
-        results: list[StepResult] = []
-        before = self._held()
-        peak = self._runtime.peak_memory(lambda: results.append(runner.run(step)))
-        for request in requests:
-            for sequence_id in request.sequences:
-                runner.remove(sequence_id)
-        if failed := results[0].failed:
-            raise ConfigError(f"The model does not run: {next(iter(failed.values()))}.")
-        return max(0, peak - before)
-
-    def close(self) -> None:
-        """Give back the cache, and what steps have freed."""
-        self._runner = None
-        # The last step and the runner refer to each other.
-        gc.collect()
-        self._held()
-
-    def _held(self) -> int:
-        return self._runtime.peak_memory(_nothing)
-
-    def _step(self, rows: Sequence[_Row], requests: Sequence[Request]) -> Step:
-        counts = [-(-(row.start + row.length) // self._block_size) for row in rows]
-        ends = list(accumulate(counts))
-        return Step(
-            sequence_ids=[request.sequences[0] for request in requests],
-            num_tokens=[row.length for row in rows],
-            starts=[row.start for row in rows],
-            block_tables=[range(end - count, end) for end, count in zip(ends, counts, strict=True)],
-        )
 
 
 def _request(name: str, row: _Row) -> Request:
