@@ -30,6 +30,7 @@ from tests.integration.bench import (
     choices_said,
     crowd,
     mixed,
+    standard,
     truth,
     with_async_scheduling,
 )
@@ -111,6 +112,34 @@ def test_preempted_sequences_and_choices_say_the_same_on_two_ranks(
     assert (outcome.stats.num_swaps > 0) == bool(swaps)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ParallelShape(pp=2),
+        ParallelShape(pp=4),
+        ParallelShape(tp=2, sp=True),
+        ParallelShape(tp=2, pp=2),
+        ParallelShape(tp=2, pp=2, sp=True),
+    ],
+    ids=["pp2", "pp4", "tp2-sp", "tp2-pp2", "tp2-pp2-sp"],
+)
+def test_stages_and_shared_rows_give_the_tokens_of_one_rank(shape: ParallelShape) -> None:
+    # Prompts have steps of their own where sp is to share their rows.
+    schedule = standard("continuous") if shape.sp else mixed(48)
+    with ranks_of(shape) as (_, executor):
+        bench = Bench(
+            schedule.model_copy(update={"max_preempt_count": 2}),
+            num_blocks=SCARCE,
+            num_host_blocks=HOST_BLOCKS,
+            executor=executor,
+        )
+
+        outcome = bench.run([*crowd(), *choices_of(41)])
+
+    assert_same(outcome, truth(), choices_said())
+    assert outcome.stats.num_swaps > 0
+
+
 def step_until_lost(bench: Bench) -> str:
     """The reason that the engine ends with, once a rank is gone."""
     try:
@@ -157,10 +186,7 @@ def test_a_rank_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
     assert group.pids == []
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [ParallelShape(), ParallelShape(pp=2), ParallelShape(tp=2, dp=2), ParallelShape(tp=2, sp=True)],
-)
-def test_a_group_has_several_ranks_of_tp_alone(shape: ParallelShape) -> None:
+@pytest.mark.parametrize("shape", [ParallelShape(), ParallelShape(tp=2, dp=2)])
+def test_a_group_has_several_ranks_of_one_model(shape: ParallelShape) -> None:
     with pytest.raises(ConfigError):
         RankGroup(settings_of(shape))

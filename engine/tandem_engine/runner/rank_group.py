@@ -58,7 +58,7 @@ class RankGroup:
         start_timeout_s: Longest time that a rank may take to load its weights.
 
     Raises:
-        ConfigError: The shape has a single rank, or pp, dp or sp.
+        ConfigError: The shape has a single rank, or dp.
     """
 
     def __init__(
@@ -212,10 +212,9 @@ class RankGroup:
 def _check(settings: RankSettings) -> None:
     shape = settings.shape
     shape.check()
-    if shape.tp < shape.world_size or shape.sp:
+    if shape.dp > 1:
         raise ConfigError(
-            f"A group of ranks shares layers alone, not pp {shape.pp}, dp {shape.dp} or sp "
-            f"{str(shape.sp).lower()}; set pp and dp to 1, and sp to false."
+            f"parallelism.dp is {shape.dp}, but a group of ranks computes one model; set dp to 1."
         )
     if shape.world_size == 1:
         raise ConfigError("A group has two ranks or more; for one, compute in its own process.")

@@ -11,6 +11,8 @@ from tandem_engine.parallel.world import Group, WorldShape
 
 TP: Final = "tp"
 """Ranks that share layers; places are tp ranks."""
+PP: Final = "pp"
+"""Ranks that hidden states pass; places are stages."""
 
 
 def world_shape(shape: ParallelShape) -> WorldShape:
@@ -19,6 +21,8 @@ def world_shape(shape: ParallelShape) -> WorldShape:
     for rank in range(shape.world_size):
         if shape.tp > 1:
             groups[Group(TP, tuple(shape.tp_group(rank)))] = None
+        if shape.pp > 1:
+            groups[Group(PP, tuple(shape.pp_group(rank)))] = None
     return WorldShape(shape.world_size, tuple(groups))
 
 
