@@ -29,6 +29,10 @@ An all-reduce of 1 KB to 16 MB between two ranks, through shared memory and gloo
 Four ranks, one size, without gloo:
 
     python -m benchmarks.parallel collectives --ranks 4 --size 8192 --no-gloo
+
+Two ranks with a thread each beside one with two, on the model M, and the memory of each rank:
+
+    python -m benchmarks.parallel tp --out benchmarks/results/tp.json
 """
 
 app = make_app(description="Measure the parts of a replica of several ranks.", epilog=_EPILOG)
@@ -106,6 +110,36 @@ def collectives(
                 seconds=seconds,
                 gloo=gloo,
                 pin=pin,
+            ),
+            out=out,
+        )
+
+
+@app.command()
+def tp(
+    *,
+    model: Annotated[str, typer.Option(help="S, M or Q of benchmarks.peers.")] = "M",
+    models: Annotated[
+        Path | None, typer.Option(help="Folder of the models; default: the per-user cache.")
+    ] = None,
+    degree: Annotated[int, typer.Option(min=2, help="Ranks of tp.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of both sides, a load.")] = 9,
+    w8a8: Annotated[bool, typer.Option(help="Weights and activations in 8 bits.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the figures as JSON; a plot goes beside it.")
+    ] = None,
+) -> None:
+    """Measure ranks of tp with a thread each beside one rank with as many; memory of each rank."""
+    from benchmarks.parallel.tp import Settings, run_all
+
+    with report_errors():
+        run_all(
+            Settings(
+                model=model,
+                models=models,
+                tp=degree,
+                rounds=rounds,
+                quantization="w8a8" if w8a8 else "none",
             ),
             out=out,
         )

@@ -1,0 +1,245 @@
+"""Ranks of tp with one thread each, beside one rank with as many threads, in turns.
+
+Both sides are open all the time and asleep while the other one computes; every other round has
+them in the opposite order. A figure is the median of the rounds' ratios, so that load which comes
+and goes meets both.
+"""
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.parallel import tp_side
+from benchmarks.parallel.tp_side import Load, MeasureMemory, Opened, RankMemory, Side, Timed
+from benchmarks.peers.models import cache_folder, ensure_model
+from benchmarks.peers.shapes import find_shape
+from benchmarks.serving.errors import BenchmarkError
+from benchmarks.serving.machine import git_commit, machine_facts
+from tandem_engine.api.config import Quantization
+
+LOADS: Final = (
+    Load(name="prefill 1 x 512", num_rows=1, num_tokens=512),
+    Load(name="prefill 4 x 512", num_rows=4, num_tokens=512),
+    Load(name="decode 16 rows", num_rows=16, num_tokens=256, num_decodes=16),
+    Load(name="decode 1 row", num_rows=1, num_tokens=256, num_decodes=32),
+)
+GOALS: Final = (0.95, 0.95, 0.95, 0.9)
+MEMORY_OVERHEAD: Final = 200 * 10**6
+"""Bytes that a rank may hold beside its share of weights and KV."""
+_WIDTH: Final = 132
+_Answer = TypeVar("_Answer", Opened, Timed, list[RankMemory])
+_QUARTERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Options of the benchmark; see the command line."""
+
+    model: str
+    models: Path | None
+    tp: int
+    rounds: int
+    quantization: Quantization
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """A load on both sides; times are medians of steps, in milliseconds."""
+
+    load: str
+    goal: float
+    one_rank_ms: float
+    ranks_ms: float
+    ratios: tuple[float, ...]
+    """Time of one rank over that of several, round by round: 1 is as fast, more is faster."""
+
+    @property
+    def ratio(self) -> float:
+        """The median."""
+        return median(self.ratios)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Memory of one rank, in bytes."""
+
+    rank: int
+    held: dict[str, int]
+    share: int
+    """Of weights and KV cache."""
+
+    @property
+    def own(self) -> int:
+        """Bytes that no other process has: all but the pages of files."""
+        return self.held["RssAnon"] + self.held["RssShmem"]
+
+
+def run_all(settings: Settings, *, out: Path | None) -> None:
+    """Measure, show, write."""
+    shape = find_shape(settings.model)
+    path = ensure_model(shape, settings.models or cache_folder() / "models")
+    load = os.getloadavg()[0]
+    sides = _sides(settings, str(path))
+    with ExitStack() as stack:
+        one, several = (stack.enter_context(_Process.opened(side)) for side in sides)
+        figures = [
+            _ratios(name, goal, one, several, settings.rounds)
+            for name, goal in zip(LOADS, GOALS, strict=True)
+        ]
+        memory = _memory(several, settings.tp)
+    console = Console(width=max(Console().width, _WIDTH))
+    console.print(_table(figures, settings), soft_wrap=True)
+    console.print(_memory_table(memory), soft_wrap=True)
+    console.print(f"Load average at the start: {load:.1f}", highlight=False)
+    if out is not None:
+        _write(out, settings, load, figures, memory)
+
+
+def _sides(settings: Settings, path: str) -> tuple[Side, Side]:
+    num_blocks = max(load.num_blocks for load in LOADS)
+
+    def side(tp: int, num_threads: int) -> Side:
+        return Side(
+            model_path=path,
+            tp=tp,
+            num_threads=num_threads,
+            num_blocks=num_blocks,
+            quantization=settings.quantization,
+        )
+
+    return side(1, settings.tp), side(settings.tp, 1)
+
+
+def _ratios(
+    load: Load, goal: float, one: "_Process", several: "_Process", rounds: int
+) -> Ratios:
+    """Both sides in turns; a first round warms them up."""
+    times: dict[_Process, list[float]] = {one: [], several: []}
+    for number in range(rounds + 1):
+        for side in (one, several) if number % 2 else (several, one):
+            seconds = median(side.time(load))
+            if number:
+                times[side].append(seconds)
+    return Ratios(
+        load=load.name,
+        goal=goal,
+        one_rank_ms=median(times[one]) * 1e3,
+        ranks_ms=median(times[several]) * 1e3,
+        ratios=tuple(a / b for a, b in zip(times[one], times[several], strict=True)),
+    )
+
+
+def _memory(side: "_Process", tp: int) -> list[RankBytes]:
+    share = (side.report.weight_bytes + side.report.kv_bytes) // tp
+    return [RankBytes(rank=one.rank, held=one.held, share=share) for one in side.memory()]
+
+
+class _Process:
+    """A side, seen from here."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.report = self._receive(Opened)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, side: Side) -> Iterator["_Process"]:
+        """Start a process, and end it."""
+        context = multiprocessing.get_context("spawn")
+        own, other = context.Pipe()
+        # Not a daemon: those have no children, and it starts ranks.
+        process = context.Process(target=tp_side.main, args=(side, other))
+        process.start()
+        other.close()
+        try:
+            yield cls(own)
+        finally:
+            own.close()
+            process.join()
+
+    def time(self, load: Load) -> Sequence[float]:
+        """Seconds of each step."""
+        self._connection.send(load)
+        return self._receive(Timed).seconds
+
+    def memory(self) -> list[RankMemory]:
+        """Bytes that each rank holds."""
+        self._connection.send(MeasureMemory())
+        found: list[RankMemory] = self._receive(list)
+        return found
+
+    def _receive(self, kind: type[_Answer]) -> _Answer:
+        try:
+            received = self._connection.recv()
+        except EOFError:
+            raise BenchmarkError("A side ended before all was measured; see above.") from None
+        assert isinstance(received, kind), received  # noqa: S101
+        return received
+
+
+def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
+    table = Table(
+        title=f"Model {settings.model}: tp {settings.tp} with a thread a rank, beside one rank with "
+        f"{settings.tp} threads"
+    )
+    table.add_column("steps")
+    for name in ("one rank, ms", f"tp {settings.tp}, ms", "ratio", "quarters", "goal"):
+        table.add_column(name, justify="right")
+    for one in figures:
+        low, _, high = quantiles(one.ratios, n=_QUARTERS) if len(one.ratios) > 1 else [one.ratio] * 3
+        table.add_row(
+            one.load,
+            f"{one.one_rank_ms:.2f}",
+            f"{one.ranks_ms:.2f}",
+            f"{one.ratio:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            f"{one.goal:.2f}",
+        )
+    return table
+
+
+def _memory_table(memory: Sequence[RankBytes]) -> Table:
+    table = Table(title="Memory of each rank, MB")
+    table.add_column("rank", justify="right")
+    for name in ("share of weights and KV", "own", "beside the share", "goal", "files", "peak"):
+        table.add_column(name, justify="right")
+    for one in memory:
+        sizes = (
+            one.share,
+            one.own,
+            one.own - one.share,
+            MEMORY_OVERHEAD,
+            one.held["RssFile"],
+            one.held["VmHWM"],
+        )
+        table.add_row(str(one.rank), *(f"{size / 1e6:,.0f}" for size in sizes))
+    return table
+
+
+def _write(
+    path: Path,
+    settings: Settings,
+    load: float,
+    figures: Sequence[Ratios],
+    memory: Sequence[RankBytes],
+) -> None:
+    document: dict[str, Any] = {
+        "machine": machine_facts(),
+        "commit": git_commit(),
+        "load_average": load,
+        "settings": {**asdict(settings), "models": str(settings.models or "")},
+        "speed": [{**asdict(one), "ratio": one.ratio} for one in figures],
+        "memory": [{**asdict(one), "own": one.own} for one in memory],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,252 @@
+"""One side of the benchmark of tp: an engine's runner in a process of its own.
+
+One rank computes with as many threads as there are ranks on the other side, each with one thread.
+"""
+
+import gc
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from os import getpid
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import torch
+
+from tandem_engine.api.config import DType, Quantization
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.step import Step, StepResult
+from tandem_engine.device.registry import open_device
+from tandem_engine.model.decoder import Decoder, allocate_kv_cache
+from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.executor import Executor, LocalExecutor
+from tandem_engine.runner.rank_group import RankGroup
+from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tandem_engine.runner.runner import ModelRunner
+
+BLOCK_SIZE: Final = 128
+_ORDINARY: Final = 16
+"""Token ids below are special ones."""
+_PREFILL_RUNS: Final = 1
+_MEMORY: Final = ("RssAnon", "RssFile", "RssShmem", "VmHWM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Steps of one kind."""
+
+    name: str
+    num_rows: int
+    num_tokens: int
+    """Of each row's prompt."""
+    num_decodes: int = 0
+    """Steps to time behind the prompts; 0: the prompts' own step is timed, a few times."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of all rows."""
+        return self.num_rows * -(-(self.num_tokens + self.num_decodes + 1) // BLOCK_SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What a side computes with."""
+
+    model_path: str
+    tp: int
+    num_threads: int
+    """Of each rank."""
+    num_blocks: int
+    dtype: DType = "auto"
+    quantization: Quantization = "auto"
+    spare_positions: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of each step of a load."""
+
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes that a rank holds, by the names of /proc/PID/status."""
+
+    rank: int
+    held: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureMemory:
+    """Asks a side what each of its ranks holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """Report of a side that is ready."""
+
+    threads: str
+    weight_bytes: int
+    """Of the whole model, as packed."""
+    kv_bytes: int
+    """Of the whole model's cache."""
+
+
+def main(side: Side, connection: Connection) -> None:
+    """Compute the loads that come through a pipe, until it ends."""
+    with _opened(side) as (executor, opened, pids):
+        runtime = open_device("cpu")
+        runner = ModelRunner(executor, runtime=runtime, block_size=BLOCK_SIZE)
+        connection.send(opened)
+        while True:
+            try:
+                asked = connection.recv()
+            except EOFError:
+                return
+            if isinstance(asked, MeasureMemory):
+                connection.send([_memory(rank, pid) for rank, pid in enumerate(pids)])
+            else:
+                connection.send(Timed(tuple(_measure(runner, executor.vocab_size, asked))))
+
+
+@contextmanager
+def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
+    """The executor of a side, and the processes of its ranks."""
+    runtime = open_device("cpu")
+    threads = runtime.set_num_threads(side.num_threads)
+    shape = ParallelShape(tp=side.tp)
+    settings = RankSettings(
+        model_path=side.model_path,
+        shape=shape,
+        block_size=BLOCK_SIZE,
+        dtype=side.dtype,
+        quantization=side.quantization,
+        max_positions=side.spare_positions,
+        num_threads=side.num_threads,
+    )
+    sizes = CacheSizes(num_blocks=side.num_blocks)
+    if side.tp == 1:
+        decoder = load_part(settings, runtime, 0)
+        cache = allocate_kv_cache(
+            decoder.cache_layout(BLOCK_SIZE), num_blocks=side.num_blocks, device="cpu"
+        )
+        runtime.begin_steps()
+        yield LocalExecutor(decoder, cache), _report(side, decoder, threads), [getpid()]
+        return
+    with RankGroup(settings) as group:
+        decoder = load_part(settings, runtime, 0)
+        executor = group.join(decoder, sizes)
+        runtime.begin_steps()
+        yield executor, _report(side, decoder, threads), [getpid(), *group.pids]
+
+
+def _report(side: Side, decoder: Decoder, threads: str) -> Opened:
+    layout = decoder.cache_layout(BLOCK_SIZE)
+    files = Path(side.model_path).glob("*.safetensors")
+    return Opened(
+        threads=threads,
+        weight_bytes=sum(file.stat().st_size for file in files),
+        kv_bytes=layout.block_bytes * side.num_blocks * side.tp,
+    )
+
+
+def _measure(runner: ModelRunner, vocab_size: int, load: Load) -> Iterator[float]:
+    """Seconds of each step of a load; rows are new."""
+    chance = Random(load.name)  # noqa: S311  # load, not secrets
+    gc.collect()
+    gc.disable()
+    try:
+        with _rows(runner, vocab_size, load, chance) as (names, tables):
+            prompts = _step(names, tables, [load.num_tokens] * load.num_rows, begin=0)
+            if not load.num_decodes:
+                for _ in range(_PREFILL_RUNS):
+                    yield _time(lambda: runner.run(prompts))
+                    _restart(runner, vocab_size, load, chance)
+                return
+            runner.run(prompts)
+            for number in range(load.num_decodes):
+                step = _step(
+                    names, tables, [1] * load.num_rows, begin=load.num_tokens + number, decodes=True
+                )
+                yield _time(lambda one=step: runner.run(one))
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def _rows(
+    runner: ModelRunner, vocab_size: int, load: Load, chance: Random
+) -> Iterator[tuple[list[str], list[tuple[int, ...]]]]:
+    """Add rows, and remove them afterwards."""
+    each = load.num_blocks // load.num_rows
+    tables = [tuple(range(row * each, (row + 1) * each)) for row in range(load.num_rows)]
+    names = _add(runner, vocab_size, load, chance)
+    try:
+        yield names, tables
+    finally:
+        for name in names:
+            runner.remove(name)
+
+
+def _restart(runner: ModelRunner, vocab_size: int, load: Load, chance: Random) -> None:
+    for row in range(load.num_rows):
+        runner.remove(f"row-{row}")
+    _add(runner, vocab_size, load, chance)
+
+
+def _add(runner: ModelRunner, vocab_size: int, load: Load, chance: Random) -> list[str]:
+    names = [f"row-{row}" for row in range(load.num_rows)]
+    for name in names:
+        prompt = chance.choices(range(_ORDINARY, vocab_size), k=load.num_tokens)
+        runner.add(
+            Request(
+                request_id=name,
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(max_tokens=load.num_decodes + 1, temperature=0.0),
+                max_new_tokens=load.num_decodes + 1,
+                seeds=(0,),
+            )
+        )
+    return names
+
+
+def _step(
+    names: list[str],
+    tables: list[tuple[int, ...]],
+    lengths: list[int],
+    *,
+    begin: int,
+    decodes: bool = False,
+) -> Step:
+    return Step(
+        sequence_ids=tuple(names),
+        num_tokens=tuple(lengths),
+        starts=(begin,) * len(names),
+        block_tables=tuple(tables),
+        num_decodes=len(names) if decodes else 0,
+    )
+
+
+def _time(work: Callable[[], StepResult]) -> float:
+    begin = time.perf_counter()
+    result = work()
+    taken = time.perf_counter() - begin
+    assert not result.failed, result.failed  # noqa: S101 - what failed has no time
+    return taken
+
+
+def _memory(rank: int, pid: int) -> RankMemory:
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    found = {
+        name: int(re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)[1]) << 10  # type: ignore[index]
+        for name in _MEMORY
+    }
+    return RankMemory(rank, found)
+
+
+torch.set_grad_enabled(False)  # noqa: FBT003
