@@ -13,6 +13,7 @@ class HostPool(CountedBlocks):
 
     Args:
         num_blocks: Blocks that the host memory holds; 0 where nothing is swapped.
+        first: The lowest id.
     """
 
     kind: ClassVar[str] = "host"

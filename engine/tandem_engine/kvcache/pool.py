@@ -22,21 +22,24 @@ class OutOfBlocks(EngineError):
 
 
 class CountedBlocks:
-    """Block ids 0 … num_blocks−1, each with a count of its holders; no holder: it is free.
+    """Block ids first … first+num_blocks−1, each with a count of its holders; none: it is free.
 
     Args:
         num_blocks: Blocks there are.
+        first: The lowest id. The pools of several dp ranks share one range of ids.
     """
 
     kind: ClassVar[str] = "KV"
     """Name of the blocks in errors."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, first: int = 0) -> None:
         self.num_blocks = num_blocks
+        self._ids = range(first, first + num_blocks)
         # A stack: the block given back last is the one most likely still in a CPU cache,
         # and pages of the cache that were never needed are never touched.
-        self._empty = list(range(num_blocks - 1, -1, -1))
-        self._holders = [0] * num_blocks
+        self._empty = list(reversed(self._ids))
+        # By id, those of lower pools included: they never have a holder here.
+        self._holders = [0] * self._ids.stop
         self._num_held = 0
 
     @property
@@ -120,7 +123,7 @@ class CountedBlocks:
 
     def _check_partition(self, free: list[int], held: Iterable[int]) -> None:
         found = Counter(chain(free, held))
-        for block in range(self.num_blocks):
+        for block in self._ids:
             if not found[block]:
                 raise AssertionError(f"{self.kind} block {block} is lost; this is a bug.")
             if found[block] > 1:
@@ -159,10 +162,18 @@ class BlockPool(CountedBlocks):
         num_blocks: Blocks in the pool.
         block_size: Tokens in a block (MindIE cacheBlockSize).
         caches_prefixes: True when blocks are kept for their content.
+        first: The lowest id.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, caches_prefixes: bool = True) -> None:
-        super().__init__(num_blocks)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        caches_prefixes: bool = True,
+        first: int = 0,
+    ) -> None:
+        super().__init__(num_blocks, first=first)
         self.block_size = block_size
         self.num_evictions = 0
         """Cached blocks that were evicted, since the start."""
@@ -170,8 +181,8 @@ class BlockPool(CountedBlocks):
         # The keys of all blocks side by side, and whether a block has one: an object for each
         # would take more memory than all else that the scheduler keeps of a running request.
         # A view, because it refuses a key of another length.
-        self._keys = memoryview(bytearray(num_blocks * KEY_BYTES))
-        self._is_sealed = bytearray(num_blocks)
+        self._keys = memoryview(bytearray(self._ids.stop * KEY_BYTES))
+        self._is_sealed = bytearray(self._ids.stop)
         # By the first bytes of the key; what is found there is compared in full.
         self._block_of: dict[int, int] = {}
         # Not a dict: to take the oldest entries off a dict again and again means to walk over
@@ -258,7 +269,7 @@ class BlockPool(CountedBlocks):
 
     def forget(self) -> None:
         """Drop all cached content; sealed blocks that are held lose their keys."""
-        self._is_sealed = bytearray(self.num_blocks)
+        self._is_sealed = bytearray(self._ids.stop)
         self._block_of.clear()
         # Newest on top of the stack, as everywhere.
         self._empty += self._cached

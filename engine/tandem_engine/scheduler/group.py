@@ -43,6 +43,8 @@ class Group(Generic[BeamT]):
     """Moves of the beams since the last step."""
     is_admitted: bool = False
     """True once its sequences had blocks."""
+    dp_rank: int = 0
+    """Where its sequences have their blocks, or had them last."""
     is_orphaned: bool = False
     """True if the sequence that computes the prompt was aborted, and the others were not."""
     num_left: int = 0

@@ -1,301 +1,256 @@
-"""The KV blocks of sequences: shared prefixes, growth, copies on write, swaps."""
+"""The KV blocks of all dp ranks, and the choice of the one that a request lives in.
 
-from typing import NamedTuple
+With data parallelism of attention (MindIE dp, vLLM data_parallel_size) each dp rank has blocks and
+a prefix cache of its own. All sequences of a request are in one dp rank: they share blocks. It is
+chosen when the request starts; one that was preempted to be computed again may start in another one
+if it is a single sequence. Swapped ones come back to where their host blocks are.
+"""
 
-from tandem_engine.api.step import BlockCopy
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as List
+
 from tandem_engine.kvcache.host import HostPool
-from tandem_engine.kvcache.keys import split_keys
-from tandem_engine.kvcache.pending_blocks import PendingBlocks
 from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.scheduler.dp_rank_blocks import Copies, DPRankBlocks
 from tandem_engine.scheduler.reason import Reason
-from tandem_engine.scheduler.sequence import Sequence, SequenceGroup, State, fork_of
+from tandem_engine.scheduler.sequence import Sequence, SequenceGroup
 
-
-class Copies(NamedTuple):
-    """The copies of one step; see `tandem_engine.api.step.Step`."""
-
-    swapped_out: list[BlockCopy]
-    swapped_in: list[BlockCopy]
-    copied: list[BlockCopy]
+_Place = tuple[DPRankBlocks, list[int]]
+"""Where a sequence can start, and the blocks that it can share there."""
 
 
 class KVBlocks:
-    """Gives sequences their blocks and takes them back; notes the copies that a step must make."""
+    """Gives sequences their blocks, each in its dp rank; sums where a figure is of them all.
 
-    def __init__(self, pool: BlockPool, host: HostPool) -> None:
-        self.pool = pool
-        self.host = host
-        self.no_evict = False
-        """Admit no request whose blocks are not certain, up to its last token."""
-        self._pending = PendingBlocks()
-        # Blocks that all admitted requests need at most.
-        self._footprint = 0
-        self._copies = Copies([], [], [])
-        self._short: dict[Sequence, None] = {}
-        self.num_queried_tokens = 0
+    Args:
+        pools: The blocks of each dp rank, all of one size.
+        hosts: Blocks of each for sequences that are swapped out.
+    """
+
+    def __init__(self, pools: List[BlockPool], hosts: List[HostPool]) -> None:
+        self.dp_ranks = tuple(map(DPRankBlocks, pools, hosts))
+        """By dp rank."""
+        self.block_size = pools[0].block_size
+        """Tokens in a block."""
+
+    def of(self, sequence: Sequence) -> DPRankBlocks:
+        """Return the blocks of the dp rank that a sequence is in, or was in last."""
+        return self.dp_ranks[sequence.group.dp_rank]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks there are."""
+        return sum([rank.pool.num_blocks for rank in self.dp_ranks])
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without a holder."""
+        return sum([rank.pool.num_free for rank in self.dp_ranks])
+
+    @property
+    def most_free(self) -> int:
+        """Blocks without a holder in the dp rank that has most of them."""
+        return max([rank.pool.num_free for rank in self.dp_ranks])
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """True if blocks are kept for their content."""
+        return self.dp_ranks[0].pool.caches_prefixes
+
+    @property
+    def num_queried_tokens(self) -> int:
         """Tokens of all sequences that were admitted, since the start."""
-        self.num_hit_tokens = 0
+        return sum(rank.num_queried_tokens for rank in self.dp_ranks)
+
+    @property
+    def num_hit_tokens(self) -> int:
         """Those of them that the prefix cache had."""
+        return sum(rank.num_hit_tokens for rank in self.dp_ranks)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens need."""
+        return -(-num_tokens // self.block_size)
 
     def take_copies(self) -> Copies:
         """Return the copies noted since the last call, once."""
-        taken, self._copies = self._copies, Copies([], [], [])
-        # Held until here: a new holder could write into such a block before it is read.
-        self.pool.release(copy.source for copy in taken.copied)
-        return taken
+        first, *others = [rank.take_copies() for rank in self.dp_ranks]
+        for copies in others:
+            for all_of_kind, of_kind in zip(first, copies, strict=True):
+                all_of_kind.extend(of_kind)
+        return first
 
-    def start(self, sequence: Sequence, *, watermark: int) -> Reason | None:
+    def start(
+        self, sequence: Sequence, *, watermark: int, closed: Collection[int] = ()
+    ) -> Reason | None:
         """Reserve blocks for all known tokens of a sequence; return why not.
-
-        The whole prompt is reserved at once: sequences that hold half of what they need and wait
-        for each other's blocks cannot come about. Blocks that the prefix cache has are shared.
 
         Args:
             sequence: One that holds no blocks.
-            watermark: Blocks that must stay free beside its own.
+            watermark: Blocks that must stay free in its dp rank beside its own, unless all are.
+            closed: dp ranks where sequences that were swapped out come first.
         """
-        if not self._fits_for_life(sequence.group):
-            return Reason.NO_BLOCKS
-        pool = self.pool
-        needed = pool.blocks_for(sequence.num_tokens)
-        found = pool.find(split_keys(sequence.keys)) if sequence.keys else []
-        if self._is_prefix_pending(sequence, len(found)):
-            return Reason.PREFIX_PENDING
-        if sequence.group.beams:
-            common = sequence.num_prompt // pool.block_size
-            of_beam = self._prompt_of_beam(sequence)
-            if of_beam is not None and len(found) < common:
-                if len(of_beam) < common:
-                    return Reason.PREFIX_PENDING
-                found = list(of_beam)
-        own = needed - len(found)
-        # A prompt that is there to its last token writes that one into a copy of its block.
-        if pool.num_free - pool.num_unheld(found) < max(1, own) + watermark:
-            return Reason.NO_BLOCKS
-        pool.share(found)
-        self._take(sequence, (*found, *pool.allocate(own)), len(found))
-        self._count_hit(sequence, len(found))
+        place = self._place(sequence, watermark, closed)
+        if isinstance(place, Reason):
+            return place
+        rank, found = place
+        self._move(sequence.group, self.dp_ranks.index(rank))
+        rank.start(sequence, found)
         return None
 
-    def num_found(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that the prefix cache has."""
-        if not sequence.keys:
-            return 0
-        return len(self.pool.find(split_keys(sequence.keys))) * self.pool.block_size
+    def num_found(
+        self, sequence: Sequence, *, watermark: int = 0, closed: Collection[int] = ()
+    ) -> int:
+        """Tokens of a waiting sequence that the prefix cache has where `start` would put it."""
+        candidates = self._candidates(sequence)
+        if len(candidates) == 1:
+            return len(candidates[0].find(sequence)) * self.block_size
+        place = self._place(sequence, watermark, closed)
+        return 0 if isinstance(place, Reason) else len(place[1]) * self.block_size
+
+    def roomiest(self, sequence: Sequence) -> int:
+        """Return the dp rank that is the next to have room for a waiting sequence."""
+        candidates = self._candidates(sequence)
+        best = max(candidates, key=lambda rank: _merit(rank, rank.find(sequence)))
+        return self.dp_ranks.index(best)
+
+    def is_bound(self, sequence: Sequence) -> bool:
+        """Return True if a waiting sequence can start in its dp rank alone.
+
+        Those of a request that was forked share blocks, perhaps even now.
+        """
+        group = sequence.group
+        is_forked = len(group.request.sequences) > 1 and not group.pending_forks
+        return len(self.dp_ranks) == 1 or (group.is_admitted and is_forked)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that it lacks to have slots for `num_tokens` tokens and write into them."""
-        more = self.pool.blocks_for(num_tokens) - len(sequence.table)
-        return max(0, more) + self._copies_on_write(sequence)
+        return self.of(sequence).missing(sequence, num_tokens)
 
     def note_short(self, sequence: Sequence) -> None:
         """List a sequence if it is short of a block, so that no step searches through all."""
         if sequence.is_short:
-            self._short[sequence] = None
+            self.of(sequence).note_short(sequence)
 
     def short(self) -> list[Sequence]:
         """The running sequences that are short of a block, decoding or not."""
-        self._short = {
-            one: None for one in self._short if one.is_short and one.state is State.RUNNING
-        }
-        return list(self._short)
+        return [one for rank in self.dp_ranks for one in rank.short()]
 
     def suffice(self) -> bool:
         """Return True if all running sequences have blocks for their known tokens."""
-        needed = sum(self.missing(one, one.num_tokens) for one in self.short())
-        return needed <= self.pool.num_free
+        return all(rank.suffice() for rank in self.dp_ranks)
+
+    def hold(self, sequences: List[Sequence]) -> bool:
+        """Return True if there are blocks for the known tokens of some running sequences."""
+        if len(self.dp_ranks) == 1:
+            return self.dp_ranks[0].hold(sequences)
+        return all(
+            rank.hold(one for one in sequences if one.group.dp_rank == number)
+            for number, rank in enumerate(self.dp_ranks)
+        )
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Give it slots for `num_tokens` tokens, and a block of its own to write into."""
-        if sequence.writes_shared:
-            self._copy_on_write(sequence)
-        more = self.pool.blocks_for(num_tokens) - len(sequence.table)
-        if more > 0:
-            sequence.table += tuple(self.pool.allocate(more))
-            sequence.capacity = len(sequence.table) * self.pool.block_size
+        self.of(sequence).grow(sequence, num_tokens)
 
     def trim(self, sequence: Sequence) -> None:
         """Take back the blocks behind its known tokens, which refused drafts have left."""
-        needed = self.pool.blocks_for(sequence.num_tokens)
-        surplus = sequence.table[needed:]
-        if surplus:
-            sequence.table = sequence.table[:needed]
-            sequence.capacity = needed * self.pool.block_size
-            self.pool.release(surplus)
+        self.of(sequence).trim(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Take all that it holds; what was computed has to be computed again."""
-        self.host.release(sequence.host_table)
-        sequence.host_table = ()
-        blocks = sequence.forget_cache()
-        self._cancel_copies(blocks)
-        self.pool.release(blocks)
-        self._pending.cancel(sequence.sequence_id)
+        self.of(sequence).drop(sequence)
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Move its computed tokens to the host; False: the host is full, nothing happened."""
-        used = self.pool.blocks_for(sequence.num_computed)
-        if not 0 < used <= self.host.num_free:
-            return False
-        num_computed, host_table = sequence.num_computed, tuple(self.host.allocate(used))
-        # The content about to be copied into a block is still in the other one.
-        content = {copy.target: copy.source for copy in self._copies.copied}
-        sources = [content.get(block, block) for block in sequence.table[:used]]
-        self._copies.swapped_out.extend(map(BlockCopy, sources, host_table))
-        self.drop(sequence)
-        sequence.host_table = host_table
-        sequence.hold(num_computed)
-        return True
+        return self.of(sequence).swap_out(sequence)
 
     def swap_in(self, sequence: Sequence, *, watermark: int) -> bool:
-        """Bring it back from the host; False: there are no blocks for it."""
-        needed = self.pool.blocks_for(sequence.num_tokens)
-        if self.pool.num_free < needed + watermark:
-            return False
-        table, host_table = tuple(self.pool.allocate(needed)), sequence.host_table
-        self._copies.swapped_in.extend(map(BlockCopy, host_table, table))
-        self.host.release(host_table)
-        sequence.host_table = ()
-        self._take(sequence, table)
-        return True
+        """Bring it back from the host; False: there are no blocks for it in its dp rank."""
+        return self.of(sequence).swap_in(sequence, watermark=watermark)
 
     def fork(self, sequence: Sequence, sequence_id: str) -> Sequence:
         """Another sequence with the same tokens in the same blocks."""
-        child = fork_of(sequence, sequence_id)
-        self.adopt(child, sequence)
-        return child
-
-    def adopt(self, sequence: Sequence, parent: Sequence) -> None:
-        """Let a sequence that holds nothing share all that `parent` has computed."""
-        used = self.pool.blocks_for(parent.num_computed)
-        table = parent.table[:used]
-        self.pool.share(table)
-        self._take(sequence, table, parent.num_sealed)
-        sequence.hold(parent.num_computed)
-        if parent.num_computed % self.pool.block_size:
-            # The first to write gets a copy; the last one finds the block its own again.
-            sequence.writes_shared = parent.writes_shared = True
-            self.note_short(sequence)
-            self.note_short(parent)
+        return self.of(sequence).fork(sequence, sequence_id)
 
     def seal(self, sequence: Sequence) -> None:
         """Make the full and computed blocks findable by content."""
-        full = min(sequence.num_computed // self.pool.block_size, sequence.num_keys)
-        for block in range(sequence.num_sealed, full):
-            key = sequence.key(block)
-            self.pool.seal(sequence.table[block], key)
-            self._pending.complete(key)
-        self._note_sealed(sequence, full)
-        if sequence.num_uncomputed <= 1:
-            self._pending.cancel(sequence.sequence_id)
+        self.of(sequence).seal(sequence)
 
     def switch_prefix_cache(self, *, on: bool) -> None:
         """Cache blocks by content from now on, or forget the cached ones."""
-        if self.pool.caches_prefixes != on:
-            self.pool.caches_prefixes = on
-            self._pending.clear()
+        for rank in self.dp_ranks:
+            rank.switch_prefix_cache(on=on)
+
+    def switch_no_evict(self, *, on: bool) -> None:
+        """Admit no request whose blocks are not certain, up to its last token; or any."""
+        for rank in self.dp_ranks:
+            rank.no_evict = on
 
     def admit(self, group: SequenceGroup) -> None:
         """Count what the sequences of a request will need at most."""
-        self._footprint += self._footprint_of(group)
+        self.dp_ranks[group.dp_rank].admit(group)
 
     def leave(self, group: SequenceGroup) -> None:
         """Stop counting it."""
-        self._footprint -= self._footprint_of(group)
+        self.dp_ranks[group.dp_rank].leave(group)
 
     def can_ever_hold(self, group: SequenceGroup) -> bool:
-        """Return True if the whole pool holds its sequences, alone and to their last token.
+        """Return True if a dp rank holds its sequences, alone and to their last token."""
+        return self.dp_ranks[0].can_ever_hold(group)
 
-        Choices may run one after another, unless noEvict is set; beams may not.
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError when a block is lost, or its holders are miscounted.
+
+        Args:
+            sequences: All that have not ended.
         """
-        one_by_one = group.search is None and not self.no_evict
-        rows = 1 if one_by_one else len(group.request.sequences)
-        return self._footprint_of(group, rows) <= self.pool.num_blocks
+        every = list(sequences)
+        for number, rank in enumerate(self.dp_ranks):
+            of_rank = [one for one in every if one.group.dp_rank == number]
+            rank.pool.check_integrity([one.table for one in of_rank])
+            rank.host.check_integrity()
 
-    def _take(self, sequence: Sequence, table: tuple[int, ...], num_sealed: int = 0) -> None:
-        sequence.table = table
-        sequence.begin_tail()
-        self._note_sealed(sequence, num_sealed)
-        sequence.capacity = len(table) * self.pool.block_size
+    def _candidates(self, sequence: Sequence) -> List[DPRankBlocks]:
+        """The dp ranks that a waiting sequence may start in."""
+        return (self.of(sequence),) if self.is_bound(sequence) else self.dp_ranks
 
-    def _note_sealed(self, sequence: Sequence, num_sealed: int) -> None:
-        sequence.num_sealed = num_sealed
-        sequence.tokens_until_check = 0
-        if sequence.keeps_keys:
-            sequence.next_seal = (num_sealed + 1) * self.pool.block_size
+    def _place(
+        self, sequence: Sequence, watermark: int, closed: Collection[int]
+    ) -> _Place | Reason:
+        """Choose the dp rank for a sequence, of those that have room; or return why there is none.
 
-    def _count_hit(self, sequence: Sequence, num_found: int) -> None:
-        # At least the newest token is computed again, for its logits.
-        hit = min(num_found * self.pool.block_size, sequence.num_tokens - 1)
-        sequence.hold(hit)
-        sequence.num_hit = hit
-        sequence.writes_shared = hit < num_found * self.pool.block_size
-        self.note_short(sequence)
-        self.num_queried_tokens += sequence.num_tokens
-        self.num_hit_tokens += hit
-        for block in range(num_found, sequence.num_keys):
-            self._pending.add(sequence.key(block), sequence.sequence_id)
-
-    def _is_prefix_pending(self, sequence: Sequence, num_found: int) -> bool:
-        """Return True if a running sequence computes the next block of this one too."""
-        if num_found >= sequence.num_keys:
-            return False
-        return self._pending.owner_of(sequence.key(num_found)) is not None
-
-    def _prompt_of_beam(self, sequence: Sequence) -> tuple[int, ...] | None:
-        """Full blocks of the prompt that another beam has computed; None: no other one runs.
-
-        Beams that are computed again share their prompt whether prefixes are kept or not: apart
-        they could need more blocks than there are.
+        It waits for a beginning that another one computes only where no dp rank has room for
+        computing it again: meanwhile that one would be idle.
         """
-        others = [one for one in sequence.group.beams.values() if one.table]
-        if not others:
-            return None
-        first = max(others, key=lambda one: one.num_computed)
-        full = min(first.num_computed, sequence.num_prompt) // self.pool.block_size
-        return first.table[:full]
+        best: _Place | None = None
+        reason = Reason.SWAPPED_OUT
+        for rank in self._candidates(sequence):
+            if closed and self.dp_ranks.index(rank) in closed:
+                continue
+            found = rank.find_room(sequence, watermark=watermark)
+            if isinstance(found, Reason):
+                reason = reason if reason is Reason.PREFIX_PENDING else found
+            elif best is None or _merit(rank, found) > _merit(*best):
+                best = rank, found
+        return reason if best is None else best
 
-    def _copies_on_write(self, sequence: Sequence) -> int:
-        if not sequence.writes_shared:
-            return 0
-        written = sequence.num_computed // self.pool.block_size
-        return int(self.pool.is_shared(sequence.table[written]))
-
-    def _copy_on_write(self, sequence: Sequence) -> None:
-        sequence.writes_shared = False
-        at = sequence.num_computed // self.pool.block_size
-        shared = sequence.table[at]
-        if self.pool.is_shared(shared):
-            (own,) = self.pool.allocate(1)
-            self._copies.copied.append(BlockCopy(shared, own))
-            sequence.table = (*sequence.table[:at], own, *sequence.table[at + 1 :])
-
-    def _cancel_copies(self, blocks: tuple[int, ...]) -> None:
-        """Drop the copies into blocks that are given back before anything was copied."""
-        copies = self._copies
-        if not copies.copied and not copies.swapped_in:
+    def _move(self, group: SequenceGroup, dp_rank: int) -> None:
+        """Let a request that holds nothing be in a dp rank."""
+        if group.dp_rank == dp_rank:
             return
-        given_back = set(blocks)
-        self.pool.release(copy.source for copy in copies.copied if copy.target in given_back)
-        for of_kind in (copies.copied, copies.swapped_in):
-            of_kind[:] = [copy for copy in of_kind if copy.target not in given_back]
+        if group.is_admitted:
+            self.leave(group)
+        group.dp_rank = dp_rank
+        if group.is_admitted:
+            self.admit(group)
 
-    def _fits_for_life(self, group: SequenceGroup) -> bool:
-        # Those that are counted, or alone, have only this to wait for: no_evict came after them.
-        if not self.no_evict or group.is_admitted or not self.pool.num_held:
-            return True
-        return self._footprint + self._footprint_of(group) <= self.pool.num_blocks
 
-    def _footprint_of(self, group: SequenceGroup, rows: int | None = None) -> int:
-        """Blocks of its sequences at their longest; they share the full blocks of the prompt.
+def _merit(rank: DPRankBlocks, found: List[int]) -> int:
+    """Rate a dp rank for a sequence: the blocks that it leaves free, and those it need not compute.
 
-        What is copied is held beside its copies for a moment: the end of the prompt of choices,
-        and at worst one block for two beams.
-        """
-        request = group.request
-        rows = rows or len(request.sequences)
-        num_prompt = len(request.prompt_token_ids)
-        common = num_prompt // self.pool.block_size
-        longest = self.pool.blocks_for(num_prompt + request.max_new_tokens)
-        copied = rows // 2 if group.search is not None else int(rows > 1)
-        return common + rows * (longest - common) + copied
+    So rows spread by free blocks, and a prefix that is there outweighs a lead in free blocks that
+    is shorter than it. The blocks that the sequence needs are the same everywhere: they do not
+    count.
+    """
+    pool = rank.pool
+    return pool.num_free - pool.num_unheld(found) + 2 * len(found)

@@ -1,5 +1,6 @@
 """Preemption: the sequences that lose their blocks, and if they are recomputed or swapped out."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
@@ -45,8 +46,10 @@ class Preemptor:
         blocks = self.blocks
         if num_tokens <= sequence.capacity and not sequence.writes_shared:
             return True
-        while blocks.missing(sequence, num_tokens) > blocks.pool.num_free:
-            self.preempt(max(self.queues.running(), key=self.victims.key))
+        pool = blocks.of(sequence).pool
+        while blocks.missing(sequence, num_tokens) > pool.num_free:
+            running = self._running_in(sequence.group.dp_rank)
+            self.preempt(max(running, key=self.victims.key))
             if sequence.state != State.RUNNING:
                 return False
         blocks.grow(sequence, num_tokens)
@@ -71,7 +74,8 @@ class Preemptor:
 
         MindIE's maxFirstTokenWaitTime. A sequence that was preempted this way once is not again.
         """
-        running = [one for one in self.queues.running() if not one.was_preempted_for_starved]
+        roomiest = self.blocks.roomiest(starved)
+        running = [one for one in self._running_in(roomiest) if not one.was_preempted_for_starved]
         if running:
             victim = max(running, key=self.victims.key)
             # Swapped out it would be the first to come back, before the starved one.
@@ -96,8 +100,17 @@ class Preemptor:
         running = list(self.queues.running())
         first = self.queues.waiting.first(self.now)
         if first is not None:
+            if self.blocks.is_bound(first):
+                running = list(self._running_in(first.group.dp_rank)) or running
             running = [one for one in running if one.group is not first.group] or running
         self.preempt(max(running, key=order.key))
+
+    def _running_in(self, dp_rank: int) -> Iterator[Sequence]:
+        """The sequences that hold blocks of a dp rank."""
+        running = self.queues.running()
+        if len(self.blocks.dp_ranks) == 1:
+            return running
+        return (one for one in running if one.group.dp_rank == dp_rank)
 
     def _preempt_one(self, sequence: Sequence) -> None:
         # It may be in the step already, if others had to wait their turn before it.

@@ -125,15 +125,16 @@ class Queues:
         sequence.state = State.SWAPPED
         self.swapped[sequence.sequence_id] = sequence
 
-    def may_pass_swapped(self, sequence: Sequence, victims: Order) -> bool:
-        """Return True if a waiting sequence comes before all that are swapped out.
+    def closed_to(self, sequence: Sequence, victims: Order) -> set[int]:
+        """Return the dp ranks where swapped sequences come before a waiting one.
 
         Otherwise new ones that need few blocks would take each that becomes free, and one that
         needs many would never come back. Where the order of victims ages it is that of arrival:
         by state or by levels, new sequences come first.
         """
         key = arrival if victims.ages else victims.key
-        return key(sequence) < min(map(key, self.swapped.values()))
+        own = key(sequence)
+        return {one.group.dp_rank for one in self.swapped.values() if key(one) <= own}
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence, in any queue."""

@@ -4,6 +4,7 @@ Pure: no tensor, no clock, no chance. The same calls at the same times give the 
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Pools
 from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
@@ -34,8 +35,8 @@ class Scheduler:
 
     Args:
         schedule: MindIE's parameters.
-        pool: The KV blocks.
-        host: Host blocks for sequences that are swapped out; None: there are none.
+        pool: The KV blocks; those of each dp rank, where there are several (`kvcache.dp_pools`).
+        host: Host blocks for sequences that are swapped out, likewise; None: there are none.
         slo: The latency targets.
         max_drafts: Draft tokens of a decode row; 0: no speculation.
     """
@@ -43,13 +44,15 @@ class Scheduler:
     def __init__(
         self,
         schedule: ScheduleConfig,
-        pool: BlockPool,
+        pool: BlockPool | Pools[BlockPool],
         *,
-        host: HostPool | None = None,
+        host: HostPool | Pools[HostPool] | None = None,
         slo: Slo | None = None,
         max_drafts: int = 0,
     ) -> None:
-        self._blocks = KVBlocks(pool, host or HostPool(0))
+        pools = (pool,) if isinstance(pool, BlockPool) else pool
+        hosts = (host,) if isinstance(host, HostPool) else host
+        self._blocks = KVBlocks(pools, hosts or [HostPool(0) for _ in pools])
         self._policies = PolicySet(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
@@ -82,9 +85,9 @@ class Scheduler:
         """Let a request wait for its first step."""
         group: SequenceGroup = group_of(request, number=self._number)
         self._number += len(request.sequences)
-        pool = self._blocks.pool
+        blocks = self._blocks
         sequence = first_sequence(
-            group, block_size=pool.block_size, keeps_keys=pool.caches_prefixes
+            group, block_size=blocks.block_size, keeps_keys=blocks.caches_prefixes
         )
         self._queues.expect(sequence)
         self._deadlines.add(request, self._queues.num_known)
@@ -229,20 +232,23 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Queues and blocks as data."""
         queues, blocks = self._queues, self._blocks
+        pools = [rank.pool for rank in blocks.dp_ranks]
+        hosts = [rank.host for rank in blocks.dp_ranks]
         return EngineStats(
             num_running=queues.num_running,
             num_waiting=len(queues.waiting),
             num_swapped=len(queues.swapped),
-            num_kv_blocks=blocks.pool.num_blocks,
-            num_free_kv_blocks=blocks.pool.num_free,
-            num_cached_kv_blocks=blocks.pool.num_cached,
-            num_host_blocks=blocks.host.num_blocks,
-            num_free_host_blocks=blocks.host.num_free,
+            num_kv_blocks=blocks.num_blocks,
+            num_free_kv_blocks=blocks.num_free,
+            free_kv_blocks=tuple(pool.num_free for pool in pools),
+            num_cached_kv_blocks=sum(pool.num_cached for pool in pools),
+            num_host_blocks=sum(host.num_blocks for host in hosts),
+            num_free_host_blocks=sum(host.num_free for host in hosts),
             num_preemptions=self.records.num_recomputed + self.records.num_swapped,
             num_swaps=self.records.num_swapped,
             num_queried_tokens=blocks.num_queried_tokens,
             num_hit_tokens=blocks.num_hit_tokens,
-            num_evicted_blocks=blocks.pool.num_evictions,
+            num_evicted_blocks=sum(pool.num_evictions for pool in pools),
             tpot_pace=self._policies.pace.share if self._policies.slo.tpot else None,
         )
 
@@ -257,9 +263,7 @@ class Scheduler:
             raise AssertionError(
                 "A sequence needs a block and is not listed as short; this is a bug."
             )
-        tables = [sequence.table for sequence in self._queues]
-        self._blocks.pool.check_integrity(tables)
-        self._blocks.host.check_integrity()
+        self._blocks.check_integrity(queues)
 
     def _apply_settings(self, schedule: ScheduleConfig, slo: Slo | None) -> None:
         self._policies.reconfigure(schedule, slo)
@@ -268,7 +272,7 @@ class Scheduler:
 
     def _apply(self, schedule: ScheduleConfig) -> None:
         self._blocks.switch_prefix_cache(on=schedule.enable_prefix_cache)
-        self._blocks.no_evict = schedule.no_evict
+        self._blocks.switch_no_evict(on=schedule.no_evict)
         self._updater.pace = self._policies.pace if self._policies.slo.is_given else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
@@ -298,7 +302,7 @@ class Scheduler:
         )
 
     def _open(self, builder: StepBuilder) -> Step:
-        load = builder.rows.load(self._blocks.pool.block_size)
+        load = builder.rows.load(self._blocks.block_size)
         return self.records.open(builder, load, predicted_s=self._policies.predict(load))
 
     def _starved(self, now: float) -> Sequence | None:

@@ -63,7 +63,7 @@ class StepBuilder:
         first = self.waits.first
         if first is None:
             return 0
-        return self.blocks.pool.blocks_for(first.num_tokens) + self._watermark()
+        return self.blocks.blocks_for(first.num_tokens) + self._watermark()
 
     def decode(self, max_rows: int, max_tokens: int | None = None) -> None:
         """Take the next token of the decoding sequences.
@@ -96,11 +96,16 @@ class StepBuilder:
     def resume(self, max_rows: int) -> None:
         """Bring swapped sequences back, unless this step has just preempted others."""
         preemptor = self.preemptor
+        # dp ranks without room for the first of theirs: those behind it do not overtake it.
+        full = set[int]()
         for sequence in sorted(self.queues.swapped.values(), key=preemptor.victims.key):
             if preemptor.has_preempted or len(self.rows) >= max_rows or self._is_full(sequence):
                 return
+            if sequence.group.dp_rank in full:
+                continue
             if not self.blocks.swap_in(sequence, watermark=self._watermark()):
-                return
+                full.add(sequence.group.dp_rank)
+                continue
             preemptor.resumed.append(sequence)
             self.queues.run(sequence)
             if sequence.is_decoding and not sequence.group.beams:
@@ -144,8 +149,10 @@ class StepBuilder:
         Returns:
             The reason for not starting it; None: it is in.
         """
-        watermark = 0 if self._is_alone(sequence) else self._watermark()
-        reason = self._refusal(sequence) or self.blocks.start(sequence, watermark=watermark)
+        closed = self._closed_to(sequence)
+        reason = self._refusal(sequence, closed) or self.blocks.start(
+            sequence, watermark=self._watermark_of(sequence), closed=closed
+        )
         if reason is not None:
             return reason
         self._admit(sequence)
@@ -180,7 +187,13 @@ class StepBuilder:
 
     def uncomputed(self, sequence: Sequence) -> int:
         """Return the tokens of a waiting sequence that the prefix cache does not have."""
-        return max(1, sequence.num_tokens - self.blocks.num_found(sequence))
+        blocks = self.blocks
+        if len(blocks.dp_ranks) == 1:
+            return max(1, sequence.num_tokens - blocks.num_found(sequence))
+        found = blocks.num_found(
+            sequence, watermark=self._watermark_of(sequence), closed=self._closed_to(sequence)
+        )
+        return max(1, sequence.num_tokens - found)
 
     def build(self) -> Step:
         """Return the step as plain data."""
@@ -225,7 +238,7 @@ class StepBuilder:
         if len(decoding) + len(self.rows) > max_rows:
             return False
         short = [one for one in blocks.short() if not one.is_prefilling]
-        if sum(blocks.missing(one, one.num_tokens) for one in short) > blocks.pool.num_free:
+        if not blocks.hold(short):
             return False
         for one in short:
             blocks.grow(one, one.num_tokens)
@@ -274,15 +287,20 @@ class StepBuilder:
         self.rows.add_decode(sequence, num_tokens)
         sequence.num_skipped = 0
 
-    def _refusal(self, sequence: Sequence) -> Reason | None:
-        preemptor = self.preemptor
-        if preemptor.has_preempted:
+    def _refusal(self, sequence: Sequence, closed: Collection[int]) -> Reason | None:
+        if self.preemptor.has_preempted:
             return Reason.PREEMPTION
-        if self.queues.swapped and not self.queues.may_pass_swapped(sequence, preemptor.victims):
+        if len(closed) == len(self.blocks.dp_ranks):
             return Reason.SWAPPED_OUT
         if self._is_full(sequence) or len(self.rows) >= self.limits.max_batch_size:
             return Reason.BATCH_SIZE
         return None if self._takes_prefill(sequence) else Reason.PREFILL_ROWS
+
+    def _closed_to(self, sequence: Sequence) -> Collection[int]:
+        """Return the dp ranks where swapped sequences come before a waiting one."""
+        if not self.queues.swapped:
+            return ()
+        return self.queues.closed_to(sequence, self.preemptor.victims)
 
     def _prompt_key(self, order: Order, sequence: Sequence) -> Key:
         """Return the key of a prompt that is begun: overdue ones go before the others."""
@@ -319,12 +337,16 @@ class StepBuilder:
         self.waits.skip(sequence, reason)
         return False
 
+    def _watermark_of(self, sequence: Sequence) -> int:
+        return 0 if self._is_alone(sequence) else self._watermark()
+
     def _watermark(self) -> int:
         """Return the blocks that an admission leaves free, so that running sequences can grow.
 
         Without it a new sequence would take the last block and lose it again in the next step.
         """
-        return -(-self.blocks.pool.num_blocks // 100) if self.queues.num_running else 0
+        of_dp_rank = self.blocks.dp_ranks[0].pool.num_blocks
+        return -(-of_dp_rank // 100) if self.queues.num_running else 0
 
 
 def _take_moves(rows: Iterable[Sequence]) -> dict[str, BeamMove]:

@@ -140,7 +140,7 @@ def test_a_row_is_checked_only_where_something_changes() -> None:
 def test_a_sequence_that_lacks_a_block_and_is_not_listed_is_found_out() -> None:
     bench = Bench(mix(64), request("a", 15, 40))
     bench.run(2)
-    bench.scheduler._blocks._short.clear()
+    bench.scheduler._blocks.dp_ranks[0]._short.clear()
 
     with pytest.raises(AssertionError, match="is not listed as short"):
         bench.scheduler.check_integrity()

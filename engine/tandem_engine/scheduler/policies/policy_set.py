@@ -128,7 +128,7 @@ def _batch_view(queues: Queues, blocks: KVBlocks) -> BatchSizeView:
     num_running = queues.num_running
     num_rows = max(1, num_running)
     # Half a block a row for the last one of each: exact enough for a mean, and no call a row.
-    longest = queues.longest_tokens / blocks.pool.block_size + 0.5 * num_running
+    longest = queues.longest_tokens / blocks.block_size + 0.5 * num_running
     running = [row.num_tokens for row in subsample(queues.decoding.values())]
     running += [row.num_tokens for row in subsample(queues.prefilling.values())]
     return BatchSizeView(
@@ -136,5 +136,5 @@ def _batch_view(queues: Queues, blocks: KVBlocks) -> BatchSizeView:
         num_waiting=len(queues.waiting),
         mean_context=sum(running) / max(1, len(running)),
         blocks_per_row=longest / num_rows,
-        num_blocks=blocks.pool.num_blocks,
+        num_blocks=blocks.num_blocks,
     )

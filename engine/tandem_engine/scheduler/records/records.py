@@ -48,7 +48,7 @@ class StepRecord:
     first_needs: int
     """Blocks that it needs: those that others share with it, and those that stay free, included."""
     num_free_blocks: int
-    """Blocks that had no holder when the step was built."""
+    """Blocks that had no holder when the step was built, in the dp rank that had most of them."""
     skipped: tuple[tuple[str, Reason], ...]
     """Sequences that lost their turn, and why."""
     known: tuple[int, ...]
@@ -131,7 +131,7 @@ class Records:
             blocked_by=builder.waits.blocked_by,
             first=None if builder.waits.first is None else builder.waits.first.sequence_id,
             first_needs=builder.first_needs,
-            num_free_blocks=builder.blocks.pool.num_free,
+            num_free_blocks=builder.blocks.most_free,
             known=tuple(row.num_tokens for row in builder.rows.prefills),
             hits=builder.hits,
             skipped=tuple(builder.waits.skipped),

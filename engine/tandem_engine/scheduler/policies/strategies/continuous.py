@@ -60,7 +60,7 @@ class Continuous:
                 start_whole_prompts(builder)
 
     def _view(self, builder: StepBuilder) -> StageView:
-        queues, pool = builder.queues, builder.blocks.pool
+        queues, blocks = builder.queues, builder.blocks
         oldest = queues.waiting.oldest
         return StageView(
             num_waiting=len(queues.waiting),
@@ -69,7 +69,7 @@ class Continuous:
             head_wait_s=0.0 if oldest is None else builder.now - oldest.arrived,
             waiting_tokens=lambda: queues.waiting.first_tokens(builder.limits.max_batch_size),
             running_blocks=lambda: sum(len(one.table) for one in queues.running()),
-            free_share=pool.num_free / pool.num_blocks,
+            free_share=blocks.num_free / blocks.num_blocks,
             last_step_empty=self._last_was_empty,
             max_prefill_batch_size=builder.limits.max_prefill_batch_size,
         )
