@@ -8,6 +8,7 @@ from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import LOWEST_PRIORITY, Request, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.engine import Engine, Progress
+from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.records.records import StepRecord
@@ -88,6 +89,8 @@ def mix(chunk: int = 32, start: int = 0, *, schedule: Any = None, **split: Any) 
 class Bench:
     """An engine whose time is a number: a step takes as long as the test says.
 
+    Blocks are those of each of its `dp` ranks.
+
     Attributes:
         now: Seconds.
         said: Sequence id → the tokens that it got so far.
@@ -103,11 +106,12 @@ class Bench:
         max_drafts: int = 0,
         slo: Slo | None = None,
         runner: CountingRunner | None = None,
+        dp: int = 1,
     ) -> None:
-        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.host = HostPool(num_host_blocks)
+        self.pools = dp_pools(dp, num_blocks, BLOCK_SIZE)
+        self.hosts = dp_host_pools(dp, num_host_blocks)
         self.scheduler = Scheduler(
-            schedule, self.pool, host=self.host, slo=slo, max_drafts=max_drafts
+            schedule, self.pools, host=self.hosts, slo=slo, max_drafts=max_drafts
         )
         self.engine = Engine(self.scheduler, runner or CountingRunner(block_size=BLOCK_SIZE))
         self.now = 0.0
@@ -159,7 +163,17 @@ class Bench:
     def is_empty(self) -> bool:
         """True if none is left and all blocks were given back."""
         is_over = not self.engine.has_work
-        return is_over and self.pool.num_held == 0 and self.host.num_held == 0
+        return is_over and not any(pool.num_held for pool in (*self.pools, *self.hosts))
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of the first dp rank."""
+        return self.pools[0]
+
+    @property
+    def host(self) -> HostPool:
+        """The host blocks of the first dp rank."""
+        return self.hosts[0]
 
 
 def rows(progress: Progress) -> dict[str, int]:

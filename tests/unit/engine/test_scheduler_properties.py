@@ -145,6 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 3, 16]),
         max_drafts=st.sampled_from([0, 0, 3]),
         right_drafts=st.lists(st.booleans(), min_size=1, max_size=4),
+        dp=st.sampled_from([1, 1, 2, 3]),
     )
     def begin(
         self,
@@ -154,6 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         max_drafts: int,
         right_drafts: list[bool],
+        dp: int,
     ) -> None:
         self.schedule = schedule
         self.slo = slo
@@ -166,6 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_drafts=max_drafts,
             slo=slo,
             runner=self.runner,
+            dp=dp,
         )
         self.requests: dict[str, Request] = {}
         self.request_of: dict[str, Request] = {}
@@ -288,6 +291,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_deadlines(progress, started)
         assert not any("AssertionError" in cause for cause in progress.failed.values())
         self.check_rows(step, num_rows)
+        self.check_dp_ranks(step)
         self.check_decodes(step)
         # What is known of before the call says nothing of steps that were made in another one.
         if not was_async:
@@ -329,6 +333,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             == 1
         )
+
+    def check_dp_ranks(self, step: Step) -> None:
+        """A row, a copy and a request have blocks of one dp rank."""
+        pools, hosts = self.bench.pools, self.bench.hosts
+        homes: dict[str, int] = {}
+        for each, table in zip(step.sequence_ids, step.block_tables, strict=True):
+            (home,) = {block // pools[0].num_blocks for block in table}
+            assert homes.setdefault(self.request_of[each].request_id, home) == home
+        for copies, source, target in (
+            (step.swapped_out, pools, hosts),
+            (step.swapped_in, hosts, pools),
+            (step.copied, pools, pools),
+        ):
+            for copy in copies:
+                at = copy.source // source[0].num_blocks, copy.target // target[0].num_blocks
+                assert at[0] == at[1]
+        for pool in pools:
+            pool.check_integrity()
 
     def check_budget(self, step: Step, before: dict[str, State]) -> None:
         schedule, most = self.schedule, self.schedule.max_prefill_tokens
