@@ -16,6 +16,7 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.executor import Computed
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 
@@ -42,6 +43,7 @@ class _Recorder:
 
     steps: list[Recorded] = field(default_factory=list)
     vocab_size: int = _VOCAB
+    num_stages: int = 1
     _removed: Sequence[str] = ()
     _generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
@@ -55,6 +57,10 @@ class _Recorder:
             self.steps.pop()
         self.steps.append(Recorded(step, self._removed, None))
         self._removed = ()
+
+    def begin(self, batch: FlatBatch) -> Computed:
+        """Note the batch."""
+        return Computed(self.forward(batch))
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Note the batch; return logits by chance."""

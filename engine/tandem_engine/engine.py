@@ -1,10 +1,12 @@
 """The step loop's body: schedule → run → complete. Pure but for the runner it is given.
 
 With async scheduling, the next step is made and handed in while one is computed, so that the device
-has no gap between the two; `Scheduler.can_schedule_async` says when it may be.
+has no gap between the two; with several pipeline stages, there is a step in flight for each of
+them. `Scheduler.can_schedule_async` says when it may be.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem_engine.api.config import ScheduleConfig
@@ -75,12 +77,13 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._next: _Launched | None = None
+        # Steps in flight, the oldest first.
+        self._launched: deque[_Launched] = deque()
 
     @property
     def has_work(self) -> bool:
         """True while a request runs or waits, or a step is still computed."""
-        return self._next is not None or self._scheduler.has_work
+        return bool(self._launched) or self._scheduler.has_work
 
     @property
     def wake_at(self) -> float:
@@ -135,9 +138,8 @@ class Engine:
         """
         now = clock()
         expired = self._expire(now)
-        current = self._next or self._launch(self._scheduler.schedule(now))
-        # No step can count on the tokens of one that has failed.
-        self._next = None if current.handle.has_failed else self._launch_next(now)
+        self._launch(now)
+        current = self._launched.popleft()
         try:
             result = current.handle.result()
         except ReplicaLost:
@@ -156,8 +158,8 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stop computing; a step that was submitted ahead of time is dropped."""
-        self._next = None
+        """Stop computing; steps that were submitted ahead of time are dropped."""
+        self._launched.clear()
         self._runner.close()
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo | None = None) -> None:
@@ -178,19 +180,24 @@ class Engine:
             self._forget()
         return expired
 
-    def _launch(self, step: Step) -> _Launched:
+    def _launch(self, now: float) -> None:
+        """Have as many steps in flight as there may be, and at least one."""
+        launched = self._launched
+        if not launched:
+            launched.append(self._launch_first(self._scheduler.schedule(now)))
+        # No step can count on the tokens of one that has failed.
+        while len(launched) < self._scheduler.max_in_flight and not _has_failed(launched):
+            step = self._scheduler.schedule_async(now)
+            if step is None:
+                return
+            launched.append(_Launched(step, self._scheduler.records.last, self._submit(step)))
+
+    def _launch_first(self, step: Step) -> _Launched:
         """Submit a step if the next may be scheduled meanwhile; else compute it on demand."""
         record = self._scheduler.records.last
         if not self._scheduler.can_schedule_async:
             return _Launched(step, record, _OnDemand(self._runner, step))
         return _Launched(step, record, self._submit(step))
-
-    def _launch_next(self, now: float) -> _Launched | None:
-        """Submit the next step while the newest one is computed; None: it has to wait."""
-        step = self._scheduler.schedule_async(now)
-        if step is None:
-            return None
-        return _Launched(step, self._scheduler.records.last, self._submit(step))
 
     def _submit(self, step: Step) -> StepHandle:
         try:
@@ -201,6 +208,10 @@ class Engine:
     def _forget(self) -> None:
         for sequence_id in self._scheduler.take_ended():
             self._runner.remove(sequence_id)
+
+
+def _has_failed(launched: Iterable[_Launched]) -> bool:
+    return any(each.handle.has_failed for each in launched)
 
 
 def _lost_with(step: Step, error: Exception) -> dict[str, str]:

@@ -213,7 +213,9 @@ class Bench:
         else:
             pool, host = BlockPool(num_blocks, BLOCK_SIZE), HostPool(num_host_blocks)
             runner = ModelRunner(executor, runtime=runtime, block_size=BLOCK_SIZE)
-            self.engine = Engine(Scheduler(schedule, pool, host=host, slo=config.slo), runner)
+            stages = executor.num_stages
+            scheduler = Scheduler(schedule, pool, host=host, slo=config.slo, num_stages=stages)
+            self.engine = Engine(scheduler, runner)
         self._clock = VirtualClock()
         self._clock.drives(self.engine)
 

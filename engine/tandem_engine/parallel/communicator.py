@@ -14,7 +14,8 @@ Rules that hold for all of them:
 
 - **One order.** A rank makes its calls in one order, from one thread at a time; all members of a
   group make the same calls in it. They are carried out in the order of the calls, whatever thread
-  or stream does it.
+  or stream does it. What one rank sends to another is an order of its own, for which each of the
+  two may have a further thread: so a rank goes on while its peer has not read yet.
 - **Events.** From the call until its event has been waited for, the tensors belong to the
   communicator: they may be neither read nor written. An implementation may be done when the call
   returns (as `shared_memory` is), or carry calls out in a thread or stream of its own. An event

@@ -5,7 +5,7 @@ the flat batch says all. So a rank beside rank 0 is an executor without a runner
 ranks is one executor to the runner of rank 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -16,8 +16,22 @@ from tandem_engine.model.decoder import Decoder, KVCache
 from tandem_engine.runner.batch import FlatBatch
 
 
+class PendingLogits(Protocol):
+    """Logits of a step that may still be computed."""
+
+    def then(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when they are there or cannot come, perhaps at once, on any thread."""
+
+    def result(self) -> Tensor:
+        """Wait for them; raise if they cannot come. By the thread that calls the executor."""
+
+
 class Executor(Protocol):
     """Computes steps, in the order in which it is given them. One thread calls it at a time."""
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages: so many steps are computed at the same time."""
 
     @property
     def vocab_size(self) -> int:
@@ -29,11 +43,32 @@ class Executor(Protocol):
     def copy(self, step: Step) -> None:
         """Make the copies of blocks of `step`; see `tandem_engine.api.step.Step`."""
 
-    def forward(self, batch: FlatBatch) -> Tensor:
-        """Logits of the yielding positions: float32 [yielding positions, vocabulary].
+    def begin(self, batch: FlatBatch) -> PendingLogits:
+        """Begin to compute a step; the next may begin before the logits of this one are there.
 
         To be called under torch.inference_mode; every token of the batch is known.
+
+        Returns:
+            Logits of the yielding positions: float32 [yielding positions, vocabulary].
         """
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """The logits of `begin`, waited for."""
+
+
+class Computed:
+    """Logits that are there; implements `PendingLogits`."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    def then(self, go_on: Callable[[], None]) -> None:
+        """Call at once."""
+        go_on()
+
+    def result(self) -> Tensor:
+        """Return them."""
+        return self._logits
 
 
 class LocalExecutor:
@@ -54,6 +89,11 @@ class LocalExecutor:
         self._host_cache = host_cache
 
     @property
+    def num_stages(self) -> int:
+        """One: a step is over when it is begun."""
+        return 1
+
+    @property
     def vocab_size(self) -> int:
         """Token ids that the model has an embedding for."""
         return self._decoder.config.vocab_size
@@ -68,6 +108,10 @@ class LocalExecutor:
             ValueError: It swaps and there are no host blocks, which is a bug.
         """
         make_copies(step, self._kv_cache, self._host_cache)
+
+    def begin(self, batch: FlatBatch) -> PendingLogits:
+        """Compute a step."""
+        return Computed(self.forward(batch))
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""

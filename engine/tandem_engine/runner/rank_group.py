@@ -31,6 +31,7 @@ from tandem_engine.runner.rank_process import (
     prepare_executor,
 )
 from tandem_engine.runner.stage_collectives import world_shape
+from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
 
 START_TIMEOUT_S: Final = 600.0
@@ -74,6 +75,7 @@ class RankGroup:
         self._launcher = launcher or ProcessLauncher()
         self._ranks: Sequence[RankHandle] = ()
         self._communicator: SharedMemoryCommunicator | None = None
+        self._local: StageExecutor | None = None
         others = range(1, settings.shape.world_size)
         self._world = make_segment(world_shape(settings.shape))
         self._channel = SharedSegment.create(
@@ -119,10 +121,12 @@ class RankGroup:
         for rank in self._ranks:
             self._await_report(rank, Ready)
         self._communicator = join_world(self._settings, self._world.address, 0)
+        self._local = make(self._communicator)
         return GroupExecutor(
-            make(self._communicator),
+            self._local,
             publish=self.publish,
             vocab_size=decoder.config.vocab_size,
+            num_stages=self._settings.shape.pp,
             abort=self._communicator.abort,
             exits=self.exits,
         )
@@ -202,6 +206,8 @@ class RankGroup:
                 rank.join(max(0.0, deadline - time.monotonic()))
 
     def _free(self) -> None:
+        if self._local is not None:
+            self._local.close()
         if self._communicator is not None:
             self._communicator.close()
         self._writer = None

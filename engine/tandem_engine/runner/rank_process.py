@@ -121,13 +121,16 @@ def run_rank(
         reader = StepReader(channel.buffer, place=rank - 1, timeout_s=settings.timeout_s)
         batches = RankBatches(block_size=settings.block_size, device=runtime.device)
         runtime.begin_steps()
+        executor = make(communicator)
         try:
-            _serve(reader, batches, make(communicator), runtime)
+            _serve(reader, batches, executor, runtime)
         except StepChannelClosed:
             return
         except Exception as error:
             communicator.abort(f"Rank {rank} cannot go on: {phrase_of(error)}; see its log.")
             raise
+        finally:
+            executor.close()
 
 
 def load_part(settings: RankSettings, runtime: DeviceRuntime, rank: int) -> Decoder:

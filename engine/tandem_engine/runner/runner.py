@@ -1,5 +1,6 @@
 """The runner: keeps each sequence's tokens and turns a step into new ones."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
@@ -13,7 +14,7 @@ from tandem_engine.runner.batch import NO_AWAITED, NO_DRAFTS, FlatBatch, flatten
 from tandem_engine.runner.compute import ComputeThread
 from tandem_engine.runner.decode_batches import DecodeBatches
 from tandem_engine.runner.drafts import Drafter, accepted, usable
-from tandem_engine.runner.executor import Executor
+from tandem_engine.runner.executor import Computed, Executor, PendingLogits
 from tandem_engine.runner.logits_rows import LogitsRows, split
 from tandem_engine.runner.rows import Rows
 from tandem_engine.runner.step_handle import NOT_FINITE, ModelStepHandle
@@ -52,6 +53,8 @@ class ModelRunner:
         self._last: ModelStepHandle | None = None
         # Sequences that steps handed in so far may have, and none from now on.
         self._removed: list[str] = []
+        # With several stages, steps that were submitted and may not be done.
+        self._in_flight: deque[ModelStepHandle] = deque()
 
     def add(self, request: Request) -> None:
         """Add a request, with its prompt and sampling, before its first step."""
@@ -80,13 +83,25 @@ class ModelRunner:
         Rows of the step may wait for tokens of the previous one: they are put into the batch as
         they come out, without a detour over Python. It must be a step whose rows yield one token
         each, without drafts, beams and choices to create.
+
+        With several pipeline stages, a step begins while others are in later stages; none of its
+        rows may wait for tokens of those.
         """
         handle = self._prepare_handle(step)
-        self._thread.put(lambda: handle.compute(self._compute))
+        if self._executor.num_stages == 1:
+            self._thread.put(lambda: handle.compute(self._compute))
+            return handle
+        while self._in_flight and self._in_flight[0].is_done:
+            self._in_flight.popleft()
+        self._in_flight.append(handle)
+        self._thread.put(lambda: self._begin(handle))
         return handle
 
     def close(self) -> None:
-        """End the thread that computes, if there is one."""
+        """End the thread that computes, if there is one, when it has computed all steps."""
+        for handle in self._in_flight:
+            handle.wait()
+        self._in_flight.clear()
         self._thread.close()
 
     def _prepare_handle(self, step: Step) -> ModelStepHandle:
@@ -118,17 +133,46 @@ class ModelRunner:
         with self._runtime.step():
             self._compute_step(handle)
 
+    def _begin(self, handle: ModelStepHandle) -> None:
+        """Compute the first stage of a step; the rest when its logits come out of the last one."""
+        handle.begin(self._compute_first_stage)
+        if handle.pending is not None:
+            # Sampled by the thread that computes, as kernels have one caller at a time.
+            handle.pending.then(lambda: self._thread.put(lambda: handle.compute(self._sample)))
+
+    def _compute_first_stage(self, handle: ModelStepHandle) -> None:
+        with self._runtime.step():
+            handle.pending = self._begin_step(handle)
+
+    def _sample(self, handle: ModelStepHandle) -> None:
+        if handle.pending is not None:
+            with self._runtime.step():
+                self._end_step(handle, handle.pending)
+
     def _compute_step(self, handle: ModelStepHandle) -> None:
+        pending = self._begin_step(handle)
+        if pending is not None:
+            self._end_step(handle, pending)
+
+    def _begin_step(self, handle: ModelStepHandle) -> PendingLogits | None:
         if handle.removed:
             self._executor.remove(handle.removed)
         self._executor.copy(handle.step)
         handle.has_copied = True
         batch, before = handle.batch, handle.before
         if batch is None:
-            return
+            return None
         if batch.fed is not None and before is not None:
             batch.token_ids = batch.fed.fill(batch.token_ids, before.tokens_to_feed())
-        logits = self.forward(batch)
+        if self._executor.num_stages == 1:
+            return Computed(self.forward(batch))
+        return self._executor.begin(batch)
+
+    def _end_step(self, handle: ModelStepHandle, pending: PendingLogits) -> None:
+        batch, before = handle.batch, handle.before
+        logits = pending.result()
+        if batch is None:
+            return
         if not batch.is_simple:
             handle.set_logits(logits)
         elif batch.yielding:

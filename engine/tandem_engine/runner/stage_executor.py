@@ -1,5 +1,9 @@
 """One rank's part of each step, where several ranks compute one model."""
 
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
@@ -8,12 +12,18 @@ from tandem_engine.model.decoder import Decoder, KVCache
 from tandem_engine.model.stages import drive, own_rows
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import make_copies
+from tandem_engine.runner.executor import Computed, PendingLogits, make_copies
 from tandem_engine.runner.stage_collectives import PP, CommunicatorCollectives
+
+_NO_LOGITS = Computed(torch.empty(0))
 
 
 class StageExecutor:
     """Computes the stages of one rank; all ranks are given the same steps in the same order.
+
+    Between pipeline stages, what a rank sends goes out on a thread of its own, and rank 0 receives
+    logits on another one: no rank that computes ever waits for one behind it, so that ranks with
+    large tensors for each other cannot wait for each other for ever.
 
     Args:
         decoder: The rank's part of the model.
@@ -36,18 +46,24 @@ class StageExecutor:
         self._host_cache = host_cache
         self._communicator = communicator
         self._collectives = CommunicatorCollectives(communicator, decoder.plan)
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="send")
+        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="receive")
+        # Each keeps its tensor until the next rank has read it.
+        self._sent: deque[Future[None]] = deque()
 
     def copy(self, step: Step) -> None:
         """Make the copies of `step` in the rank's own blocks."""
         make_copies(step, self._kv_cache, self._host_cache)
 
-    def compute(self, batch: FlatBatch) -> Tensor | None:
+    def compute(self, batch: FlatBatch) -> PendingLogits:
         """Compute the rank's stages of a step, and exchange what goes in and out.
 
-        To be called under torch.inference_mode.
+        To be called under torch.inference_mode. It may be called for a further step before the
+        logits of this one are there.
 
         Returns:
-            On rank 0 the logits, float32 [yielding positions, vocabulary]; None on others.
+            On rank 0 the logits, float32 [yielding positions, vocabulary]; without a meaning on
+            others.
 
         Raises:
             CollectiveError: Another rank is dead, silent, or computes something else.
@@ -65,8 +81,13 @@ class StageExecutor:
         )
         result = drive(stages, self._collectives)
         if plan.shape.pp == 1:
-            return result
+            return _NO_LOGITS if result is None else Computed(result)
         return self._passed_on(result, len(batch.yield_at))
+
+    def close(self) -> None:
+        """End the threads; what they send and receive must come to an end by itself."""
+        self._sender.shutdown()
+        self._receiver.shutdown()
 
     def _hidden(self, num_tokens: int, *, sequence_parallel: bool) -> Tensor | None:
         """What the stage before gives; None: there is none."""
@@ -82,17 +103,48 @@ class StageExecutor:
         self._communicator.receive(hidden, plan.pp_rank - 1, PP).wait()
         return hidden
 
-    def _passed_on(self, result: Tensor | None, num_logits: int) -> Tensor | None:
-        """Send hidden states to the next stage, or logits to rank 0; return them there."""
+    def _passed_on(self, result: Tensor | None, num_logits: int) -> PendingLogits:
+        """Send hidden states to the next stage, or logits to rank 0; await them there."""
         plan = self._plan
         if not plan.is_last_stage:
             assert result is not None, "inner stages give hidden states; this is a bug"  # noqa: S101
-            self._communicator.send(result, plan.pp_rank + 1, PP).wait()
+            self._send(result, plan.pp_rank + 1)
         elif result is not None and num_logits:
-            self._communicator.send(result, 0, PP).wait()
+            self._send(result, 0)
         if plan.rank:
-            return None
+            return _NO_LOGITS
         logits = torch.empty(num_logits, self._decoder.config.vocab_size)
-        if num_logits:
-            self._communicator.receive(logits, plan.shape.pp - 1, PP).wait()
+        if not num_logits:
+            return Computed(logits)
+        return Awaited(self._receiver.submit(self._receive, logits))
+
+    def _send(self, tensor: Tensor, stage: int) -> None:
+        """Send without waiting; but a few tensors at most are on their way."""
+        while len(self._sent) >= self._plan.shape.pp:
+            self._sent.popleft().result()
+        self._sent.append(
+            self._sender.submit(lambda: self._communicator.send(tensor, stage, PP).wait())
+        )
+
+    def _receive(self, logits: Tensor) -> Tensor:
+        self._communicator.receive(logits, self._plan.shape.pp - 1, PP).wait()
         return logits
+
+
+class Awaited:
+    """Logits that another rank computes; implements `PendingLogits`."""
+
+    def __init__(self, future: Future[Tensor]) -> None:
+        self._future = future
+
+    def then(self, go_on: Callable[[], None]) -> None:
+        """Call on the thread that receives them, or at once if they are there."""
+        self._future.add_done_callback(lambda _: go_on())
+
+    def result(self) -> Tensor:
+        """Wait for them.
+
+        Raises:
+            CollectiveError: They will never come.
+        """
+        return self._future.result()

@@ -10,6 +10,7 @@ from torch import Tensor
 from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.sampling.sampler import to_sampled_tokens
 from tandem_engine.sampling.step_tokens import StepTokens
 
@@ -54,12 +55,19 @@ class ModelStepHandle:
         """True once its caller has the result."""
         self.has_copied = False
         """True once its copies are made: a failure is then confined to its rows."""
+        self.pending: PendingLogits | None = None
+        """Logits that later stages compute; None: it has not come so far, or has none."""
         self._sample = sample
         self._logits: Tensor | None = None
         self._result: StepResult | None = None
         self._error = error
         self._commit_lock = threading.Lock()
         self._done = threading.Event()
+
+    @property
+    def is_done(self) -> bool:
+        """True once it is computed, or has failed."""
+        return self._done.is_set()
 
     @property
     def has_failed(self) -> bool:
@@ -71,8 +79,20 @@ class ModelStepHandle:
         try:
             self._catch(lambda: work(self))
         finally:
-            self.before = None
-            self._done.set()
+            self._end()
+
+    def begin(self, work: Callable[["ModelStepHandle"], None]) -> None:
+        """Run the first part of `work`, which sets `pending` where there is another.
+
+        `compute` runs that; if there is none, or the first fails, the step is done.
+        """
+        self._catch(lambda: work(self))
+        if self._error is not None or self.pending is None:
+            self._end()
+
+    def wait(self) -> None:
+        """Wait until it is computed."""
+        self._done.wait()
 
     def set_tokens(self, tokens: StepTokens) -> None:
         """Set the sampled tokens."""
@@ -115,6 +135,10 @@ class ModelStepHandle:
         if self._error is not None:
             return self._lost(self._error)
         return self._result or StepResult()
+
+    def _end(self) -> None:
+        self.before = self.pending = None
+        self._done.set()
 
     def _catch(self, work: Callable[[], None]) -> None:
         try:

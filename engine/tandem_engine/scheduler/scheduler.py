@@ -39,6 +39,7 @@ class Scheduler:
         host: Host blocks for sequences that are swapped out, likewise; None: there are none.
         slo: The latency targets.
         max_drafts: Draft tokens of a decode row; 0: no speculation.
+        num_stages: Pipeline stages of the runner: so many steps are computed at the same time.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Scheduler:
         host: HostPool | Pools[HostPool] | None = None,
         slo: Slo | None = None,
         max_drafts: int = 0,
+        num_stages: int = 1,
     ) -> None:
         pools = (pool,) if isinstance(pool, BlockPool) else pool
         hosts = (host,) if isinstance(host, HostPool) else host
@@ -58,6 +60,7 @@ class Scheduler:
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
         self._updater = StepUpdater(self._queues, self._blocks, has_drafts=max_drafts > 0)
         self._max_drafts = max_drafts
+        self._num_stages = num_stages
         self._number = 0
         self.records = Records()
         self._apply(schedule)
@@ -75,6 +78,11 @@ class Scheduler:
         """
         wake_at = self.records.last.wake_at if self.records.last else -inf
         return min(wake_at, self._deadlines.next_at)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that may be open at once: one a stage, or with one stage the next one as well."""
+        return max(2, self._num_stages)
 
     @property
     def step_prices(self) -> StepPrices:
@@ -147,17 +155,23 @@ class Scheduler:
     def can_schedule_async(self) -> bool:
         """True if the next step may be scheduled while the newest one is computed."""
         newest = self.records.newest_open
-        if newest is None or not self._policies.schedule.async_scheduling_enable:
+        if newest is None:
+            return False
+        if self._num_stages == 1 and not self._policies.schedule.async_scheduling_enable:
             return False
         # Drafts may be refused: how many tokens a row gets is not known then.
         return not self._max_drafts and only_tokens_are_open(newest, self._queues)
 
     def schedule_async(self, now: float) -> Step | None:
-        """Schedule the next step while the newest one is computed.
+        """Schedule the next step while the newest one is computed, and perhaps others before it.
 
         Rows of both count on the tokens of the first. Those that end with it otherwise than by
         length are computed once more, and the result is discarded. Steps run one after another, so
         blocks of ended sequences can be given on at once.
+
+        With several pipeline stages no row waits for a token of a step that is computed: the next
+        step has other rows, and further chunks of prompts. Each stage computes all steps in their
+        order, so blocks can be given on all the same.
 
         Args:
             now: Seconds.
@@ -173,8 +187,9 @@ class Scheduler:
         begins = max(now, record.started + (record.predicted_s or 0.0))
         if self._starved(begins) is not None:
             return None
-        self._updater.reserve(record.step, newest.rows)
-        newest.is_reserved = True
+        if not newest.is_reserved:
+            self._updater.reserve(record.step, newest.rows)
+            newest.is_reserved = True
         if not self._blocks.suffice() or not self._queues.has_next:
             return None
         builder = self._builder(begins, is_async=True)
@@ -193,6 +208,9 @@ class Scheduler:
             now: Seconds.
         """
         closed = self.records.close(now)
+        if self._num_stages > 1:
+            for row in closed.rows:
+                row.num_in_flight -= 1
         for sequence_id in self.all_of(result.failed):
             self.abort(sequence_id)
         if closed.is_reserved:
@@ -296,12 +314,16 @@ class Scheduler:
             now=now,
             limits=policies.limits(queues, blocks),
             max_drafts=self._max_drafts,
+            num_stages=self._num_stages,
             rows=rows,
             waits=waits,
             preemptor=preemptor,
         )
 
     def _open(self, builder: StepBuilder) -> Step:
+        if self._num_stages > 1:
+            for row in builder.rows:
+                row.num_in_flight += 1
         load = builder.rows.load(self._blocks.block_size)
         return self.records.open(builder, load, predicted_s=self._policies.predict(load))
 

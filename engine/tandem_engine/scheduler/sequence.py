@@ -116,6 +116,9 @@ class Sequence(_EveryStep):
     num_beyond: int = 0
     """Tokens computed for it that are not in the cache (any more), less those in the cache that
     were computed for others."""
+    num_in_flight: int = 0
+    """Steps that are computed at the moment and have it as a row; counted where there are several
+    pipeline stages."""
     served_at: float = 0.0
     """Seconds; when its prompt was last in a step, or when it arrived."""
 

@@ -40,6 +40,8 @@ class StepBuilder:
     """Rows of the step, and rows of it that may work on their prompt."""
     max_drafts: int = 0
     """Draft tokens of one row."""
+    num_stages: int = 1
+    """Pipeline stages, among which the decode rows are shared out."""
     rows: StepRows
     waits: WaitReasons
     preemptor: Preemptor
@@ -75,6 +77,9 @@ class StepBuilder:
             max_rows: Rows of the step.
             max_tokens: Tokens of the step, drafts included; None: no limit on drafts.
         """
+        if self.num_stages > 1 and not self.max_drafts and not self.queues.num_beam_groups:
+            self._decode_share(max_rows if max_tokens is None else min(max_rows, max_tokens))
+            return
         if self._decode_all_at_once(max_rows):
             return
         tokens_left = inf if max_tokens is None else max_tokens
@@ -233,7 +238,12 @@ class StepBuilder:
     def _decode_all_at_once(self, max_rows: int) -> bool:
         """Take all decoding sequences where each needs one token; return False if some do not."""
         decoding, blocks = self.queues.decoding, self.blocks
-        if self.max_drafts or self.queues.num_beam_groups or self.rows.decodes:
+        if (
+            self.num_stages > 1
+            or self.max_drafts
+            or self.queues.num_beam_groups
+            or self.rows.decodes
+        ):
             return False
         if len(decoding) + len(self.rows) > max_rows:
             return False
@@ -244,6 +254,24 @@ class StepBuilder:
             blocks.grow(one, one.num_tokens)
         self.rows.add_decodes(decoding.values())
         return True
+
+    def _decode_share(self, max_rows: int) -> None:
+        """Take the decoding sequences of one pipeline stage: an even share of all of them.
+
+        Those that wait for the token of a step that is computed are not to be had: each has one
+        token a step, and no stage begins it before the last one has given the token before. If the
+        first of the steps took all sequences, the other stages would have nothing to do meanwhile.
+        """
+        decoding = self.queues.decoding
+        ready = [one for one in decoding.values() if not one.num_in_flight]
+        most = min(-(-len(decoding) // self.num_stages), max_rows - len(self.rows))
+        if len(ready) > most:
+            ready.sort(key=lambda one: -one.num_skipped)
+        for one in ready[most:]:
+            one.num_skipped += 1
+        for one in ready[:most]:
+            if one.state == State.RUNNING and one not in self.rows.decodes:
+                self._decode_rows([one], 0)
 
     def _decode_order(self, max_rows: int, max_tokens: float) -> list[Sequence]:
         decoding = list(self.queues.decoding.values())

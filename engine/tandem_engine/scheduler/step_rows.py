@@ -1,6 +1,6 @@
 """The rows of the step being built, with the sums that budgets and strategies read."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tandem_engine.scheduler.latency.step_load import StepLoad
@@ -31,6 +31,10 @@ class StepRows:
 
     def __len__(self) -> int:
         return len(self.decodes) + len(self.prefills)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.decodes
+        yield from self.prefills
 
     def add_decode(self, sequence: Sequence, num_tokens: int) -> None:
         """Add a row that goes on with its output."""

@@ -87,7 +87,8 @@ class StepUpdater:
                 continue
             tokens = result.tokens.get(row.sequence_id)
             if tokens is None:
-                if row.num_computed >= row.next_seal:
+                # A later step may have its next chunk, which is counted and not computed yet.
+                if row.num_computed >= row.next_seal and not row.num_in_flight:
                     self._blocks.seal(row)
                 continue
             reason = commit_token(row, tokens[0].token_id)

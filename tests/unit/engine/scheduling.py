@@ -104,6 +104,7 @@ class Bench:
         num_blocks: int = 64,
         num_host_blocks: int = 0,
         max_drafts: int = 0,
+        num_stages: int = 1,
         slo: Slo | None = None,
         runner: CountingRunner | None = None,
         dp: int = 1,
@@ -111,7 +112,12 @@ class Bench:
         self.pools = dp_pools(dp, num_blocks, BLOCK_SIZE)
         self.hosts = dp_host_pools(dp, num_host_blocks)
         self.scheduler = Scheduler(
-            schedule, self.pools, host=self.hosts, slo=slo, max_drafts=max_drafts
+            schedule,
+            self.pools,
+            host=self.hosts,
+            slo=slo,
+            max_drafts=max_drafts,
+            num_stages=num_stages,
         )
         self.engine = Engine(self.scheduler, runner or CountingRunner(block_size=BLOCK_SIZE))
         self.now = 0.0

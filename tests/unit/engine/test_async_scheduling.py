@@ -42,7 +42,7 @@ def with_async(strategy: Any = "chunked", **settings: Any) -> ScheduleConfig:
 
 
 def is_async(bench: Bench) -> bool:
-    return bench.engine._next is not None
+    return bool(bench.engine._launched)
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "continuous", "chunked", "splitfuse"])

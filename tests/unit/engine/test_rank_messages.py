@@ -22,6 +22,7 @@ from tandem_engine.engine import Engine
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.executor import Computed
 from tandem_engine.runner.rank_batches import RankBatches, columns_of
 from tandem_engine.runner.rank_messages import BadMessage, StepDecoder, StepEncoder
 from tandem_engine.runner.runner import ModelRunner
@@ -57,6 +58,7 @@ class HandingExecutor:
     """
 
     vocab_size: int = VOCAB
+    num_stages: int = 1
     raises: str = ""
     spoils: bool = False
     encoder: StepEncoder = field(default_factory=StepEncoder)
@@ -76,6 +78,9 @@ class HandingExecutor:
         self.kinds["swapped_in"] += len(step.swapped_in)
         if message is not None:
             self.check(lambda: _check_copies(self.rank.decode(message), step))
+
+    def begin(self, batch: FlatBatch) -> Computed:
+        return Computed(self.forward(batch))
 
     def forward(self, batch: FlatBatch) -> Tensor:
         raises, self.raises = self.raises, ""

@@ -115,8 +115,9 @@ class Peers {
   const int rank_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::microseconds spin_;
-  Fault fault_ = Fault::kNone;
-  int culprit_ = -1;
+  // Of the last call of the thread: one may send while another receives.
+  static inline thread_local Fault fault_ = Fault::kNone;
+  static inline thread_local int culprit_ = -1;
 
   static bool is_at(const std::atomic<uint32_t>& counter, uint64_t rounds) {
     return static_cast<int32_t>(counter.load() - static_cast<uint32_t>(rounds)) >= 0;

@@ -184,7 +184,7 @@ class World {
   Peers peers_;
   const int rank_;
   const int64_t slot_bytes_;
-  uint64_t order_ = 0;
+  std::atomic<uint64_t> order_{0};  // calls of all lanes; those of one come from one thread at a time
 
   // An empty tensor has a round, too: so no member is ever more calls ahead than there are slots.
   static int64_t rounds_of(int64_t length, int64_t at_once) {
