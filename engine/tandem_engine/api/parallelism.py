@@ -1,6 +1,6 @@
 """The ranks of a replica, as a manifest gives them: MindIE's worldSize, tp, dp, vLLM's pp."""
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import AfterValidator, Field
 
@@ -36,25 +36,32 @@ def _or_one(path: str) -> Expression:
     return Choice(Value(path) > Constant(0), Value(path), Constant(1))
 
 
-def _groups(path: str) -> Expression:
+def _written_or_one(path: str) -> Expression:
+    return Choice(Written(path), _or_one(path), Constant(1))
+
+
+def _groups(path: str = "") -> Expression:
     """Return the expression of the groups of tp that there are; `path` leads to the settings."""
     return Times(_or_one(f"{path}pp"), _or_one(f"{path}dp"))
 
 
-def _num_tp(path: str) -> Expression:
-    """Return the expression of the ranks that share each layer."""
-    shared = Quotient(Value(f"{path}worldSize"), _groups(path))
-    by_world = Choice(Written(f"{path}worldSize"), shared, Constant(1))
-    return Choice(Written(f"{path}tp"), Value(f"{path}tp"), by_world)
+def _product(path: str = "") -> Expression:
+    """Return the expression of tp · pp · dp, an absent tp as 1."""
+    return Times(_written_or_one(f"{path}tp"), _groups(path))
 
 
 def num_ranks(path: str = "") -> Expression:
     """Return the expression of the ranks of a replica; `path` leads to the settings."""
-    return Times(_num_tp(path), _groups(path))
+    world_size = f"{path}worldSize"
+    return Choice(Written(world_size), _or_one(world_size), _product(path))
 
 
-_PRODUCT: Final = num_ranks()
-_IS_POSSIBLE: Final = Comparison(_PRODUCT, "<=", Constant(LARGEST_WORLD))
+_IS_POSSIBLE: Final = Comparison(_product(), "<=", Constant(LARGEST_WORLD))
+_NUM_TP: Final = Choice(
+    Written("tp"), Value("tp"), Quotient(_written_or_one("worldSize"), _groups())
+)
+# Without worldSize this is 1 / (pp · dp), which is 1 or less.
+_IS_ONE_TP: Final = Comparison(_NUM_TP, "<=", Constant(1))
 
 
 class ParallelismConfig(Model):
@@ -78,7 +85,7 @@ class ParallelismConfig(Model):
     parallel); -1, MindIE's word for off, means 1."""
 
     sp: bool = False
-    """Whether the ranks of tp also share the tokens of a prefill between their matrices (sequence
+    """true: the ranks of tp also share the tokens of a prefill between their matrices (sequence
     parallel). Needs tp above 1; MindIE's sp is equal to tp."""
 
     CHECKS: ClassVar[tuple[Check, ...]] = (
@@ -87,30 +94,30 @@ class ParallelismConfig(Model):
             refused=~_IS_POSSIBLE,
             problem="tp {tp} · pp {pp} · dp {dp} are {ranks} ranks, and a replica has at most "
             f"{LARGEST_WORLD}; lower one of the three",
-            values={"tp": _num_tp(""), "dp": _or_one("dp"), "ranks": _PRODUCT},
+            values={"tp": _written_or_one("tp"), "dp": _or_one("dp"), "ranks": _product()},
         ),
         Check(
             field="worldSize",
             refused=Written("worldSize")
             & Written("tp")
             & _IS_POSSIBLE
-            & ~Value("worldSize").equals(_PRODUCT),
+            & ~Value("worldSize").equals(_product()),
             problem="worldSize {worldSize} is not tp {tp} · pp {pp} · dp {dp}, which are {ranks} "
             "ranks; set worldSize to {ranks}, leave worldSize out, or change a degree",
-            values={"dp": _or_one("dp"), "ranks": _PRODUCT},
+            values={"dp": _or_one("dp"), "ranks": _product()},
         ),
         Check(
             field="worldSize",
             refused=Written("worldSize")
             & ~Written("tp")
-            & ~Remainder(Value("worldSize"), _groups("")).equals(0),
+            & ~Remainder(Value("worldSize"), _groups()).equals(0),
             problem="worldSize {worldSize} cannot be shared by pp {pp} · dp {dp} evenly; set "
             "worldSize to a multiple of {groups}, or lower pp or dp",
-            values={"groups": _groups(""), "dp": _or_one("dp")},
+            values={"groups": _groups(), "dp": _or_one("dp")},
         ),
         Check(
             field="sp",
-            refused=Value("sp") & _num_tp("").equals(1),
+            refused=Value("sp") & _IS_ONE_TP,
             problem="sp true needs tp of 2 or more, not 1: the ranks of tp share the tokens; raise "
             "tp or leave sp out",
         ),
@@ -132,3 +139,9 @@ class ParallelismConfig(Model):
     def ranks(self) -> int:
         """Ranks of a replica."""
         return self.num_tp * self.pp * self.num_dp
+
+    def resolved(self) -> Self:
+        """Return the same with every field written: equal for all ways to write the same ranks."""
+        return type(self)(
+            world_size=self.ranks, tp=self.num_tp, pp=self.pp, dp=self.num_dp, sp=self.sp
+        )

@@ -41,6 +41,12 @@ _OBJECT_STORE_BYTES: Final = 80_000_000
 _IDLE_TIMEOUT_S: Final = 10
 # Until every node's kube-proxy sends new connections to the new cluster.
 _OLD_CLUSTER_STAYS_S: Final = 15
+# Parts of a deployment whose change makes Ray restart every replica.
+_RESTARTING: Final = (
+    "ray_actor_options",
+    "placement_group_bundles",
+    "placement_group_strategy",
+)
 
 
 def ray_service(
@@ -143,10 +149,11 @@ def _revision(service: InferenceService, cluster: Mapping[str, Any]) -> str:
 def _restarting(service: InferenceService) -> dict[str, Any]:
     """Return the part of the Serve document whose change makes Ray restart every replica."""
     application = _serve_document(service)["applications"][0]
+    (deployment,) = application["deployments"]
     return {
         "import_path": application["import_path"],
         "args": application["args"],
-        "ray_actor_options": application["deployments"][0]["ray_actor_options"],
+        **{name: deployment[name] for name in _RESTARTING if name in deployment},
     }
 
 

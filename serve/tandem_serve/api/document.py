@@ -6,7 +6,7 @@ rest in place.
 """
 
 from copy import deepcopy
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from tandem_engine.api.config import (
     EngineConfig,
     KVCacheDType,
     MetricAlias,
+    ParallelismConfig,
     Quantization,
     ScheduleConfig,
 )
@@ -39,6 +40,10 @@ RAY_NPU: Final = "NPU"
 _SPARE_REQUESTS: Final = 64
 _HEALTH_CHECK_PERIOD_S: Final = 1.0
 _HEALTH_CHECK_TIMEOUT_S: Final = 10.0
+
+
+def _is_one_rank(parallelism: ParallelismConfig) -> bool:
+    return parallelism.ranks == 1
 
 
 class EngineArgs(Model):
@@ -79,6 +84,9 @@ class EngineArgs(Model):
 
     cache_block_size: int
     """Tokens of one KV block."""
+
+    parallelism: Annotated[ParallelismConfig, Field(exclude_if=_is_one_rank)] = ParallelismConfig()
+    """Ranks of the replica, every field written; absent: one rank."""
 
     metric_aliases: Annotated[tuple[MetricAlias, ...], Field(strict=False)] = ()
     """Other engines under whose metric names the series stand as well; a JSON list."""
@@ -124,6 +132,7 @@ class AppArgs(Model):
                 memory_bytes=resources.memory_bytes,
                 num_threads=resources.cpu,
                 cache_block_size=engine.schedule.cache_block_size,
+                parallelism=engine.parallelism.resolved(),
                 metric_aliases=tuple(service.spec.observability.metric_aliases),
             ),
             server=service.spec.server,
@@ -215,7 +224,6 @@ def _api_keys_folder(service: InferenceService, options: ServeOptions) -> str | 
 
 
 def _deployment(service: InferenceService, options: ServeOptions) -> dict[str, Any]:
-    resources = service.spec.resources
     return {
         "name": DEPLOYMENT,
         **_number(service),
@@ -227,7 +235,7 @@ def _deployment(service: InferenceService, options: ServeOptions) -> dict[str, A
         "graceful_shutdown_timeout_s": float(GRACEFUL_SHUTDOWN_TIMEOUT_S),
         "graceful_shutdown_wait_loop_s": 0.5,
         "max_surge_percent": options.max_surge_percent,
-        "ray_actor_options": _actor_options(resources),
+        **_placement(service),
     }
 
 
@@ -237,7 +245,46 @@ def _number(service: InferenceService) -> dict[str, Any]:
     return {"autoscaling_config": deepcopy(AUTOSCALING_CONFIG)}
 
 
-def _actor_options(resources: ResourcesSpec) -> dict[str, Any]:
-    options = {"num_cpus": resources.cpu, "memory": resources.memory_bytes}
+def _placement(service: InferenceService) -> dict[str, Any]:
+    """Return what a replica asks of its node: rank by rank, where there are several.
+
+    All ranks are on one node, and the replica's actor is in the first rank's bundle.
+    """
+    resources, num_ranks = service.spec.resources, service.spec.engine.parallelism.ranks
+    shares = [_share(resources, num_ranks, rank) for rank in range(num_ranks)]
+    options = {"ray_actor_options": _actor_options(shares[0])}
+    if num_ranks == 1:
+        return options
+    return options | {
+        "placement_group_bundles": [_bundle(share) for share in shares],
+        "placement_group_strategy": "STRICT_PACK",
+    }
+
+
+class _Share(NamedTuple):
+    """The part of a replica's resources that one rank has."""
+
+    cpu: int
+    memory_bytes: int
+    npu: int
+
+
+def _share(resources: ResourcesSpec, num_ranks: int, rank: int) -> _Share:
+    """Return an even share; the first ranks have a CPU more where they are not even."""
+    cpu, more = divmod(resources.cpu, num_ranks)
+    return _Share(
+        cpu=cpu + (rank < more),
+        memory_bytes=resources.memory_bytes // num_ranks,
+        npu=resources.npu // num_ranks,
+    )
+
+
+def _actor_options(share: _Share) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_cpus": share.cpu, "memory": share.memory_bytes}
     # Without a card of its own an actor sees all of the node's: it asks only when it needs some.
-    return options | ({"resources": {RAY_NPU: resources.npu}} if resources.npu else {})
+    return options | ({"resources": {RAY_NPU: share.npu}} if share.npu else {})
+
+
+def _bundle(share: _Share) -> dict[str, int]:
+    bundle = {"CPU": share.cpu, "memory": share.memory_bytes}
+    return bundle | ({RAY_NPU: share.npu} if share.npu else {})

@@ -11,7 +11,15 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator
 
-from tandem_engine.api.checks import Check, Constant, Expression, Minus, Value, Written
+from tandem_engine.api.checks import (
+    Check,
+    Constant,
+    Expression,
+    Minus,
+    Remainder,
+    Value,
+    Written,
+)
 from tandem_engine.api.config import (
     CpuMemSize,
     DType,
@@ -19,6 +27,7 @@ from tandem_engine.api.config import (
     MaxInputTokenLen,
     MaxSeqLen,
     NpuMemSize,
+    ParallelismConfig,
     Quantization,
     ScheduleConfig,
     is_mix,
@@ -26,6 +35,7 @@ from tandem_engine.api.config import (
 )
 from tandem_engine.api.constraints import TextFormat
 from tandem_engine.api.model import Model
+from tandem_engine.api.parallelism import num_ranks
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
 from tandem_engine.api.slo import Slo
 from tandem_serve.api.observability import ObservabilitySpec
@@ -164,6 +174,9 @@ class EngineSpec(Model):
     """Host memory of a replica for KV blocks that are swapped out, in GiB; part of
     resources.memory. maxPreemptCount above 0 needs it."""
 
+    parallelism: ParallelismConfig = ParallelismConfig()
+    """Ranks of a replica: processes that share the model, and resources with it."""
+
     schedule: ScheduleConfig = ScheduleConfig()
     """Sharing of a replica's steps between requests: MindIE's ScheduleConfig."""
 
@@ -192,7 +205,7 @@ class ResourcesSpec(Model):
     """Resources of one replica."""
 
     cpu: Annotated[int, Field(ge=1)] = 1
-    """Compute threads of a replica."""
+    """Compute threads of a replica; at least as many as it has ranks."""
 
     memory: Memory = "4Gi"
     """Memory of a replica, weights and KV cache included, as a Kubernetes quantity."""
@@ -312,6 +325,23 @@ _LENGTH_CHECKS: Final = (
         "templateType: Mix",
     ),
 )
+_RANKS: Final = num_ranks("engine.parallelism.")
+_RANK_CHECKS: Final = (
+    Check(
+        field="resources.cpu",
+        refused=Value("resources.cpu") < _RANKS,
+        problem="resources.cpu {resources.cpu} leaves some of the {ranks} ranks of "
+        "engine.parallelism without a thread; set cpu to {ranks} or more, or lower parallelism",
+        values={"ranks": _RANKS},
+    ),
+    Check(
+        field="resources.npu",
+        refused=~Remainder(Value("resources.npu"), _RANKS).equals(0),
+        problem="resources.npu {resources.npu} cannot be shared by the {ranks} ranks of "
+        "engine.parallelism evenly; set npu to 0 or a multiple of {ranks}, or change parallelism",
+        values={"ranks": _RANKS},
+    ),
+)
 _RESOURCE_CHECKS: Final = (
     Check(
         field="resources.npu",
@@ -382,6 +412,7 @@ class InferenceServiceSpec(Model):
         *_SLO_CHECKS,
         *_SCALING_CHECKS,
         *_LENGTH_CHECKS,
+        *_RANK_CHECKS,
         *_RESOURCE_CHECKS,
     )
 
@@ -439,9 +470,9 @@ class InferenceService(Model):
         """
         document = self.document()
         document["spec"]["model"]["name"] = self.model_name
-        document["spec"]["engine"]["schedule"] = schedule_document(
-            resolve_schedule(self.spec.schedule)
-        )
+        engine = document["spec"]["engine"]
+        engine["parallelism"] = self.spec.engine.parallelism.resolved().document()
+        engine["schedule"] = schedule_document(resolve_schedule(self.spec.schedule))
         document["spec"]["slo"] = self.spec.slo.resolved().document()
         return document
 

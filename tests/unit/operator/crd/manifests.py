@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from tests.unit.operator.crd.bad_pods import misfitting_pods
+from tests.unit.operator.crd.bad_ranks import RANKS, bad_ranks
 from tests.unit.operator.crd.bad_scaling import WITH_TARGET, bad_scaling
 from tests.unit.operator.crd.bad_schedules import misfits, out_of_range, unmet_targets
 from tests.unit.operator.crd.bad_stores import bad_stores
@@ -154,6 +155,13 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
             ],
         },
     },
+    "ranks of every kind": {
+        RANKS: {"worldSize": 8, "tp": 2, "pp": 2, "dp": 2, "sp": True},
+        "spec.resources.cpu": 8,
+    },
+    "a world alone": {f"{RANKS}.worldSize": 64, "spec.resources.cpu": 64},
+    "a degree alone": {f"{RANKS}.pp": 2, "spec.resources.cpu": 2},
+    "data parallel switched off": {f"{RANKS}.dp": -1},
     "metrics under other names": {"spec.observability.metricAliases": ["vllm", "mindie"]},
     "the longest environment": {
         f"{RUNTIME}.env": [
@@ -310,6 +318,7 @@ BAD: Final = (
         f"{SPLIT}.enabled",
         "templateType Mix needs splitFuse.enabled true, not false; set templateType: Standard",
     ),
+    *bad_ranks(),
     *out_of_range(),
     *misfits(),
     wrong_value(f"{SPLIT}.enabled", "yes", "must be of type boolean", "expected true or false"),

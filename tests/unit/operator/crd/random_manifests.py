@@ -73,10 +73,17 @@ def _specs() -> st.SearchStrategy[dict[str, Any]]:
             "maxInputTokenLen": _of(15, 16, 100, 9000),
         },
     )
+    parallelism = _some(
+        worldSize=_of(1, 2, 4, 4, 64, 65),
+        tp=_of(1, 2, 2, 4, 0),
+        pp=_of(1, 1, 2, 33),
+        dp=_of(-1, 1, 1, 2, 0),
+        sp=st.booleans(),
+    )
     resources = _some(
-        cpu=_of(1, 64),
+        cpu=_of(1, 4, 64),
         memory=_of("4Gi", "4.5Gi", "5G", "4294967296", "4294967297", "0.5", "4Gib"),
-        npu=_of(0, 1),
+        npu=_of(0, 0, 1, 2),
         npuProfile=_of("910b", "a-b"),
     )
     toleration = _some(
@@ -109,7 +116,10 @@ def _specs() -> st.SearchStrategy[dict[str, Any]]:
         {"model": model},
         optional={
             "engine": _some(
-                npuMemSize=_of(-1, 0, 2, 4, 5), cpuMemSize=_of(0, 1, 2, 4), schedule=schedule
+                npuMemSize=_of(-1, 0, 2, 4, 5),
+                cpuMemSize=_of(0, 1, 2, 4),
+                parallelism=parallelism,
+                schedule=schedule,
             ),
             "slo": _some(ttft=target, tpot=target),
             "resources": resources,

@@ -56,6 +56,14 @@ schedules = optional(
     noEvict=st.booleans(),
     prefillExpectedTime=st.integers(1, 10000),
 )
+# The same ranks in several ways, and those that four threads are enough for.
+ranks = st.sampled_from(
+    [
+        *({}, {"worldSize": 1}, {"dp": -1}),
+        *({"worldSize": 2}, {"tp": 2}, {"worldSize": 2, "tp": 2, "pp": 1, "sp": False}),
+        *({"tp": 2, "sp": True}, {"pp": 2}, {"dp": 2}, {"worldSize": 4, "pp": 2}),
+    ]
+)
 targets = optional(
     **{
         name: st.fixed_dictionaries(
@@ -81,6 +89,7 @@ specs = st.fixed_dictionaries(
             dtype=st.sampled_from(["auto", "bfloat16", "float32"]),
             kvCacheDtype=st.sampled_from(["auto", "int8"]),
             npuMemSize=st.sampled_from([-1, 1]),
+            parallelism=ranks,
             schedule=schedules,
         ).flatmap(with_host_memory),
         "slo": targets,
@@ -97,6 +106,12 @@ specs = st.fixed_dictionaries(
         ),
     },
 )
+
+
+def with_a_thread_for_each_rank(spec: dict[str, Any]) -> dict[str, Any]:
+    if spec.get("engine", {}).get("parallelism"):
+        spec["resources"] = spec.get("resources", {}) | {"cpu": 4}
+    return spec
 
 
 def service_of(spec: dict[str, Any]) -> InferenceService:
@@ -116,7 +131,9 @@ def with_a_template_that_keeps_targets(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-services = specs.map(with_a_template_that_keeps_targets).map(service_of)
+services = (
+    specs.map(with_a_template_that_keeps_targets).map(with_a_thread_for_each_rank).map(service_of)
+)
 
 
 def classes_by_document(old: InferenceService, new: InferenceService) -> set[ChangeClass]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tandem_engine.api.config import EngineConfig
+from tandem_engine.api.config import EngineConfig, ParallelismConfig
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_serve.api.document import (
     API_KEYS_FOLDER,
@@ -105,6 +105,54 @@ def test_ray_counts_the_cards_of_a_replica_that_has_some() -> None:
         "memory": 3 * 2**30,
         "resources": {"NPU": 4},
     }
+
+
+def test_a_replica_of_several_ranks_is_a_placement_group_on_one_node() -> None:
+    desired = service(
+        engine={"parallelism": {"worldSize": 2}}, resources={"cpu": 5, "memory": "3Gi"}
+    )
+
+    found = deployment(serve_document(desired, ServeOptions()))
+
+    first = {"CPU": 3, "memory": 1.5 * 2**30}
+    assert found["placement_group_bundles"] == [first, first | {"CPU": 2}]
+    assert found["placement_group_strategy"] == "STRICT_PACK"
+    assert found["ray_actor_options"] == {"num_cpus": 3, "memory": 1.5 * 2**30}
+
+
+def test_every_rank_has_its_share_of_the_cards() -> None:
+    desired = service(
+        engine={"parallelism": {"tp": 2, "dp": 2}}, resources={"cpu": 4, "memory": "4Gi"}
+    )
+    resources = desired.spec.resources.model_copy(update={"npu": 8})
+    spec = desired.spec.model_copy(update={"resources": resources})
+
+    found = deployment(serve_document(desired.model_copy(update={"spec": spec}), ServeOptions()))
+
+    assert found["placement_group_bundles"] == 4 * [{"CPU": 1, "memory": 2**30, "NPU": 2}]
+    assert found["ray_actor_options"]["resources"] == {"NPU": 2}
+
+
+@pytest.mark.parametrize("ranks", [{}, {"worldSize": 1, "tp": 1}, {"dp": -1}])
+def test_a_replica_of_one_rank_has_no_placement_group(ranks: dict[str, int]) -> None:
+    schedule = {"maxPreemptCount": 0}
+    plain = serve_document(service(engine={"schedule": schedule}), ServeOptions())
+    ranked = service(engine={"schedule": schedule, "parallelism": ranks})
+
+    found = serve_document(ranked, ServeOptions())
+
+    assert found == plain
+    assert "parallelism" not in found["applications"][0]["args"]["engine"]
+    assert not {name for name in deployment(found) if name.startswith("placement")}
+
+
+def test_a_replica_is_told_its_ranks() -> None:
+    desired = service(engine={"parallelism": {"worldSize": 2, "dp": -1}})
+    args = args_of(desired, ServeOptions())
+
+    config = args.engine.engine_config(LiveSettings.of(desired))
+
+    assert config.parallelism == ParallelismConfig(world_size=2, tp=2, pp=1, dp=1, sp=False)
 
 
 def args_of(service: InferenceService, options: ServeOptions) -> AppArgs:
