@@ -77,6 +77,8 @@ class RankBytes:
     held: dict[str, int]
     share: int
     """Of weights and KV cache."""
+    base: int
+    """Held before the model is loaded: Python and torch."""
 
     @property
     def own(self) -> int:
@@ -120,9 +122,7 @@ def _sides(settings: Settings, path: str) -> tuple[Side, Side]:
     return side(1, settings.tp), side(settings.tp, 1)
 
 
-def _ratios(
-    load: Load, goal: float, one: "_Process", several: "_Process", rounds: int
-) -> Ratios:
+def _ratios(load: Load, goal: float, one: "_Process", several: "_Process", rounds: int) -> Ratios:
     """Both sides in turns; a first round warms them up."""
     times: dict[_Process, list[float]] = {one: [], several: []}
     for number in range(rounds + 1):
@@ -141,7 +141,10 @@ def _ratios(
 
 def _memory(side: "_Process", tp: int) -> list[RankBytes]:
     share = (side.report.weight_bytes + side.report.kv_bytes) // tp
-    return [RankBytes(rank=one.rank, held=one.held, share=share) for one in side.memory()]
+    return [
+        RankBytes(rank=one.rank, held=one.held, share=share, base=side.report.base_bytes)
+        for one in side.memory()
+    ]
 
 
 class _Process:
@@ -189,14 +192,16 @@ class _Process:
 
 def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
     table = Table(
-        title=f"Model {settings.model}: tp {settings.tp} with a thread a rank, beside one rank with "
-        f"{settings.tp} threads"
+        title=f"Model {settings.model}: tp {settings.tp} with a thread a rank, beside one rank "
+        f"with {settings.tp} threads"
     )
     table.add_column("steps")
     for name in ("one rank, ms", f"tp {settings.tp}, ms", "ratio", "quarters", "goal"):
         table.add_column(name, justify="right")
     for one in figures:
-        low, _, high = quantiles(one.ratios, n=_QUARTERS) if len(one.ratios) > 1 else [one.ratio] * 3
+        low, _, high = (
+            quantiles(one.ratios, n=_QUARTERS) if len(one.ratios) > 1 else [one.ratio] * 3
+        )
         table.add_row(
             one.load,
             f"{one.one_rank_ms:.2f}",
@@ -211,7 +216,15 @@ def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
 def _memory_table(memory: Sequence[RankBytes]) -> Table:
     table = Table(title="Memory of each rank, MB")
     table.add_column("rank", justify="right")
-    for name in ("share of weights and KV", "own", "beside the share", "goal", "files", "peak"):
+    for name in (
+        "share of weights and KV",
+        "own",
+        "beside the share",
+        "goal",
+        "Python and torch",
+        "files",
+        "peak",
+    ):
         table.add_column(name, justify="right")
     for one in memory:
         sizes = (
@@ -219,6 +232,7 @@ def _memory_table(memory: Sequence[RankBytes]) -> Table:
             one.own,
             one.own - one.share,
             MEMORY_OVERHEAD,
+            one.base,
             one.held["RssFile"],
             one.held["VmHWM"],
         )

@@ -6,7 +6,7 @@ One rank computes with as many threads as there are ranks on the other side, eac
 import gc
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,11 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-import torch
-
 from tandem_engine.api.config import DType, Quantization
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.api.step import Step, StepResult
+from tandem_engine.api.step import Step
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.parallel.plan import ParallelShape
@@ -31,7 +29,6 @@ from tandem_engine.runner.runner import ModelRunner
 BLOCK_SIZE: Final = 128
 _ORDINARY: Final = 16
 """Token ids below are special ones."""
-_PREFILL_RUNS: Final = 1
 _MEMORY: Final = ("RssAnon", "RssFile", "RssShmem", "VmHWM")
 
 
@@ -44,7 +41,7 @@ class Load:
     num_tokens: int
     """Of each row's prompt."""
     num_decodes: int = 0
-    """Steps to time behind the prompts; 0: the prompts' own step is timed, a few times."""
+    """Steps to time behind the prompts; 0: the prompts' own step is timed."""
 
     @property
     def num_blocks(self) -> int:
@@ -63,7 +60,7 @@ class Side:
     num_blocks: int
     dtype: DType = "auto"
     quantization: Quantization = "auto"
-    spare_positions: int = 4096
+    max_positions: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +89,11 @@ class Opened:
 
     threads: str
     weight_bytes: int
-    """Of the whole model, as packed."""
+    """Of the whole model, as in its file."""
     kv_bytes: int
     """Of the whole model's cache."""
+    base_bytes: int
+    """Of the process before it loaded the model, pages of files left out: Python and torch."""
 
 
 def main(side: Side, connection: Connection) -> None:
@@ -119,6 +118,7 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
     """The executor of a side, and the processes of its ranks."""
     runtime = open_device("cpu")
     threads = runtime.set_num_threads(side.num_threads)
+    base = _memory(0, getpid()).held["RssAnon"]
     shape = ParallelShape(tp=side.tp)
     settings = RankSettings(
         model_path=side.model_path,
@@ -126,7 +126,7 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
         block_size=BLOCK_SIZE,
         dtype=side.dtype,
         quantization=side.quantization,
-        max_positions=side.spare_positions,
+        max_positions=side.max_positions,
         num_threads=side.num_threads,
     )
     sizes = CacheSizes(num_blocks=side.num_blocks)
@@ -136,107 +136,78 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
             decoder.cache_layout(BLOCK_SIZE), num_blocks=side.num_blocks, device="cpu"
         )
         runtime.begin_steps()
-        yield LocalExecutor(decoder, cache), _report(side, decoder, threads), [getpid()]
+        yield LocalExecutor(decoder, cache), _report(side, decoder, threads, base), [getpid()]
         return
     with RankGroup(settings) as group:
         decoder = load_part(settings, runtime, 0)
         executor = group.join(decoder, sizes)
         runtime.begin_steps()
-        yield executor, _report(side, decoder, threads), [getpid(), *group.pids]
+        yield executor, _report(side, decoder, threads, base), [getpid(), *group.pids]
 
 
-def _report(side: Side, decoder: Decoder, threads: str) -> Opened:
+def _report(side: Side, decoder: Decoder, threads: str, base_bytes: int) -> Opened:
     layout = decoder.cache_layout(BLOCK_SIZE)
     files = Path(side.model_path).glob("*.safetensors")
     return Opened(
         threads=threads,
         weight_bytes=sum(file.stat().st_size for file in files),
         kv_bytes=layout.block_bytes * side.num_blocks * side.tp,
+        base_bytes=base_bytes,
     )
 
 
-def _measure(runner: ModelRunner, vocab_size: int, load: Load) -> Iterator[float]:
+def _measure(runner: ModelRunner, vocab_size: int, load: Load) -> list[float]:
     """Seconds of each step of a load; rows are new."""
-    chance = Random(load.name)  # noqa: S311  # load, not secrets
+    each = load.num_blocks // load.num_rows
+    tables = [tuple(range(row * each, (row + 1) * each)) for row in range(load.num_rows)]
+    requests = list(_requests(vocab_size, load))
+    names = [request.request_id for request in requests]
+    for request in requests:
+        runner.add(request)
     gc.collect()
     gc.disable()
     try:
-        with _rows(runner, vocab_size, load, chance) as (names, tables):
-            prompts = _step(names, tables, [load.num_tokens] * load.num_rows, begin=0)
-            if not load.num_decodes:
-                for _ in range(_PREFILL_RUNS):
-                    yield _time(lambda: runner.run(prompts))
-                    _restart(runner, vocab_size, load, chance)
-                return
-            runner.run(prompts)
-            for number in range(load.num_decodes):
-                step = _step(
-                    names, tables, [1] * load.num_rows, begin=load.num_tokens + number, decodes=True
-                )
-                yield _time(lambda one=step: runner.run(one))
+        first = _time(runner, _step(names, tables, load.num_tokens, begin=0))
+        decodes = [
+            _time(runner, _step(names, tables, 1, begin=load.num_tokens + number))
+            for number in range(load.num_decodes)
+        ]
     finally:
         gc.enable()
-
-
-@contextmanager
-def _rows(
-    runner: ModelRunner, vocab_size: int, load: Load, chance: Random
-) -> Iterator[tuple[list[str], list[tuple[int, ...]]]]:
-    """Add rows, and remove them afterwards."""
-    each = load.num_blocks // load.num_rows
-    tables = [tuple(range(row * each, (row + 1) * each)) for row in range(load.num_rows)]
-    names = _add(runner, vocab_size, load, chance)
-    try:
-        yield names, tables
-    finally:
         for name in names:
             runner.remove(name)
+    return decodes or [first]
 
 
-def _restart(runner: ModelRunner, vocab_size: int, load: Load, chance: Random) -> None:
+def _requests(vocab_size: int, load: Load) -> Iterator[Request]:
+    chance = Random(load.name)  # noqa: S311  # load, not secrets
+    most = load.num_decodes + 1
     for row in range(load.num_rows):
-        runner.remove(f"row-{row}")
-    _add(runner, vocab_size, load, chance)
-
-
-def _add(runner: ModelRunner, vocab_size: int, load: Load, chance: Random) -> list[str]:
-    names = [f"row-{row}" for row in range(load.num_rows)]
-    for name in names:
         prompt = chance.choices(range(_ORDINARY, vocab_size), k=load.num_tokens)
-        runner.add(
-            Request(
-                request_id=name,
-                prompt_token_ids=tuple(prompt),
-                sampling=SamplingParams(max_tokens=load.num_decodes + 1, temperature=0.0),
-                max_new_tokens=load.num_decodes + 1,
-                seeds=(0,),
-            )
+        yield Request(
+            request_id=f"row-{row}",
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(max_tokens=most, temperature=0.0),
+            max_new_tokens=most,
+            seeds=(0,),
         )
-    return names
 
 
-def _step(
-    names: list[str],
-    tables: list[tuple[int, ...]],
-    lengths: list[int],
-    *,
-    begin: int,
-    decodes: bool = False,
-) -> Step:
+def _step(names: list[str], tables: list[tuple[int, ...]], length: int, *, begin: int) -> Step:
     return Step(
         sequence_ids=tuple(names),
-        num_tokens=tuple(lengths),
+        num_tokens=(length,) * len(names),
         starts=(begin,) * len(names),
         block_tables=tuple(tables),
-        num_decodes=len(names) if decodes else 0,
+        num_decodes=len(names) if begin else 0,
     )
 
 
-def _time(work: Callable[[], StepResult]) -> float:
+def _time(runner: ModelRunner, step: Step) -> float:
     begin = time.perf_counter()
-    result = work()
+    result = runner.run(step)
     taken = time.perf_counter() - begin
-    assert not result.failed, result.failed  # noqa: S101 - what failed has no time
+    assert not result.failed, result.failed  # noqa: S101  # what failed has no time
     return taken
 
 
@@ -247,6 +218,3 @@ def _memory(rank: int, pid: int) -> RankMemory:
         for name in _MEMORY
     }
     return RankMemory(rank, found)
-
-
-torch.set_grad_enabled(False)  # noqa: FBT003
