@@ -5,7 +5,7 @@ from typing import Final
 
 _SERVE_LOGGER: Final = "ray.serve"
 """Logger whose handlers Serve sets up: they write the replica's file."""
-_OWN_LOGGERS: Final = ("tandem_engine", "tandem_serve")
+OWN_LOGGERS: Final = ("tandem_engine", "tandem_serve")
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def configure_logging() -> None:
 
     Python by itself shows no INFO, and Ray sets up its own loggers only.
     """
-    for name in _OWN_LOGGERS:
+    for name in OWN_LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         if not any(isinstance(handler, ServeLogHandler) for handler in logger.handlers):

@@ -105,7 +105,7 @@ def run_rank(
     """
     try:
         runtime = open_device(settings.device, memory_bytes=settings.memory_bytes)
-        _LOG.info("Rank %d: %s", rank, runtime.set_num_threads(settings.num_threads))
+        _LOG.info("%s", runtime.set_num_threads(settings.num_threads))
         decoder = load_part(settings, runtime, rank)
         connection.send(Loaded())
         sizes: CacheSizes = connection.recv()
