@@ -19,8 +19,7 @@ from tandem_engine.build import _engine
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
-from tandem_engine.kvcache.host import HostPool
-from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.executor import Executor
@@ -187,7 +186,10 @@ class Outcome:
 
 
 class Bench:
-    """An engine over tandem-tiny, driven to the end of its requests."""
+    """An engine over tandem-tiny, driven to the end of its requests.
+
+    Blocks are those of each dp rank of the executor.
+    """
 
     def __init__(
         self,
@@ -197,6 +199,7 @@ class Bench:
         num_host_blocks: int = 0,
         slo: Slo | None = None,
         executor: Executor | None = None,
+        dp: int = 1,
     ) -> None:
         config = EngineConfig(
             model_path=str(TINY),
@@ -211,10 +214,11 @@ class Bench:
                 config, decoder(), capacity, runtime, num_host_blocks=num_host_blocks
             )
         else:
-            pool, host = BlockPool(num_blocks, BLOCK_SIZE), HostPool(num_host_blocks)
+            pools = dp_pools(dp, num_blocks, BLOCK_SIZE)
+            hosts = dp_host_pools(dp, num_host_blocks)
             runner = ModelRunner(executor, runtime=runtime, block_size=BLOCK_SIZE)
             stages = executor.num_stages
-            scheduler = Scheduler(schedule, pool, host=host, slo=config.slo, num_stages=stages)
+            scheduler = Scheduler(schedule, pools, host=hosts, slo=config.slo, num_stages=stages)
             self.engine = Engine(scheduler, runner)
         self._clock = VirtualClock()
         self._clock.drives(self.engine)

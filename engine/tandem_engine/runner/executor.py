@@ -56,6 +56,30 @@ class Executor(Protocol):
         """The logits of `begin`, waited for."""
 
 
+class RankExecutor(Protocol):
+    """Computes one rank's part of the steps of a group; all ranks are given the same ones."""
+
+    def copy(self, step: Step) -> None:
+        """Make those copies of `step` that are the rank's."""
+
+    def compute(self, batch: FlatBatch) -> PendingLogits:
+        """Compute the rank's part of a step, and exchange what goes in and out.
+
+        To be called under torch.inference_mode. It may be called for a further step before the
+        logits of this one are there.
+
+        Returns:
+            On rank 0 the logits, float32 [yielding positions, vocabulary]; without a meaning on
+            others.
+
+        Raises:
+            CollectiveError: Another rank is dead, silent, or computes something else.
+        """
+
+    def close(self) -> None:
+        """End its threads; what they send and receive must come to an end by itself."""
+
+
 class Computed:
     """Logits that are there; implements `PendingLogits`."""
 

@@ -8,10 +8,9 @@ from torch import Tensor
 from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import Step
 from tandem_engine.runner.batch import FlatBatch
-from tandem_engine.runner.executor import PendingLogits
+from tandem_engine.runner.executor import PendingLogits, RankExecutor
 from tandem_engine.runner.rank_batches import columns_of
 from tandem_engine.runner.rank_messages import StepEncoder
-from tandem_engine.runner.stage_executor import StageExecutor
 
 
 class RankLost(ReplicaLost):
@@ -35,7 +34,7 @@ class GroupExecutor:
 
     def __init__(
         self,
-        local: StageExecutor,
+        local: RankExecutor,
         *,
         publish: Callable[[bytes], None],
         vocab_size: int,

@@ -12,6 +12,7 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.parallel.segment import SharedSegment
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
+from tandem_engine.runner.executor import RankExecutor
 from tandem_engine.runner.group_executor import GroupExecutor
 from tandem_engine.runner.rank_launcher import (
     ProcessLauncher,
@@ -31,7 +32,6 @@ from tandem_engine.runner.rank_process import (
     prepare_executor,
 )
 from tandem_engine.runner.stage_collectives import world_shape
-from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
 
 START_TIMEOUT_S: Final = 600.0
@@ -59,7 +59,7 @@ class RankGroup:
         start_timeout_s: Longest time that a rank may take to load its weights.
 
     Raises:
-        ConfigError: The shape has a single rank, or dp.
+        ConfigError: The shape has a single rank.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RankGroup:
         self._launcher = launcher or ProcessLauncher()
         self._ranks: Sequence[RankHandle] = ()
         self._communicator: SharedMemoryCommunicator | None = None
-        self._local: StageExecutor | None = None
+        self._local: RankExecutor | None = None
         others = range(1, settings.shape.world_size)
         self._world = make_segment(world_shape(settings.shape))
         self._channel = SharedSegment.create(
@@ -218,9 +218,5 @@ class RankGroup:
 def _check(settings: RankSettings) -> None:
     shape = settings.shape
     shape.check()
-    if shape.dp > 1:
-        raise ConfigError(
-            f"parallelism.dp is {shape.dp}, but a group of ranks computes one model; set dp to 1."
-        )
     if shape.world_size == 1:
         raise ConfigError("A group has two ranks or more; for one, compute in its own process.")

@@ -25,6 +25,9 @@ from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.dp_batches import DPBatches
+from tandem_engine.runner.dp_executor import DPExecutor
+from tandem_engine.runner.executor import RankExecutor
 from tandem_engine.runner.rank_batches import RankBatches
 from tandem_engine.runner.stage_collectives import world_shape
 from tandem_engine.runner.stage_executor import StageExecutor
@@ -57,7 +60,10 @@ class RankSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSizes:
-    """Blocks of the KV cache; every rank has as many, each of its own layers and heads."""
+    """Blocks of the KV cache; every rank has as many, each of its own layers and heads.
+
+    The schedule counts those of all dp ranks: see `kvcache.dp_pools`.
+    """
 
     num_blocks: int
     num_host_blocks: int = 0
@@ -148,7 +154,7 @@ def load_part(settings: RankSettings, runtime: DeviceRuntime, rank: int) -> Deco
 
 def prepare_executor(
     settings: RankSettings, decoder: Decoder, sizes: CacheSizes
-) -> Callable[[Communicator], StageExecutor]:
+) -> Callable[[Communicator], RankExecutor]:
     """Allocate the KV cache of a rank; the executor follows when the world is joined."""
     kv_dtype = torch.int8 if settings.kv_cache_dtype == "int8" else decoder.dtype
     kv_cache = allocate_kv_cache(
@@ -159,9 +165,22 @@ def prepare_executor(
     host_cache = None
     if sizes.num_host_blocks:
         host_cache = allocate_host_cache(kv_cache, num_blocks=sizes.num_host_blocks)
-    return lambda communicator: StageExecutor(
-        decoder, kv_cache, communicator, host_cache=host_cache
+    dp, plan = settings.shape.dp, decoder.plan
+    batches = DPBatches(
+        dp=dp,
+        dp_rank=plan.dp_rank,
+        num_blocks=sizes.num_blocks,
+        num_host_blocks=sizes.num_host_blocks,
     )
+
+    def make(communicator: Communicator) -> RankExecutor:
+        stages = StageExecutor(decoder, kv_cache, communicator, host_cache=host_cache)
+        if dp == 1:
+            return stages
+        vocab_size = decoder.config.vocab_size
+        return DPExecutor(stages, batches, communicator, plan, vocab_size=vocab_size)
+
+    return make
 
 
 def join_world(
@@ -179,7 +198,10 @@ def phrase_of(error: BaseException) -> str:
 
 
 def _serve(
-    reader: StepReader, batches: RankBatches, executor: StageExecutor, runtime: DeviceRuntime
+    reader: StepReader,
+    batches: RankBatches,
+    executor: RankExecutor,
+    runtime: DeviceRuntime,
 ) -> None:
     """Compute one step after another; raise StepChannelClosed when there are no more."""
     with torch.inference_mode():
@@ -189,7 +211,7 @@ def _serve(
                 _compute(batches.decode(message), executor)
 
 
-def _compute(work: Step | FlatBatch, executor: StageExecutor) -> None:
+def _compute(work: Step | FlatBatch, executor: RankExecutor) -> None:
     if isinstance(work, Step):
         executor.copy(work)
     else:

@@ -13,6 +13,8 @@ TP: Final = "tp"
 """Ranks that share layers; places are tp ranks."""
 PP: Final = "pp"
 """Ranks that hidden states pass; places are stages."""
+DP: Final = "dp"
+"""Ranks that hold the same; places are dp ranks."""
 
 
 def world_shape(shape: ParallelShape) -> WorldShape:
@@ -23,6 +25,8 @@ def world_shape(shape: ParallelShape) -> WorldShape:
             groups[Group(TP, tuple(shape.tp_group(rank)))] = None
         if shape.pp > 1:
             groups[Group(PP, tuple(shape.pp_group(rank)))] = None
+        if shape.dp > 1:
+            groups[Group(DP, tuple(shape.dp_group(rank)))] = None
     return WorldShape(shape.world_size, tuple(groups))
 
 

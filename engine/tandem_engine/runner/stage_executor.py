@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,15 +16,16 @@ from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.executor import Computed, PendingLogits, make_copies
 from tandem_engine.runner.stage_collectives import PP, CommunicatorCollectives
 
-_NO_LOGITS = Computed(torch.empty(0))
+NO_LOGITS: Final = Computed(torch.empty(0))
+"""What ranks other than the first of a dp rank have of a step."""
 
 
 class StageExecutor:
-    """Computes the stages of one rank; all ranks are given the same steps in the same order.
+    """Computes the stages of one rank; implements `executor.RankExecutor`.
 
-    Between pipeline stages, what a rank sends goes out on a thread of its own, and rank 0 receives
-    logits on another one: no rank that computes ever waits for one behind it, so that ranks with
-    large tensors for each other cannot wait for each other for ever.
+    Between pipeline stages, what a rank sends goes out on a thread of its own, and the first stage
+    receives logits on another one: no rank that computes ever waits for one behind it, so that
+    ranks with large tensors for each other cannot wait for each other for ever.
 
     Args:
         decoder: The rank's part of the model.
@@ -56,18 +58,7 @@ class StageExecutor:
         make_copies(step, self._kv_cache, self._host_cache)
 
     def compute(self, batch: FlatBatch) -> PendingLogits:
-        """Compute the rank's stages of a step, and exchange what goes in and out.
-
-        To be called under torch.inference_mode. It may be called for a further step before the
-        logits of this one are there.
-
-        Returns:
-            On rank 0 the logits, float32 [yielding positions, vocabulary]; without a meaning on
-            others.
-
-        Raises:
-            CollectiveError: Another rank is dead, silent, or computes something else.
-        """
+        """See `RankExecutor`; the first rank of each dp rank has the logits."""
         plan = self._plan
         # A step with a decode has too few rows for sp to be of use.
         sequence_parallel = plan.shape.sp and not batch.attention.num_decode_rows
@@ -81,7 +72,7 @@ class StageExecutor:
         )
         result = drive(stages, self._collectives)
         if plan.shape.pp == 1:
-            return _NO_LOGITS if result is None else Computed(result)
+            return NO_LOGITS if result is None else Computed(result)
         return self._passed_on(result, len(batch.yield_at))
 
     def close(self) -> None:
@@ -104,15 +95,15 @@ class StageExecutor:
         return hidden
 
     def _passed_on(self, result: Tensor | None, num_logits: int) -> PendingLogits:
-        """Send hidden states to the next stage, or logits to rank 0; await them there."""
+        """Send hidden states to the next stage, or logits to the first; await them there."""
         plan = self._plan
         if not plan.is_last_stage:
             assert result is not None, "inner stages give hidden states; this is a bug"  # noqa: S101
             self._send(result, plan.pp_rank + 1)
         elif result is not None and num_logits:
             self._send(result, 0)
-        if plan.rank:
-            return _NO_LOGITS
+        if plan.pp_rank or plan.tp_rank:
+            return NO_LOGITS
         logits = torch.empty(num_logits, self._decoder.config.vocab_size)
         if not num_logits:
             return Computed(logits)

@@ -1,0 +1,94 @@
+"""One rank's part of each step, where dp ranks compute different rows with the same weights."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tandem_engine.api.step import Step
+from tandem_engine.parallel.communicator import Communicator
+from tandem_engine.parallel.plan import RankPlan
+from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.dp_batches import DPBatches, DPPart, merge_logits
+from tandem_engine.runner.executor import Computed, PendingLogits
+from tandem_engine.runner.stage_collectives import DP
+from tandem_engine.runner.stage_executor import NO_LOGITS, Awaited, StageExecutor
+
+_RANK_0: Final = 0
+"""Its place among the first ranks of all dp ranks."""
+
+
+class DPExecutor:
+    """Computes the rows of its dp rank; the first rank of each hands the logits to rank 0.
+
+    Implements `executor.RankExecutor`. Steps without a row of its dp rank are computed, too.
+
+    Args:
+        stages: Computes the rank's stages.
+        batches: Of its dp rank.
+        communicator: Of the rank, in the world of `stage_collectives.world_shape`.
+        plan: Of the rank.
+        vocab_size: Of the whole model.
+    """
+
+    def __init__(
+        self,
+        stages: StageExecutor,
+        batches: DPBatches,
+        communicator: Communicator,
+        plan: RankPlan,
+        *,
+        vocab_size: int,
+    ) -> None:
+        self._stages = stages
+        self._batches = batches
+        self._communicator = communicator
+        self._plan = plan
+        self._vocab_size = vocab_size
+        # Logits of a pipeline come later, while the rank computes further steps.
+        has_stages = plan.shape.pp > 1
+        self._later = ThreadPoolExecutor(1, thread_name_prefix="dp") if has_stages else None
+
+    def copy(self, step: Step) -> None:
+        """Make the copies of `step` that are the dp rank's."""
+        self._stages.copy(self._batches.copies(step))
+
+    def compute(self, batch: FlatBatch) -> PendingLogits:
+        """See `RankExecutor`."""
+        part = self._batches.part(batch)
+        # A model whose ranks exchange nothing across dp has nothing to do without rows.
+        own = NO_LOGITS if part.is_empty else self._stages.compute(part.batch)
+        if self._plan.tp_rank or self._plan.pp_rank:
+            return NO_LOGITS
+        if self._plan.dp_rank:
+            if len(part.yields[self._plan.dp_rank]):
+                self._do(lambda: self._hand_over(own))
+            return NO_LOGITS
+        return self._do(lambda: self._merged(part, own))
+
+    def close(self) -> None:
+        """End the threads; what they send and receive must come to an end by itself."""
+        self._stages.close()
+        if self._later is not None:
+            self._later.shutdown()
+
+    def _do(self, work: Callable[[], Tensor]) -> PendingLogits:
+        """Do it now, or, where logits come later, on a thread that does one after another."""
+        return Computed(work()) if self._later is None else Awaited(self._later.submit(work))
+
+    def _hand_over(self, own: PendingLogits) -> Tensor:
+        logits = own.result()
+        self._communicator.send(logits, _RANK_0, DP).wait()
+        return logits
+
+    def _merged(self, part: DPPart, own: PendingLogits) -> Tensor:
+        """The logits of all dp ranks, which rank 0 receives."""
+        parts = [(part.yields[_RANK_0], own.result())] if len(part.yields[_RANK_0]) else []
+        for dp_rank, at in enumerate(part.yields):
+            if dp_rank and len(at):
+                logits = torch.empty(len(at), self._vocab_size)
+                self._communicator.receive(logits, dp_rank, DP).wait()
+                parts.append((at, logits))
+        return merge_logits(parts, self._vocab_size)
