@@ -17,7 +17,7 @@ from tandem_engine.runner.executor import Computed, PendingLogits, make_copies
 from tandem_engine.runner.stage_collectives import PP, CommunicatorCollectives
 
 NO_LOGITS: Final = Computed(torch.empty(0))
-"""What ranks other than the first of a dp rank have of a step."""
+"""Result of a step on ranks other than the first of a dp rank."""
 
 
 class StageExecutor:

@@ -15,7 +15,7 @@ from tandem_engine.scheduler.dp_rank_blocks import Copies, DPRankBlocks
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, SequenceGroup
 
-_Place = tuple[DPRankBlocks, list[int]]
+_Room = tuple[DPRankBlocks, list[int]]
 """Where a sequence can start, and the blocks that it can share there."""
 
 
@@ -216,13 +216,13 @@ class KVBlocks:
 
     def _place(
         self, sequence: Sequence, watermark: int, closed: Collection[int]
-    ) -> _Place | Reason:
+    ) -> _Room | Reason:
         """Choose the dp rank for a sequence, of those that have room; or return why there is none.
 
         It waits for a beginning that another one computes only where no dp rank has room for
         computing it again: meanwhile that one would be idle.
         """
-        best: _Place | None = None
+        best: _Room | None = None
         reason = Reason.SWAPPED_OUT
         for rank in self._candidates(sequence):
             if closed and self.dp_ranks.index(rank) in closed:

@@ -258,7 +258,7 @@ class StepBuilder:
     def _decode_share(self, max_rows: int) -> None:
         """Take the decoding sequences of one pipeline stage: an even share of all of them.
 
-        Those that wait for the token of a step that is computed are not to be had: each has one
+        Those that wait for the token of a step that is computed are left out: each has one
         token a step, and no stage begins it before the last one has given the token before. If the
         first of the steps took all sequences, the other stages would have nothing to do meanwhile.
         """

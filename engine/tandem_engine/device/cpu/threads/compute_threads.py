@@ -106,9 +106,9 @@ class ComputeThreads:
         self.stop()
         with self._changing:
             most = self._host.most_threads
-            wanted = self._settings.num_threads or min(num_threads or most, most)
-            self._desired = threads_of_rank(wanted, rank=rank, num_ranks=num_ranks)
-            self._of_replica = max(wanted, num_ranks)
+            of_replica = self._settings.num_threads or min(num_threads or most, most)
+            self._desired = threads_of_rank(of_replica, rank=rank, num_ranks=num_ranks)
+            self._of_replica = max(of_replica, num_ranks)
             self._apply_plan(self._first_plan())
         if not self.has_all_cores:
             self._retry_later()
