@@ -9,6 +9,7 @@ from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import print_note
+from tandem_serve.commands.rank_table import check_ranks
 from tandem_serve.errors import ServeError
 
 _KUBECTL: Final = "or give the manifest to a Kubernetes with kubectl apply"
@@ -36,12 +37,14 @@ def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> No
     `api_keys` is the folder that stands for the Secret of API keys, if there is one.
 
     Raises:
-        ManifestError: the manifest needs Kubernetes, or its folder holds no checkpoint.
+        ManifestError: the manifest needs Kubernetes, or its folder holds no checkpoint, or one
+            that cannot be cut into the replica's ranks.
     """
     problems = list(_needs_kubernetes(service, api_keys))
     if problems:
         raise ManifestError(problems)
     _check_checkpoint(Path(service.spec.model.path))
+    check_ranks(service)
     if service.spec.runtime != RuntimeSpec():
         print_note("spec.runtime describes pods and is ignored on this machine")
 

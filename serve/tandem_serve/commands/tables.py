@@ -9,7 +9,8 @@ from tandem_serve.commands.common import out
 _FILE_WIDTH: Final = 240
 
 
-def print_table(shown: RenderableType) -> None:
+def print_table(shown: RenderableType, to: Console = out) -> None:
     """Print a table; a file or a pipe has no width that it would have to be squeezed into."""
-    console = out if out.is_terminal else Console(width=_FILE_WIDTH, highlight=False)
+    wide = Console(width=_FILE_WIDTH, highlight=False, stderr=to.stderr)
+    console = to if to.is_terminal else wide
     console.print(shown)

@@ -1,0 +1,107 @@
+"""The ranks of a replica: checked against the checkpoint, and what each of them will hold."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+
+from tandem_engine.api.config import EngineConfig
+from tandem_engine.api.errors import CheckpointError, ConfigError
+from tandem_serve.api.document import AppArgs, LiveSettings, ServeOptions
+from tandem_serve.api.manifest import ManifestError
+from tandem_serve.api.spec import InferenceService
+from tandem_serve.commands.common import err, print_note
+from tandem_serve.commands.tables import print_table
+
+if TYPE_CHECKING:
+    from tandem_engine.preview import RankMemory
+
+_GIB: Final = 2**30
+_MIB: Final = 2**20
+
+
+def check_ranks(service: InferenceService) -> None:
+    """Refuse ranks that the model, where it is on this machine, cannot be cut into.
+
+    Raises:
+        ManifestError: it cannot; the text says which sizes would do.
+    """
+    if service.spec.engine.parallelism.ranks == 1 or not _is_here(service):
+        return
+    try:
+        # torch is heavy, and the operator's image has none.
+        from tandem_engine import preview  # noqa: PLC0415
+    except ImportError as error:
+        print_note(f"the ranks were not checked against the checkpoint: {error}")
+        return
+    try:
+        preview.check_ranks(_engine_config(service))
+    except ConfigError as error:
+        raise ManifestError([f"spec.engine.{error}"]) from None
+    except CheckpointError as error:
+        raise ManifestError([f"spec.model.source: {error}"]) from None
+
+
+def show_ranks(service: InferenceService) -> None:
+    """Print the memory of each rank, once they are checked, to standard error."""
+    if service.spec.engine.parallelism.ranks == 1:
+        return
+    if not _is_here(service):
+        print_note(
+            f"the checkpoint {service.spec.model.source} is not on this machine: tp and pp were "
+            "not checked against it, and a rank's memory cannot be told"
+        )
+        return
+    try:
+        from tandem_engine import preview  # noqa: PLC0415  # check_ranks tells of it
+    except ImportError:
+        return
+    try:
+        memories = preview.preview_ranks(_engine_config(service))
+    except (ConfigError, CheckpointError) as error:
+        print_note(f"by an estimate, the ranks will not start: {error}")
+        return
+    err.print("Memory of each rank, about; a replica measures it when it starts:")
+    print_table(_table(memories), err)
+
+
+def _is_here(service: InferenceService) -> bool:
+    model = service.spec.model
+    return model.claim is None and (Path(model.path) / "config.json").is_file()
+
+
+def _engine_config(service: InferenceService) -> EngineConfig:
+    args = AppArgs.of(service, ServeOptions())
+    return args.engine.engine_config(LiveSettings.of(service))
+
+
+def _table(memories: Sequence["RankMemory"]) -> Table:
+    columns = ("ranks", "layers", "memory", "weights", "largest step", "KV cache")
+    table = Table(*columns, box=None, pad_edge=False)
+    for one in memories:
+        table.add_row(
+            _in_words(one.ranks),
+            _span(one.layers[0], one.layers[-1]),
+            _size(one.total),
+            _size(one.weights),
+            f"{_size(one.step)} ({one.step_tokens} tokens)",
+            f"{_size(one.kv_cache)} ({one.kv_tokens} tokens)",
+        )
+    return table
+
+
+def _in_words(ranks: Sequence[int]) -> str:
+    """Ranks in runs: 0-1, 4-5."""
+    starts = [rank for rank in ranks if rank - 1 not in ranks]
+    ends = [rank for rank in ranks if rank + 1 not in ranks]
+    return ", ".join(map(_span, starts, ends))
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _size(num_bytes: int) -> str:
+    in_gib = num_bytes >= _GIB
+    return f"{num_bytes / (_GIB if in_gib else _MIB):.1f} {'GiB' if in_gib else 'MiB'}"

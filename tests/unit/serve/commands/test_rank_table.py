@@ -1,0 +1,85 @@
+"""`tandem validate` of several ranks: the checkpoint decides, and each rank's memory is shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tandem_serve.cli import app
+
+TINY = Path(__file__).parents[4] / "examples" / "tandem-tiny"
+
+
+def validated(tmp_path: Path, parallelism: str, source: str = f"file://{TINY}") -> Result:
+    manifest = tmp_path / "isvc.yaml"
+    manifest.write_text(
+        f"""
+apiVersion: serving.tandem.dev/v1alpha1
+kind: InferenceService
+metadata: {{name: tiny}}
+spec:
+  model: {{source: "{source}"}}
+  engine: {{parallelism: {parallelism}}}
+  resources: {{cpu: 4, memory: 6Gi}}
+"""
+    )
+    return CliRunner().invoke(app, ["validate", "-f", str(manifest)])
+
+
+def test_each_stage_is_a_line_beside_the_manifest(tmp_path: Path) -> None:
+    done = validated(tmp_path, "{worldSize: 4, pp: 2}")
+
+    assert done.exit_code == 0
+    assert "worldSize: 4" in done.stdout
+    assert "tp: 2" in done.stdout
+    assert "largest step" not in done.stdout
+    head, first, last = done.stderr.splitlines()[-3:]
+    assert head.split() == [
+        "ranks",
+        "layers",
+        "memory",
+        "weights",
+        *["largest", "step", "KV", "cache"],
+    ]
+    size = r"[0-9.]+ [MG]iB"
+    line = rf"(\S+) +(\S+) +1.5 GiB +{size} +{size} \(\d+ tokens\) +{size} \(\d+ tokens\)"
+    assert [re.match(line, one).groups() for one in (first, last)] == [  # type: ignore[union-attr]
+        ("0-1", "0-1"),
+        ("2-3", "2-3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "sentence"),
+    [
+        (
+            "{tp: 3}",
+            "spec.engine.parallelism.tp is 3, but the model's 2 key-value heads can neither",
+        ),
+        ("{pp: 2, tp: 3, worldSize: 6}", "resources.cpu 4 leaves some of the 6 ranks"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused_before_anything_is_printed(
+    tmp_path: Path, parallelism: str, sentence: str
+) -> None:
+    done = validated(tmp_path, parallelism)
+
+    assert done.exit_code == 1
+    assert not done.stdout
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("source", ["pvc://models/tiny", "file:///no/such/folder"])
+def test_a_checkpoint_elsewhere_is_said_not_to_have_been_read(tmp_path: Path, source: str) -> None:
+    done = validated(tmp_path, "{tp: 3}", source)
+
+    assert done.exit_code == 0
+    assert f"the checkpoint {source} is not on this machine" in done.stderr
+
+
+def test_one_rank_has_no_table(tmp_path: Path) -> None:
+    done = validated(tmp_path, "{dp: -1}", "pvc://models/tiny")
+
+    assert "Memory of each rank" not in done.stderr
+    assert "not on this machine" not in done.stderr
