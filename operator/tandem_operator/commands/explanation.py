@@ -79,6 +79,8 @@ def _endpoint(snapshot: ServiceSnapshot) -> str:
 def _replicas(snapshot: ServiceSnapshot) -> str:
     verb = "answers" if snapshot.desired == 1 else "answer"
     text = f"{snapshot.ready} of {count_of(snapshot.desired, 'desired replica')} {verb}"
+    if snapshot.ranks > 1:
+        text += f"; each is a group of {snapshot.ranks} ranks"
     if cluster := snapshot.status.get("rayCluster"):
         text += f"; Ray cluster {cluster}"
     if snapshot.new_cluster and snapshot.new_cluster != snapshot.status.get("rayCluster"):

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from tandem_engine.api.config import ParallelismConfig
 from tandem_operator.autoscale.mode import StatusScaling, desired_replicas
 from tandem_operator.clock import seconds_between
 from tandem_operator.commands.text import age_between
@@ -115,6 +116,15 @@ class ServiceSnapshot:
     def deadline_s(self) -> int:
         """progressDeadlineSeconds."""
         return int(self.spec.get("progressDeadlineSeconds") or PROGRESS_DEADLINE_S)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of each replica."""
+        try:
+            engine = self.spec.get("engine", {}).get("parallelism", {})
+            return ParallelismConfig.model_validate(engine).ranks
+        except (AttributeError, ValidationError):
+            return 1  # another sentence tells of a spec that is refused
 
     @property
     def needs_api_key(self) -> bool:
