@@ -33,6 +33,10 @@ Four ranks, one size, without gloo:
 Two ranks with a thread each beside one with two, on the model M, and the memory of each rank:
 
     python -m benchmarks.parallel tp --out benchmarks/results/tp.json
+
+Two pipeline stages, with and without pipelining, beside one rank:
+
+    python -m benchmarks.parallel pipeline --model S
 """
 
 app = make_app(description="Measure the parts of a replica of several ranks.", epilog=_EPILOG)
@@ -140,6 +144,36 @@ def tp(
                 tp=degree,
                 rounds=rounds,
                 quantization="w8a8" if w8a8 else "none",
+            ),
+            out=out,
+        )
+
+
+@app.command()
+def pipeline(
+    *,
+    model: Annotated[str, typer.Option(help="S, M or Q of benchmarks.peers.")] = "M",
+    models: Annotated[
+        Path | None, typer.Option(help="Folder of the models; default: the per-user cache.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=2, help="Prompts, a step each.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 256,
+    decodes: Annotated[int, typer.Option(min=1, help="Tokens of each row behind it.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of all sides.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
+) -> None:
+    """Measure two pipeline stages with and without pipelining, beside one rank."""
+    from benchmarks.parallel.pipeline import Settings, run_all
+
+    with report_errors():
+        run_all(
+            Settings(
+                model=model,
+                models=models,
+                prompts=prompts,
+                tokens=tokens,
+                decodes=decodes,
+                rounds=rounds,
             ),
             out=out,
         )

@@ -37,9 +37,6 @@ from tests.integration.bench import (
 from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
 
-# Left out of CI until its bounds have been measured on a busy machine.
-pytestmark = pytest.mark.nightly
-
 SIZES: Final = CacheSizes(num_blocks=ROOMY, num_host_blocks=HOST_BLOCKS)
 
 
@@ -117,9 +114,10 @@ def test_preempted_sequences_and_choices_say_the_same_on_two_ranks(
 @pytest.mark.parametrize(
     "shape",
     [
-        ParallelShape(pp=4),
+        # Starting four ranks takes most of the time.
+        pytest.param(ParallelShape(pp=4), marks=pytest.mark.nightly),
         ParallelShape(tp=2, sp=True),
-        ParallelShape(tp=2, pp=2, sp=True),
+        pytest.param(ParallelShape(tp=2, pp=2, sp=True), marks=pytest.mark.nightly),
     ],
     ids=["pp4", "tp2-sp", "tp2-pp2-sp"],
 )
