@@ -128,6 +128,9 @@ def tp(
     ] = None,
     degree: Annotated[int, typer.Option(min=2, help="Ranks of tp.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of both sides, a load.")] = 9,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Begin of a name: prefill, decode … [all]")
+    ] = None,
     w8a8: Annotated[bool, typer.Option(help="Weights and activations in 8 bits.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="File for the figures as JSON; a plot goes beside it.")
@@ -143,6 +146,7 @@ def tp(
                 models=models,
                 tp=degree,
                 rounds=rounds,
+                loads=tuple(only or ()),
                 quantization="w8a8" if w8a8 else "none",
             ),
             out=out,

@@ -49,6 +49,8 @@ class Settings:
     models: Path | None
     tp: int
     rounds: int
+    loads: tuple[str, ...]
+    """Beginnings of names; none: all."""
     quantization: Quantization
 
 
@@ -62,6 +64,8 @@ class Ratios:
     ranks_ms: float
     ratios: tuple[float, ...]
     """Time of one rank over that of several, round by round: 1 is as fast, more is faster."""
+    quiet_ratio: float
+    """The same of each side's fastest tenth of steps: those that nothing else disturbed."""
 
     @property
     def ratio(self) -> float:
@@ -97,6 +101,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
         figures = [
             _ratios(name, goal, one, several, settings.rounds)
             for name, goal in zip(LOADS, GOALS, strict=True)
+            if not settings.loads or name.name.startswith(settings.loads)
         ]
         memory = _memory(several, settings.tp)
     console = Console(width=max(Console().width, _WIDTH))
@@ -125,18 +130,25 @@ def _sides(settings: Settings, path: str) -> tuple[Side, Side]:
 def _ratios(load: Load, goal: float, one: "_Process", several: "_Process", rounds: int) -> Ratios:
     """Both sides in turns; a first round warms them up."""
     times: dict[_Process, list[float]] = {one: [], several: []}
+    steps: dict[_Process, list[float]] = {one: [], several: []}
     for number in range(rounds + 1):
         for side in (one, several) if number % 2 else (several, one):
-            seconds = median(side.time(load))
+            seconds = side.time(load)
             if number:
-                times[side].append(seconds)
+                times[side].append(median(seconds))
+                steps[side] += seconds
     return Ratios(
         load=load.name,
         goal=goal,
         one_rank_ms=median(times[one]) * 1e3,
         ranks_ms=median(times[several]) * 1e3,
         ratios=tuple(a / b for a, b in zip(times[one], times[several], strict=True)),
+        quiet_ratio=_fastest(steps[one]) / _fastest(steps[several]),
     )
+
+
+def _fastest(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[len(seconds) // 10]
 
 
 def _memory(side: "_Process", tp: int) -> list[RankBytes]:
@@ -196,7 +208,7 @@ def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
         f"with {settings.tp} threads"
     )
     table.add_column("steps")
-    for name in ("one rank, ms", f"tp {settings.tp}, ms", "ratio", "quarters", "goal"):
+    for name in ("one rank, ms", f"tp {settings.tp}, ms", "ratio", "quarters", "quiet", "goal"):
         table.add_column(name, justify="right")
     for one in figures:
         low, _, high = (
@@ -208,6 +220,7 @@ def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
             f"{one.ranks_ms:.2f}",
             f"{one.ratio:.3f}",
             f"{low:.3f} to {high:.3f}",
+            f"{one.quiet_ratio:.3f}",
             f"{one.goal:.2f}",
         )
     return table

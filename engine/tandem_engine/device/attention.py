@@ -232,7 +232,7 @@ def advance_attention(before: AttentionMetadata, blocks_of: BlocksOf) -> Attenti
     first_block, blocks, token_blocks = before.first_block, before.blocks, before.token_blocks
     if len(rows):
         begun = blocks_of(rows, positions[rows] // before.block_size)
-        blocks = np.insert(blocks, first_block[rows + 1], begun)
+        blocks = _inserted(blocks, first_block[rows + 1], begun)
         num_begun = np.zeros(len(first_block), dtype=np.int32)
         num_begun[rows + 1] = 1
         first_block = first_block + np.cumsum(num_begun, dtype=np.int32)
@@ -251,6 +251,17 @@ def advance_attention(before: AttentionMetadata, blocks_of: BlocksOf) -> Attenti
         token_blocks=token_blocks,
         token_offsets=offsets,
     )
+
+
+def _inserted(blocks: Int32s, at: Int32s, begun: Int32s | Sequence[int]) -> Int32s:
+    """Return `np.insert(blocks, at, begun)` where `at` grows, in less time."""
+    where = at + np.arange(len(at))
+    is_old = np.ones(len(blocks) + len(at), dtype=np.bool_)
+    is_old[where] = False
+    found = np.empty(len(is_old), dtype=np.int32)
+    found[where] = begun
+    found[is_old] = blocks
+    return found
 
 
 def _check(

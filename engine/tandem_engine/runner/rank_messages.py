@@ -17,7 +17,8 @@ they are numbered, and a decoder refuses others.
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
+from operator import is_not
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -201,16 +202,15 @@ class StepEncoder:
         return table_id
 
     def _changes(self, columns: BatchColumns, table_ids: list[int]) -> list[_Change]:
-        tables, last = columns.block_tables, self._last
-        if last is not None and table_ids is last.table_ids and tables == last.columns.block_tables:
-            return []
-        known = self._tables
+        tables, last, known = columns.block_tables, self._last, self._tables
         # A sequence keeps its tuple while nothing changes; contents are compared where it has not.
-        return [
-            _change(table_id, known[table_id], tuple(table))
-            for table_id, table in zip(table_ids, tables, strict=True)
-            if known[table_id] is not table
-        ]
+        if last is not None and table_ids is last.table_ids:
+            # No loop of Python's over the rows, few of which begin a block in a step.
+            before: Iterable[Sequence[int]] = last.columns.block_tables
+        else:
+            before = map(known.__getitem__, table_ids)
+        changed = compress(zip(table_ids, tables, strict=True), map(is_not, tables, before))
+        return [_change(table_id, known[table_id], tuple(table)) for table_id, table in changed]
 
     def _header(self, kind: int, *lengths: int) -> bytes:
         numbers = (kind, self._number, *lengths)

@@ -1,0 +1,95 @@
+"""Ranks answer as many of tandem-tiny's 500 questions as one rank does, in bfloat16 and in W8A8."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Final
+
+import pytest
+
+from tandem_engine.api.config import Quantization
+from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.device.registry import open_device
+from tandem_engine.model.decoder import allocate_kv_cache
+from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.executor import Executor, LocalExecutor
+from tandem_engine.runner.rank_group import RankGroup
+from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tandem_engine.text.codec import load_codec
+from tests.integration.bench import BLOCK_SIZE, END, MAX_SEQ_LEN, Bench, mixed
+from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
+from tests.unit.engine.native import native_kernels
+
+pytestmark = pytest.mark.nightly
+
+MOST_LOST: Final = 0.005
+NUM_BLOCKS: Final = 512
+SHAPES: Final = {
+    "tp2": ParallelShape(tp=2),
+    "tp4": ParallelShape(tp=4),
+}
+
+
+@contextmanager
+def ranks_of(shape: ParallelShape, quantization: Quantization) -> Iterator[Executor]:
+    native_kernels()
+    settings = RankSettings(
+        model_path=str(TINY),
+        shape=shape,
+        block_size=BLOCK_SIZE,
+        max_positions=MAX_SEQ_LEN,
+        quantization=quantization,
+    )
+    with RankGroup(settings) as ranks:
+        decoder = load_part(settings, open_device("cpu"), 0)
+        yield ranks.join(decoder, CacheSizes(num_blocks=NUM_BLOCKS))
+
+
+def one_rank(quantization: Quantization) -> Executor:
+    runtime = open_device("cpu")
+    decoder = load_decoder(
+        TINY, runtime=runtime, quantization=quantization, max_positions=MAX_SEQ_LEN
+    )
+    layout = decoder.cache_layout(BLOCK_SIZE)
+    return LocalExecutor(decoder, allocate_kv_cache(layout, num_blocks=NUM_BLOCKS, device="cpu"))
+
+
+def answers(executor: Executor) -> dict[int, str]:
+    """Greedy answers to all questions at once."""
+    codec = load_codec(TINY)
+    requests = [
+        Request(
+            request_id=str(number),
+            prompt_token_ids=tuple(codec.encode_chat(each.messages)),
+            sampling=SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0.0),
+            max_new_tokens=MAX_ANSWER_TOKENS,
+            stop_token_ids=frozenset({END}),
+            seeds=(0,),
+        )
+        for number, each in enumerate(held_out())
+    ]
+    said = Bench(mixed(256), num_blocks=NUM_BLOCKS, executor=executor).run(requests).tokens
+    return {
+        int(name): codec.decode([token for token in tokens if token != END])
+        for name, tokens in said.items()
+    }
+
+
+@cache
+def share_of_one_rank(quantization: Quantization) -> float:
+    return accuracy(held_out(), answers(one_rank(quantization)))
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8a8"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_ranks_answer_as_many_as_one_but_for_half_a_point(
+    shape: ParallelShape, quantization: Quantization
+) -> None:
+    with ranks_of(shape, quantization) as executor:
+        said = answers(executor)
+
+    found, of_one = accuracy(held_out(), said), share_of_one_rank(quantization)
+    print(f"{shape}, {quantization}: {found:.1%} right, {of_one:.1%} on one rank")
+    assert of_one >= LEAST_ACCURACY - MOST_LOST
+    assert found >= of_one - MOST_LOST, misses(held_out(), said)
