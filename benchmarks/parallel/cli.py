@@ -133,7 +133,7 @@ def tp(
     ] = None,
     w8a8: Annotated[bool, typer.Option(help="Weights and activations in 8 bits.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="File for the figures as JSON; a plot goes beside it.")
+        Path | None, typer.Option(help="File for the figures as JSON.")
     ] = None,
 ) -> None:
     """Measure ranks of tp with a thread each beside one rank with as many; memory of each rank."""

@@ -27,8 +27,8 @@ MOST_LOST: Final = 0.005
 NUM_BLOCKS: Final = 512
 SHAPES: Final = {
     "tp2": ParallelShape(tp=2),
-    "tp4": ParallelShape(tp=4),
 }
+"""tandem-tiny's 6 heads and 2 KV heads can be cut in two."""
 
 
 @contextmanager
@@ -90,6 +90,5 @@ def test_ranks_answer_as_many_as_one_but_for_half_a_point(
         said = answers(executor)
 
     found, of_one = accuracy(held_out(), said), share_of_one_rank(quantization)
-    print(f"{shape}, {quantization}: {found:.1%} right, {of_one:.1%} on one rank")
     assert of_one >= LEAST_ACCURACY - MOST_LOST
     assert found >= of_one - MOST_LOST, misses(held_out(), said)
