@@ -132,9 +132,7 @@ def tp(
         list[str] | None, typer.Option(help="Begin of a name: prefill, decode … [all]")
     ] = None,
     w8a8: Annotated[bool, typer.Option(help="Weights and activations in 8 bits.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="File for the figures as JSON.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:
     """Measure ranks of tp with a thread each beside one rank with as many; memory of each rank."""
     from benchmarks.parallel.tp import Settings, run_all
