@@ -1,5 +1,7 @@
 """dp ranks in processes of their own, which share out the rows, give the tokens of one rank."""
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,7 +26,7 @@ from tests.integration.bench import (
     truth,
     with_async_scheduling,
 )
-from tests.integration.test_ranks import assert_same, ranks_of
+from tests.integration.test_ranks import assert_same, ranks_of, step_until_lost
 
 # Left out of CI until its bounds have been measured on a busy machine.
 pytestmark = pytest.mark.nightly
@@ -111,6 +113,22 @@ def test_a_dp_rank_without_rows_keeps_step(
     assert_same(one, truth())
     assert set(yielding) == {(1, 0)}
     assert_same(Bench(SCHEDULES["continuous"], executor=pair, dp=DP).run(crowd()), truth())
+
+
+def test_a_killed_dp_rank_is_named() -> None:
+    with ranks_of(ParallelShape(dp=DP), timeout_s=10.0) as (group, executor):
+        (pid,) = group.pids
+        bench = Bench(mixed(48), executor=executor, dp=DP)
+        for one in crowd():
+            bench.engine.add(one)
+        bench.engine.step(lambda: 0.0)
+        os.kill(pid, signal.SIGKILL)
+
+        reason = step_until_lost(bench)
+
+        assert "Rank 1" in reason
+        assert "SIGKILL" in reason
+        bench.engine.close()
 
 
 @pytest.mark.parametrize(

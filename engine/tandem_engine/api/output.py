@@ -60,7 +60,5 @@ class EngineStats:
     """Those of them that the prefix cache had."""
     num_evicted_blocks: int = 0
     """Cached blocks that were evicted, since the start."""
-    free_kv_blocks: tuple[int, ...] = ()
-    """`num_free_kv_blocks` by dp rank."""
     tpot_pace: float | None = None
     """Share of the TPOT target that decode rows are paced by; None: there is no target."""

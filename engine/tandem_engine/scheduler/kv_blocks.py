@@ -15,7 +15,7 @@ from tandem_engine.scheduler.dp_rank_blocks import Copies, DPRankBlocks
 from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.sequence import Sequence, SequenceGroup
 
-_Room = tuple[DPRankBlocks, list[int]]
+_Home = tuple[DPRankBlocks, list[int]]
 """Where a sequence can start, and the blocks that it can share there."""
 
 
@@ -89,10 +89,10 @@ class KVBlocks:
             watermark: Blocks that must stay free in its dp rank beside its own, unless all are.
             closed: dp ranks where sequences that were swapped out come first.
         """
-        place = self._place(sequence, watermark, closed)
-        if isinstance(place, Reason):
-            return place
-        rank, found = place
+        home = self._choose(sequence, watermark, closed)
+        if isinstance(home, Reason):
+            return home
+        rank, found = home
         self._move(sequence.group, self.dp_ranks.index(rank))
         rank.start(sequence, found)
         return None
@@ -104,8 +104,8 @@ class KVBlocks:
         candidates = self._candidates(sequence)
         if len(candidates) == 1:
             return len(candidates[0].find(sequence)) * self.block_size
-        place = self._place(sequence, watermark, closed)
-        return 0 if isinstance(place, Reason) else len(place[1]) * self.block_size
+        home = self._choose(sequence, watermark, closed)
+        return 0 if isinstance(home, Reason) else len(home[1]) * self.block_size
 
     def roomiest(self, sequence: Sequence) -> int:
         """Return the dp rank that is the next to have room for a waiting sequence."""
@@ -214,15 +214,15 @@ class KVBlocks:
         """The dp ranks that a waiting sequence may start in."""
         return (self.of(sequence),) if self.is_bound(sequence) else self.dp_ranks
 
-    def _place(
+    def _choose(
         self, sequence: Sequence, watermark: int, closed: Collection[int]
-    ) -> _Room | Reason:
+    ) -> _Home | Reason:
         """Choose the dp rank for a sequence, of those that have room; or return why there is none.
 
         It waits for a beginning that another one computes only where no dp rank has room for
         computing it again: meanwhile that one would be idle.
         """
-        best: _Room | None = None
+        best: _Home | None = None
         reason = Reason.SWAPPED_OUT
         for rank in self._candidates(sequence):
             if closed and self.dp_ranks.index(rank) in closed:

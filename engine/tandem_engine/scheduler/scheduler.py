@@ -258,7 +258,6 @@ class Scheduler:
             num_swapped=len(queues.swapped),
             num_kv_blocks=blocks.num_blocks,
             num_free_kv_blocks=blocks.num_free,
-            free_kv_blocks=tuple(pool.num_free for pool in pools),
             num_cached_kv_blocks=sum(pool.num_cached for pool in pools),
             num_host_blocks=sum(host.num_blocks for host in hosts),
             num_free_host_blocks=sum(host.num_free for host in hosts),

@@ -79,7 +79,7 @@ def documented_report() -> StepsReport:
 
 def _zeros(part: Any) -> dict[str, int]:
     """Return 0 for each number of a part of the report that is always there."""
-    return {one.name: 0 for one in fields(part) if one.name not in {"tpot_pace", "free_kv_blocks"}}
+    return {one.name: 0 for one in fields(part) if one.name != "tpot_pace"}
 
 
 def _waits(sequence_id: str) -> WaitExplanation:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -39,8 +38,7 @@ def series(families: Iterable[Metric]) -> dict[str, str]:
 def engine_series() -> dict[str, str]:
     slo = Slo(ttft=LatencyTarget(target="1s"), tpot=LatencyTarget(target="50ms"))
     metrics = EngineMetrics("tiny", slo=slo)
-    ones: dict[str, Any] = {field.name: 1 for field in fields(EngineStats)}
-    stats = EngineStats(**ones)
+    stats = EngineStats(**{field.name: 1 for field in fields(EngineStats)})
     metrics.state(stats, prices=StepTimeModel().prices)
     for _ in range(FEWEST):
         metrics.received(num_prompt=1, num_choices=1)

@@ -1,12 +1,13 @@
 """Helpers of the scheduler's tests: requests, schedules, and an engine in virtual time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import LOWEST_PRIORITY, Request, SamplingParams
 from tandem_engine.api.slo import Slo
+from tandem_engine.api.step import Step
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
 from tandem_engine.kvcache.host import HostPool
@@ -191,3 +192,18 @@ def rows(progress: Progress) -> dict[str, int]:
 def counting(ids: Iterable[str], num_output: int) -> dict[str, list[int]]:
     """Return the tokens of sequences under the counting runner when they get all of them."""
     return {each: list(range(num_output)) for each in ids}
+
+
+def check_dp_ranks(bench: Bench, step: Step, request_of: Mapping[str, Request]) -> None:
+    """Raise AssertionError unless a row, a copy and a request have blocks of one dp rank."""
+    homes: dict[str, int] = {}
+    for each, table in zip(step.sequence_ids, step.block_tables, strict=True):
+        (home,) = {block // bench.pool.num_blocks for block in table}
+        assert homes.setdefault(request_of[each].request_id, home) == home
+    for copies, source, target in (
+        (step.swapped_out, bench.pool, bench.host),
+        (step.swapped_in, bench.host, bench.pool),
+        (step.copied, bench.pool, bench.pool),
+    ):
+        for copy in copies:
+            assert copy.source // source.num_blocks == copy.target // target.num_blocks

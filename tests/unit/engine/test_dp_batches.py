@@ -157,10 +157,10 @@ def test_a_batch_that_goes_on_is_parted_as_one_that_is_new(
         attention = advance_attention(batch.attention, blocks_of)
         batch = replace(batch, attention=attention, token_ids=batch.token_ids + 100)
         advanced = [each.part(batch) for each in known]
-        anew = [each.part(batch) for each in batches_of(3)]
+        again = [each.part(batch) for each in batches_of(3)]
 
         assert_is_parted(batch, advanced)
-        for one, other in zip(advanced, anew, strict=True):
+        for one, other in zip(advanced, again, strict=True):
             for field in fields(AttentionMetadata):
                 got = getattr(one.batch.attention, field.name)
                 want = getattr(other.batch.attention, field.name)

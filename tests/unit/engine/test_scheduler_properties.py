@@ -23,7 +23,14 @@ from tandem_engine.engine import Progress
 from tandem_engine.scheduler.sequence import State
 from tandem_engine.scheduler.step_builder import SKIPPING_REASONS
 from tests.unit.engine.moody_runner import MoodyRunner
-from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, request, standard, tokens
+from tests.unit.engine.scheduling import (
+    BLOCK_SIZE,
+    Bench,
+    check_dp_ranks,
+    request,
+    standard,
+    tokens,
+)
 
 MOST_ROWS = 8
 LONGEST_PROMPT = 100
@@ -252,7 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_deadlines(progress, started)
         assert not any("AssertionError" in cause for cause in progress.failed.values())
         self.check_rows(step, num_rows)
-        self.check_dp_ranks(step)
+        check_dp_ranks(self.bench, step, self.request_of)
         self.check_decodes(step)
         # What is known of before the call says nothing of steps that were made in another one.
         if not was_async:
@@ -295,24 +302,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             == 1
         )
-
-    def check_dp_ranks(self, step: Step) -> None:
-        """A row, a copy and a request have blocks of one dp rank."""
-        pools, hosts = self.bench.pools, self.bench.hosts
-        homes: dict[str, int] = {}
-        for each, table in zip(step.sequence_ids, step.block_tables, strict=True):
-            (home,) = {block // pools[0].num_blocks for block in table}
-            assert homes.setdefault(self.request_of[each].request_id, home) == home
-        for copies, source, target in (
-            (step.swapped_out, pools, hosts),
-            (step.swapped_in, hosts, pools),
-            (step.copied, pools, pools),
-        ):
-            for copy in copies:
-                at = copy.source // source[0].num_blocks, copy.target // target[0].num_blocks
-                assert at[0] == at[1]
-        for pool in pools:
-            pool.check_integrity()
 
     def check_budget(self, step: Step, before: dict[str, State]) -> None:
         schedule, most = self.schedule, self.schedule.max_prefill_tokens
