@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
-from tandem_engine.api.config import EngineConfig, ScheduleConfig
+from tandem_engine.api.config import EngineConfig, ParallelismConfig, ScheduleConfig
 from tandem_engine.api.engine_client import EngineLimits
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.request import Request, SamplingParams
@@ -18,23 +19,19 @@ from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
-from tandem_engine.kvcache.capacity import (
-    GIB,
-    Capacity,
-    in_gib,
-    size_by_gib,
-    size_by_memory,
-    size_host,
-)
-from tandem_engine.kvcache.fit import Fit, ReplicaMemory, Requirements, fit
-from tandem_engine.kvcache.host import HostPool
+from tandem_engine.kvcache.capacity import GIB, Capacity, StepCost, in_gib
+from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
+from tandem_engine.kvcache.fit import Fit, ReplicaMemory
 from tandem_engine.kvcache.layout import CacheLayout
-from tandem_engine.kvcache.pool import BlockPool
+from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, memory_in_words, size_ranks
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
-from tandem_engine.runner.executor import LocalExecutor
+from tandem_engine.parallel.plan import ParallelShape, plan_rank
+from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.profile import profile_steps
+from tandem_engine.runner.rank_group import RankGroup
+from tandem_engine.runner.rank_process import CacheSizes, Loaded, RankMemory, RankSettings
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.text.codec import CheckpointCodec, load_codec
@@ -47,6 +44,10 @@ _REPORT_EVERY_S = 0.5
 _BAR_WIDTH = 24
 _ANGLE_BYTES = 12
 """Of a position and value of a head, while its cosines and sines are computed."""
+
+RANK_TIMEOUT_S = 20.0
+"""The longest silence of a rank, as one that is stopped, until the replica ends: with what it takes
+to notice and to end the others, less than 30 seconds."""
 
 Report = Callable[[str], None]
 
@@ -70,41 +71,102 @@ def build_engine(
         check_readable(folder)
     codec = load_codec(folder)
     model = read_decoder_config(folder)
-    runtime = open_device(config.device, memory_bytes=config.memory_bytes)
-    max_positions = _max_positions(config, model, runtime)
-    report(runtime.set_num_threads(config.num_threads))
-    process = runtime.memory().used
-    decoder = _load(config, runtime, max_positions, report)
-    memory = _memory(config, runtime, process=process)
-    fitted = _fit(config, decoder, runtime, memory, report)
-    runtime.begin_steps()
-    capacity = _capacity(config, decoder, memory, fitted)
-    num_host_blocks = _num_host_blocks(config, decoder, memory, capacity)
-    chosen = list(_reductions(config.schedule, max_positions, fitted))
-    limits = _limits(config, decoder, capacity, fitted)
-    config = config.model_copy(update={"schedule": in_force(config.schedule, limits, config.slo)})
-    for one in consequences(config.schedule, config.slo, max_seq_len=limits.max_seq_len):
-        report(one.text)
-    layout = _layout(config, decoder)
-    report(capacity.in_words(layout, num_host_blocks=num_host_blocks, chosen=chosen))
-    engine = _engine(config, decoder, capacity, runtime, num_host_blocks=num_host_blocks)
-    _warm_up(engine, capacity)
-    metrics = EngineMetrics(
-        model_name, schedule=config.schedule, slo=config.slo, aliases=config.metric_aliases
-    )
-    loop = EngineLoop(engine, metrics, config.schedule)
-    loop.start()
+    shape = shape_of(config.parallelism)
+    shape.check_model(model)
+    runtime = open_device(config.device, memory_bytes=_memory_of_a_rank(config))
+    max_positions = _max_positions(config, model, shape, runtime)
+    with ExitStack() as stack:
+        group = _start_ranks(config, shape, runtime, max_positions)
+        if group is not None:
+            # Where the start fails, no rank is left.
+            stack.callback(group.close)
+        report(runtime.set_num_threads(config.num_threads, num_ranks=shape.world_size))
+        process = runtime.memory().used
+        decoder = _load(config, shape, runtime, max_positions, report)
+        memory = RankMemory.of(runtime, process=process)
+        ranks = _sizes(config, decoder, runtime, memory, group)
+        fits = _fit(config, decoder, ranks, report)
+        runtime.begin_steps()
+        capacity, num_host_blocks = size_ranks(config, ranks, fits)
+        limits = _limits(config, decoder, capacity, fits[0])
+        requested = config.schedule
+        in_use = in_force(requested, limits, config.slo)
+        config = config.model_copy(update={"schedule": in_use})
+        for one in consequences(in_use, config.slo, max_seq_len=limits.max_seq_len):
+            report(one.text)
+        words = capacity.in_words(
+            *(rank.layout for rank in ranks),
+            num_dp=shape.dp,
+            num_host_blocks=num_host_blocks,
+            chosen=list(_reductions(requested, max_positions, fits[0])),
+        )
+        report(words)
+        engine = _engine(
+            config, decoder, capacity, runtime, num_host_blocks=num_host_blocks, group=group
+        )
+        _warm_up(engine, capacity)
+        metrics = EngineMetrics(
+            model_name, schedule=in_use, slo=config.slo, aliases=config.metric_aliases
+        )
+        loop = EngineLoop(engine, metrics, in_use)
+        loop.start()
+        # From now on the loop ends the ranks.
+        stack.pop_all()
+    if group is not None:
+        group.watch(loop.lose)
     return AsyncEngine(
         loop,
         codec=codec,
         limits=limits,
-        schedule=config.schedule,
+        schedule=in_use,
         end_token_ids=_end_token_ids(decoder.config, codec),
         metrics=metrics,
     )
 
 
-def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRuntime) -> int:
+def shape_of(parallelism: ParallelismConfig) -> ParallelShape:
+    """The degrees of parallelism that settings ask for."""
+    return ParallelShape(
+        tp=parallelism.num_tp, pp=parallelism.pp, dp=parallelism.num_dp, sp=parallelism.sp
+    )
+
+
+def _memory_of_a_rank(config: EngineConfig) -> int | None:
+    """Its share of the replica's memory; None: the device finds out."""
+    num_ranks = config.parallelism.ranks
+    if num_ranks == 1:
+        return config.memory_bytes
+    # Ranks that found out for themselves would each count the same memory.
+    total = config.memory_bytes or open_device(config.device).memory().total
+    return total // num_ranks
+
+
+def _start_ranks(
+    config: EngineConfig, shape: ParallelShape, runtime: DeviceRuntime, max_positions: int
+) -> RankGroup | None:
+    """Let the other ranks begin to load the model; None: there are none."""
+    if shape.world_size == 1:
+        return None
+    return RankGroup(
+        RankSettings(
+            model_path=config.model_path,
+            shape=shape,
+            block_size=config.schedule.cache_block_size,
+            max_positions=max_positions,
+            dtype=config.dtype,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+            device=config.device,
+            memory_bytes=runtime.memory().total,
+            num_threads=config.num_threads,
+            timeout_s=RANK_TIMEOUT_S,
+        )
+    )
+
+
+def _max_positions(
+    config: EngineConfig, model: DecoderConfig, shape: ParallelShape, runtime: DeviceRuntime
+) -> int:
     """The longest sequence that may be requested: maxSeqLen, or else the model's limit.
 
     Angles are kept for each position; there is no use for more positions than the memory holds with
@@ -122,9 +184,10 @@ def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRu
             f"{max_seq_len}, so that there is room for an answer."
         )
     total = runtime.memory().total
+    plans = [plan_rank(shape, model, rank) for rank in range(shape.world_size)]
     cache = CacheLayout(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
+        num_layers=max(len(plan.layers) for plan in plans),
+        num_kv_heads=max(len(plan.kv_heads) for plan in plans),
         head_dim=model.head_dim,
         dtype="float16",
         block_size=config.schedule.cache_block_size,
@@ -134,14 +197,19 @@ def _max_positions(config: EngineConfig, model: DecoderConfig, runtime: DeviceRu
     if config.max_seq_len is not None and max_seq_len > most:
         raise ConfigError(
             f"maxSeqLen is {max_seq_len}; keys, values and angles of such a sequence take at least "
-            f"{in_gib(max_seq_len * of_token)}, and this replica's memory is {in_gib(total)}: "
+            f"{in_gib(max_seq_len * of_token)}, and this "
+            f"{'replica' if len(plans) == 1 else 'rank'}'s memory is {in_gib(total)}: "
             f"lower maxSeqLen, or raise resources.memory."
         )
     return min(max_seq_len, most)
 
 
 def _load(
-    config: EngineConfig, runtime: DeviceRuntime, max_positions: int, report: Report
+    config: EngineConfig,
+    shape: ParallelShape,
+    runtime: DeviceRuntime,
+    max_positions: int,
+    report: Report,
 ) -> Decoder:
     started = last = time.monotonic()
 
@@ -161,6 +229,7 @@ def _load(
         runtime=runtime,
         max_positions=max_positions,
         progress=progress,
+        shape=shape,
     )
     if decoder.quantization:
         report(decoder.quantization)
@@ -174,57 +243,64 @@ def _progress_line(done: int, total: int) -> str:
     return f"Loading weights {bar} {100 * done // total} % of {total / _MIB:.1f} MiB"
 
 
-def _memory(config: EngineConfig, runtime: DeviceRuntime, *, process: int) -> ReplicaMemory:
-    """The memory, when the weights are in it and nothing else is."""
-    memory = runtime.memory()
+def _memory(config: EngineConfig, memory: RankMemory, *, rank: int = 0) -> ReplicaMemory:
+    """The memory of a rank, when the weights are in it and nothing else is."""
+    num_ranks = config.parallelism.ranks
+    npu_mem_size = config.npu_mem_size * GIB // num_ranks
     return ReplicaMemory(
+        rank=rank,
+        num_ranks=num_ranks,
         total=memory.total,
-        process=process,
-        weights=memory.used - process,
+        process=memory.process,
+        weights=memory.weights,
         # On a CPU the blocks that sequences are swapped out to are of the same memory.
-        host=config.cpu_mem_size * GIB,
-        kv_cache=config.npu_mem_size * GIB if config.npu_mem_size > 0 else None,
+        host=config.cpu_mem_size * GIB // num_ranks,
+        kv_cache=npu_mem_size if npu_mem_size > 0 else None,
     )
 
 
-def _fit(
+def _sizes(
     config: EngineConfig,
     decoder: Decoder,
     runtime: DeviceRuntime,
-    memory: ReplicaMemory,
-    report: Report,
-) -> Fit:
-    """Fit the settings into `memory` by measured steps; take them as given where blocks are."""
-    schedule = config.schedule
-    if config.num_kv_blocks is not None:
-        return Fit(
-            max_seq_len=config.max_seq_len or decoder.max_positions,
-            max_batch_size=schedule.max_batch_size,
-            step=0,
-            step_tokens=0,
-        )
+    memory: RankMemory,
+    group: RankGroup | None,
+) -> list[RankSizes]:
+    """What the ranks have in their memory, and what steps cost them."""
     layout = _layout(config, decoder)
-    cost = profile_steps(
-        decoder,
-        runtime,
-        block_size=schedule.cache_block_size,
-        kv_dtype=_kv_dtype(config, decoder),
+    loaded = [Loaded(memory=memory, layout=layout)]
+    costs: Sequence[StepCost | None] = [None] * config.parallelism.ranks
+    is_measured = config.num_kv_blocks is None
+    if group is not None:
+        loaded += group.await_loaded()
+        if is_measured:
+            costs = group.profile(decoder, runtime)
+    elif is_measured:
+        costs = [
+            profile_steps(
+                decoder,
+                runtime,
+                block_size=layout.block_size,
+                kv_dtype=_kv_dtype(config, decoder),
+            )
+        ]
+    return [
+        RankSizes(memory=_memory(config, one.memory, rank=rank), layout=one.layout, cost=cost)
+        for rank, (one, cost) in enumerate(zip(loaded, costs, strict=True))
+    ]
+
+
+def _fit(
+    config: EngineConfig, decoder: Decoder, ranks: Sequence[RankSizes], report: Report
+) -> Sequence[Fit]:
+    """Fit the settings into the memory by measured steps; take them as given where blocks are."""
+    fits = fit_ranks(
+        config, ranks, model_limit=decoder.max_positions, vocab_size=decoder.config.vocab_size
     )
-    required = Requirements(
-        schedule=schedule,
-        model_limit=decoder.max_positions,
-        max_seq_len=config.max_seq_len,
-        max_input_token_len=config.max_input_token_len,
-        vocab_size=decoder.config.vocab_size,
-        layout=layout,
-    )
-    fitted = fit(required, memory, cost)
-    report(
-        f"Memory: {in_gib(memory.total)}, of which the process takes {in_gib(memory.process)}, "
-        f"weights {in_gib(memory.weights)} and the largest step {in_gib(fitted.step)} "
-        f"({fitted.step_tokens} tokens, {fitted.max_batch_size} rows)"
-    )
-    return fitted
+    if config.num_kv_blocks is None:
+        for rank, fitted in zip(ranks, fits, strict=True):
+            report(memory_in_words(rank.memory, fitted))
+    return fits
 
 
 def _reductions(requested: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
@@ -235,53 +311,12 @@ def _reductions(requested: ScheduleConfig, max_positions: int, fitted: Fit) -> I
         yield f"maxBatchSize {fitted.max_batch_size} of {requested.max_batch_size}"
 
 
-def _capacity(
-    config: EngineConfig, decoder: Decoder, memory: ReplicaMemory, fitted: Fit
-) -> Capacity:
-    layout = _layout(config, decoder)
-    if config.num_kv_blocks is not None:
-        return Capacity(
-            num_blocks=config.num_kv_blocks,
-            block_size=layout.block_size,
-            max_seq_len=fitted.max_seq_len,
-        ).checked(layout, available=0, activations=0)
-    if config.npu_mem_size > 0:
-        return size_by_gib(
-            layout,
-            max_seq_len=fitted.max_seq_len,
-            gib=config.npu_mem_size,
-            available=memory.left,
-            activations=fitted.step,
-        )
-    return size_by_memory(
-        layout,
-        max_seq_len=fitted.max_seq_len,
-        available=memory.left,
-        activations=fitted.step,
-    )
-
-
 def _kv_dtype(config: EngineConfig, decoder: Decoder) -> torch.dtype:
     return torch.int8 if config.kv_cache_dtype == "int8" else decoder.dtype
 
 
 def _layout(config: EngineConfig, decoder: Decoder) -> CacheLayout:
     return decoder.cache_layout(config.schedule.cache_block_size, _kv_dtype(config, decoder))
-
-
-def _num_host_blocks(
-    config: EngineConfig, decoder: Decoder, memory: ReplicaMemory, capacity: Capacity
-) -> int:
-    """Blocks for sequences that are swapped out: cpuMemSize."""
-    if config.num_host_blocks is not None:
-        return config.num_host_blocks
-    layout = _layout(config, decoder)
-    taken = capacity.num_blocks * layout.block_bytes
-    return size_host(
-        layout,
-        gib=config.cpu_mem_size,
-        available=memory.left + memory.host - taken,
-    )
 
 
 def _engine(
@@ -291,15 +326,40 @@ def _engine(
     runtime: DeviceRuntime,
     *,
     num_host_blocks: int = 0,
+    group: RankGroup | None = None,
 ) -> Engine:
+    executor = _executor(config, decoder, capacity, num_host_blocks, group)
+    runner = ModelRunner(
+        executor,
+        runtime=runtime,
+        block_size=capacity.block_size,
+        on_close=None if group is None else group.close,
+    )
+    dp = config.parallelism.num_dp
+    scheduler = Scheduler(
+        config.schedule,
+        dp_pools(dp, capacity.num_blocks, capacity.block_size),
+        host=dp_host_pools(dp, num_host_blocks),
+        slo=config.slo,
+        num_stages=executor.num_stages,
+    )
+    return Engine(scheduler, runner)
+
+
+def _executor(
+    config: EngineConfig,
+    decoder: Decoder,
+    capacity: Capacity,
+    num_host_blocks: int,
+    group: RankGroup | None,
+) -> Executor:
+    if group is not None:
+        sizes = CacheSizes(num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks)
+        return group.join(decoder, sizes)
     layout = _layout(config, decoder)
     kv_cache = allocate_kv_cache(layout, num_blocks=capacity.num_blocks, device=decoder.device)
     host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)
-    executor = LocalExecutor(decoder, kv_cache, host_cache=host_cache if num_host_blocks else None)
-    runner = ModelRunner(executor, runtime=runtime, block_size=capacity.block_size)
-    pool = BlockPool(capacity.num_blocks, capacity.block_size)
-    host = HostPool(num_host_blocks)
-    return Engine(Scheduler(config.schedule, pool, host=host, slo=config.slo), runner)
+    return LocalExecutor(decoder, kv_cache, host_cache=host_cache if num_host_blocks else None)
 
 
 def _warm_up(engine: Engine, capacity: Capacity) -> None:

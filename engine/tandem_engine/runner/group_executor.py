@@ -7,8 +7,10 @@ from torch import Tensor
 
 from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import Step
+from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.executor import PendingLogits, RankExecutor
+from tandem_engine.runner.peer_process import PeerLost
 from tandem_engine.runner.rank_batches import columns_of
 from tandem_engine.runner.rank_messages import StepEncoder
 
@@ -103,8 +105,10 @@ class GroupExecutor:
         try:
             yield
         except Exception as error:
-            self._abort(f"Rank 0 cannot go on: {type(error).__name__}: {error}")
-            self._lost = RankLost(f"{error} {self._exits()}".rstrip())
+            told = isinstance(error, CollectiveError | PeerLost)
+            cause = str(error) if told else f"Rank 0 cannot go on: {type(error).__name__}: {error}."
+            self._abort(cause)
+            self._lost = RankLost(f"{cause} {self._exits()}".rstrip())
             raise self._lost from error
 
 

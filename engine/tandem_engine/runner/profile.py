@@ -12,10 +12,10 @@ Ranks that share a model run the same steps together, and each measures its own 
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import torch
 
@@ -77,6 +77,11 @@ class StepMemory(NamedTuple):
         """Bytes that the step took."""
         return max(0, self.peak - self.before)
 
+    @classmethod
+    def over(cls, parts: Sequence[Self]) -> Self:
+        """The memory of a step that was computed in several parts."""
+        return cls(before=parts[0].before, peak=max(part.peak for part in parts))
+
 
 class ProfilePlan:
     """The steps that are run, and what their memory tells.
@@ -100,15 +105,16 @@ class ProfilePlan:
         self.block_size = block_size
         self.num_blocks = max(many * -(-longest // block_size), -(-context // block_size), NUM_ROWS)
 
-    def run(self, executor: Executor, runtime: DeviceRuntime) -> list[StepMemory]:
-        """Run the steps; return the memory of each.
+    def run(self, executor: Executor, runtime: DeviceRuntime) -> Iterator[StepMemory]:
+        """Run one step after another; yield the memory of each.
 
         Raises:
             ConfigError: The model does not run.
             ReplicaLost: Another rank cannot go on.
         """
         runner = ModelRunner(executor, runtime=runtime, block_size=self.block_size)
-        return [self._measure(runner, runtime, rows) for rows in self._steps]
+        for rows in self._steps:
+            yield self._measure(runner, runtime, rows)
 
     def cost(self, measured: Sequence[StepMemory]) -> StepCost:
         """What steps cost a process that has measured those of `run`."""
@@ -165,7 +171,9 @@ def profile_steps(
         ConfigError: The model does not run, or its KV cache cannot be of that type.
     """
     plan = ProfilePlan(decoder.max_positions, block_size)
-    measured = plan.run(LocalExecutor(*first_layers(decoder, runtime, plan, kv_dtype)), runtime)
+    layers = first_layers(decoder, runtime, plan, kv_dtype)
+    measured = list(plan.run(LocalExecutor(*layers), runtime))
+    del layers
     give_back(runtime)
     return plan.cost(measured)
 

@@ -1,19 +1,23 @@
 """The processes of a replica's ranks on this host: started, waited for and ended by rank 0."""
 
 import os
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.runtime import DeviceRuntime
+from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.parallel.segment import SharedSegment
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.runner.executor import RankExecutor
-from tandem_engine.runner.group_executor import GroupExecutor
+from tandem_engine.runner.group_executor import GroupExecutor, RankLost
+from tandem_engine.runner.profile import ProfilePlan, StepMemory, first_layers, give_back
 from tandem_engine.runner.rank_launcher import (
     ProcessLauncher,
     RankHandle,
@@ -25,13 +29,17 @@ from tandem_engine.runner.rank_process import (
     CacheSizes,
     GroupAddress,
     Loaded,
+    Profile,
+    Profiled,
     RankSettings,
     Ready,
     StartFailed,
     join_world,
     prepare_executor,
 )
+from tandem_engine.runner.rank_watch import RankWatch
 from tandem_engine.runner.stage_collectives import world_shape
+from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
 
 START_TIMEOUT_S: Final = 600.0
@@ -42,13 +50,18 @@ _END_TIMEOUT_S: Final = 5.0
 _REAP_TIMEOUT_S: Final = 1.0
 """Time between what others notice of the end of a process, and its exit status."""
 
+_Report = TypeVar("_Report", Loaded, Profiled, Ready)
+
 
 class RankGroup:
     """Ranks 1 … n - 1 of a replica, seen from rank 0, which is this process.
 
         group = RankGroup(settings)          # they begin to load
         decoder = load_part(settings, runtime, 0)
+        loaded = group.await_loaded()        # may be left out, as the next one
+        costs = group.profile(decoder, runtime)
         executor = group.join(decoder, sizes)
+        group.watch(lose)
         …
         group.close()
 
@@ -76,14 +89,13 @@ class RankGroup:
         self._ranks: Sequence[RankHandle] = ()
         self._communicator: SharedMemoryCommunicator | None = None
         self._local: RankExecutor | None = None
+        self._loaded: list[Loaded] | None = None
+        self._watch: RankWatch | None = None
+        self._reaping = threading.Lock()
         others = range(1, settings.shape.world_size)
         self._world = make_segment(world_shape(settings.shape))
-        self._channel = SharedSegment.create(
-            channel_bytes(num_readers=len(others), ring_bytes=_RING_BYTES)
-        )
-        self._writer: StepWriter | None = StepWriter(
-            self._channel.buffer, ranks=others, timeout_s=settings.timeout_s
-        )
+        # The steps that are measured have a channel of their own, whose end is the end of those.
+        self._profile_channel, self._channel = (_Channel(settings, others) for _ in range(2))
         try:
             self._ranks = self._launcher.launch([self._task(rank) for rank in others])
         except BaseException:
@@ -94,6 +106,62 @@ class RankGroup:
     def pids(self) -> Sequence[int]:
         """Processes of the ranks from 1 on, once they have joined."""
         return [rank.pid for rank in self._ranks]
+
+    def await_loaded(self) -> Sequence[Loaded]:
+        """Wait until the other ranks have their weights; return the reports from rank 1 on.
+
+        Raises:
+            RankStartError: A rank cannot start; none is left then.
+        """
+        with self._or_close():
+            if self._loaded is None:
+                for rank in self._ranks:
+                    rank.connect(self._start_timeout_s)
+                self._loaded = [self._await_report(rank, Loaded) for rank in self._ranks]
+            return self._loaded
+
+    def profile(self, decoder: Decoder, runtime: DeviceRuntime) -> list[StepCost]:
+        """Run a few small steps on all ranks, and tell what steps cost each of them.
+
+        To be called once, before `join` and before any other step.
+
+        Args:
+            decoder: The part of rank 0.
+            runtime: Its device.
+
+        Returns:
+            The cost by rank, from rank 0 on.
+
+        Raises:
+            RankStartError: A rank cannot start; none is left then.
+            RankLost: A step has failed; no rank is left then.
+            ConfigError: The model does not run, or its KV cache cannot be of that type.
+        """
+        with self._or_close():
+            self._order(Profile())
+            plan = ProfilePlan(decoder.max_positions, self._settings.block_size)
+            own, ends = self._measure(plan, decoder, runtime)
+            give_back(runtime)
+            self._profile_channel.end()
+            others = [self._await_report(rank, Profiled).memory for rank in self._ranks]
+            self._profile_channel.close()
+            begins = [0, *ends[:-1]]
+            spans = list(zip(begins, ends, strict=True))
+            measured = [[StepMemory.over(one[begin:end]) for begin, end in spans] for one in others]
+            return [plan.cost(one) for one in (own, *measured)]
+
+    def _measure(
+        self, plan: ProfilePlan, decoder: Decoder, runtime: DeviceRuntime
+    ) -> tuple[list[StepMemory], list[int]]:
+        """Memory of each step on rank 0, and the messages published until its end."""
+        layers = first_layers(decoder, runtime, plan, self._settings.kv_dtype(decoder))
+        channel, own, ends = self._profile_channel, [], []
+        # Each dp rank computes all rows.
+        with closing(StageExecutor(*layers, self._joined())) as local:
+            for memory in plan.run(self._executor(local, channel, decoder), runtime):
+                own.append(memory)
+                ends.append(channel.num_messages)
+        return own, ends
 
     def join(self, decoder: Decoder, sizes: CacheSizes) -> GroupExecutor:
         """Wait until all ranks are ready; return the executor of all of them.
@@ -106,46 +174,31 @@ class RankGroup:
             RankStartError: A rank cannot start; none is left then.
             CollectiveError: A rank has not joined in time.
         """
-        try:
-            return self._join(decoder, sizes)
-        except BaseException:
-            self.close()
-            raise
+        with self._or_close():
+            self._order(sizes)
+            communicator = self._joined()
+            make = prepare_executor(self._settings, decoder, sizes)
+            for rank in self._ranks:
+                self._await_report(rank, Ready)
+            self._local = make(communicator)
+            return self._executor(self._local, self._channel, decoder)
 
-    def _join(self, decoder: Decoder, sizes: CacheSizes) -> GroupExecutor:
-        for rank in self._ranks:
-            rank.connect(self._start_timeout_s)
-            self._await_report(rank, Loaded)
-            rank.connection.send(sizes)
-        make = prepare_executor(self._settings, decoder, sizes)
-        for rank in self._ranks:
-            self._await_report(rank, Ready)
-        self._communicator = join_world(self._settings, self._world.address, 0)
-        self._local = make(self._communicator)
-        return GroupExecutor(
-            self._local,
-            publish=self.publish,
-            vocab_size=decoder.config.vocab_size,
-            num_stages=self._settings.shape.pp,
-            abort=self._communicator.abort,
-            exits=self.exits,
-        )
+    def watch(self, lose: Callable[[RankLost], None]) -> None:
+        """Have `lose` called, by another thread, when a rank ends before `close` is called.
 
-    def publish(self, message: bytes) -> None:
-        """Hand a message to all other ranks.
-
-        Raises:
-            PeerLost: One of them is dead, or does not read.
-            StepChannelClosed: The group is closed.
+        A replica that computes nothing learns so that it cannot compute any more.
         """
-        if self._writer is None:
-            raise StepChannelClosed("The group of ranks is closed; start another one.")
-        self._writer.publish(message)
+
+        def tell() -> None:
+            lose(RankLost(f"{self.exits() or 'A rank has ended.'} See the log of the replica."))
+
+        self._watch = RankWatch([rank.sentinel for rank in self._ranks], tell)
 
     def exits(self) -> str:
         """Sentences about the ranks that something has ended; empty: there are none."""
-        wait([rank.sentinel for rank in self._ranks], _REAP_TIMEOUT_S)
-        found = [(rank.rank, rank.how_killed()) for rank in self._ranks]
+        with self._reaping:
+            wait([rank.sentinel for rank in self._ranks], _REAP_TIMEOUT_S)
+            found = [(rank.rank, rank.how_killed()) for rank in self._ranks]
         return " ".join(f"Rank {number} {how}." for number, how in found if how)
 
     def close(self) -> None:
@@ -157,8 +210,10 @@ class RankGroup:
             stack.callback(self._launcher.close)
             stack.callback(self._free)
             stack.callback(self._end)
-            if self._writer is not None:
-                self._writer.close()
+            if self._watch is not None:
+                self._watch.close()
+            for channel in (self._profile_channel, self._channel):
+                channel.end()
 
     def __enter__(self) -> Self:
         return self
@@ -173,11 +228,47 @@ class RankGroup:
 
     def _task(self, rank: int) -> RankTask:
         address = GroupAddress(
-            process=os.getpid(), channel=self._channel.address, world=self._world.address
+            process=os.getpid(),
+            channel=self._channel.address,
+            world=self._world.address,
+            profile=self._profile_channel.address,
         )
         return RankTask(rank, self._settings, address)
 
-    def _await_report(self, rank: RankHandle, kind: type[Loaded] | type[Ready]) -> None:
+    @contextmanager
+    def _or_close(self) -> Iterator[None]:
+        """Leave no rank where the start fails."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _order(self, order: Profile | CacheSizes) -> None:
+        self.await_loaded()
+        for rank in self._ranks:
+            with suppress(BrokenPipeError):  # it has ended, which is noticed at its report
+                rank.connection.send(order)
+
+    def _joined(self) -> SharedMemoryCommunicator:
+        """The world; the other ranks join it at their first order."""
+        if self._communicator is None:
+            self._communicator = join_world(self._settings, self._world.address, 0)
+        return self._communicator
+
+    def _executor(
+        self, local: RankExecutor, channel: "_Channel", decoder: Decoder
+    ) -> GroupExecutor:
+        return GroupExecutor(
+            local,
+            publish=channel.publish,
+            vocab_size=decoder.config.vocab_size,
+            num_stages=self._settings.shape.pp,
+            abort=self._joined().abort,
+            exits=self.exits,
+        )
+
+    def _await_report(self, rank: RankHandle, kind: type[_Report]) -> _Report:
         if not wait([rank.connection], self._start_timeout_s):
             raise RankStartError(
                 f"Rank {rank.rank} (process {rank.pid}) has not started within "
@@ -193,6 +284,7 @@ class RankGroup:
             raise RankStartError(f"Rank {rank.rank} cannot start: {report.cause}.")
         if not isinstance(report, kind):
             raise RankStartError(f"Rank {rank.rank} reports {report!r}, which is a bug.")
+        return report
 
     def _end(self) -> None:
         """Wait for a moment until the processes end, then kill them."""
@@ -210,9 +302,44 @@ class RankGroup:
             self._local.close()
         if self._communicator is not None:
             self._communicator.close()
-        self._writer = None
         self._world.close()
+        self._profile_channel.close()
         self._channel.close()
+
+
+class _Channel:
+    """The writing end of a channel of steps, in memory of its own."""
+
+    def __init__(self, settings: RankSettings, others: Sequence[int]) -> None:
+        num_bytes = channel_bytes(num_readers=len(others), ring_bytes=_RING_BYTES)
+        self._segment = SharedSegment.create(num_bytes)
+        self.address = self._segment.address
+        self._writer: StepWriter | None = StepWriter(
+            self._segment.buffer, ranks=others, timeout_s=settings.timeout_s
+        )
+        self.num_messages = 0
+
+    def publish(self, message: bytes) -> None:
+        """Hand a message to all other ranks.
+
+        Raises:
+            PeerLost: One of them is dead, or does not read.
+            StepChannelClosed: The group is closed.
+        """
+        if self._writer is None:
+            raise StepChannelClosed("The group of ranks is closed; start another one.")
+        self._writer.publish(message)
+        self.num_messages += 1
+
+    def end(self) -> None:
+        """Tell the ranks that no message follows."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._writer = None
+        self._segment.close()
 
 
 def _check(settings: RankSettings) -> None:

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple, Self
 
 import torch
 
@@ -18,6 +19,7 @@ from tandem_engine.api.config import DType, Quantization
 from tandem_engine.api.step import Step
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
+from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.communicator import Communicator
@@ -28,6 +30,13 @@ from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches
 from tandem_engine.runner.dp_executor import DPExecutor
 from tandem_engine.runner.executor import RankExecutor
+from tandem_engine.runner.profile import (
+    ProfilePlan,
+    StepMemory,
+    first_layers,
+    give_back,
+    step_memory,
+)
 from tandem_engine.runner.rank_batches import RankBatches
 from tandem_engine.runner.stage_collectives import world_shape
 from tandem_engine.runner.stage_executor import StageExecutor
@@ -52,10 +61,14 @@ class RankSettings:
     device: str = "cpu"
     memory_bytes: int | None = None
     """Memory that each rank may use; None: the device finds out."""
-    num_threads: int | None = 1
-    """Threads of each rank other than 0; None: one a core."""
+    num_threads: int | None = None
+    """Compute threads of all ranks together; None: one a core."""
     timeout_s: float = 30.0
     """The longest silence of a rank that others wait for."""
+
+    def kv_dtype(self, decoder: Decoder) -> torch.dtype:
+        """Type of the KV cache."""
+        return torch.int8 if self.kv_cache_dtype == "int8" else decoder.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +92,49 @@ class GroupAddress:
     """Of the step channel."""
     world: SegmentAddress
     """Of the communicator."""
+    profile: SegmentAddress
+    """Of the channel of the steps that are measured."""
+
+
+class RankMemory(NamedTuple):
+    """The memory of a rank when its weights are in it, and nothing else is; in bytes."""
+
+    total: int
+    process: int
+    """Held before the weights were read."""
+    weights: int
+
+    @classmethod
+    def of(cls, runtime: DeviceRuntime, *, process: int) -> Self:
+        """The memory as it is now."""
+        memory = runtime.memory()
+        return cls(total=memory.total, process=process, weights=memory.used - process)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Report to rank 0: the rank has its weights."""
 
+    memory: RankMemory
+    layout: CacheLayout
+    """Of its KV blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Order of rank 0: join the world, and measure the steps of the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """Report to rank 0: the rank has measured its part of each message of the profile."""
+
+    memory: list[StepMemory]
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Report to rank 0: the rank has its KV cache, and joins the world."""
+    """Report to rank 0: the rank has joined the world, and has its KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,32 +157,99 @@ def run_rank(
     """
     try:
         runtime = open_device(settings.device, memory_bytes=settings.memory_bytes)
-        _LOG.info("%s", runtime.set_num_threads(settings.num_threads))
+        threads = runtime.set_num_threads(
+            settings.num_threads, rank=rank, num_ranks=settings.shape.world_size
+        )
+        _LOG.info("%s", threads)
+        process = runtime.memory().used
         decoder = load_part(settings, runtime, rank)
-        connection.send(Loaded())
-        sizes: CacheSizes = connection.recv()
-        make = prepare_executor(settings, decoder, sizes)
-        connection.send(Ready())
+        layout = decoder.cache_layout(settings.block_size, settings.kv_dtype(decoder))
+        connection.send(Loaded(RankMemory.of(runtime, process=process), layout))
+        order: Profile | CacheSizes = connection.recv()
     except EOFError:
         return  # rank 0 has given the start up
     except Exception as error:
         connection.send(StartFailed(phrase_of(error)))
         raise
     with closing(join_world(settings, address.world, rank)) as communicator:
-        channel = SharedSegment.attach(address.channel)
-        reader = StepReader(channel.buffer, place=rank - 1, timeout_s=settings.timeout_s)
-        batches = RankBatches(block_size=settings.block_size, device=runtime.device)
-        runtime.begin_steps()
-        executor = make(communicator)
+        part = _RankPart(
+            settings, address, rank, decoder=decoder, runtime=runtime, communicator=communicator
+        )
         try:
-            _serve(reader, batches, executor, runtime)
-        except StepChannelClosed:
+            part.run(connection, order)
+        except (EOFError, StepChannelClosed):
             return
         except Exception as error:
             communicator.abort(f"Rank {rank} cannot go on: {phrase_of(error)}; see its log.")
             raise
-        finally:
-            executor.close()
+
+
+class _RankPart:
+    """A rank that has joined the world."""
+
+    def __init__(
+        self,
+        settings: RankSettings,
+        address: GroupAddress,
+        rank: int,
+        *,
+        decoder: Decoder,
+        runtime: DeviceRuntime,
+        communicator: Communicator,
+    ) -> None:
+        self._settings = settings
+        self._address = address
+        self._rank = rank
+        self._decoder = decoder
+        self._runtime = runtime
+        self._communicator = communicator
+        # Mapped for as long as their readers read.
+        self._channels: list[SharedSegment] = []
+
+    def run(self, connection: Connection, order: Profile | CacheSizes) -> None:
+        """Do what rank 0 orders; raise StepChannelClosed at the end, and EOFError if it is gone."""
+        if isinstance(order, Profile):
+            connection.send(Profiled(self._profile()))
+            give_back(self._runtime)
+            order = connection.recv()
+        if isinstance(order, Profile):
+            raise TypeError("a rank measures one profile; this is a bug")
+        executor = prepare_executor(self._settings, self._decoder, order)(self._communicator)
+        connection.send(Ready())
+        self._runtime.begin_steps()
+        reader, batches = self._reader(self._address.channel), self._batches()
+        with closing(executor), torch.inference_mode():
+            while True:
+                message = reader.receive()
+                with self._runtime.step():
+                    _compute(batches.decode(message), executor)
+
+    def _profile(self) -> list[StepMemory]:
+        """Measure the rank's part of each message until the channel is closed."""
+        settings, runtime = self._settings, self._runtime
+        plan = ProfilePlan(self._decoder.max_positions, settings.block_size)
+        kv_dtype = settings.kv_dtype(self._decoder)
+        decoder, kv_cache = first_layers(self._decoder, runtime, plan, kv_dtype)
+        executor = StageExecutor(decoder, kv_cache, self._communicator)
+        reader, batches = self._reader(self._address.profile), self._batches()
+        measured: list[StepMemory] = []
+        with closing(executor), torch.inference_mode():
+            while True:
+                try:
+                    message = reader.receive()
+                except StepChannelClosed:
+                    return measured
+                work = batches.decode(message)
+                measured.append(step_memory(runtime, partial(_compute, work, executor)))
+
+    def _reader(self, address: SegmentAddress) -> StepReader:
+        channel = SharedSegment.attach(address)
+        self._channels.append(channel)
+        timeout_s = self._settings.timeout_s
+        return StepReader(channel.buffer, place=self._rank - 1, timeout_s=timeout_s)
+
+    def _batches(self) -> RankBatches:
+        return RankBatches(block_size=self._settings.block_size, device=self._runtime.device)
 
 
 def load_part(settings: RankSettings, runtime: DeviceRuntime, rank: int) -> Decoder:
@@ -156,9 +269,8 @@ def prepare_executor(
     settings: RankSettings, decoder: Decoder, sizes: CacheSizes
 ) -> Callable[[Communicator], RankExecutor]:
     """Allocate the KV cache of a rank; the executor follows when the world is joined."""
-    kv_dtype = torch.int8 if settings.kv_cache_dtype == "int8" else decoder.dtype
     kv_cache = allocate_kv_cache(
-        decoder.cache_layout(settings.block_size, kv_dtype),
+        decoder.cache_layout(settings.block_size, settings.kv_dtype(decoder)),
         num_blocks=sizes.num_blocks,
         device=decoder.device,
     )
@@ -188,27 +300,18 @@ def join_world(
 ) -> SharedMemoryCommunicator:
     """Wait for all ranks of the group, and join them."""
     return SharedMemoryCommunicator(
-        address, world_shape(settings.shape), rank, timeout_s=settings.timeout_s
+        address,
+        world_shape(settings.shape),
+        rank,
+        timeout_s=settings.timeout_s,
+        # All of them have loaded their weights, and do nothing else in between.
+        join_timeout_s=settings.timeout_s,
     )
 
 
 def phrase_of(error: BaseException) -> str:
     """An error as a part of a sentence."""
     return f"{type(error).__name__}: {error}".rstrip(".")
-
-
-def _serve(
-    reader: StepReader,
-    batches: RankBatches,
-    executor: RankExecutor,
-    runtime: DeviceRuntime,
-) -> None:
-    """Compute one step after another; raise StepChannelClosed when there are no more."""
-    with torch.inference_mode():
-        while True:
-            message = reader.receive()
-            with runtime.step():
-                _compute(batches.decode(message), executor)
 
 
 def _compute(work: Step | FlatBatch, executor: RankExecutor) -> None:

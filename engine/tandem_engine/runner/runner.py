@@ -1,7 +1,7 @@
 """The runner: keeps each sequence's tokens and turns a step into new ones."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -31,6 +31,7 @@ class ModelRunner:
         runtime: The device of the batches and of sampling.
         block_size: Tokens of a KV block.
         drafter: Guesses tokens where a step asks for drafts; None: no guess is ever right.
+        on_close: Called by `close` when nothing is computed any more: ends the ranks of a group.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class ModelRunner:
         runtime: DeviceRuntime,
         block_size: int,
         drafter: Drafter | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self._executor = executor
         self._runtime = runtime
         self._block_size = block_size
         self._drafter = drafter
+        self._on_close = on_close
         self._sampler = Sampler(runtime.kernels.row_sampler())
         self._rows = Rows()
         self._decode_batches = DecodeBatches()
@@ -98,11 +101,13 @@ class ModelRunner:
         return handle
 
     def close(self) -> None:
-        """End the thread that computes, if there is one, when it has computed all steps."""
+        """End the thread that computes, when all is computed, and what was to be ended with it."""
         for handle in self._in_flight:
             handle.wait()
         self._in_flight.clear()
         self._thread.close()
+        if self._on_close is not None:
+            self._on_close()
 
     def _prepare_handle(self, step: Step) -> ModelStepHandle:
         """Lay a step out; one that cannot be laid out has its copies made, and fails."""
