@@ -31,6 +31,7 @@ from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.rank_group import RankGroup
+from tandem_engine.runner.rank_launcher import RankLauncher
 from tandem_engine.runner.rank_process import CacheSizes, Loaded, RankMemory, RankSettings
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
@@ -53,7 +54,11 @@ Report = Callable[[str], None]
 
 
 def build_engine(
-    config: EngineConfig, *, model_name: str = "model", report: Report = _LOG.info
+    config: EngineConfig,
+    *,
+    model_name: str = "model",
+    report: Report = _LOG.info,
+    launcher: RankLauncher | None = None,
 ) -> AsyncEngine:
     """Load a checkpoint, size the KV cache and start the step loop in a thread of its own.
 
@@ -61,6 +66,7 @@ def build_engine(
         config: All settings of the replica.
         model_name: The label of its metrics.
         report: Called with one line for a person at each stage of the start.
+        launcher: Starts the ranks from 1 on; None: they are children of this process.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged or not understood.
@@ -76,7 +82,7 @@ def build_engine(
     runtime = open_device(config.device, memory_bytes=_memory_of_a_rank(config))
     max_positions = _max_positions(config, model, shape, runtime)
     with ExitStack() as stack:
-        group = _start_ranks(config, shape, runtime, max_positions)
+        group = _start_ranks(config, shape, runtime, max_positions, launcher)
         if group is not None:
             # Where the start fails, no rank is left.
             stack.callback(group.close)
@@ -142,7 +148,11 @@ def _memory_of_a_rank(config: EngineConfig) -> int | None:
 
 
 def _start_ranks(
-    config: EngineConfig, shape: ParallelShape, runtime: DeviceRuntime, max_positions: int
+    config: EngineConfig,
+    shape: ParallelShape,
+    runtime: DeviceRuntime,
+    max_positions: int,
+    launcher: RankLauncher | None,
 ) -> RankGroup | None:
     """Let the other ranks begin to load the model; None: there are none."""
     if shape.world_size == 1:
@@ -160,7 +170,8 @@ def _start_ranks(
             memory_bytes=runtime.memory().total,
             num_threads=config.num_threads,
             timeout_s=RANK_TIMEOUT_S,
-        )
+        ),
+        launcher=launcher,
     )
 
 
