@@ -3,9 +3,10 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from ray import serve
 
 from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.api.document import AppArgs, LiveSettings
@@ -16,6 +17,9 @@ from tandem_serve.http.state import HttpState
 from tandem_serve.metrics_server import MetricsServer, metrics_port
 from tandem_serve.replica_log import configure_logging, report_startup
 from tandem_serve.start_backoff import StartBackoff
+
+if TYPE_CHECKING:
+    from tandem_serve.rank_actors import ActorLauncher
 
 
 class Replica:
@@ -91,7 +95,19 @@ def _start_engine(args: AppArgs, live: LiveSettings) -> EngineClient:
     from tandem_engine.build import build_engine  # noqa: PLC0415
 
     config = args.engine.engine_config(live)
-    return build_engine(config, model_name=args.model_name, report=report_startup)
+    return build_engine(
+        config,
+        model_name=args.model_name,
+        report=report_startup,
+        launcher=_rank_launcher() if config.parallelism.ranks > 1 else None,
+    )
+
+
+def _rank_launcher() -> "ActorLauncher":
+    from tandem_serve.rank_actors import ActorLauncher  # noqa: PLC0415
+
+    context = serve.get_replica_context()
+    return ActorLauncher(f"{context.app_name} {context.replica_id.unique_id}")
 
 
 def _http_settings(args: AppArgs) -> HttpSettings:
