@@ -1,0 +1,164 @@
+"""A service of two ranks on a real Kubernetes: every change of its life, and a rank that dies."""
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+from openai import AsyncOpenAI, OpenAIError
+
+from tests.e2e.client_load import MODEL, ask_all, more_answers, openai_client, steady_load
+from tests.e2e.harness import wait_for
+from tests.e2e.kubernetes.faults import processes_of
+from tests.e2e.kubernetes.harness import GONE_S, DeployedService
+from tests.e2e.kubernetes.test_life import in_thread, restart_counts, scale, smaller_chunks
+from tests.figures import Times
+from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
+from tools.cluster import Cluster
+from tools.kubernetes import Kubernetes
+
+CONCURRENCY: Final = 8
+NUM_QUESTIONS: Final = 100
+NUM_STREAMS: Final = 8
+MANY_TOKENS: Final = 500
+
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+
+
+async def test_a_service_of_two_ranks_lives_and_loses_only_what_its_killed_group_computed(
+    tandem: Kubernetes, cluster: Cluster, times: Times
+) -> None:
+    service = DeployedService(tandem, "ranks")
+    try:
+        with times.measure("two ranks: apply → Ready"):
+            service.apply(in_two_ranks)
+            await in_thread(service.wait_ready)
+        async with openai_client(service.url) as client:
+            await answers_questions(client)
+            await changes_live(service, cluster, client)
+            await scales(service, client)
+            await loses_a_rank(service, cluster, client, times)
+            await is_drained(service, cluster, client, times)
+            await is_replaced(service, client, times)
+        with times.measure("two ranks: delete → nothing left"):
+            service.delete()
+            await in_thread(lambda: service.wait_gone(timeout_s=GONE_S))
+    finally:
+        service.delete()
+
+
+def in_two_ranks(document: dict[str, Any]) -> None:
+    document["spec"]["engine"]["parallelism"] = {"tp": 2}
+    document["spec"]["resources"] = {"cpu": 2, "memory": "2Gi"}
+
+
+def in_two_ranks_with_smaller_chunks(document: dict[str, Any]) -> None:
+    in_two_ranks(document)
+    smaller_chunks(document)
+
+
+async def answers_questions(client: AsyncOpenAI) -> None:
+    conversations = held_out(NUM_QUESTIONS)
+
+    answers = await ask_all(client, conversations, concurrency=CONCURRENCY)
+
+    assert accuracy(conversations, answers) >= LEAST_ACCURACY, misses(conversations, answers)
+
+
+async def changes_live(service: DeployedService, cluster: Cluster, client: AsyncOpenAI) -> None:
+    restarts, ranks = restart_counts(service), ranks_of(service, cluster)
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
+        await in_thread(lambda: service.apply(in_two_ranks_with_smaller_chunks))
+        await in_thread(service.wait_ready)
+        await more_answers(answers, CONCURRENCY)
+
+    assert restart_counts(service) == restarts
+    assert ranks_of(service, cluster) == ranks
+    assert len(ranks) == 1
+
+
+async def scales(service: DeployedService, client: AsyncOpenAI) -> None:
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
+        await in_thread(lambda: scale(service, 2))
+        await in_thread(lambda: service.wait_for_replicas(2))
+        await more_answers(answers, 2 * CONCURRENCY)
+
+
+async def loses_a_rank(
+    service: DeployedService, cluster: Cluster, client: AsyncOpenAI, times: Times
+) -> None:
+    """One of two groups ends; the streams of the other one go on to their end."""
+    begun = [asyncio.Event() for _ in range(NUM_STREAMS)]
+    before = ranks_of(service, cluster)
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(stream(client, one)) for one in begun]
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(one.wait() for one in begun))
+        victim = min(before)
+        done = await asyncio.to_thread(cluster.run, ["kill", "-KILL", victim])
+        assert done.returncode == 0, done.stderr
+    failed = [one.result() for one in streams if one.result()]
+
+    assert 0 < len(failed) < NUM_STREAMS
+    assert all("Rank 1 was ended by SIGKILL" in one for one in failed), failed
+
+    def is_whole() -> bool:
+        found = ranks_of(service, cluster)
+        return len(found) == len(before) and victim not in found and service.is_ready()
+
+    with times.measure("a killed rank: another group serves"):
+        await in_thread(lambda: wait_for(is_whole, "two whole groups of ranks"))
+
+
+async def is_drained(
+    service: DeployedService, cluster: Cluster, client: AsyncOpenAI, times: Times
+) -> None:
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
+        with times.measure("two ranks: kubectl scale to 1 under load, the pod has gone"):
+            await in_thread(lambda: scale(service, 1))
+            await in_thread(lambda: wait_for(lambda: len(service.pods()) == 1, "one worker pod"))
+        await more_answers(answers, CONCURRENCY)
+
+    await in_thread(lambda: wait_for(lambda: len(ranks_of(service, cluster)) == 1, "one rank"))
+
+
+async def is_replaced(service: DeployedService, client: AsyncOpenAI, times: Times) -> None:
+    def shorter(document: dict[str, Any]) -> None:
+        in_two_ranks_with_smaller_chunks(document)
+        document["spec"]["model"]["maxSeqLen"] = 512
+
+    old = service.pod_uids()
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
+        with times.measure("two ranks: replace under load"):
+            await in_thread(lambda: service.apply(shorter))
+            await in_thread(service.wait_ready)
+            gone = "the old pods have gone"
+            await in_thread(lambda: wait_for(lambda: not old & service.pod_uids(), gone))
+        await more_answers(answers, CONCURRENCY)
+
+
+async def stream(client: AsyncOpenAI, begun: asyncio.Event) -> str:
+    """Read a long answer; return the message with which it failed, or nothing."""
+    try:
+        chunks = await client.completions.create(
+            model=MODEL,
+            prompt="What is 12 + 30?",
+            max_tokens=MANY_TOKENS,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for _ in chunks:
+            begun.set()
+    except OpenAIError as error:
+        begun.set()
+        return str(error)
+    return ""
+
+
+def ranks_of(service: DeployedService, cluster: Cluster) -> set[str]:
+    """Processes of its ranks from 1 on, by the node's numbers."""
+    found = set(processes_of(cluster, service.pod_uids()))
+    return found & set(cluster.run(["pgrep", "-f", r"ray::\S+ \S+ rank 1"]).stdout.split())
