@@ -1,14 +1,18 @@
 """The Ray Serve class: one HTTP server and one engine in one process; thin."""
 
 import asyncio
+import logging
+import os
+import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
 from ray import serve
 
 from tandem_engine.api.engine_client import EngineClient
+from tandem_engine.api.errors import ReplicaLost
 from tandem_serve.api.document import AppArgs, LiveSettings
 from tandem_serve.http.app import build_app
 from tandem_serve.http.operations import metrics_text
@@ -21,6 +25,9 @@ from tandem_serve.start_backoff import StartBackoff
 if TYPE_CHECKING:
     from tandem_serve.rank_actors import ActorLauncher
 
+_LAST_ANSWERS_S: Final = 0.5
+"""Time for the errors of running requests to reach their clients."""
+
 
 class Replica:
     """One replica. Ray calls all of its methods on one event loop."""
@@ -31,6 +38,7 @@ class Replica:
         self._engine: EngineClient | None = None
         self._http: HttpState | None = None
         self._metrics: MetricsServer | None = None
+        self._end: threading.Timer | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve calls it after the constructor."""
@@ -73,9 +81,20 @@ class Replica:
         return engine
 
     def check_health(self) -> None:
-        """Raise when the engine cannot serve any more."""
-        if self._engine is not None:
+        """Raise when the engine cannot serve any more.
+
+        A replica that has lost a rank ends by itself: Serve would ask three times, a second apart,
+        before it replaces it, and new requests would be sent here meanwhile.
+        """
+        if self._engine is None:
+            return
+        try:
             self._engine.check_health()
+        except ReplicaLost:
+            if self._end is None:
+                self._end = threading.Timer(_LAST_ANSWERS_S, end_process)
+                self._end.start()
+            raise
 
     async def __del__(self) -> None:
         """Stop the engine; Serve calls it after the running requests' time."""
@@ -120,3 +139,9 @@ def _http_settings(args: AppArgs) -> HttpSettings:
         api_keys_folder=Path(args.api_keys_folder) if args.api_keys_folder else None,
         returns_request_id=False,
     )
+
+
+def end_process() -> None:
+    """End at once, without the end of an interpreter that waits for threads."""
+    logging.shutdown()
+    os._exit(1)

@@ -1,6 +1,7 @@
 """A service of two ranks on a real Kubernetes: every change of its life, and a rank that dies."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -160,5 +161,6 @@ async def stream(client: AsyncOpenAI, begun: asyncio.Event) -> str:
 
 def ranks_of(service: DeployedService, cluster: Cluster) -> set[str]:
     """Processes of its ranks from 1 on, by the node's numbers."""
-    found = set(processes_of(cluster, service.pod_uids()))
+    files = processes_of(cluster, service.pod_uids())
+    found = {Path(file).parent.name for file in files}
     return found & set(cluster.run(["pgrep", "-f", r"ray::\S+ \S+ rank 1"]).stdout.split())

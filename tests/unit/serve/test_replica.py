@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ import httpx
 import pytest
 import yaml
 
+from tandem_engine.api.errors import EngineStopped, ReplicaLost
 from tandem_serve import replica as replica_module
 from tandem_serve.api.document import AppArgs, LiveSettings, ServeOptions
 from tandem_serve.api.manifest import parse_manifest
@@ -121,3 +123,35 @@ async def test_a_live_change_begins_and_ends_the_traces_of_a_replica(
     await replica.reconfigure(LiveSettings.of(service()).document())
     make.return_value.close.assert_called_once_with()
     assert tracing._tracer is None
+
+
+async def test_a_replica_that_has_lost_a_rank_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = new_replica(monkeypatch)
+    replica._engine = engine = FakeEngine()
+    ended = threading.Semaphore(0)
+    monkeypatch.setattr(replica_module, "end_process", ended.release)
+    lost = Mock(side_effect=ReplicaLost("Rank 1 has ended."))
+    replica.check_health()
+    monkeypatch.setattr(engine, "check_health", lost)
+
+    for _ in range(2):
+        with pytest.raises(ReplicaLost, match="Rank 1"):
+            replica.check_health()
+
+    assert ended.acquire(timeout=30)
+    assert replica._end is not None
+    replica._end.join()
+    assert not ended.acquire(blocking=False)
+
+
+async def test_an_engine_that_has_stopped_leaves_the_end_to_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = new_replica(monkeypatch)
+    replica._engine = engine = FakeEngine()
+    monkeypatch.setattr(engine, "check_health", Mock(side_effect=EngineStopped("It has stopped.")))
+
+    with pytest.raises(EngineStopped):
+        replica.check_health()
+
+    assert replica._end is None
