@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
-from ray import serve
 
 from tandem_engine.api.engine_client import EngineClient
 from tandem_engine.api.errors import ReplicaLost
@@ -123,6 +122,8 @@ def _start_engine(args: AppArgs, live: LiveSettings) -> EngineClient:
 
 
 def _rank_launcher() -> "ActorLauncher":
+    from ray import serve  # noqa: PLC0415
+
     from tandem_serve.rank_actors import ActorLauncher  # noqa: PLC0415
 
     context = serve.get_replica_context()

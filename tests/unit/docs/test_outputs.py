@@ -26,6 +26,7 @@ from tests.unit.serve.commands.test_status import write_log
 from tests.unit.serve.local_services import RECORD
 
 URL: Final = "http://127.0.0.1:8000"
+_MEMORY: Final = "Memory of each rank, about; a replica measures it when it starts:"
 Printed = Callable[[Path, pytest.MonkeyPatch], str]
 
 runner = CliRunner()
@@ -69,6 +70,22 @@ def served_from_a_claim(folder: Path, _: pytest.MonkeyPatch) -> str:
     return runner.invoke(app, ["serve", "-f", str(file)]).stderr
 
 
+def cut_in_three(folder: Path, _: pytest.MonkeyPatch) -> str:
+    """Return what `tandem validate` says of a number of ranks that the model does not allow."""
+    engine, resources = {"parallelism": {"tp": 3}}, {"cpu": 3, "memory": "6Gi"}
+    file = stepped.manifest(folder, f"file://{TINY}", engine=engine, resources=resources)
+    return runner.invoke(app, ["validate", "-f", str(file)]).stderr
+
+
+def memory_of_ranks(folder: Path, _: pytest.MonkeyPatch) -> str:
+    """Return the table of `tandem validate`, which stands behind its notes."""
+    engine = {"parallelism": {"worldSize": 4, "pp": 2}}
+    resources = {"cpu": 4, "memory": "6Gi"}
+    file = stepped.manifest(folder, f"file://{TINY}", engine=engine, resources=resources)
+    printed = runner.invoke(app, ["validate", "-f", str(file)]).stderr
+    return printed[printed.index(_MEMORY) :]
+
+
 def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the table of `tandem status` for one service that runs."""
     stepped.run_service(folder, monkeypatch)
@@ -99,6 +116,10 @@ PRINTED: Final[dict[str, Printed]] = {
     "tandem-tiny at http://127.0.0.1:8000: 4 running, 1 waiting, 0 swapped out; 64 KV blocks: 55 "
     "held, 0 cached, 9 free; capacity for 2 × 512 tokens": steps_shown,
     "error: spec.model.maxSeqLn: unknown field; did you mean 'maxSeqLen'?": refused,
+    "error: spec.engine.parallelism.tp is 3, but the model's 2 key-value heads can neither be "
+    "shared by 3 ranks evenly nor be given to as many ranks each; this model can be cut into tp 1, "
+    "2.": cut_in_three,
+    _MEMORY: memory_of_ranks,
     "layer outputs × inputs error": quantized,
     "NAME READY REPLICAS MODEL URL REASON AGE": listed,
 }

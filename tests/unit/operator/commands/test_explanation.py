@@ -492,22 +492,3 @@ def test_a_service_without_replicas_says_how_it_gets_one(mode: str, way_out: str
     assert lines[1].startswith("0 of 0 desired replicas answer")
     assert lines[3] == "Nothing is in the way."
     assert lines[4].startswith(way_out)
-
-
-@pytest.mark.parametrize(
-    ("engine", "told"),
-    [
-        ({"parallelism": {"worldSize": 4, "pp": 2}}, "; each is a group of 4 ranks"),
-        ({"parallelism": {"dp": -1}}, ""),
-        ({"parallelism": {"tp": 0}}, ""),
-        ({}, ""),
-    ],
-)
-def test_the_ranks_of_a_replica_are_told_where_there_are_several(engine: Object, told: str) -> None:
-    found = service(status(READY, ready=1))
-    found["spec"]["engine"] = engine
-
-    line = explain(found, None, (), (), NOW)[1]
-
-    assert ("ranks" in line) == bool(told)
-    assert told in line
