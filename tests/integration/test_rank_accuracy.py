@@ -27,6 +27,11 @@ MOST_LOST: Final = 0.005
 NUM_BLOCKS: Final = 512
 SHAPES: Final = {
     "tp2": ParallelShape(tp=2),
+    "pp2": ParallelShape(pp=2),
+    "pp4": ParallelShape(pp=4),
+    "tp2-pp2": ParallelShape(tp=2, pp=2),
+    "tp2-sp": ParallelShape(tp=2, sp=True),
+    "dp2": ParallelShape(dp=2),
 }
 """tandem-tiny's 6 heads and 2 KV heads can be cut in two."""
 
@@ -55,7 +60,7 @@ def one_rank(quantization: Quantization) -> Executor:
     return LocalExecutor(decoder, allocate_kv_cache(layout, num_blocks=NUM_BLOCKS, device="cpu"))
 
 
-def answers(executor: Executor) -> dict[int, str]:
+def answers(executor: Executor, *, dp: int = 1) -> dict[int, str]:
     """Greedy answers to all questions at once."""
     codec = load_codec(TINY)
     requests = [
@@ -69,7 +74,7 @@ def answers(executor: Executor) -> dict[int, str]:
         )
         for number, each in enumerate(held_out())
     ]
-    said = Bench(mixed(256), num_blocks=NUM_BLOCKS, executor=executor).run(requests).tokens
+    said = Bench(mixed(256), num_blocks=NUM_BLOCKS, executor=executor, dp=dp).run(requests).tokens
     return {
         int(name): codec.decode([token for token in tokens if token != END])
         for name, tokens in said.items()
@@ -87,7 +92,7 @@ def test_ranks_answer_as_many_as_one_but_for_half_a_point(
     shape: ParallelShape, quantization: Quantization
 ) -> None:
     with ranks_of(shape, quantization) as executor:
-        said = answers(executor)
+        said = answers(executor, dp=shape.dp)
 
     found, of_one = accuracy(held_out(), said), share_of_one_rank(quantization)
     assert of_one >= LEAST_ACCURACY - MOST_LOST

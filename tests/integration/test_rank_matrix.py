@@ -7,7 +7,7 @@ answered alone, by one rank.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, cycle
 from pathlib import Path
@@ -82,11 +82,27 @@ SHAPES: Final = {
     "one rank": ParallelShape(),
     "tp2": ParallelShape(tp=2),
     "tp4": ParallelShape(tp=4),
+    "pp2": ParallelShape(pp=2),
+    "pp4": ParallelShape(pp=4),
+    "tp2-pp2": ParallelShape(tp=2, pp=2),
+    "tp2-sp": ParallelShape(tp=2, sp=True),
+    "dp2": ParallelShape(dp=2),
+    "tp2-dp2": ParallelShape(tp=2, dp=2),
 }
 IN_CI: Final = ("Qwen 3", "tp2", "splitfuse", "swap")
 """All that is not called so is left to the nightly runs."""
 
 Make = Callable[..., Path]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A group of ranks, or one rank."""
+
+    executor: Executor
+    dp: int
+    num_blocks: int
+    """KV blocks of each dp rank."""
 
 
 @cache
@@ -162,14 +178,17 @@ def family(request: pytest.FixtureRequest, make_checkpoint: Make) -> tuple[str, 
 
 
 @pytest.fixture(scope="module", params=cases(SHAPES))
-def group(request: pytest.FixtureRequest, family: tuple[str, Path]) -> Iterator[Executor]:
+def group(request: pytest.FixtureRequest, family: tuple[str, Path]) -> Iterator[Ranks]:
     """One group for each family and shape; one engine after another uses it."""
-    with executor_of(family[1], SHAPES[request.param]) as executor:
-        yield executor
+    shape = SHAPES[request.param]
+    # A block's number tells its dp rank, so the engine must have all blocks that there are.
+    num_blocks = ROOMY if shape.dp == 1 else SCARCE
+    with executor_of(family[1], shape, num_blocks) as executor:
+        yield Ranks(executor, shape.dp, num_blocks)
 
 
 @contextmanager
-def executor_of(folder: Path, shape: ParallelShape) -> Iterator[Executor]:
+def executor_of(folder: Path, shape: ParallelShape, num_blocks: int) -> Iterator[Executor]:
     if shape.world_size == 1:
         yield one_rank(folder)
         return
@@ -182,7 +201,7 @@ def executor_of(folder: Path, shape: ParallelShape) -> Iterator[Executor]:
         dtype="float32",
         timeout_s=30.0,
     )
-    sizes = CacheSizes(num_blocks=ROOMY, num_host_blocks=HOST_BLOCKS)
+    sizes = CacheSizes(num_blocks=num_blocks, num_host_blocks=HOST_BLOCKS)
     with RankGroup(settings) as ranks:
         yield ranks.join(load_part(settings, open_device("cpu"), 0), sizes)
 
@@ -212,11 +231,15 @@ def truth(folder: Path) -> Outcome:
 
 
 def run(
-    executor: Executor, schedule: ScheduleConfig, *, num_blocks: int, num_host_blocks: int = 0
+    ranks: Ranks, schedule: ScheduleConfig, *, num_blocks: int, num_host_blocks: int = 0
 ) -> Outcome:
     """All requests, of which some are given up, while the settings change every 40 steps."""
     bench = Bench(
-        schedule, num_blocks=num_blocks, num_host_blocks=num_host_blocks, executor=executor
+        schedule,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        executor=ranks.executor,
+        dp=ranks.dp,
     )
     step, number = bench.engine.step, 0
 
@@ -276,13 +299,13 @@ def test_the_requests_are_those_of_the_issue(family: tuple[str, Path]) -> None:
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("template", cases(["continuous", "splitfuse"]))
 def test_ranks_say_what_one_says(
-    family: tuple[str, Path], group: Executor, template: str, *, is_async: bool
+    family: tuple[str, Path], group: Ranks, template: str, *, is_async: bool
 ) -> None:
     schedule = standard("continuous") if template == "continuous" else mixed(96)
     if is_async:
         schedule = with_async_scheduling(schedule)
 
-    outcome = run(group, schedule, num_blocks=ROOMY)
+    outcome = run(group, schedule, num_blocks=group.num_blocks)
 
     assert_same(outcome, truth(family[1]))
     assert outcome.stats.num_hit_tokens > 0
@@ -290,7 +313,7 @@ def test_ranks_say_what_one_says(
 
 @pytest.mark.parametrize("way", cases(["recompute", "swap"]))
 def test_ranks_say_what_one_says_when_blocks_are_scarce(
-    family: tuple[str, Path], group: Executor, way: str
+    family: tuple[str, Path], group: Ranks, way: str
 ) -> None:
     swaps = way == "swap"
     schedule = mixed(96, max_preempt_count=8 * swaps)
