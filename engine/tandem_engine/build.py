@@ -112,7 +112,11 @@ def build_engine(
         )
         _warm_up(engine, capacity)
         metrics = EngineMetrics(
-            model_name, schedule=in_use, slo=config.slo, aliases=config.metric_aliases
+            model_name,
+            schedule=in_use,
+            slo=config.slo,
+            aliases=config.metric_aliases,
+            parallelism=config.parallelism,
         )
         loop = EngineLoop(engine, metrics, in_use)
         loop.start()

@@ -40,3 +40,9 @@ class Families:
         for value, number in values.items():
             family.add_metric([self._model, value], number)
         return family
+
+    def info(self, name: str, text: str, labels: Mapping[str, str]) -> Metric:
+        """Return a gauge that is 1, and says what it has to say by its labels: name → value."""
+        family = GaugeMetricFamily(f"tandem_{name}_info", text, labels=["model_name", *labels])
+        family.add_metric([self._model, *labels.values()], 1)
+        return family

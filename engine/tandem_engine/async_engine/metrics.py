@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from tandem_engine.api.config import MetricAlias, ScheduleConfig
 from tandem_engine.api.output import EngineStats
+from tandem_engine.api.parallelism import ParallelismConfig
 from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine import buckets
 from tandem_engine.async_engine.families import Families
@@ -54,6 +55,7 @@ class EngineMetrics(Collector):
         schedule: The settings in force.
         slo: The targets in force.
         aliases: Other engines whose names the series have as well.
+        parallelism: The ranks of the replica.
     """
 
     def __init__(
@@ -63,10 +65,12 @@ class EngineMetrics(Collector):
         schedule: ScheduleConfig | None = None,
         slo: Slo | None = None,
         aliases: Sequence[MetricAlias] = (),
+        parallelism: ParallelismConfig | None = None,
     ) -> None:
         self._model = model_name
         self._families = Families(model_name)
         self._aliases = tuple(aliases)
+        self._parallelism = (parallelism or ParallelismConfig()).resolved()
         self._queue_age_s: Callable[[], float] = float
         self._prices: StepPrices | None = None
         self._recent = RecentRequests()
@@ -246,6 +250,11 @@ class EngineMetrics(Collector):
             "queue_age_seconds",
             "Age of the oldest request that has had no step yet; 0: there is none.",
             self._queue_age_s(),
+        )
+        yield self._families.info(
+            "parallelism",
+            "Ranks of the replica, and the degrees by which they share the model.",
+            {name: str(value).lower() for name, value in self._parallelism},
         )
         yield from self._slo_results.collect(self._families)
         if self._stats is not None:

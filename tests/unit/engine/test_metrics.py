@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats
+from tandem_engine.api.parallelism import ParallelismConfig
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.async_engine.timeline import Timeline
@@ -145,6 +146,21 @@ def test_blocks_are_free_cached_or_held_and_no_two_of_them() -> None:
     assert told["tandem_kv_cache_usage_ratio",] == pytest.approx(0.4)
     assert told["tandem_host_cache_usage_ratio",] == pytest.approx(0.25)
     assert told["tandem_kv_cache_evictions_total",] == 5.0
+
+
+def test_ranks_are_labels_with_every_degree_written() -> None:
+    metrics = EngineMetrics("m", parallelism=ParallelismConfig(world_size=4, pp=2))
+    one_rank = EngineMetrics("m")
+
+    family = families(metrics)["tandem_parallelism_info"]
+    assert [(sample.labels, sample.value) for sample in family.samples] == [
+        (
+            {"model_name": "m", "world_size": "4", "tp": "2", "pp": "2", "dp": "1", "sp": "false"},
+            1.0,
+        )
+    ]
+    (sample,) = families(one_rank)["tandem_parallelism_info"].samples
+    assert sample.labels["world_size"] == "1"
 
 
 def test_a_pace_is_reported_where_there_is_a_tpot_target() -> None:
