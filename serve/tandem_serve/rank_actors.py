@@ -50,7 +50,7 @@ class ActorLauncher:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._door = _Door()
+        self._listener = _Listener()
 
     def launch(self, tasks: Sequence[RankTask]) -> Sequence[RankHandle]:
         """Ask Ray for an actor for each task; see `RankLauncher`.
@@ -64,7 +64,7 @@ class ActorLauncher:
             for task in tasks:
                 options = _options(bundles, task.rank)
                 started.append(
-                    _RankActor(task, f"{self._name} rank {task.rank}", options, self._door)
+                    _RankActor(task, f"{self._name} rank {task.rank}", options, self._listener)
                 )
                 undo.callback(started[-1].close)
             undo.pop_all()
@@ -72,7 +72,7 @@ class ActorLauncher:
 
     def close(self) -> None:
         """Close the socket at which ranks have connected."""
-        self._door.close()
+        self._listener.close()
 
 
 def _bundles(tasks: Sequence[RankTask]) -> PlacementGroup:
@@ -104,7 +104,7 @@ def _options(group: PlacementGroup, rank: int) -> dict[str, Any]:
     }
 
 
-class _Door:
+class _Listener:
     """The socket at which ranks connect to rank 0: of this host, of this user, with a token."""
 
     def __init__(self) -> None:
@@ -115,14 +115,14 @@ class _Door:
         self._socket.listen()
         self._arrived: dict[tuple[int, str], tuple[Connection, int]] = {}
 
-    def take(self, rank: int, use: str, timeout_s: float) -> tuple[Connection, int] | None:
+    def accept(self, rank: int, use: str, timeout_s: float) -> tuple[Connection, int] | None:
         """A connection of a rank and the process at its other end; None: not yet."""
         deadline = time.monotonic() + timeout_s
         while (rank, use) not in self._arrived:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not multiprocessing.connection.wait([self._socket], left_s):
                 return None
-            self._accept()
+            self._accept_next()
         return self._arrived.pop((rank, use))
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class _Door:
             connection.close()
         self._arrived.clear()
 
-    def _accept(self) -> None:
+    def _accept_next(self) -> None:
         accepted, _ = self._socket.accept()
         pid, user = _peer_of(accepted)
         connection = Connection(accepted.detach())
@@ -149,10 +149,12 @@ class _Door:
 class _RankActor:
     """Implements `RankHandle` on an actor."""
 
-    def __init__(self, task: RankTask, name: str, options: Mapping[str, Any], door: _Door) -> None:
+    def __init__(
+        self, task: RankTask, name: str, options: Mapping[str, Any], listener: _Listener
+    ) -> None:
         self.rank = task.rank
         self.pid = 0
-        self._door = door
+        self._listener = listener
         self._sentinel = -1
         self._connection: Connection | None = None
         self._ended_itself = threading.Event()
@@ -160,7 +162,7 @@ class _RankActor:
         actor: Any = ray.remote(_Rank)
         self._actor = actor.options(**options).remote()
         self._end: ray.ObjectRef[None] = self._actor.run.options(name=name).remote(
-            task, door.name, door.token
+            task, listener.name, listener.token
         )
 
     @property
@@ -219,7 +221,7 @@ class _RankActor:
 
     def _await(self, use: str, deadline: float) -> tuple[Connection, int]:
         while time.monotonic() < deadline:
-            found = self._door.take(self.rank, use, _CHECK_ACTOR_EVERY_S)
+            found = self._listener.accept(self.rank, use, _CHECK_ACTOR_EVERY_S)
             if found is not None:
                 return found
             self._check_actor()
@@ -251,12 +253,12 @@ class _RankActor:
 class _Rank:
     """The actor."""
 
-    def run(self, task: RankTask, door: str, token: str) -> None:
+    def run(self, task: RankTask, listener: str, token: str) -> None:
         """Be the rank, then end the process."""
         rank_zero = task.address.process
         with ExitStack() as stack:
-            messages = stack.enter_context(_connect(door, f"{token} {task.rank} {_MESSAGES}"))
-            records = stack.enter_context(_connect(door, f"{token} {task.rank} {_RECORDS}"))
+            messages = stack.enter_context(_connect(listener, f"{token} {task.rank} {_MESSAGES}"))
+            records = stack.enter_context(_connect(listener, f"{token} {task.rank} {_RECORDS}"))
             _end_with(rank_zero)
             _log_to(records)
             try:
@@ -269,9 +271,9 @@ class _Rank:
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 
 
-def _connect(door: str, hello: str) -> Connection:
+def _connect(listener: str, hello: str) -> Connection:
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connected.connect(door)
+    connected.connect(listener)
     connection = Connection(connected.detach())
     connection.send_bytes(hello.encode())
     return connection
