@@ -40,7 +40,7 @@ from tests.unit.engine.native import native_kernels
 SILENCE_S: Final = 2.0
 """Longest silence of a rank here."""
 PATIENCE_S: Final = 30.0
-"""What the issue allows; a test that waits for longer fails."""
+"""Longest time that a lost rank may go unnoticed; a test that waits for longer fails."""
 NUM_TOKENS: Final = 12
 
 Fault = Callable[[Connection], None]
