@@ -251,7 +251,8 @@ def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
     assert f"Rank 1 (process {made.pid}) has been silent for 2 s, and is stopped." in cause
 
 
-def test_a_slow_rank_is_waited_for(expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("fault", [wait_to_go_on, compute_on], ids=["waits", "computes"])
+def test_a_slow_rank_is_waited_for(fault: Fault, expected: tuple[int, ...]) -> None:
     async def scene(made: Replica) -> tuple[int, ...]:
         made.gate.send("begin")
         asking = asyncio.create_task(answer(made.engine))
@@ -260,7 +261,7 @@ def test_a_slow_rank_is_waited_for(expected: tuple[int, ...]) -> None:
         made.gate.send("go on")
         return await asking
 
-    with replica(wait_to_go_on) as made:
+    with replica(fault) as made:
         assert asyncio.run(scene(made)) == expected
         made.engine.check_health()
 

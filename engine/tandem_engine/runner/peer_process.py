@@ -40,7 +40,9 @@ class PeerProcess:
             os.close(self._pidfd)
 
     def check_progress(self, end: int, *, fault: str) -> None:
-        """Refuse a process that is dead, or comes no closer to `end` for too long.
+        """Refuse a process that is dead, or stopped and no closer to `end` for too long.
+
+        One that runs may compute, or wait for a rank that does, for any time.
 
         Args:
             end: Reached by it, or not yet.
@@ -56,7 +58,7 @@ class PeerProcess:
         reached, now = self.position.load(), time.monotonic()
         if reached != self._seen or reached == end:
             self._seen, self._seen_at = reached, now
-        elif now - self._seen_at > self._timeout_s:
+        elif now - self._seen_at > self._timeout_s and self._is_stopped():
             raise self._silent(fault)
 
     def await_change(self, position: int, *, spin_s: float, fault: str | None) -> None:

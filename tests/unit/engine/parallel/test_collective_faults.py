@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +106,22 @@ def test_a_stopped_rank_is_silent_and_is_told_when_it_goes_on() -> None:
     assert error.cause == (
         f"Rank 1 (process {ranks_pid(error)}) has been silent for 0.5 s, and is stopped."
     )
+
+
+def compute_then_send(communicator: Communicator, seconds: float) -> None:
+    if communicator.rank == 0:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+    if communicator.rank:
+        communicator.receive(torch.empty(5), communicator.rank - 1)
+    if communicator.rank < 2:
+        communicator.send(torch.ones(5), communicator.rank + 1)
+
+
+def test_a_rank_that_computes_is_not_silent_nor_are_those_that_wait_for_it() -> None:
+    """As pipeline stages do while the first one computes a long prompt."""
+    run_ranks(WorldShape(3), compute_then_send, 1.5, timeout_s=0.5)
 
 
 def ranks_pid(error: CollectiveError) -> str:
