@@ -31,4 +31,4 @@ def _pattern(rule: Rule) -> re.Pattern[str]:
     )
     subject = _SUBJECT_OF_A_MAPPING.sub("", _beginning(rule))
     sentence = re.escape(subject).replace("%s", ".*")
-    return re.compile(rf"(^|[\s*])({node}|{field}): .*{sentence}", re.MULTILINE)
+    return re.compile(rf"(^|[\s*\[])({node}|{field}): .*{sentence}", re.MULTILINE)
