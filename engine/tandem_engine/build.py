@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
-from tandem_engine.api.config import EngineConfig, ParallelismConfig, ScheduleConfig
+from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.engine_client import EngineLimits
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.request import Request, SamplingParams
@@ -19,11 +17,17 @@ from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
-from tandem_engine.kvcache.capacity import GIB, Capacity, StepCost, in_gib
+from tandem_engine.kvcache.capacity import Capacity, StepCost, in_gib
 from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
-from tandem_engine.kvcache.fit import Fit, ReplicaMemory
+from tandem_engine.kvcache.fit import Fit
 from tandem_engine.kvcache.layout import CacheLayout
-from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, memory_in_words, size_ranks
+from tandem_engine.kvcache.rank_sizes import (
+    RankSizes,
+    fit_ranks,
+    memory_in_words,
+    share_of_rank,
+    size_ranks,
+)
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
@@ -78,7 +82,7 @@ def build_engine(
         check_readable(folder)
     codec = load_codec(folder)
     model = read_decoder_config(folder)
-    shape = shape_of(config.parallelism)
+    shape = ParallelShape.of(config.parallelism)
     shape.check_model(model)
     runtime = open_device(config.device, memory_bytes=_memory_of_a_rank(config))
     max_positions = _max_positions(config, model, shape, runtime)
@@ -132,13 +136,6 @@ def build_engine(
         schedule=in_use,
         end_token_ids=_end_token_ids(decoder.config, codec),
         metrics=metrics,
-    )
-
-
-def shape_of(parallelism: ParallelismConfig) -> ParallelShape:
-    """The degrees of parallelism that settings ask for."""
-    return ParallelShape(
-        tp=parallelism.num_tp, pp=parallelism.pp, dp=parallelism.num_dp, sp=parallelism.sp
     )
 
 
@@ -259,22 +256,6 @@ def _progress_line(done: int, total: int) -> str:
     return f"Loading weights {bar} {100 * done // total} % of {total / _MIB:.1f} MiB"
 
 
-def _memory(config: EngineConfig, memory: RankMemory, *, rank: int = 0) -> ReplicaMemory:
-    """The memory of a rank, when the weights are in it and nothing else is."""
-    num_ranks = config.parallelism.ranks
-    npu_mem_size = config.npu_mem_size * GIB // num_ranks
-    return ReplicaMemory(
-        rank=rank,
-        num_ranks=num_ranks,
-        total=memory.total,
-        process=memory.process,
-        weights=memory.weights,
-        # On a CPU the blocks that sequences are swapped out to are of the same memory.
-        host=config.cpu_mem_size * GIB // num_ranks,
-        kv_cache=npu_mem_size if npu_mem_size > 0 else None,
-    )
-
-
 def _sizes(
     config: EngineConfig,
     decoder: Decoder,
@@ -297,11 +278,13 @@ def _sizes(
                 decoder,
                 runtime,
                 block_size=layout.block_size,
-                kv_dtype=_kv_dtype(config, decoder),
+                kv_dtype=decoder.kv_dtype(config.kv_cache_dtype),
             )
         ]
     return [
-        RankSizes(memory=_memory(config, one.memory, rank=rank), layout=one.layout, cost=cost)
+        RankSizes(
+            memory=share_of_rank(config, rank, **one.memory._asdict()), layout=one.layout, cost=cost
+        )
         for rank, (one, cost) in enumerate(zip(loaded, costs, strict=True))
     ]
 
@@ -327,12 +310,10 @@ def _reductions(requested: ScheduleConfig, max_positions: int, fitted: Fit) -> I
         yield f"maxBatchSize {fitted.max_batch_size} of {requested.max_batch_size}"
 
 
-def _kv_dtype(config: EngineConfig, decoder: Decoder) -> torch.dtype:
-    return torch.int8 if config.kv_cache_dtype == "int8" else decoder.dtype
-
-
 def _layout(config: EngineConfig, decoder: Decoder) -> CacheLayout:
-    return decoder.cache_layout(config.schedule.cache_block_size, _kv_dtype(config, decoder))
+    return decoder.cache_layout(
+        config.schedule.cache_block_size, decoder.kv_dtype(config.kv_cache_dtype)
+    )
 
 
 def _engine(

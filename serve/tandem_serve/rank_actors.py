@@ -28,15 +28,17 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tandem_engine.runner.rank_launcher import RankHandle, RankStartError, RankTask
+from tandem_engine.runner.rank_launcher import REAP_TIMEOUT_S, RankHandle, RankStartError, RankTask
 from tandem_serve.pidfd import exit_signal
 from tandem_serve.replica_log import OWN_LOGGERS
 
 _LOG: Final = logging.getLogger(__name__)
 _CHECK_ACTOR_EVERY_S: Final = 0.5
-_EXIT_STATUS_TIMEOUT_S: Final = 1.0
-"""Time between the end of a process and the moment when its parent has asked for the status."""
 _HELLO_BYTES: Final = 256
+_HELLO_TIMEOUT_S: Final = 1.0
+"""Time for one that has connected to say which rank it is; a rank does so at once."""
+_HELLO_WORDS: Final = 3
+"""Token, rank, use."""
 _MESSAGES: Final = "messages"
 _RECORDS: Final = "records"
 
@@ -135,14 +137,12 @@ class _Listener:
         accepted, _ = self._socket.accept()
         pid, user = _peer_of(accepted)
         connection = Connection(accepted.detach())
-        try:
-            token, rank, use = connection.recv_bytes(_HELLO_BYTES).decode().split()
-        except (OSError, EOFError, ValueError):
-            token, rank, use = "", "0", ""
-        if user != os.getuid() or not hmac.compare_digest(token, self.token):
+        hello = _hello(connection) if user == os.getuid() else ()
+        if len(hello) != _HELLO_WORDS or not hmac.compare_digest(hello[0], self.token):
             _LOG.warning("Process %d of user %d is no rank of this replica", pid, user)
             connection.close()
             return
+        _, rank, use = hello
         self._arrived[int(rank), use] = connection, pid
 
 
@@ -191,11 +191,11 @@ class _RankActor:
     def how_killed(self) -> str | None:
         if not _has_ended(self._sentinel, 0):
             return None
-        number = exit_signal(self._sentinel, timeout_s=_EXIT_STATUS_TIMEOUT_S)
+        number = exit_signal(self._sentinel, timeout_s=REAP_TIMEOUT_S)
         if number is not None:
             return f"was ended by {signal.Signals(number).name}" if number else None
         if self._records is not None:
-            self._records.join(_EXIT_STATUS_TIMEOUT_S)
+            self._records.join(REAP_TIMEOUT_S)
         return None if self._ended_itself.is_set() else "was killed"
 
     def join(self, timeout_s: float) -> bool:
@@ -277,6 +277,16 @@ def _connect(listener: str, hello: str) -> Connection:
     connection = Connection(connected.detach())
     connection.send_bytes(hello.encode())
     return connection
+
+
+def _hello(connection: Connection) -> Sequence[str]:
+    """The words of a peer, which may send anything, or nothing."""
+    try:
+        if not connection.poll(_HELLO_TIMEOUT_S):
+            return ()
+        return connection.recv_bytes(_HELLO_BYTES).decode("ascii").split()
+    except (OSError, EOFError, ValueError):
+        return ()
 
 
 def _peer_of(connected: socket.socket) -> tuple[int, int]:

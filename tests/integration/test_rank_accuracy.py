@@ -1,7 +1,5 @@
 """Ranks answer as many of tandem-tiny's 500 questions as one rank does, in bfloat16 and in W8A8."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
@@ -14,12 +12,11 @@ from tandem_engine.model.decoder import allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.executor import Executor, LocalExecutor
-from tandem_engine.runner.rank_group import RankGroup
-from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tandem_engine.runner.rank_process import CacheSizes
 from tandem_engine.text.codec import load_codec
 from tests.integration.bench import BLOCK_SIZE, END, MAX_SEQ_LEN, Bench, mixed
+from tests.integration.test_ranks import ranks_of
 from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
-from tests.unit.engine.native import native_kernels
 
 pytestmark = pytest.mark.nightly
 
@@ -34,21 +31,6 @@ SHAPES: Final = {
     "dp2": ParallelShape(dp=2),
 }
 """tandem-tiny's 6 heads and 2 KV heads can be cut in two."""
-
-
-@contextmanager
-def ranks_of(shape: ParallelShape, quantization: Quantization) -> Iterator[Executor]:
-    native_kernels()
-    settings = RankSettings(
-        model_path=str(TINY),
-        shape=shape,
-        block_size=BLOCK_SIZE,
-        max_positions=MAX_SEQ_LEN,
-        quantization=quantization,
-    )
-    with RankGroup(settings) as ranks:
-        decoder = load_part(settings, open_device("cpu"), 0)
-        yield ranks.join(decoder, CacheSizes(num_blocks=NUM_BLOCKS))
 
 
 def one_rank(quantization: Quantization) -> Executor:
@@ -91,7 +73,9 @@ def share_of_one_rank(quantization: Quantization) -> float:
 def test_ranks_answer_as_many_as_one_but_for_half_a_point(
     shape: ParallelShape, quantization: Quantization
 ) -> None:
-    with ranks_of(shape, quantization) as executor:
+    sizes = CacheSizes(num_blocks=NUM_BLOCKS)
+    ranks = ranks_of(shape, sizes=sizes, dtype="auto", quantization=quantization)
+    with ranks as (_, executor):
         said = answers(executor, dp=shape.dp)
 
     found, of_one = accuracy(held_out(), said), share_of_one_rank(quantization)

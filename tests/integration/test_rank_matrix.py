@@ -23,8 +23,7 @@ from tandem_engine.model.decoder import allocate_host_cache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.executor import Executor, LocalExecutor
-from tandem_engine.runner.rank_group import RankGroup
-from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tandem_engine.runner.rank_process import CacheSizes
 from tests.integration.bench import (
     BLOCK_SIZE,
     END,
@@ -38,6 +37,7 @@ from tests.integration.bench import (
     standard,
     with_async_scheduling,
 )
+from tests.integration.test_ranks import ranks_of
 from tests.unit.engine.native import native_kernels
 
 MAX_POSITIONS: Final = 1024
@@ -194,18 +194,10 @@ def executor_of(folder: Path, shape: ParallelShape, num_blocks: int) -> Iterator
     if shape.world_size == 1:
         yield one_rank(folder)
         return
-    native_kernels()
-    settings = RankSettings(
-        model_path=str(folder),
-        shape=shape,
-        block_size=BLOCK_SIZE,
-        max_positions=MAX_POSITIONS,
-        dtype="float32",
-        timeout_s=30.0,
-    )
     sizes = CacheSizes(num_blocks=num_blocks, num_host_blocks=HOST_BLOCKS)
-    with RankGroup(settings) as ranks:
-        yield ranks.join(load_part(settings, open_device("cpu"), 0), sizes)
+    settings = {"model_path": str(folder), "max_positions": MAX_POSITIONS}
+    with ranks_of(shape, sizes=sizes, **settings) as (_, executor):
+        yield executor
 
 
 @cache

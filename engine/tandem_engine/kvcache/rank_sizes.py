@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tandem_engine.api.config import EngineConfig
 from tandem_engine.kvcache.capacity import (
+    GIB,
     Capacity,
     StepCost,
     in_gib,
@@ -29,6 +30,31 @@ class RankSizes:
     """Of its KV blocks."""
     cost: StepCost | None = None
     """Of its part of a step; None: not measured, since the blocks are given."""
+
+
+def share_of_rank(
+    config: EngineConfig, rank: int, *, total: int, process: int, weights: int
+) -> ReplicaMemory:
+    """The memory of a rank, with an even share of what settings give to KV blocks.
+
+    Args:
+        config: Settings of the replica.
+        rank: Its number.
+        total: Its bytes.
+        process: Those held before the weights were read.
+        weights: Those of its weights.
+    """
+    num_ranks, npu_mem_size = config.parallelism.ranks, config.npu_mem_size
+    return ReplicaMemory(
+        rank=rank,
+        num_ranks=num_ranks,
+        total=total,
+        process=process,
+        weights=weights,
+        # On a CPU the blocks that sequences are swapped out to are of the same memory.
+        host=config.cpu_mem_size * GIB // num_ranks,
+        kv_cache=npu_mem_size * GIB // num_ranks if npu_mem_size > 0 else None,
+    )
 
 
 def fit_ranks(

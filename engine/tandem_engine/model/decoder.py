@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tandem_engine.api.config import KVCacheDType
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.packed_model import PackedModel, StepStages
@@ -90,6 +91,10 @@ class Decoder:
     def max_positions(self) -> int:
         """Tokens that one sequence may have."""
         return len(self.packed_model.rope)
+
+    def kv_dtype(self, kv_cache_dtype: KVCacheDType) -> torch.dtype:
+        """Type of the KV cache where the settings say `kv_cache_dtype`."""
+        return torch.int8 if kv_cache_dtype == "int8" else self.dtype
 
     def cache_layout(self, block_size: int, dtype: torch.dtype | None = None) -> CacheLayout:
         """The layout of a KV cache for this decoder's layers and KV heads.

@@ -23,8 +23,9 @@ so the products of output and down are sums that the ranks add up. Norms are on 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+from tandem_engine.api.config import ParallelismConfig
 from tandem_engine.api.errors import ConfigError
 
 
@@ -64,6 +65,13 @@ class ParallelShape:
     pp: int = 1
     dp: int = 1
     sp: bool = False
+
+    @classmethod
+    def of(cls, parallelism: ParallelismConfig) -> Self:
+        """The degrees that settings ask for."""
+        return cls(
+            tp=parallelism.num_tp, pp=parallelism.pp, dp=parallelism.num_dp, sp=parallelism.sp
+        )
 
     @property
     def world_size(self) -> int:

@@ -19,6 +19,7 @@ from tandem_engine.runner.executor import RankExecutor
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.profile import ProfilePlan, StepMemory, first_layers, give_back
 from tandem_engine.runner.rank_launcher import (
+    REAP_TIMEOUT_S,
     ProcessLauncher,
     RankHandle,
     RankLauncher,
@@ -47,8 +48,6 @@ START_TIMEOUT_S: Final = 600.0
 _RING_BYTES: Final = 1 << 20
 _END_TIMEOUT_S: Final = 5.0
 """Time for ranks to end by themselves; a step that they compute may last longer."""
-_REAP_TIMEOUT_S: Final = 1.0
-"""Time between what others notice of the end of a process, and its exit status."""
 
 _Report = TypeVar("_Report", Loaded, Profiled, Ready)
 
@@ -154,7 +153,9 @@ class RankGroup:
         self, plan: ProfilePlan, decoder: Decoder, runtime: DeviceRuntime
     ) -> tuple[list[StepMemory], list[int]]:
         """Memory of each step on rank 0, and the messages published until its end."""
-        layers = first_layers(decoder, runtime, plan, self._settings.kv_dtype(decoder))
+        layers = first_layers(
+            decoder, runtime, plan, decoder.kv_dtype(self._settings.kv_cache_dtype)
+        )
         channel, own, ends = self._profile_channel, [], []
         # Each dp rank computes all rows.
         with closing(StageExecutor(*layers, self._joined())) as local:
@@ -197,7 +198,7 @@ class RankGroup:
     def exits(self) -> str:
         """Sentences about the ranks that something has ended; empty: there are none."""
         with self._reaping:
-            wait([rank.sentinel for rank in self._ranks], _REAP_TIMEOUT_S)
+            wait([rank.sentinel for rank in self._ranks], REAP_TIMEOUT_S)
             found = [(rank.rank, rank.how_killed()) for rank in self._ranks]
         return " ".join(f"Rank {number} {how}." for number, how in found if how)
 
@@ -277,7 +278,7 @@ class RankGroup:
         try:
             report = rank.connection.recv()
         except (EOFError, ConnectionResetError):
-            wait([rank.sentinel], _REAP_TIMEOUT_S)
+            wait([rank.sentinel], REAP_TIMEOUT_S)
             how = rank.how_killed() or "has ended"
             raise RankStartError(f"Rank {rank.rank} {how} while it started; see its log.") from None
         if isinstance(report, StartFailed):

@@ -18,7 +18,7 @@ from tandem_engine.api.errors import EngineError
 from tandem_engine.runner.rank_process import GroupAddress, RankSettings, run_rank
 
 _PR_SET_PDEATHSIG: Final = 1
-_REAP_TIMEOUT_S: Final = 1.0
+REAP_TIMEOUT_S: Final = 1.0
 """Time between what others notice of the end of a process, and its exit status."""
 
 
@@ -136,7 +136,7 @@ class _RankProcess:
 
     def how_killed(self) -> str | None:
         if wait([self._process.sentinel], 0):
-            self._process.join(_REAP_TIMEOUT_S)
+            self._process.join(REAP_TIMEOUT_S)
         code = self._process.exitcode or 0
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else None
 

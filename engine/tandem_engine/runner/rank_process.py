@@ -11,11 +11,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import torch
 
-from tandem_engine.api.config import DType, Quantization
+from tandem_engine.api.config import DType, KVCacheDType, Quantization
 from tandem_engine.api.step import Step
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
@@ -57,7 +57,7 @@ class RankSettings:
     """Tokens that a sequence may have; None: the checkpoint's limit."""
     dtype: DType = "auto"
     quantization: Quantization = "auto"
-    kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
     device: str = "cpu"
     memory_bytes: int | None = None
     """Memory that each rank may use; None: the device finds out."""
@@ -65,10 +65,6 @@ class RankSettings:
     """Compute threads of all ranks together; None: one a core."""
     timeout_s: float = 30.0
     """The longest silence of a rank that others wait for."""
-
-    def kv_dtype(self, decoder: Decoder) -> torch.dtype:
-        """Type of the KV cache."""
-        return torch.int8 if self.kv_cache_dtype == "int8" else decoder.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +159,9 @@ def run_rank(
         _LOG.info("%s", threads)
         process = runtime.memory().used
         decoder = load_part(settings, runtime, rank)
-        layout = decoder.cache_layout(settings.block_size, settings.kv_dtype(decoder))
+        layout = decoder.cache_layout(
+            settings.block_size, decoder.kv_dtype(settings.kv_cache_dtype)
+        )
         connection.send(Loaded(RankMemory.of(runtime, process=process), layout))
         order: Profile | CacheSizes = connection.recv()
     except EOFError:
@@ -228,7 +226,7 @@ class _RankPart:
         """Measure the rank's part of each message until the channel is closed."""
         settings, runtime = self._settings, self._runtime
         plan = ProfilePlan(self._decoder.max_positions, settings.block_size)
-        kv_dtype = settings.kv_dtype(self._decoder)
+        kv_dtype = self._decoder.kv_dtype(settings.kv_cache_dtype)
         decoder, kv_cache = first_layers(self._decoder, runtime, plan, kv_dtype)
         executor = StageExecutor(decoder, kv_cache, self._communicator)
         reader, batches = self._reader(self._address.profile), self._batches()
@@ -270,7 +268,7 @@ def prepare_executor(
 ) -> Callable[[Communicator], RankExecutor]:
     """Allocate the KV cache of a rank; the executor follows when the world is joined."""
     kv_cache = allocate_kv_cache(
-        decoder.cache_layout(settings.block_size, settings.kv_dtype(decoder)),
+        decoder.cache_layout(settings.block_size, decoder.kv_dtype(settings.kv_cache_dtype)),
         num_blocks=sizes.num_blocks,
         device=decoder.device,
     )

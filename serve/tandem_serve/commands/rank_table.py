@@ -15,7 +15,7 @@ from tandem_serve.commands.common import err, print_note
 from tandem_serve.commands.tables import print_table
 
 if TYPE_CHECKING:
-    from tandem_engine.preview import RankMemory
+    from tandem_engine.preview import StageMemory
 
 _GIB: Final = 2**30
 _MIB: Final = 2**20
@@ -76,7 +76,7 @@ def _engine_config(service: InferenceService) -> EngineConfig:
     return args.engine.engine_config(LiveSettings.of(service))
 
 
-def _table(memories: Sequence["RankMemory"]) -> Table:
+def _table(memories: Sequence["StageMemory"]) -> Table:
     columns = ("ranks", "layers", "memory", "weights", "largest step", "KV cache")
     table = Table(*columns, box=None, pad_edge=False)
     for one in memories:

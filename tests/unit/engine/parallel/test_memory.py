@@ -18,7 +18,7 @@ from tandem_engine.model.parameters import AnyLinear, Parameters, allocate_param
 from tandem_engine.model.quantized import QuantizedLinear
 from tandem_engine.parallel.memory import Precision, step_cost, weight_bytes
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
-from tandem_engine.preview import RankMemory, check_ranks, preview_ranks
+from tandem_engine.preview import StageMemory, check_ranks, preview_ranks
 from tandem_engine.quantization.read import resolve_scheme
 from tandem_engine.quantization.scheme import LinearKind
 
@@ -96,7 +96,7 @@ def test_a_quantized_checkpoint_is_estimated_as_it_is(
     assert in_8_bits.weights < 0.6 * in_float.weights
 
 
-def previewed(folder: Path, memory: int = 2 * GIB, **degrees: Any) -> list[RankMemory]:
+def previewed(folder: Path, memory: int = 2 * GIB, **degrees: Any) -> list[StageMemory]:
     parallelism = ParallelismConfig(**degrees)
     config = EngineConfig(model_path=str(folder), memory_bytes=memory, parallelism=parallelism)
     return preview_ranks(config)
