@@ -6,6 +6,7 @@ cluster holds then is part of the report.
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -15,6 +16,9 @@ from tools.cluster import Cluster, ClusterError, unavailable
 
 MODEL_ON_THE_NODE = "/models/tandem-tiny"
 
+LEAVES_NOTHING: Final = ("integration/operator",)
+"""Folders below tests/ whose tests leave a cluster as they found it, for those of the next one."""
+_TESTS: Final = Path(__file__).parent
 _KINDS: Final = ("isvc", "rayservices", "rayclusters", "pods")
 _EVENTS: Final = 40
 _WORDS: Final = "--request-timeout=10s"
@@ -24,14 +28,16 @@ class SharedCluster:
     """The cluster of the folder whose tests run now; a process of the run has one at a time."""
 
     def __init__(self) -> None:
-        self._folder = ""
+        self._users: set[str] = set()
         self._cluster: Cluster | None = None
 
     def of(self, folder: str) -> Cluster:
-        """Return the cluster of this folder, started unless it runs."""
-        if self._cluster is None or folder != self._folder or not Cluster.find(self._cluster.name):
+        """Return the cluster of a folder below tests/, started unless one runs that is as new."""
+        is_new = self._users <= {folder, *LEAVES_NOTHING}
+        if self._cluster is None or not is_new or not Cluster.find(self._cluster.name):
             self.stop()
-            self._cluster, self._folder = start_cluster("test"), folder
+            self._cluster, self._users = start_cluster("test"), set()
+        self._users.add(folder)
         return self._cluster
 
     def stop(self) -> None:
@@ -53,7 +59,7 @@ def shared_cluster() -> Iterator[SharedCluster]:
 def cluster(request: pytest.FixtureRequest, shared_cluster: SharedCluster) -> Cluster:
     """The cluster of this module's folder; skips where none can run."""
     skip_without_cluster()
-    return shared_cluster.of(str(request.path.parent))
+    return shared_cluster.of(request.path.parent.relative_to(_TESTS).as_posix())
 
 
 def start_cluster(prefix: str) -> Cluster:

@@ -8,27 +8,32 @@ from openai import AsyncOpenAI
 
 from tests.e2e.client_load import ask_all, more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
+from tests.e2e.kubernetes.faults import is_whole, kill_pods
 from tests.e2e.kubernetes.harness import GONE_S, Checkpoint, DeployedService
 from tests.figures import Times
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
+from tools.cluster import Cluster
 from tools.kubernetes import Kubernetes
 
 CONCURRENCY = 16
+QUESTIONS = 100
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
 
 async def test_a_service_lives_through_every_change_and_loses_no_request(
-    tandem: Kubernetes, checkpoint: Checkpoint, times: Times
+    tandem: Kubernetes, cluster: Cluster, checkpoint: Checkpoint, times: Times
 ) -> None:
     service = DeployedService(tandem, "life")
     try:
         await becomes_ready(service, times)
         async with openai_client(service.url) as client:
-            await answers_500_questions(client, times)
+            await answers_questions(client, times)
             await changes_live(service, client, times)
-            await scales(service, client, times)
-            await is_replaced(service, client, checkpoint, times)
+            old = await is_replaced(service, client, checkpoint, times)
+            await scales(service, client, old, times)
+            await loses_a_worker(service, cluster, times)
+            await answers_questions(client, times)
         await goes_without_a_trace(service, times)
     finally:
         service.delete()
@@ -40,9 +45,9 @@ async def becomes_ready(service: DeployedService, times: Times) -> None:
         await in_thread(service.wait_ready)
 
 
-async def answers_500_questions(client: AsyncOpenAI, times: Times) -> None:
-    conversations = held_out()
-    with times.measure("500 questions at concurrency 16"):
+async def answers_questions(client: AsyncOpenAI, times: Times) -> None:
+    conversations = held_out(QUESTIONS)
+    with times.measure(f"{QUESTIONS} questions at concurrency {CONCURRENCY}"):
         answers = await ask_all(client, conversations, concurrency=CONCURRENCY)
 
     assert len(answers) == len(conversations), "none failed"
@@ -63,8 +68,30 @@ async def changes_live(service: DeployedService, client: AsyncOpenAI, times: Tim
     assert restart_counts(service) == restarts, "nothing was restarted"
 
 
-async def scales(service: DeployedService, client: AsyncOpenAI, times: Times) -> None:
-    first = service.pod_uids()
+async def is_replaced(
+    service: DeployedService, client: AsyncOpenAI, checkpoint: Checkpoint, times: Times
+) -> set[str]:
+    """Returns the pods that are no longer needed; they leave while the service scales."""
+
+    def another_model(document: dict[str, Any]) -> None:
+        smaller_chunks(document)
+        document["spec"]["model"]["source"] = f"file://{checkpoint.folder}"
+
+    old = all_pods(service)
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
+        with times.measure("replace (model) under load: new pods serve"):
+            await in_thread(lambda: service.apply(another_model))
+            await in_thread(service.wait_ready)
+        await more_answers(answers, CONCURRENCY)
+
+    assert "NotReady" not in events_of(service), "the switch is no outage"
+    return old
+
+
+async def scales(
+    service: DeployedService, client: AsyncOpenAI, old: set[str], times: Times
+) -> None:
     async with steady_load(client, concurrency=CONCURRENCY) as answers:
         await more_answers(answers, CONCURRENCY)
         for count in (2, 1):
@@ -72,36 +99,24 @@ async def scales(service: DeployedService, client: AsyncOpenAI, times: Times) ->
                 scale(service, count)
                 await in_thread(lambda count=count: service.wait_for_replicas(count))
             await more_answers(answers, 2 * CONCURRENCY)
-        with times.measure("the pod that is not needed any more has gone"):
+        with times.measure("the pods that are not needed any more have gone"):
             await in_thread(lambda: wait_for(lambda: len(service.pods()) == 1, "one worker pod"))
-        await more_answers(answers, CONCURRENCY)
-
-    assert len(first) == 1
-
-
-async def is_replaced(
-    service: DeployedService, client: AsyncOpenAI, checkpoint: Checkpoint, times: Times
-) -> None:
-    def another_model(document: dict[str, Any]) -> None:
-        smaller_chunks(document)
-        document["spec"]["model"]["source"] = f"file://{checkpoint.folder}"
-
-    old = service.pod_uids() | service.pod_uids("head")
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
-        await more_answers(answers, CONCURRENCY)
-        with times.measure("replace (model) under load: new pods serve"):
-            await in_thread(lambda: service.apply(another_model))
-            await in_thread(service.wait_ready)
-        with times.measure("the old pods have gone"):
             await in_thread(
-                lambda: wait_for(
-                    lambda: not old & (service.pod_uids() | service.pod_uids("head")),
-                    "the old pods have gone",
-                )
+                lambda: wait_for(lambda: not old & all_pods(service), "the replaced pods have gone")
             )
         await more_answers(answers, CONCURRENCY)
 
-    assert "NotReady" not in events_of(service), "the switch is no outage"
+
+async def loses_a_worker(service: DeployedService, cluster: Cluster, times: Times) -> None:
+    with times.measure("worker pod killed → a new one is ready, and Ray says that it runs"):
+        lost = await asyncio.to_thread(kill_pods, service, cluster, "worker")
+        await in_thread(
+            lambda: wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
+        )
+
+
+def all_pods(service: DeployedService) -> set[str]:
+    return service.pod_uids() | service.pod_uids("head")
 
 
 def events_of(service: DeployedService) -> set[str]:

@@ -29,11 +29,13 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 
 @pytest.fixture(scope="module")
-def crds(cluster: Cluster) -> Cluster:
-    """The cluster, which knows InferenceServices and RayServices."""
-    for name in (NAME, *RAY_CRDS):
+def crds(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, which knows InferenceServices and RayServices until the module ends."""
+    names = (NAME, *RAY_CRDS)
+    for name in names:
         install(cluster, name)
-    return cluster
+    yield cluster
+    cluster.kubectl("delete", "crd", *names, "--ignore-not-found", "--timeout=300s")
 
 
 def install(cluster: Cluster, name: str) -> None:
