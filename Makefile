@@ -4,15 +4,13 @@ VENV    ?= .venv
 PYTHON  ?= python3
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-# Several processes, since most of the time is spent waiting for pods (tests/lanes.py).
-PYTEST   = $(BIN)/pytest --numprocesses=3 --dist=loadscope --no-loadscope-reorder
 LOCAL   := examples/tandem-tiny/local.yaml
 NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/cpu/native/*.[hc]*) \
            engine/tandem_engine/device/cpu/native/build.py
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help up serve down test test-all test-quick check check-native format crds bench
+.PHONY: help up serve down test test-all test-changed test-areas check check-native format crds bench
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -38,16 +36,20 @@ down: $(READY)  ## End what `make up` and `make serve` started
 	@$(BIN)/tandem stop --all
 	@$(BIN)/python -m tools.cluster down
 
-test: check  ## Run every check and every test, as CI does; says what it skips, and why
-	$(PYTEST) -m 'not exhaustive and not nightly'
-	@echo 'Whole ranges (marked exhaustive) were sampled, and tests marked nightly left out;'
-	@echo 'make test-all runs them.'
+test: $(READY)  ## Run the checks and the tests, as CI does; says what it skips, and why
+	@$(BIN)/python -m tools.suite
 
-test-all: check  ## The same with whole ranges where `make test` takes samples
-	$(PYTEST)
+test-all: $(READY)  ## Run everything, area by area: `make test-operator` runs one of them
+	@$(BIN)/python -m tools.suite --all
 
-test-quick: check  ## `make test` without the tests that start a Kubernetes of their own
-	$(PYTEST) -m 'not cluster and not exhaustive and not nightly'
+test-changed: $(READY)  ## Run the areas that what differs from main asks for
+	@$(BIN)/python -m tools.suite --changed
+
+test-areas: $(READY)  ## Show the areas, and what each holds
+	@$(BIN)/python -m tools.suite --list
+
+test-%: $(READY)
+	@$(BIN)/python -m tools.suite $*
 
 check: $(READY)  ## Lint, type-check, and hold the layers apart
 	$(BIN)/ruff check .

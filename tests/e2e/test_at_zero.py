@@ -23,7 +23,7 @@ from tandem_serve.ray_client import APPLICATIONS
 from tests.e2e.harness import free_port, wait_for
 from tests.tiny import TINY
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 QUESTION: Final = {"model": "tandem-tiny", "prompt": "47+38=", "max_tokens": 2}
 AT_ONCE_S: Final = 5.0

@@ -22,7 +22,7 @@ from tandem_serve.pod.drain import (
 from tandem_serve.processes import descendants, kill_all, read_process
 from tests.e2e.harness import free_port, wait_for
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 COMMON = (
     *("--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1"),

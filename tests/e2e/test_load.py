@@ -19,7 +19,7 @@ NUM_LEAVERS = 200
 LEAVERS_TOKENS = 300
 LONG = [{"role": "user", "content": "Reverse: " + "abcdefg " * 30}]
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture

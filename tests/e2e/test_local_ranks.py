@@ -21,7 +21,7 @@ from tests.e2e.test_local_service import set_chunk
 from tests.figures import Times
 from tests.tiny import held_out
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_REPLICAS: Final = 2
 NUM_STREAMS: Final = 12

@@ -171,6 +171,7 @@ def test_a_rewrite_of_a_setting_is_in_the_replicas_log(service: Service) -> None
     service.apply()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_fails_leaves_the_service_as_it_was(
     service: Service, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_checkpoint_that_fails_leaves_the_service_as_it_was(
     assert service.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_service_lives_detached_and_ends_with_stop(tandem: Tandem, checkpoint: Path) -> None:
     manifest, port = write_manifest(tandem.home, checkpoint, name="other"), free_port()
     service = Service(tandem, "other", manifest, port)
@@ -210,6 +212,7 @@ def test_a_service_lives_detached_and_ends_with_stop(tandem: Tandem, checkpoint:
     assert tandem.record("other") is None
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_service_that_serves(tandem: Tandem, checkpoint: Path) -> None:
     manifest = write_manifest(tandem.home, checkpoint)
     command = tandem.start("serve", "-f", str(manifest), "--port", str(free_port()))
@@ -226,6 +229,7 @@ def test_ctrl_c_ends_a_service_that_serves(tandem: Tandem, checkpoint: Path) -> 
     assert tandem.record("tiny") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_start_that_was_broken_off(
     tandem: Tandem, checkpoint: Path, number: signal.Signals
@@ -256,6 +260,7 @@ def truncated(checkpoint: Path, folder: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_is_reported_in_one_sentence(
     tandem: Tandem, checkpoint: Path, tmp_path: Path
 ) -> None:

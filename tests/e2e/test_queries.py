@@ -29,7 +29,7 @@ from tools.dashboards.queries import (
     variable_queries,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 PATIENCE_S: Final = 180.0
 RANGE_S: Final = 600

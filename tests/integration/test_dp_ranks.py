@@ -29,7 +29,7 @@ from tests.integration.bench import (
 from tests.integration.test_ranks import assert_same, ranks_of, step_until_lost
 
 # Left out of CI until its bounds have been measured on a busy machine.
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 DP: Final = 2
 

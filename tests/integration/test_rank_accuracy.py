@@ -18,7 +18,7 @@ from tests.integration.bench import BLOCK_SIZE, END, MAX_SEQ_LEN, Bench, mixed
 from tests.integration.test_ranks import ranks_of
 from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 MOST_LOST: Final = 0.005
 NUM_BLOCKS: Final = 512

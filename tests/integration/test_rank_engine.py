@@ -21,7 +21,7 @@ from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
 
 # Left out of CI until its bounds have been measured on a busy machine.
-pytestmark = [pytest.mark.nightly]
+pytestmark = pytest.mark.slow
 
 NUM_TOKENS: Final = 12
 PRECISIONS: Final[dict[str, dict[str, Any]]] = {

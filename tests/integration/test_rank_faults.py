@@ -218,6 +218,7 @@ async def lost_by(made: Replica, number: signal.Signals) -> str:
     return await asking
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_idle_ends_its_replica_and_no_other(
     expected: tuple[int, ...],
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_rank_killed_in_a_step_ends_the_replica() -> None:
     assert "SIGKILL" in cause
 
 
+@pytest.mark.slow
 def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
     with replica(wait_to_go_on) as made:
         cause = asyncio.run(lost_by(made, signal.SIGSTOP))
@@ -251,6 +253,7 @@ def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
     assert f"Rank 1 (process {made.pid}) has been silent for 2 s, and is stopped." in cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [wait_to_go_on, compute_on], ids=["waits", "computes"])
 def test_a_slow_rank_is_waited_for(fault: Fault, expected: tuple[int, ...]) -> None:
     async def scene(made: Replica) -> tuple[int, ...]:
@@ -302,6 +305,7 @@ def is_killed(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
@@ -360,6 +364,7 @@ def be_rank_0(connection: Connection) -> None:
         asyncio.run(scene(made))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 def test_a_killed_replica_leaves_no_rank_and_no_segment(*, is_stopped: bool) -> None:
     context = multiprocessing.get_context("spawn")

@@ -92,7 +92,7 @@ SHAPES: Final = {
     "tp2-dp2": ParallelShape(tp=2, dp=2),
 }
 IN_CI: Final = ("Qwen 3", "tp2", "splitfuse", "swap")
-"""All that is not called so is left to the nightly runs."""
+"""All that is not called so is slow, and left to `make test-ranks`."""
 
 Make = Callable[..., Path]
 
@@ -168,7 +168,7 @@ def several(name: str, prompt: Tokens, count: int, **sampling: Any) -> Request:
 def cases(names: Iterable[str]) -> list[Any]:
     """Parameters, of which CI has those in IN_CI."""
     return [
-        pytest.param(name, id=name, marks=() if name in IN_CI else pytest.mark.nightly)
+        pytest.param(name, id=name, marks=() if name in IN_CI else pytest.mark.slow)
         for name in names
     ]
 

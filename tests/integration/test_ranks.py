@@ -115,9 +115,9 @@ def test_preempted_sequences_and_choices_say_the_same_on_two_ranks(
     "shape",
     [
         # Starting four ranks takes most of the time.
-        pytest.param(ParallelShape(pp=4), marks=pytest.mark.nightly),
+        pytest.param(ParallelShape(pp=4), marks=pytest.mark.slow),
         ParallelShape(tp=2, sp=True),
-        pytest.param(ParallelShape(tp=2, pp=2, sp=True), marks=pytest.mark.nightly),
+        pytest.param(ParallelShape(tp=2, pp=2, sp=True), marks=pytest.mark.slow),
     ],
     ids=["pp4", "tp2-sp", "tp2-pp2-sp"],
 )

@@ -47,7 +47,7 @@ AWAY_S = 60.0
 DOWN_WINDOW_S = 30
 HOLDS_FOR_DECISIONS = 3
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 @dataclass(frozen=True)

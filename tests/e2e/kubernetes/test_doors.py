@@ -30,7 +30,7 @@ except ConnectionRefusedError:
     print("refused")
 """
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 def with_keys(document: dict[str, Any]) -> None:

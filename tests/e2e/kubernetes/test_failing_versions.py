@@ -18,7 +18,7 @@ TENSOR = "model.layers.1.mlp.up_proj.weight"
 # Long enough for several starts to fail, none of which may disturb the version that serves.
 ANSWERS_MEANWHILE = 200
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture

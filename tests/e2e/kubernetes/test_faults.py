@@ -20,7 +20,7 @@ from tools.kubernetes import CommandFailed, Kubernetes
 
 AWAY_S = 30.0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ CONNECT = (
     "    print('open')"
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

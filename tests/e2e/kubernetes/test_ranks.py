@@ -22,7 +22,7 @@ NUM_QUESTIONS: Final = 100
 NUM_STREAMS: Final = 8
 MANY_TOKENS: Final = 500
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 async def test_a_service_of_two_ranks_lives_and_loses_only_what_its_killed_group_computed(

@@ -21,7 +21,7 @@ PERIODS_S: Final = 35.0
 AT_ONCE_S: Final = 10.0
 """Seconds for an answer that waits for nothing, on a busy machine."""
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 async def test_the_first_request_wakes_a_service_and_the_next_one_is_answered(

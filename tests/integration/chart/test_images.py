@@ -21,6 +21,7 @@ USUAL = ("/etc/pip.conf", "/etc/ssl/certs")
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.slow,
     pytest.mark.skipif(not BUILDAH, reason="buildah is not on the PATH"),
 ]
 

@@ -9,7 +9,7 @@ from tests.integration.chart.release import OPERATOR, Release, placed, wait_for
 from tools.cluster import Cluster
 from tools.development import IMAGE
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.chart.release import NAME, OPERATOR, Release, isvc, placed, wait_for
 from tools.cluster import Cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SERVED, OTHER = "team-a", "team-b"
 

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.chart.helm import CHART, VALUES
 from tests.integration.chart.release import CRD, NAME, OPERATOR, Release, isvc, wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("file", [None, *VALUES], ids=lambda file: file.name if file else "default")

@@ -11,7 +11,7 @@ from tests.integration.chart.audit import Audited, Right, allowed, audited
 from tests.integration.chart.release import OPERATOR, Release, isvc, placed, wait_for
 from tools.cluster import Cluster, ClusterError, kuberay
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 NAMESPACE: Final = "tandem-rights"
 ACCOUNT: Final = f"system:serviceaccount:{NAMESPACE}:{OPERATOR}"

@@ -14,8 +14,6 @@ from tandem_serve.api.ray_env import METRICS_PATH
 from tests.integration.chart.helm import CHART, VALUES, Helm, HelmFailed, only
 from tests.unit.operator.render.services import rendered, worker_of
 
-pytestmark = pytest.mark.cluster
-
 
 def names(objects: list[dict[str, Any]]) -> set[str]:
     return {one["kind"] for one in objects}

@@ -25,7 +25,7 @@ from tests.integration.operator import conftest as operators
 from tests.integration.operator.process import Namespace, OperatorProcess, end_all, manifest
 from tools.cluster import Cluster, monitoring, prepare
 
-pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SLOW_S, FAST_S = 3.0, 0.2
 TARGET = "1s"

@@ -17,7 +17,7 @@ from tools.cluster import AlreadyUp, Cluster, ClusterError, prepare, registry
 from tools.cluster.network import Network
 from tools.cluster.paths import CHECKOUT
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 INTERRUPTED = 130
 

@@ -11,7 +11,7 @@ from tests.integration.cluster.commands import install
 from tests.integration.cluster.footprint import wait_for
 from tools.cluster import Cluster, monitoring
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 EXPORTER = """
 import http.server

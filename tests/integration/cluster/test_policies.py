@@ -8,7 +8,7 @@ from tests.integration.cluster import pods
 from tests.integration.cluster.footprint import wait_for
 from tools.cluster import Cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ASK = """
 import urllib.request

@@ -12,7 +12,7 @@ from tests.integration.cluster.footprint import wait_for
 from tools.cluster import Cluster, ClusterError
 from tools.cluster.addresses import Slice
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 RESOLVE = "import socket; print(socket.gethostbyname('kubernetes.default'))"
 TRY_TO_CONNECT = """

@@ -51,9 +51,7 @@ class Fuzz:
             json.loads(body)
 
 
-@pytest.mark.parametrize(
-    "count", [SAMPLES, pytest.param(ALL, marks=pytest.mark.exhaustive)], ids=str
-)
+@pytest.mark.parametrize("count", [SAMPLES, pytest.param(ALL, marks=pytest.mark.slow)], ids=str)
 def test_nothing_that_is_sent_is_the_servers_fault(
     server: Server, count: int, request: pytest.FixtureRequest
 ) -> None:

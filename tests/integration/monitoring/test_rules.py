@@ -12,7 +12,7 @@ from tests.integration.monitoring.rule_cases import ANOTHER, CASES, SCALING, SLO
 from tests.prometheus import Promtool
 from tests.unit.operator.render.services import SETTINGS, inference_service, one, rendered
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SPEC = {"slo": SLO, "scaling": SCALING}
 

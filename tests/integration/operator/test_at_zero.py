@@ -14,7 +14,7 @@ from tests.integration.operator.process import (
     until,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def test_the_last_replica_goes_and_comes_back_without_another_change(

@@ -21,7 +21,7 @@ from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, OperatorProcess, manifest, until
 from tests.unit.operator.autoscaler.fake_prometheus import HEALTHY, answer, scraped
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SLO = {"ttft": {"target": "1500ms"}, "tpot": {"target": "80ms"}}
 OVERLOAD = {"arrival_rate": 60.0, "ttft_s": 3.0}

@@ -24,7 +24,7 @@ from tests.unit.operator.crd.random_manifests import documents
 from tests.unit.operator.crd.rule_texts import name_of, rules_in
 from tools.cluster import Cluster, ClusterError
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 Store = Callable[[dict[str, Any]], tuple[dict[str, Any] | None, str]]

@@ -15,7 +15,7 @@ from tests.integration.operator.process import (
     until,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 LEASE_LOST = 3
 

@@ -17,7 +17,7 @@ from tests.integration.operator.process import (
 )
 from tests.integration.operator.rights import RULES, bind, grant
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture

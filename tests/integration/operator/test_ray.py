@@ -18,7 +18,7 @@ from tests.integration.operator.process import Namespace, OperatorProcess, manif
 from tests.unit.operator.samples import CAUSE, TRACEBACK, answer
 from tools.cluster import ClusterError
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 CLUSTER = "tiny-abcde"
 

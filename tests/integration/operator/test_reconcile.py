@@ -58,6 +58,7 @@ def test_the_second_reconcile_writes_nothing(
     assert namespace.versions() == versions
 
 
+@pytest.mark.slow
 def test_a_settled_service_is_not_read(namespace: Namespace, operator: OperatorProcess) -> None:
     """Everything comes from the cache, the endpoint that KubeRay makes as well."""
     namespace.apply(manifest())
@@ -210,6 +211,7 @@ def test_a_foreign_rayservice_is_left_alone(
     assert "RayService 'tiny' already exists" in namespace.condition("tiny", "Ready")["message"]
 
 
+@pytest.mark.slow
 def test_a_token_that_was_deleted_comes_back_as_it_was(
     namespace: Namespace, operator: OperatorProcess
 ) -> None:
@@ -329,6 +331,7 @@ def test_a_missing_volume_claim_is_named(namespace: Namespace, operator: Operato
     assert operator.health()["ok"]
 
 
+@pytest.mark.slow
 def test_a_change_that_takes_too_long_is_called_so(
     namespace: Namespace, operator: OperatorProcess
 ) -> None:

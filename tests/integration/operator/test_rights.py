@@ -8,7 +8,7 @@ from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, manifest, settle, until
 from tests.integration.operator.rights import RULES, grant, without
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def test_a_role_in_its_namespace_is_enough(

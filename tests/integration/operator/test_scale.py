@@ -14,7 +14,7 @@ from tests.integration.operator.process import (
     until,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 COUNT = 200
 RESYNC_S = 10

@@ -8,6 +8,8 @@ import pytest
 from benchmarks.parallel.handover import CASES, Settings, run_all
 from benchmarks.parallel.handover_steps import record
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 4
 NUM_STEPS = 10
 CONTEXT = 256

@@ -45,6 +45,8 @@ from tandem_engine.device.registry import open_device
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_serve.api.manifest import parse_manifest
 
+pytestmark = pytest.mark.slow
+
 ROOF = Roofline(bandwidth=37e9, bf16={16: 300e9, 512: 436e9}, w8a8={})
 ENGINES = ("tandem", "openvino", "vllm")
 RESULTS = [

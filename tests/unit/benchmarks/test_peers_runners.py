@@ -44,6 +44,8 @@ from benchmarks.peers.turns import (
 )
 from benchmarks.serving.errors import WrongUsage
 
+pytestmark = pytest.mark.slow
+
 TINY = ModelShape(
     name="T",
     hidden_size=32,

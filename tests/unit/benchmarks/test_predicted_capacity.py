@@ -13,6 +13,8 @@ from tandem_engine.scheduler.latency.capacity import CapacityBound, PredictedCap
 from tandem_engine.simulate.machines import Noise
 from tandem_engine.simulate.workload import Arrival, Shape
 
+pytestmark = pytest.mark.slow
+
 
 def chats(count: int) -> list[Arrival]:
     """Lengths of the order of a chat: prompts around 400, answers around 120 tokens."""

@@ -11,6 +11,8 @@ from benchmarks.scheduling.cli import app
 from benchmarks.scheduling.cost import SETTINGS, Setting, measure_memory, measure_step
 from benchmarks.scheduling.trial import Trial, verdict
 
+pytestmark = pytest.mark.slow
+
 TRACE_ROWS = 60
 
 

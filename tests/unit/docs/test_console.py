@@ -23,6 +23,7 @@ from tests.unit.docs.pages import (
     name_of,
     prose,
 )
+from tools.suite.areas import AREAS
 
 PROGRAMS: Final = ("benchmarks", "tools.cluster")
 _ENDS: Final = {"|", "&", "&&", ";", ">", "2>&1", "||"}
@@ -160,6 +161,7 @@ def test_every_module_that_is_run_exists() -> None:
 
 def test_every_target_of_make_that_is_mentioned_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets |= {f"test-{area.name}" for area in AREAS}
     texts = [text for _, text in mentions()] + [
         line for one in BLOCKS for line in console_commands(one)
     ]

@@ -104,7 +104,7 @@ def is_of_interest(step: Step, at: int, every: int) -> bool:
     return bool(step.moved or step.copied or step.beam_moves) or at % every == 0
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("behind_copies", [False, True], ids=["before copies", "behind copies"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_whichever_step_is_lost_the_others_say_what_they_would(

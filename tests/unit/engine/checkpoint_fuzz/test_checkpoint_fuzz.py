@@ -56,9 +56,7 @@ def test_what_the_damages_are_done_to_is_sound(
     assert start(draft, tmp_path_factory.getbasetemp() / "sound") is None
 
 
-@pytest.mark.parametrize(
-    "count", [SAMPLES, pytest.param(ALL, marks=pytest.mark.exhaustive)], ids=str
-)
+@pytest.mark.parametrize("count", [SAMPLES, pytest.param(ALL, marks=pytest.mark.slow)], ids=str)
 def test_a_damaged_checkpoint_runs_or_is_refused_with_one_sentence(
     count: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -1,0 +1,5 @@
+"""Entry point of `python -m tools.suite`."""
+
+from tools.suite.cli import main
+
+main()

@@ -1,0 +1,211 @@
+"""The areas of the tests, and the stages of `make test`; plain data.
+
+Every test file belongs to one area; `make test` takes what is not marked slow, in stages. Nothing
+that needs a timely answer runs beside something that takes all cores, so a stage with a Ray or a
+Kubernetes has one process, and the machine to itself.
+"""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """Tests that one command runs: `make test-NAME`."""
+
+    name: str
+    holds: str
+    """Subjects of its tests, for somebody who looks for the right area."""
+    paths: tuple[str, ...]
+    """Files and folders below tests/; of two areas the longer path has a file."""
+    code: tuple[str, ...]
+    """Folders and files of the repository whose change asks for it."""
+    minutes: int
+    """Minutes on two cores, caches warm, rounded up."""
+    processes: int = 1
+    """Processes that share it; more than one only where nothing waits for an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A part of `make test`: those tests of some folders that are not slow, and have its marks."""
+
+    name: str
+    paths: tuple[str, ...]
+    """Below tests/; their tests run in this order."""
+    marks: str
+    """As pytest's -m has it."""
+    processes: int = 1
+
+
+_KUBERNETES: Final = ("charts", "operator", "crds", "tools/cluster", "tools/kubernetes.py")
+
+AREAS: Final = (
+    Area(
+        name="unit",
+        holds="Every module by itself, whole ranges included",
+        paths=("unit",),
+        code=("charts", "engine", "operator", "serve", "tools", "examples"),
+        minutes=6,
+        processes=2,
+    ),
+    Area(
+        name="benchmarks",
+        holds="The programs that measure: what they count, compare and write",
+        paths=("unit/benchmarks",),
+        code=("benchmarks", "engine/tandem_engine/simulate"),
+        minutes=4,
+        processes=2,
+    ),
+    Area(
+        name="docs",
+        holds="Links, examples, tables and words of the documentation",
+        paths=("unit/docs", "unit/test_vocabulary.py"),
+        code=("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+        minutes=2,
+        processes=2,
+    ),
+    Area(
+        name="engine",
+        holds="One rank: tokens against transformers, beams, W8A8, faults of any step, metrics",
+        paths=("integration",),
+        code=("engine",),
+        minutes=12,
+        processes=2,
+    ),
+    Area(
+        name="ranks",
+        holds="Replicas of several ranks: tokens of every shape, on Ray and on Kubernetes",
+        paths=(
+            "integration/test_dp_ranks.py",
+            "integration/test_pipelining.py",
+            "integration/test_rank_accuracy.py",
+            "integration/test_rank_engine.py",
+            "integration/test_rank_matrix.py",
+            "integration/test_ranks.py",
+            "e2e/test_local_ranks.py",
+            "e2e/kubernetes/test_ranks.py",
+        ),
+        code=(
+            "engine/tandem_engine/parallel",
+            "engine/tandem_engine/runner",
+            "engine/tandem_engine/device/cpu/native",
+            "serve/tandem_serve/rank_actors.py",
+        ),
+        minutes=20,
+    ),
+    Area(
+        name="hostile",
+        holds="Hostile callers, endless requests, callers that leave; the real HAProxy",
+        paths=("integration/hostile", "integration/test_haproxy.py"),
+        code=("serve/tandem_serve/http", "serve/tandem_serve/pod"),
+        minutes=5,
+    ),
+    Area(
+        name="serve",
+        holds="`tandem serve` and its sisters on a local Ray: life, load, drain, zero replicas",
+        paths=("e2e",),
+        code=("serve",),
+        minutes=12,
+    ),
+    Area(
+        name="chart",
+        holds="The Helm chart: templates, releases, rights, installation, images",
+        paths=("integration/chart",),
+        code=("charts", "containers", "pyproject.toml", "constraints.txt"),
+        minutes=14,
+    ),
+    Area(
+        name="cluster",
+        holds="The throw-away Kubernetes of `make up` itself",
+        paths=("integration/cluster",),
+        code=("tools/cluster", "tools/up.py"),
+        minutes=8,
+    ),
+    Area(
+        name="operator",
+        holds="The operator on a real API server: CRD, reconcile, rights, leases, 200 services",
+        paths=("integration/operator",),
+        code=("operator", "crds", "serve/tandem_serve/api"),
+        minutes=12,
+    ),
+    Area(
+        name="kubernetes",
+        holds="A service's whole life on Kubernetes, closed doors, versions that cannot start",
+        paths=("e2e/kubernetes",),
+        code=(*_KUBERNETES, "serve"),
+        minutes=18,
+    ),
+    Area(
+        name="faults",
+        holds="Lost ranks, pods, heads, operators and API servers; minutes of real silence",
+        paths=(
+            "integration/test_rank_faults.py",
+            "integration/operator/test_faults.py",
+            "e2e/kubernetes/test_faults.py",
+            "e2e/kubernetes/test_head_fault_tolerance.py",
+        ),
+        code=(
+            "engine/tandem_engine/parallel",
+            "engine/tandem_engine/runner",
+            "operator/tandem_operator/controller",
+            "operator/tandem_operator/reconcile",
+            "operator/tandem_operator/ray",
+        ),
+        minutes=20,
+    ),
+    Area(
+        name="autoscaling",
+        holds="Replicas that follow the SLO, to zero and back; the real KEDA",
+        paths=(
+            "e2e/kubernetes/test_autoscaling.py",
+            "e2e/kubernetes/test_scale_to_zero.py",
+            "integration/cluster/test_keda.py",
+        ),
+        code=("operator/tandem_operator/autoscale", "operator/tandem_operator/autoscaler"),
+        minutes=20,
+    ),
+    Area(
+        name="monitoring",
+        holds="Rules, alerts and every query of the dashboards on a real Prometheus",
+        paths=(
+            "integration/monitoring",
+            "integration/cluster/test_monitoring.py",
+            "e2e/test_queries.py",
+        ),
+        code=("charts/tandem/dashboards", "tools/dashboards", "operator/tandem_operator/render"),
+        minutes=8,
+    ),
+)
+
+STAGES: Final = (
+    Stage(name="unit", paths=("unit",), marks="not slow", processes=2),
+    Stage(
+        name="integration",
+        paths=("integration",),
+        marks="not slow and not cluster",
+        processes=2,
+    ),
+    Stage(name="local Ray", paths=("e2e",), marks="not slow and not cluster"),
+    # The operator's tests leave the cluster as it was (tests/cluster_fixture.py), so they go first.
+    Stage(name="Kubernetes", paths=("integration", "e2e"), marks="not slow and cluster"),
+)
+"""The stages of `make test` after the checks; a test that is not marked slow is in one of them."""
+
+
+def below(path: PurePosixPath, roots: tuple[str, ...]) -> str:
+    """Return the longest of some paths that `path` is or lies below; empty: none."""
+    return max((root for root in roots if path.is_relative_to(root)), key=len, default="")
+
+
+def area_of(path: PurePosixPath) -> Area:
+    """Return the area of a test file, given relative to tests/.
+
+    Raises:
+        LookupError: no area has it.
+    """
+    area = max(AREAS, key=lambda area: len(below(path, area.paths)))
+    if not below(path, area.paths):
+        raise LookupError(f"tests/{path} belongs to no area; name it in tools/suite/areas.py")
+    return area

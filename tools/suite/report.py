@@ -1,0 +1,52 @@
+"""What is said at the end of a run: the time of each part, skips, failures, how to repeat one."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tools.suite.outcomes import Outcomes
+
+_LINE: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage or an area that has run."""
+
+    name: str
+    seconds: float
+    outcomes: Outcomes
+
+
+def report(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield the lines: what failed comes last but for the count, where it is looked for."""
+    total = Outcomes()
+    for part in parts:
+        total.add(part.outcomes)
+    yield f"{'':24}    time   passed   failed  skipped"
+    for part in (*parts, Part("all", sum(part.seconds for part in parts), total)):
+        yield _row(part)
+    for reason, count in total.skips.items():
+        yield f"skipped {count}: {reason}"
+    yield from _failures(total)
+    yield f"{total.passed} passed, {len(total.failures)} failed, {total.skipped} skipped"
+
+
+def _row(part: Part) -> str:
+    minutes, seconds = divmod(round(part.seconds), 60)
+    found = part.outcomes
+    counts = f"{found.passed:9}{len(found.failures):9}{found.skipped:9}"
+    return f"{part.name:24}{minutes:5}:{seconds:02}{counts}"
+
+
+def _failures(total: Outcomes) -> Iterator[str]:
+    if not total.failures:
+        return
+    yield ""
+    for failure in total.failures:
+        yield f"FAILED {failure.node_id}"
+        yield f"       {failure.reason[:_LINE]}"
+    tests = [each.node_id for each in total.failures if "::" in each.node_id]
+    if tests:
+        yield f"Repeat one: .venv/bin/pytest {shlex.quote(tests[0])}"

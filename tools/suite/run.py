@@ -1,0 +1,127 @@
+"""Runs pytest for a stage or an area: its output goes to the terminal, its outcomes come back."""
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tandem_serve.commands.common import Progress
+from tools.cluster import ClusterError, prepare, unavailable
+from tools.suite.areas import STAGES, Area, area_of
+from tools.suite.outcomes import Failure, Outcomes
+from tools.suite.report import Part
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+_TESTS: Final = CHECKOUT / "tests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of pytest."""
+
+    name: str
+    paths: tuple[str, ...]
+    """Relative to the checkout."""
+    marks: str = ""
+    """The tests of these to run, as pytest's -m has it; empty: all."""
+    processes: int = 1
+    draws: bool = False
+    """True: property tests draw new examples (tests/conftest.py)."""
+
+    def command(self, log: Path) -> list[str]:
+        """The command line; outcomes go into `log`."""
+        line = [sys.executable, "-m", "pytest", "-q", f"--report-log={log}"]
+        if self.draws:
+            line.append("--hypothesis-profile=drawn")
+        if self.marks:
+            line += ["-m", self.marks]
+        if self.processes > 1:
+            line += [f"--numprocesses={self.processes}", "--dist=loadfile"]
+        return [*line, *self.paths]
+
+
+def stage_runs() -> list[Run]:
+    """Return the runs of `make test`."""
+    return [
+        Run(
+            name=stage.name,
+            paths=tuple(f"tests/{path}" for path in stage.paths),
+            marks=stage.marks,
+            processes=stage.processes,
+        )
+        for stage in STAGES
+    ]
+
+
+def area_run(area: Area) -> Run:
+    """Return the run of an area, with whole ranges and what takes long."""
+    return Run(name=area.name, paths=files_of(area), processes=area.processes, draws=True)
+
+
+def files_of(area: Area) -> tuple[str, ...]:
+    """Return the test files of an area."""
+    files = sorted(_TESTS.rglob("test_*.py"))
+    return tuple(
+        str(file.relative_to(CHECKOUT))
+        for file in files
+        if area_of(PurePosixPath(file.relative_to(_TESTS))) is area
+    )
+
+
+def changed_files(base: str) -> list[str]:
+    """Return the files that differ from the commit where this branch left `base`, new ones too.
+
+    Raises:
+        subprocess.CalledProcessError: git does not know `base`.
+    """
+    start = _git("merge-base", base, "HEAD").strip()
+    changed = _git("diff", "--name-only", start)
+    return sorted({*changed.splitlines(), *_git("ls-files", "-o", "--exclude-standard").split()})
+
+
+def check() -> Part:
+    """Run the checks, which are no tests: they pass or fail as one."""
+    started = time.monotonic()
+    status = subprocess.run(
+        ["make", "--no-print-directory", "check"], cwd=CHECKOUT, check=False
+    ).returncode
+    outcomes = Outcomes()
+    if status:
+        outcomes.failures.append(Failure("make check", "a check failed, see above"))
+    return Part("checks", time.monotonic() - started, outcomes)
+
+
+def build_parts() -> Part:
+    """Build what clusters are made of, so that no test waits for a compiler.
+
+    Where no cluster can run nothing is built, and the tests that need one say why.
+    """
+    started = time.monotonic()
+    outcomes = Outcomes()
+    if not unavailable():
+        try:
+            with Progress(verbose=False) as progress:
+                prepare(progress)
+        except ClusterError as error:
+            outcomes.failures.append(Failure("the parts of a cluster", str(error)))
+    return Part("parts of a cluster", time.monotonic() - started, outcomes)
+
+
+def execute(run: Run) -> Part:
+    """Run pytest to its end."""
+    started = time.monotonic()
+    with TemporaryDirectory(prefix="tandem-suite-") as folder:
+        log = Path(folder, "log")
+        status = subprocess.run(run.command(log), cwd=CHECKOUT, check=False).returncode
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return Part(run.name, time.monotonic() - started, Outcomes.of_log(lines, status, run.name))
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
