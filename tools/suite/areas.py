@@ -37,6 +37,8 @@ class Stage:
     marks: str
     """As pytest's -m has it."""
     processes: int = 1
+    has_second_try: bool = False
+    """True: what fails is run once more, on a cluster of its own, and named in the summary."""
 
 
 _KUBERNETES: Final = ("charts", "operator", "crds", "tools/cluster", "tools/kubernetes.py")
@@ -189,7 +191,12 @@ STAGES: Final = (
     ),
     Stage(name="local Ray", paths=("e2e",), marks="not slow and not cluster"),
     # The operator's tests leave the cluster as it was (tests/cluster_fixture.py), so they go first.
-    Stage(name="Kubernetes", paths=("integration", "e2e"), marks="not slow and cluster"),
+    Stage(
+        name="Kubernetes",
+        paths=("integration", "e2e"),
+        marks="not slow and cluster",
+        has_second_try=True,
+    ),
 )
 """The stages of `make test` after the checks; a test that is not marked slow is in one of them."""
 

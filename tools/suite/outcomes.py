@@ -26,6 +26,8 @@ class Outcomes:
     passed: int = 0
     skipped: int = 0
     failures: list[Failure] = field(default_factory=list)
+    second_tries: list[Failure] = field(default_factory=list)
+    """Failures of tests that passed when they were run once more."""
     skips: dict[str, int] = field(default_factory=dict)
     """Reasons for which tests were skipped → how many were."""
 
@@ -49,8 +51,29 @@ class Outcomes:
         self.passed += other.passed
         self.skipped += other.skipped
         self.failures += other.failures
+        self.second_tries += other.second_tries
         for reason, count in other.skips.items():
             self.skips[reason] = self.skips.get(reason, 0) + count
+
+    def failed_tests(self) -> list[str]:
+        """Return the ids of the tests that failed, each once."""
+        return list(dict.fromkeys(each.node_id for each in self.failures if "::" in each.node_id))
+
+    def with_second_try(self, second: "Outcomes") -> "Outcomes":
+        """Return these outcomes after the tests that failed were run once more."""
+        merged = Outcomes(passed=self.passed, skipped=self.skipped, skips=dict(self.skips))
+        merged.add(second)
+        retried, failed = set(self.failed_tests()), set(second.failed_tests())
+        for failure in self.failures:
+            if failure.node_id not in retried:
+                merged.failures.append(failure)
+            elif failure.node_id not in failed and not second.is_broken():
+                merged.second_tries.append(failure)
+        return merged
+
+    def is_broken(self) -> bool:
+        """Return True when more than tests failed: a file could not be read, or pytest ended."""
+        return any("::" not in each.node_id for each in self.failures)
 
     def _add_report(self, report: Mapping[str, Any]) -> None:
         kind, outcome = report.get("$report_type"), report.get("outcome")

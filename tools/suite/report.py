@@ -29,6 +29,9 @@ def report(parts: Sequence[Part]) -> Iterator[str]:
         yield _row(part)
     for reason, count in total.skips.items():
         yield f"skipped {count}: {reason}"
+    for failure in total.second_tries:
+        yield f"passed on a second try: {failure.node_id}"
+        yield f"       failed first with: {failure.reason[:_LINE]}"
     yield from _failures(total)
     yield f"{total.passed} passed, {len(total.failures)} failed, {total.skipped} skipped"
 
@@ -47,6 +50,5 @@ def _failures(total: Outcomes) -> Iterator[str]:
     for failure in total.failures:
         yield f"FAILED {failure.node_id}"
         yield f"       {failure.reason[:_LINE]}"
-    tests = [each.node_id for each in total.failures if "::" in each.node_id]
-    if tests:
+    if tests := total.failed_tests():
         yield f"Repeat one: .venv/bin/pytest {shlex.quote(tests[0])}"

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -28,6 +28,7 @@ class Run:
     marks: str = ""
     """The tests of these to run, as pytest's -m has it; empty: all."""
     processes: int = 1
+    has_second_try: bool = False
     draws: bool = False
     """True: property tests draw new examples (tests/conftest.py)."""
 
@@ -51,6 +52,7 @@ def stage_runs() -> list[Run]:
             paths=tuple(f"tests/{path}" for path in stage.paths),
             marks=stage.marks,
             processes=stage.processes,
+            has_second_try=stage.has_second_try,
         )
         for stage in STAGES
     ]
@@ -111,13 +113,21 @@ def build_parts() -> Part:
 
 
 def execute(run: Run) -> Part:
-    """Run pytest to its end."""
+    """Run pytest to its end; what failed once more, where the run says so."""
     started = time.monotonic()
+    outcomes = _pytest(run)
+    failed = outcomes.failed_tests()
+    if run.has_second_try and failed:
+        outcomes = outcomes.with_second_try(_pytest(replace(run, paths=tuple(failed))))
+    return Part(run.name, time.monotonic() - started, outcomes)
+
+
+def _pytest(run: Run) -> Outcomes:
     with TemporaryDirectory(prefix="tandem-suite-") as folder:
         log = Path(folder, "log")
         status = subprocess.run(run.command(log), cwd=CHECKOUT, check=False).returncode
         lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return Part(run.name, time.monotonic() - started, Outcomes.of_log(lines, status, run.name))
+    return Outcomes.of_log(lines, status, run.name)
 
 
 def _git(*arguments: str) -> str:

@@ -99,3 +99,25 @@ def test_a_report_without_failures_has_only_times_and_counts() -> None:
 
     assert len(lines) == 4
     assert last == "3 passed, 0 failed, 0 skipped"
+
+
+def test_a_test_that_passes_on_its_second_try_is_named_with_its_first_reason() -> None:
+    first = Outcomes(passed=3, failures=[Failure("a.py::x", "late"), Failure("a.py::y", "wrong")])
+    second = Outcomes(passed=1, failures=[Failure("a.py::y", "wrong again")])
+
+    merged = first.with_second_try(second)
+
+    assert merged.passed == 4
+    assert merged.failures == [Failure("a.py::y", "wrong again")]
+    assert merged.second_tries == [Failure("a.py::x", "late")]
+    assert "passed on a second try: a.py::x" in list(report([Part("Kubernetes", 1, merged)]))
+
+
+def test_a_second_try_that_breaks_saves_no_test() -> None:
+    first = Outcomes(failures=[Failure("a.py::x", "late"), Failure("b.py", "no such module")])
+    second = Outcomes(failures=[Failure("it", "pytest ended with status 4, see above")])
+
+    merged = first.with_second_try(second)
+
+    assert {failure.node_id for failure in merged.failures} == {"it", "b.py"}
+    assert not merged.second_tries
