@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from tools.steadiness.disturbance import busy_processes, random_stops
-from tools.steadiness.tally import Tally
+from tools.steadiness.failure_counts import FailureCounts
 from tools.suite.outcomes import Failure, Outcomes
 from tools.suite.run import CHECKOUT
 
@@ -55,7 +55,7 @@ def steadiness(
 ) -> None:
     """Repeat tests on a machine that is made slow and uneven; say which of them fail by chance."""
     first = Random().randrange(_MAX_SEED) if seed is None else seed
-    folder, tally = Path(mkdtemp(prefix="tandem-steadiness-")), Tally()
+    folder, counts = Path(mkdtemp(prefix="tandem-steadiness-")), FailureCounts()
     typer.echo(f"Outputs of the runs: {folder}")
     line = [*_pytest(marks, processes), *paths]
     try:
@@ -63,15 +63,15 @@ def steadiness(
             for number in range(first, first + times):
                 started = time.monotonic()
                 outcomes = _run(line, folder / f"{number}", Random(number), stop, timeout)
-                tally.add(number, outcomes)
+                counts.add(number, outcomes)
                 typer.echo(
                     f"seed {number}: {outcomes.passed} passed, {len(outcomes.failures)} failed, "
                     f"{time.monotonic() - started:.0f} s"
                 )
     except KeyboardInterrupt:
         typer.echo("Ended early.")
-    typer.echo("\n".join(tally.lines()))
-    if tally.failing or not tally.num_runs:
+    typer.echo("\n".join(counts.lines()))
+    if counts.failing or not counts.num_runs:
         raise typer.Exit(1)
 
 

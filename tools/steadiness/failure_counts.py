@@ -19,7 +19,7 @@ class Failing:
 
 
 @dataclass(slots=True)
-class Tally:
+class FailureCounts:
     """The outcomes of runs so far."""
 
     num_runs: int = 0

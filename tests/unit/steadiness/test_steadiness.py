@@ -12,9 +12,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.patience import HANG_S
 from tools.steadiness.cli import app
 from tools.steadiness.disturbance import busy_processes, random_stops
-from tools.steadiness.tally import Tally
+from tools.steadiness.failure_counts import FailureCounts
 from tools.suite.outcomes import Failure, Outcomes
 
 EVERY_SECOND = """
@@ -103,11 +104,13 @@ def test_a_process_that_has_ended_is_no_trouble(sleeper: psutil.Process) -> None
 
 
 def test_the_most_frequent_comes_first_and_counts_once_a_run() -> None:
-    tally = Tally()
-    tally.add(1, Outcomes(failures=[Failure("a", "x"), Failure("b", "y"), Failure("b", "its end")]))
-    tally.add(2, Outcomes(failures=[Failure("b", "z")]))
+    counts = FailureCounts()
+    counts.add(
+        1, Outcomes(failures=[Failure("a", "x"), Failure("b", "y"), Failure("b", "its end")])
+    )
+    counts.add(2, Outcomes(failures=[Failure("b", "z")]))
 
-    assert list(tally.lines()) == [
+    assert list(counts.lines()) == [
         "failed 2 of 2: b",
         "       y",
         "       seeds 1, 2",
@@ -119,7 +122,7 @@ def test_the_most_frequent_comes_first_and_counts_once_a_run() -> None:
 
 
 def wait_for_status(process: psutil.Process, status: str) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + HANG_S
     while process.status() != status:
         assert time.monotonic() < deadline, process.status()
         time.sleep(0.01)
