@@ -6,20 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 
+from tests.patience import HANG_S
 from tools.cluster import unavailable
 from tools.cluster.build import build_modules
 from tools.cluster.modules import PROMETHEUS
 from tools.cluster.paths import cache
 from tools.cluster.progress import SILENT
-
-START_S: Final = 60.0
-_TIMEOUT_S: Final = 60.0
 
 
 def programs() -> dict[str, Path]:
@@ -102,7 +100,7 @@ def running(
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_until_ready(process, url, folder / "log")
-        with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as http:
+        with httpx.Client(timeout=HANG_S, trust_env=False) as http:
             yield Prometheus(url, http)
     finally:
         process.terminate()
@@ -110,7 +108,7 @@ def running(
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + HANG_S
     while True:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()

@@ -8,6 +8,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from tests.patience import HANG_S
 from tests.tiny import MAX_ANSWER_TOKENS, held_out
 
 MODEL = "tandem-tiny"
@@ -18,7 +19,7 @@ def openai_client(url: str, *, api_key: str = "none") -> AsyncOpenAI:
     """A client that asks once: a request that fails once has failed."""
     http: Any = DefaultAsyncHttpxClient(trust_env=False)
     return AsyncOpenAI(
-        base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=120, http_client=http
+        base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=HANG_S, http_client=http
     )
 
 
@@ -84,6 +85,6 @@ async def steady_load(client: AsyncOpenAI, *, concurrency: int) -> AsyncIterator
 async def more_answers(answers: list[str], count: int) -> None:
     """Wait until the load has moved on by `count` answers."""
     seen = len(answers)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG_S):
         while len(answers) < seen + count:
             await asyncio.sleep(0.05)

@@ -17,10 +17,9 @@ import httpx
 import yaml
 
 from tandem_serve.processes import Process, session_members
+from tests.patience import HANG_S
 from tests.tiny import TINY
 
-# Long, for machines that have other things to do; nothing waits longer than it must.
-TIMEOUT_S = 300.0
 FIRST_POLL_S, LAST_POLL_S, POLL_GROWTH = 0.05, 1.0, 1.2
 LAST_WORDS = 4000
 # A usual limit of open files, too low for as many connections as Ray Serve asks HAProxy for.
@@ -31,7 +30,7 @@ def wait_for(
     condition: Callable[[], bool],
     what: str,
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = HANG_S,
     instead: Callable[[], object] = lambda: "",
 ) -> None:
     """Wait until `condition` holds; fail with `what`, and what is there `instead`, when it does
@@ -114,7 +113,7 @@ class Command:
         return self._output.read_text()
 
     def wait(self) -> int:
-        return self.process.wait(TIMEOUT_S)
+        return self.process.wait(HANG_S)
 
     def wait_for_output(self, words: str) -> None:
         def has_words() -> bool:
@@ -171,7 +170,7 @@ class Service:
         return said
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=TIMEOUT_S, trust_env=False)
+        return httpx.get(f"{self.url}{path}", timeout=HANG_S, trust_env=False)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tandem_operator.render.recording_rules import LONG_WINDOWS, SHORT_WINDOWS
 from tandem_serve.api.spec import InferenceService
 from tests.e2e.client_load import openai_client, steady_load
 from tests.e2e.harness import Service, free_port
+from tests.patience import HANG_S
 from tests.prometheus import Prometheus, running
 from tests.unit.operator.render.services import SETTINGS, inference_service
 
@@ -111,7 +112,7 @@ async def load(service: Service) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(openai_client(service.url))
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=service.url, trust_env=False, timeout=120)
+            httpx.AsyncClient(base_url=service.url, trust_env=False, timeout=HANG_S)
         )
         await stack.enter_async_context(steady_load(client, concurrency=12))
         late = asyncio.create_task(ask_too_late(http))

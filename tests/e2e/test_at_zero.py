@@ -21,6 +21,7 @@ from tandem_serve.pod import haproxy
 from tandem_serve.processes import descendants, kill_all
 from tandem_serve.ray_client import APPLICATIONS
 from tests.e2e.harness import free_port, wait_for
+from tests.patience import HANG_S
 from tests.tiny import TINY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -43,9 +44,9 @@ class Head:
     def __init__(self, ports: Ports, port: int) -> None:
         self.ports, self.port = ports, port
         address = f"http://127.0.0.1:{ports.dashboard}"
-        self.ray = httpx.Client(base_url=address, trust_env=False, timeout=120)
+        self.ray = httpx.Client(base_url=address, trust_env=False, timeout=HANG_S)
         self.endpoint = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S
         )
 
     def is_up(self) -> bool:

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.e2e.client_load import MODEL, ask, ask_all, more_answers, openai_client, steady_load
 from tests.e2e.harness import Service
+from tests.patience import HANG_S
 from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, accuracy, held_out, misses
 
 CONCURRENCY = 32
@@ -37,7 +38,7 @@ async def value(service: Service, name: str) -> float:
 
 
 async def until_idle(service: Service) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         for name in ("tandem_num_requests_running", "tandem_num_requests_waiting"):
             while await value(service, name) > 0:
                 await asyncio.sleep(0.05)
@@ -78,7 +79,7 @@ async def test_200_clients_that_leave_at_random_hold_no_block(service: Service) 
     aborted_before = await value(service, "tandem_request_aborted_total")
     said_before = await value(service, "tandem_generation_tokens_total")
     pool = httpx.Limits(max_connections=64, max_keepalive_connections=0)
-    async with httpx.AsyncClient(limits=pool, timeout=120, trust_env=False) as http:
+    async with httpx.AsyncClient(limits=pool, timeout=HANG_S, trust_env=False) as http:
         await asyncio.gather(*(leave_at_random(http, service, chance) for _ in range(NUM_LEAVERS)))
 
     await until_idle(service)
@@ -146,7 +147,7 @@ async def test_a_full_queue_and_a_large_body_are_refused_through_the_proxy(
     await apply_changed(restored, few_slots)  # one runs, two wait, the fourth is refused
     url = f"{restored.url}/v1/chat/completions"
     body = {"model": MODEL, "messages": LONG, "max_tokens": 100, "ignore_eos": True}
-    async with httpx.AsyncClient(timeout=120, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=HANG_S, trust_env=False) as http:
         together = await asyncio.gather(*(http.post(url, json=body) for _ in range(8)))
         large = await http.post(url, content=b" " * (2 * 2**20))
 

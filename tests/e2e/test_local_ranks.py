@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 from tandem_serve.processes import session_members
-from tests.e2e.harness import TIMEOUT_S, Service, Tandem, free_port, wait_for, write_manifest
+from tests.e2e.harness import Service, Tandem, free_port, wait_for, write_manifest
 from tests.e2e.test_local_service import set_chunk
 from tests.figures import Times
+from tests.patience import HANG_S
 from tests.tiny import held_out
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -82,7 +83,7 @@ def segments(service: Service) -> set[str]:
 def answer(service: Service, conversation: Any) -> str:
     body = {"model": "tandem-tiny", "messages": conversation.messages, "temperature": 0.0}
     url = f"{service.url}/v1/chat/completions"
-    response = httpx.post(url, json=body, timeout=TIMEOUT_S, trust_env=False)
+    response = httpx.post(url, json=body, timeout=HANG_S, trust_env=False)
     assert response.status_code == 200, response.text
     text: str = response.json()["choices"][0]["message"]["content"]
     return text
@@ -105,7 +106,7 @@ class Stream:
         }
         url = f"{service.url}/v1/completions"
         last = ""
-        with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S, trust_env=False) as response:
+        with httpx.stream("POST", url, json=body, timeout=HANG_S, trust_env=False) as response:
             for line in response.iter_lines():
                 self.begun.set()
                 last = line.removeprefix("data: ") or last
@@ -120,7 +121,7 @@ def long_answers(service: Service) -> Iterator[list[Stream]]:
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         ends = [pool.submit(one.read, service) for one in streams]
         for one in streams:
-            assert one.begun.wait(TIMEOUT_S)
+            assert one.begun.wait(HANG_S)
         yield streams
         for end in ends:
             end.result()

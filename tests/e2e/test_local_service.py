@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from tests.e2e.harness import (
-    TIMEOUT_S,
     Service,
     Tandem,
     Traces,
@@ -21,6 +20,7 @@ from tests.e2e.harness import (
     wait_for,
     write_manifest,
 )
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.e2e
 
@@ -83,7 +83,7 @@ class StreamingClients:
             "stream_options": {"include_usage": True},
         }
         with httpx.stream(
-            "POST", self._url, json=body, timeout=TIMEOUT_S, trust_env=False
+            "POST", self._url, json=body, timeout=HANG_S, trust_env=False
         ) as response:
             assert response.status_code == 200, response.read()
             *_, usage, end = (line for line in response.iter_lines() if line)

@@ -19,6 +19,7 @@ from tests.e2e.measured import (
     rule_expressions,
     scraped,
 )
+from tests.patience import HANG_S
 from tests.prometheus import Prometheus, programs
 from tools.dashboards.queries import (
     BoardQuery,
@@ -31,7 +32,6 @@ from tools.dashboards.queries import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
-PATIENCE_S: Final = 180.0
 RANGE_S: Final = 600
 POLL_S: Final = 3.0
 VALUES: Final = {
@@ -99,7 +99,7 @@ async def test_every_query_of_every_panel_and_rule_has_values(
     operator_port = free_port()
     every = list(queries(with_targets.name))
     empty = dict(enumerate(every))
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     with scraped(with_targets, operator_port, binary, tmp_path) as prometheus:
         async with operating(with_targets, operator_port), load(with_targets):
             while empty and time.monotonic() < deadline:

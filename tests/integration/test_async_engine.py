@@ -29,6 +29,7 @@ from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.async_engine.choice import Choice
 from tandem_engine.build import build_engine
 from tandem_engine.engine import Clock
+from tests.patience import HANG_S
 
 PROMPT = tuple(range(65, 90))
 MIX = ScheduleConfig(
@@ -72,7 +73,7 @@ def text(outputs: list[Output], index: int = 0) -> str:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition; fails by pytest's own limit, never by a guess at a time."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -126,7 +127,7 @@ async def test_an_abort_takes_effect_before_the_next_step(
         def pause(step: Step) -> StepResult:
             if not inside.is_set():
                 inside.set()
-                go_on.wait(60)
+                go_on.wait(HANG_S)
             else:
                 steps_after.append(step)
             return run(step)

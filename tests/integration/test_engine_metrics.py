@@ -12,6 +12,7 @@ from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tests.integration.test_async_engine import MIX, PROMPT, engine_of, params, read, until
+from tests.patience import HANG_S
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -102,9 +103,9 @@ async def test_predictions_and_the_queues_age_come_from_the_load(
 
         def hold(step: Step) -> StepResult:
             """Hold the first step until all have come, and the second until a queue was seen."""
-            submitted.wait(60)
+            submitted.wait(HANG_S)
             if steps:
-                seen.wait(60)
+                seen.wait(HANG_S)
             steps.append(step)
             return run(step)
 

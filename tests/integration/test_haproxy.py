@@ -17,6 +17,7 @@ import pytest
 from tandem_serve.api.ray_env import RAY_ENV
 from tandem_serve.pod import haproxy as wrapper
 from tests.e2e.harness import free_port, wait_for
+from tests.patience import HANG_S
 
 FRONTEND = """\
 defaults
@@ -167,7 +168,7 @@ def ray_s_haproxy(
     process = subprocess.Popen([program, "-db", "-f", str(file)], stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        with httpx.Client(base_url=url, trust_env=False, timeout=HANG_S) as client:
             wait_for(lambda: _listens(port) or process.poll() is not None, "HAProxy")
             assert process.poll() is None
             yield client

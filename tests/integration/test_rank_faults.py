@@ -34,13 +34,12 @@ from tandem_engine.runner.rank_launcher import (
 from tandem_engine.runner.stage_collectives import CommunicatorCollectives
 from tests.integration.bench import conversation
 from tests.integration.rank_processes import children, has_ended
+from tests.patience import HANG_S
 from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
 
 SILENCE_S: Final = 2.0
-"""Longest silence of a rank here."""
-PATIENCE_S: Final = 30.0
-"""Longest time that a lost rank may go unnoticed; a test that waits for longer fails."""
+"""Longest silence of a rank, in the tests of silence; in the others none is too long."""
 NUM_TOKENS: Final = 12
 
 Fault = Callable[[Connection], None]
@@ -131,7 +130,12 @@ def config(tp: int = 2) -> EngineConfig:
 
 
 @pytest.fixture(autouse=True)
-def _short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "RANK_TIMEOUT_S", HANG_S)
+
+
+@pytest.fixture
+def _short_silence(monkeypatch: pytest.MonkeyPatch, _patience: None) -> None:
     monkeypatch.setattr(build, "RANK_TIMEOUT_S", SILENCE_S)
     monkeypatch.setattr(rank_group, "_END_TIMEOUT_S", SILENCE_S / 2)
 
@@ -164,13 +168,13 @@ class Replica:
 
     async def message(self) -> str:
         """What comes through the gate."""
-        assert await asyncio.to_thread(self.gate.poll, PATIENCE_S)
+        assert await asyncio.to_thread(self.gate.poll, HANG_S)
         message: str = self.gate.recv()
         return message
 
     async def end(self) -> str:
         """Wait until the replica has ended by itself; return the cause, which all callers get."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             await asyncio.to_thread(self.engine._loop.join)
         assert has_ended(self.pid)
         with pytest.raises(ReplicaLost) as raised:
@@ -203,7 +207,7 @@ async def lost_in_a_step(made: Replica) -> str:
     """Begin the fault in a step of a request; return the cause that its stream ends with."""
     made.gate.send("begin")
     with pytest.raises(ReplicaLost) as raised:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             await answer(made.engine)
     cause = str(raised.value)
     assert await made.end() == cause
@@ -246,6 +250,7 @@ def test_a_rank_killed_in_a_step_ends_the_replica() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_short_silence")
 def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
     with replica(wait_to_go_on) as made:
         cause = asyncio.run(lost_by(made, signal.SIGSTOP))
@@ -254,6 +259,7 @@ def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_short_silence")
 @pytest.mark.parametrize("fault", [wait_to_go_on, compute_on], ids=["waits", "computes"])
 def test_a_slow_rank_is_waited_for(fault: Fault, expected: tuple[int, ...]) -> None:
     async def scene(made: Replica) -> tuple[int, ...]:
@@ -373,7 +379,7 @@ def test_a_killed_replica_leaves_no_rank_and_no_segment(*, is_stopped: bool) -> 
     rank_0.start()
     other.close()
     try:
-        assert connection.poll(2 * PATIENCE_S)
+        assert connection.poll(HANG_S)
         pid, message = connection.recv()
         assert message == "in a step"
         assert rank_0.pid is not None
@@ -388,6 +394,6 @@ def test_a_killed_replica_leaves_no_rank_and_no_segment(*, is_stopped: bool) -> 
         rank_0.join()
         connection.close()
 
-    assert select.select([rank], [], [], PATIENCE_S)[0]
+    assert select.select([rank], [], [], HANG_S)[0]
     os.close(rank)
     assert holders_of(segments) == set()

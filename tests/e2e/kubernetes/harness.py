@@ -17,8 +17,6 @@ from tools.kubernetes import CommandFailed, Kubernetes
 from tools.up import NAMESPACE as OPERATOR_NAMESPACE
 
 NAMESPACE = "default"
-# What the garbage collector and the kubelet take at most to clear a service away.
-GONE_S = 60.0
 KINDS = (
     "all", "secrets", "configmaps", "networkpolicies", "poddisruptionbudgets", "rayservices",
     "rayclusters", "roles", "rolebindings", "serviceaccounts",
@@ -114,12 +112,11 @@ class DeployedService:
         names = self.kubernetes.kubectl("get", kinds, "-o", "name").split()
         return [one for one in names if one.partition("/")[2].startswith(self.name)]
 
-    def wait_gone(self, *, timeout_s: float = 2 * GONE_S) -> None:
+    def wait_gone(self) -> None:
         """Wait until the garbage collector and the kubelet have cleared it away."""
         wait_for(
             lambda: not self.leftovers(),
             f"nothing is left of {self.name}",
-            timeout_s=timeout_s,
             instead=self._what_lingers,
         )
 

@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 from tests.e2e.client_load import ask_all, more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.faults import is_whole, kill_pods
-from tests.e2e.kubernetes.harness import GONE_S, Checkpoint, DeployedService
+from tests.e2e.kubernetes.harness import Checkpoint, DeployedService
 from tests.figures import Times
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
 from tools.cluster import Cluster
@@ -132,7 +132,7 @@ def events_of(service: DeployedService) -> set[str]:
 async def goes_without_a_trace(service: DeployedService, times: Times) -> None:
     with times.measure("delete → nothing left"):
         service.delete()
-        await in_thread(lambda: service.wait_gone(timeout_s=GONE_S))
+        await in_thread(service.wait_gone)
 
 
 def scale(service: DeployedService, count: int) -> None:

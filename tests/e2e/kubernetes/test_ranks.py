@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, OpenAIError
 from tests.e2e.client_load import MODEL, ask_all, more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.faults import processes_of
-from tests.e2e.kubernetes.harness import GONE_S, DeployedService
+from tests.e2e.kubernetes.harness import DeployedService
 from tests.e2e.kubernetes.test_life import in_thread, restart_counts, scale, smaller_chunks
 from tests.figures import Times
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
@@ -42,7 +42,7 @@ async def test_a_service_of_two_ranks_lives_and_loses_only_what_its_killed_group
             await is_replaced(service, client, times)
         with times.measure("two ranks: delete → nothing left"):
             service.delete()
-            await in_thread(lambda: service.wait_gone(timeout_s=GONE_S))
+            await in_thread(service.wait_gone)
     finally:
         service.delete()
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.harness import wait_for
-from tests.e2e.kubernetes.harness import GONE_S, DeployedService
+from tests.e2e.kubernetes.harness import DeployedService
 from tests.figures import Times
 from tests.tiny import held_out
 from tools.kubernetes import Kubernetes
@@ -42,7 +42,7 @@ async def test_the_first_request_wakes_a_service_and_the_next_one_is_answered(
         assert len(service.pods()) == 1, "a hundred requests start one replica"
     finally:
         service.delete()
-    await in_thread(lambda: service.wait_gone(timeout_s=2 * GONE_S))
+    await in_thread(service.wait_gone)
 
 
 def falls_asleep(service: DeployedService) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.patience import HANG_S
 from tools.cluster import Cluster, ClusterError, commands
 from tools.cluster.config import API_PORT
 from tools.cluster.rootfs import NODE
@@ -16,7 +17,6 @@ from tools.cluster.rootfs import NODE
 PORT: Final = API_PORT + 1
 _CREATED: Final = 201
 _FORBIDDEN: Final = 403
-_PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, order=True)
@@ -120,7 +120,7 @@ def _policy(account: str) -> dict[str, Any]:
 
 
 def _wait_until_ready(api: Audited, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         assert process.poll() is None, (api.log.parent / "apiserver.log").read_text()[-2000:]
         try:
@@ -129,7 +129,7 @@ def _wait_until_ready(api: Audited, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.2)
         else:
             return
-    raise AssertionError(f"the second API server is not ready within {_PATIENCE_S:.0f} s")
+    raise AssertionError(f"the second API server is not ready within {HANG_S:.0f} s")
 
 
 def _rights(event: dict[str, Any]) -> Iterator[Right]:

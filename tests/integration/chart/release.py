@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from tests.integration.chart.helm import CHART, Helm, Object
+from tests.patience import HANG_S
 from tools.cluster import Cluster, ClusterError
 
 NAME: Final = "tandem"
 OPERATOR: Final = "tandem-operator"
 CRD: Final = "inferenceservices.serving.tandem.dev"
-_PATIENCE_S: Final = 600.0
 _POLL_S: Final = 0.2
 
 _T = TypeVar("_T")
@@ -22,13 +22,13 @@ _T = TypeVar("_T")
 
 def wait_for(what: str, look: Callable[[], _T | None]) -> _T:
     """Return the result of `look` as soon as it is true."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         found = look()
         if found:
             return found
         time.sleep(_POLL_S)
-    raise AssertionError(f"{what}: not within {_PATIENCE_S:.0f} s")
+    raise AssertionError(f"{what}: not within {HANG_S:.0f} s")
 
 
 def isvc(name: str, *, source: str = "file:///models/tandem-tiny", **spec: Any) -> Object:
@@ -77,11 +77,11 @@ class Release:
     def remove(self) -> None:
         """Leave nothing of it, whatever a test did."""
         self.helm.run("uninstall", NAME, "--ignore-not-found", *self._waiting())
-        self.cluster.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=120s")
+        self.cluster.kubectl("delete", "crd", CRD, "--ignore-not-found", f"--timeout={HANG_S:.0f}s")
         # Replicas would first let their requests end.
         self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
         self.cluster.kubectl(
-            "delete", "namespace", self.namespace, "--ignore-not-found", "--timeout=120s"
+            "delete", "namespace", self.namespace, "--ignore-not-found", f"--timeout={HANG_S:.0f}s"
         )
 
     def pods(self) -> list[Object]:
@@ -147,7 +147,7 @@ class Release:
         return self.helm.run(verb, NAME, str(CHART), *args, *self._waiting(), values=[merged])
 
     def _waiting(self) -> tuple[str, ...]:
-        return (f"--namespace={self.namespace}", "--wait", "--timeout=3m")
+        return (f"--namespace={self.namespace}", "--wait", f"--timeout={HANG_S:.0f}s")
 
 
 @contextmanager

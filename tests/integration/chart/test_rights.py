@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.chart.audit import Audited, Right, allowed, audited
 from tests.integration.chart.release import OPERATOR, Release, isvc, placed, wait_for
+from tests.patience import HANG_S
 from tools.cluster import Cluster, ClusterError, kuberay
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -158,7 +159,7 @@ def puts_back_what_others_changed(release: Release) -> None:
 def comes_back_after_a_crash(release: Release) -> None:
     old = release.pod()
     release.kubectl("delete", "pod", f"--selector=app.kubernetes.io/name={OPERATOR}")
-    release.kubectl("rollout", "status", f"deployment/{OPERATOR}", "--timeout=60s")
+    release.kubectl("rollout", "status", f"deployment/{OPERATOR}", f"--timeout={HANG_S:.0f}s")
     assert release.pod() != old
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Self
 
 from tandem_serve.processes import is_alive, read_process
+from tests.patience import HANG_S
 from tools.cluster import Cluster
 
 # Long, for machines that have other things to do; nothing waits longer than it must.
-TIMEOUT_S = 120.0
 POLL_S = 0.05
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
     """Wait until `condition` holds; fail with `what` when it does not."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + HANG_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S:.0f} s"
+        assert time.monotonic() < deadline, f"{what}: not within {HANG_S:.0f} s"
         time.sleep(POLL_S)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.hostile.attack import COMPLETIONS, MODEL, Target, read_answer
 from tests.integration.hostile.conftest import Server
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.usefixtures("stream")
 
@@ -23,7 +24,6 @@ LONG: dict[str, Any] = {
     "skip_special_tokens": False,
 }
 HEADER = "X-Request-Timeout"
-WAIT_S = 60
 DEADLINES_S = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.12)
 """The longest that an answer misses is the one to test, on a fast machine as on a slow one."""
 STREAM_ROWS = 1
@@ -42,7 +42,7 @@ def value(server: Target, name: str) -> float:
 
 def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
     """Wait for a condition; fails by a limit that no working server comes near."""
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < end, what()
         time.sleep(0.02)

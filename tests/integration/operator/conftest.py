@@ -11,6 +11,7 @@ import pytest
 from tandem_operator.crd.manifest import CRD_FILE, NAME
 from tests.figures import Figures
 from tests.integration.operator.process import Namespace, OperatorProcess, end_all, until
+from tests.patience import HANG_S
 from tools.cluster import Cluster, prepare
 from tools.cluster.modules import KUBERAY
 from tools.cluster.paths import CHECKOUT
@@ -35,7 +36,7 @@ def crds(cluster: Cluster) -> Iterator[Cluster]:
     for name in names:
         install(cluster, name)
     yield cluster
-    cluster.kubectl("delete", "crd", *names, "--ignore-not-found", "--timeout=300s")
+    cluster.kubectl("delete", "crd", *names, "--ignore-not-found", f"--timeout={HANG_S:.0f}s")
 
 
 def install(cluster: Cluster, name: str) -> None:

@@ -18,9 +18,9 @@ import httpx
 import yaml
 
 from tests.e2e.harness import free_port, wait_for
+from tests.patience import HANG_S
 from tools.cluster import Cluster
 
-SETTLE_S = 240.0
 RESYNC_S = 5
 WRITING = frozenset({"create", "patch", "update", "delete"})
 SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
@@ -264,7 +264,7 @@ class OperatorProcess:
     def terminate(self) -> int:
         """SIGTERM; gives the exit code."""
         self.alive.send_signal(signal.SIGTERM)
-        return self.alive.wait(timeout=60)
+        return self.alive.wait(timeout=HANG_S)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -272,7 +272,7 @@ class OperatorProcess:
         self.alive.wait()
 
     def wait_for_end(self) -> int:
-        return self.alive.wait(timeout=120)
+        return self.alive.wait(timeout=HANG_S)
 
     def resident_bytes(self) -> int:
         text = Path(f"/proc/{self.alive.pid}/status").read_text()
@@ -291,7 +291,7 @@ class OperatorProcess:
 
 def until(condition: Callable[[], object], what: str) -> None:
     """Wait for a condition of the cluster."""
-    wait_for(lambda: bool(condition()), what, timeout_s=SETTLE_S)
+    wait_for(lambda: bool(condition()), what)
 
 
 def settle(namespace: Namespace, operator: OperatorProcess, name: str = "tiny") -> None:

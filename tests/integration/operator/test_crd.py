@@ -18,6 +18,7 @@ from tandem_operator.crd.parse import parse_object
 from tandem_operator.crd.rules import RULES
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_serve.api.manifest import ManifestError
+from tests.patience import HANG_S
 from tests.unit.operator.crd.forms import Bad, manifest
 from tests.unit.operator.crd.manifests import BAD, GOOD
 from tests.unit.operator.crd.random_manifests import documents
@@ -74,7 +75,9 @@ def api(cluster: Cluster) -> Iterator[Cluster]:
     there = cluster.kubectl("get", "crd", NAME, "--ignore-not-found", "-o", "name")
     if not there:
         cluster.kubectl("create", "-f", str(ROOT / CRD_FILE))
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=60s")
+    cluster.kubectl(
+        "wait", "--for=condition=Established", f"crd/{NAME}", f"--timeout={HANG_S:.0f}s"
+    )
     yield cluster
     if not there:
         cluster.kubectl("delete", "crd", NAME)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.operator.conftest import StartOperator
 from tests.integration.operator.process import Namespace, OperatorProcess, manifest, settle, until
+from tests.patience import HANG_S
 from tests.unit.operator.samples import CAUSE, TRACEBACK, answer
 from tools.cluster import ClusterError
 
@@ -237,7 +238,7 @@ def test_kubectl_waits_for_the_new_version_while_the_old_one_serves(
     say(namespace, pendingServiceStatus=None, **serves)
     until(lambda: namespace.has_condition("tiny", "Progressing", "Reconciled"), "it is reconciled")
     wait = ("wait", "--for=condition=Ready", "isvc/tiny")
-    namespace.kubectl(*wait, "--timeout=60s")
+    namespace.kubectl(*wait, f"--timeout={HANG_S:.0f}s")
 
     namespace.apply(manifest(engine={"dtype": "float32"}))
     with pytest.raises(ClusterError, match="timed out"):
@@ -250,5 +251,5 @@ def test_kubectl_waits_for_the_new_version_while_the_old_one_serves(
         namespace.kubectl(*wait, "--timeout=3s")
 
     say(namespace, pendingServiceStatus=None, **serves)
-    namespace.kubectl(*wait, "--timeout=60s")
+    namespace.kubectl(*wait, f"--timeout={HANG_S:.0f}s")
     assert operator.health()["ok"]

@@ -21,10 +21,10 @@ from tandem_engine.device.cpu.threads.compute_threads import (
 )
 from tandem_engine.device.cpu.threads.core_locks import CoreLocks
 from tandem_engine.device.cpu.threads.cores import HostCores, Pin, ThreadPlan
+from tests.patience import HANG_S
 from tests.unit.engine.native import native_kernels
 
 FOUR = HostCores(allowed=frozenset(range(4)), num_online=4, siblings={})
-WAIT_S = 120
 OTHER = """
 import sys
 from pathlib import Path
@@ -225,7 +225,7 @@ def test_a_replica_takes_the_cores_of_one_that_ends(
         with other_replica(folder, "0,1,2,3"):
             assert chooser.threads.choose(4).cpus == ()
 
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + HANG_S
         while not chooser.threads.has_all_cores and time.monotonic() < end:
             time.sleep(0.001)
 
@@ -248,7 +248,7 @@ def test_replicas_in_a_container_share_its_quota(
 
 
 def wait_for_threads(chooser: Chooser, count: int) -> None:
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + HANG_S
     while chooser.threads.plan.num_threads != count:
         assert time.monotonic() < end, chooser.threads.plan
         time.sleep(0.001)

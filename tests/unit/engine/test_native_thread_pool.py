@@ -19,11 +19,11 @@ from torch import Tensor
 from tandem_engine.device.cpu.native.kernels import NativeKernels
 from tandem_engine.device.cpu.threads.cores import ThreadPlan
 from tandem_engine.device.packing import pack
+from tests.patience import HANG_S
 from tests.unit.engine.native import native_kernels, threads_of
 
 SIZE = 512
 # Far above what any of these takes, and below what a test run may take.
-DEADLOCK_S = 120
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def is_asleep(task: Path) -> bool:
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + DEADLOCK_S
+    end = time.monotonic() + HANG_S
     while not condition() and time.monotonic() < end:
         time.sleep(0.001)
     return condition()
@@ -132,7 +132,7 @@ def test_several_threads_of_the_program_compute_at_once(kernels: NativeKernels) 
         for count in (2, 4, 3, 1, 2):
             kernels.library.use_threads(ThreadPlan(num_threads=count))
         for thread in callers:
-            thread.join(DEADLOCK_S)
+            thread.join(HANG_S)
         alive = [thread.name for thread in callers if thread.is_alive()]
 
     assert (wrong, alive) == ([], [])
@@ -174,7 +174,7 @@ def test_a_child_has_a_pool_of_its_own() -> None:
     native_kernels()
 
     done = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=HANG_S
     )
 
     assert done.returncode == 0, done.stderr

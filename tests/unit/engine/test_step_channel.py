@@ -21,11 +21,10 @@ from tandem_engine.runner.step_channel import (
     StepWriter,
     channel_bytes,
 )
+from tests.patience import HANG_S
 
 PEER = Path(__file__).with_name("step_channel_peer.py")
 RING = 4096
-PATIENCE_S = 60.0
-"""For what is certain to happen."""
 BOUND_S = 0.5
 """For what is certain not to."""
 
@@ -80,13 +79,13 @@ class Channel:
         os.ftruncate(self.fd, num_bytes)
         self.memory = memoryview(mmap.mmap(self.fd, num_bytes))
 
-    def writer(self, *ranks: int, timeout_s: float = PATIENCE_S) -> StepWriter:
+    def writer(self, *ranks: int, timeout_s: float = HANG_S) -> StepWriter:
         return StepWriter(self.memory, ranks=ranks, timeout_s=timeout_s)
 
-    def reader(self, place: int = 0, *, timeout_s: float = PATIENCE_S) -> StepReader:
+    def reader(self, place: int = 0, *, timeout_s: float = HANG_S) -> StepReader:
         return StepReader(self.memory, place=place, timeout_s=timeout_s)
 
-    def peer(self, end: str, who: object, *, timeout_s: float = PATIENCE_S) -> Peer:
+    def peer(self, end: str, who: object, *, timeout_s: float = HANG_S) -> Peer:
         peer = Peer(self.fd, end, who, timeout_s)
         self.peers.append(peer)
         assert peer.line() == "ready"

@@ -12,6 +12,7 @@ import pytest
 
 from tandem_engine.api.errors import ConfigError
 from tandem_serve.metrics_server import MetricsLimits, MetricsServer, metrics_port
+from tests.patience import HANG_S
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 TEXT = b"# HELP a Text.\n# TYPE a counter\na_total 1.0\n"
@@ -42,7 +43,7 @@ async def served(
 async def scrape(port: int, path: str = "/metrics", host: str = "127.0.0.1") -> httpx.Response:
     # No client with TLS, which takes long to set up.
     transport = httpx.AsyncHTTPTransport(verify=NO_TLS)
-    async with httpx.AsyncClient(transport=transport, timeout=10) as client:
+    async with httpx.AsyncClient(transport=transport, timeout=HANG_S) as client:
         return await client.get(f"http://{host}:{port}{path}")
 
 
@@ -51,7 +52,7 @@ async def send(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     try:
-        return await asyncio.wait_for(reader.read(), timeout=10)
+        return await asyncio.wait_for(reader.read(), timeout=HANG_S)
     finally:
         writer.close()
 
@@ -141,7 +142,7 @@ async def test_a_caller_that_does_not_read_is_disconnected() -> None:
     large = b"x" * 2**24
     limits = MetricsLimits(timeout_s=0.2)
     async with served(lambda: large, limits) as port:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as caller:
             caller.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             await asyncio.sleep(0.5)
             assert await asyncio.to_thread(received, caller) < len(large)
@@ -157,7 +158,7 @@ def received(caller: socket.socket) -> int:
 
 
 async def test_callers_that_send_nothing_keep_no_scrape_out() -> None:
-    limits = MetricsLimits(max_connections=4, timeout_s=60)
+    limits = MetricsLimits(max_connections=4, timeout_s=HANG_S)
     async with served(limits=limits) as port:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
         assert (await scrape(port)).content == TEXT
@@ -195,7 +196,7 @@ async def test_the_port_is_taken_when_the_former_replica_has_ended() -> None:
 
     assert (await scrape(port)).content == b"old"
     await old.stop()
-    await asyncio.wait_for(new.bound(), timeout=5)
+    await asyncio.wait_for(new.bound(), timeout=HANG_S)
     assert (await scrape(port)).content == b"new"
     await new.stop()
     with pytest.raises(httpx.ConnectError):
@@ -207,14 +208,14 @@ async def test_it_stops_while_it_waits_for_its_port() -> None:
         server = MetricsServer(lambda: TEXT, held.getsockname()[1])
         server.start()
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(server.stop(), timeout=5)
+        await asyncio.wait_for(server.stop(), timeout=HANG_S)
 
 
 async def test_stopping_closes_connections() -> None:
     async with served() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.sleep(0.05)
-    assert await asyncio.wait_for(reader.read(), timeout=5) == b""
+    assert await asyncio.wait_for(reader.read(), timeout=HANG_S) == b""
     writer.close()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tandem_serve.pidfd import exit_signal
+from tests.patience import HANG_S
 
 # A kernel before 6.15 says nothing.
 UNKNOWN = None
@@ -32,7 +33,7 @@ def test_a_pidfd_tells_what_has_ended_the_process(
         end(child)
         child.wait()
     try:
-        assert exit_signal(pidfd, timeout_s=10) in (expected, UNKNOWN)
+        assert exit_signal(pidfd, timeout_s=HANG_S) in (expected, UNKNOWN)
     finally:
         os.close(pidfd)
 

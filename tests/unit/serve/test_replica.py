@@ -19,6 +19,7 @@ from tandem_serve.api.observability import TracingSettings
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.replica import Replica
 from tandem_serve.testing import FakeEngine
+from tests.patience import HANG_S
 
 MANIFEST = """
 apiVersion: serving.tandem.dev/v1alpha1
@@ -138,7 +139,7 @@ async def test_a_replica_that_has_lost_a_rank_ends_once(monkeypatch: pytest.Monk
         with pytest.raises(ReplicaLost, match="Rank 1"):
             replica.check_health()
 
-    assert ended.acquire(timeout=30)
+    assert ended.acquire(timeout=HANG_S)
     assert replica._end is not None
     replica._end.join()
     assert not ended.acquire(blocking=False)

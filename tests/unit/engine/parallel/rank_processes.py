@@ -16,11 +16,11 @@ from tandem_engine.parallel.gloo_process_group import start_store
 from tandem_engine.parallel.segment import SegmentAddress
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.parallel.world import Group, WorldShape
+from tests.patience import HANG_S
 from tests.unit.engine.native import native_kernels
 
 Scenario = Callable[..., Any]
 Open = Callable[[tuple[Any, ...], WorldShape, int, dict[str, Any]], Communicator]
-DEADLOCK_S: Final = 120
 """Far above what any of these takes, and below what a test run may take."""
 SLOT_BYTES: Final = 4096
 """The smallest there are: a few KB take many rounds."""
@@ -66,7 +66,7 @@ class Rank:
         assert kind == "joined", value
 
     def _next(self) -> tuple[str, Any]:
-        assert self.connection.poll(DEADLOCK_S), "a rank hangs"
+        assert self.connection.poll(HANG_S), "a rank hangs"
         kind, value = self.connection.recv()
         return kind, value
 

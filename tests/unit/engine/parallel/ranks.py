@@ -16,16 +16,16 @@ from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.model.stages import drive
 from tandem_engine.parallel.plan import ParallelShape
+from tests.patience import HANG_S
 
 BLOCK_SIZE = 4
-_PATIENCE_S = 60.0
 
 
 class FakeGroup:
     """What the ranks of a `FakeCollectives` share."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = Barrier(size, timeout=_PATIENCE_S)
+        self.barrier = Barrier(size, timeout=HANG_S)
         self.given: list[tuple[str, Tensor]] = [("", torch.empty(0))] * size
 
 

@@ -16,6 +16,7 @@ from tandem_operator.k8s.errors import Unreachable
 from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics
 from tandem_operator.tasks import cancel
+from tests.patience import HANG_S
 
 Step = Callable[[NamespacedName], Awaitable[bool]]
 
@@ -79,7 +80,7 @@ async def running(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.01)
 

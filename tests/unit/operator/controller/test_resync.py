@@ -16,6 +16,7 @@ from tandem_operator.k8s.errors import Forbidden, KindMissing, KubeError, Overlo
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE, POD, Kind
 from tandem_operator.k8s.objects import NamespacedName
 from tandem_operator.metrics import Metrics
+from tests.patience import HANG_S
 
 KEY = NamespacedName("demo", "tiny")
 KINDS = (INFERENCE_SERVICE, POD)
@@ -75,7 +76,7 @@ class Bench:
     async def run_once(self) -> None:
         """Run until the first resync has ended."""
         task = asyncio.create_task(self.resync.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while self.kube.num_lists < len(KINDS):
                 await asyncio.sleep(0)
         for _ in range(100):

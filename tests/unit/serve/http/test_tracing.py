@@ -25,6 +25,7 @@ from tandem_serve import testing
 from tandem_serve.api.observability import TracingSettings
 from tandem_serve.http.otel import MAX_CHILDREN
 from tandem_serve.testing import Caller, FakeEngine, client_of, fake_app
+from tests.patience import HANG_S
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN_ID = "00f067aa0ba902b7"
@@ -328,7 +329,7 @@ async def test_a_receiver_that_is_away_disturbs_no_request(receiver: Receiver) -
         response = await client.post("/v1/completions", json=BODY)
 
     assert response.status_code == 200
-    await asyncio.wait_for(app.state.http.tracing.close(), timeout=20)
+    await asyncio.wait_for(app.state.http.tracing.close(), timeout=HANG_S)
 
 
 async def test_a_receiver_that_never_answers_delays_the_end_by_seconds() -> None:

@@ -23,6 +23,7 @@ from tandem_serve.local.records import (
 )
 from tandem_serve.local.services import choose
 from tandem_serve.processes import is_alive, read_process, wait_until_gone
+from tests.patience import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +118,7 @@ def test_processes_of_a_killed_supervisor_are_ended(record: Record) -> None:
         leader.stdout.read()
 
     # The signal was sent; when its receiver is gone is up to the kernel.
-    assert wait_until_gone(member.pid, member.started, timeout_s=60)
+    assert wait_until_gone(member.pid, member.started, timeout_s=HANG_S)
 
 
 def test_a_file_that_is_no_record_is_removed(record: Record) -> None:

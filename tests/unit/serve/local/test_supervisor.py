@@ -13,6 +13,7 @@ import pytest
 
 from tandem_serve.local.supervisor import DETACH, EXIT_HEAD_DIED, EXIT_STOPPED
 from tandem_serve.processes import descendants, is_alive, read_process
+from tests.patience import HANG_S
 
 # A stand-in for Ray's head: a child in a session of its own, and an orphan in another.
 HEAD = """
@@ -24,7 +25,6 @@ if os.fork() == 0:
     os._exit(0)
 time.sleep(600)
 """
-TIMEOUT_S = 30.0
 
 
 class Supervised:
@@ -66,7 +66,7 @@ class Supervised:
         self.process.stdin.close()
 
     def wait(self) -> int:
-        return self.process.wait(TIMEOUT_S)
+        return self.process.wait(HANG_S)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.02)
