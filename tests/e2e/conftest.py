@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Service, Tandem, free_port, write_manifest
+from tests.e2e.harness import Service, Tandem, write_manifest
+from tests.ports import free_port
 from tests.tiny import TINY
 
 

@@ -3,12 +3,10 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +42,6 @@ def wait_for(
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s {instead()}"
         time.sleep(poll_s)
         poll_s = min(poll_s * POLL_GROWTH, LAST_POLL_S)
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from tandem_operator.render.promql import Comparison
 from tandem_operator.render.recording_rules import LONG_WINDOWS, SHORT_WINDOWS
 from tandem_serve.api.spec import InferenceService
 from tests.e2e.client_load import openai_client, steady_load
-from tests.e2e.harness import Service, free_port
+from tests.e2e.harness import Service
 from tests.patience import HANG_S
+from tests.ports import free_port
 from tests.prometheus import Prometheus, running
 from tests.unit.operator.render.services import SETTINGS, inference_service
 

@@ -20,8 +20,9 @@ from tandem_serve.local.ports import Ports, free_ports
 from tandem_serve.pod import haproxy
 from tandem_serve.processes import descendants, kill_all
 from tandem_serve.ray_client import APPLICATIONS
-from tests.e2e.harness import free_port, wait_for
+from tests.e2e.harness import wait_for
 from tests.patience import HANG_S
+from tests.ports import free_port
 from tests.tiny import TINY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -20,7 +20,8 @@ from tandem_serve.pod.drain import (
     worker_addresses,
 )
 from tandem_serve.processes import descendants, kill_all, read_process
-from tests.e2e.harness import free_port, wait_for
+from tests.e2e.harness import wait_for
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -16,10 +16,11 @@ import httpx
 import pytest
 
 from tandem_serve.processes import session_members
-from tests.e2e.harness import Service, Tandem, free_port, wait_for, write_manifest
+from tests.e2e.harness import Service, Tandem, wait_for, write_manifest
 from tests.e2e.test_local_service import set_chunk
 from tests.figures import Times
 from tests.patience import HANG_S
+from tests.ports import free_port
 from tests.tiny import held_out
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -16,11 +16,11 @@ from tests.e2e.harness import (
     Service,
     Tandem,
     Traces,
-    free_port,
     wait_for,
     write_manifest,
 )
 from tests.patience import HANG_S
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.e2e.harness import Service, free_port
+from tests.e2e.harness import Service
 from tests.e2e.measured import (
     NAMESPACE,
     SLO,
@@ -20,6 +20,7 @@ from tests.e2e.measured import (
     scraped,
 )
 from tests.patience import HANG_S
+from tests.ports import free_port
 from tests.prometheus import Prometheus, programs
 from tools.dashboards.queries import (
     BoardQuery,

@@ -16,8 +16,9 @@ import pytest
 
 from tandem_serve.api.ray_env import RAY_ENV
 from tandem_serve.pod import haproxy as wrapper
-from tests.e2e.harness import free_port, wait_for
+from tests.e2e.harness import wait_for
 from tests.patience import HANG_S
+from tests.ports import free_port
 
 FRONTEND = """\
 defaults

@@ -17,8 +17,9 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.e2e.harness import free_port, wait_for
+from tests.e2e.harness import wait_for
 from tests.patience import HANG_S
+from tests.ports import free_port
 from tools.cluster import Cluster
 
 RESYNC_S = 5

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -13,15 +12,10 @@ import pytest
 from tandem_engine.api.errors import ConfigError
 from tandem_serve.metrics_server import MetricsLimits, MetricsServer, metrics_port
 from tests.patience import HANG_S
+from tests.ports import free_port
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 TEXT = b"# HELP a Text.\n# TYPE a counter\na_total 1.0\n"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 @asynccontextmanager
@@ -131,21 +125,26 @@ async def test_an_exposition_that_fails_is_said_and_tried_again() -> None:
 async def test_a_slow_caller_is_disconnected() -> None:
     limits = MetricsLimits(timeout_s=0.2)
     async with served(limits=limits) as port:
-        began = time.monotonic()
-        answer = await send(port, b"GET /metrics HT")
-
-    assert answer == b""
-    assert 0.1 < time.monotonic() - began < 5
+        assert await send(port, b"GET /metrics HT") == b""
 
 
 async def test_a_caller_that_does_not_read_is_disconnected() -> None:
-    large = b"x" * 2**24
-    limits = MetricsLimits(timeout_s=0.2)
-    async with served(lambda: large, limits) as port:
-        with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as caller:
-            caller.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            await asyncio.sleep(0.5)
-            assert await asyncio.to_thread(received, caller) < len(large)
+    large, port = b"x" * 2**24, free_port()
+    server = MetricsServer(lambda: large, port, limits=MetricsLimits(timeout_s=0.2))
+    server.start()
+    await server.bound()
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as caller:
+        caller.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await until(lambda: bool(server._connections))
+        await until(lambda: not server._connections)
+        assert await asyncio.to_thread(received, caller) < len(large)
+    await server.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def received(caller: socket.socket) -> int:
