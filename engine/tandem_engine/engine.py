@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.drafts import DraftLimits
 from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
@@ -138,7 +139,7 @@ class Engine:
         """
         now = clock()
         expired = self._expire(now)
-        self._launch(now)
+        self._launch(now, clock)
         current = self._launched.popleft()
         try:
             result = current.handle.result()
@@ -180,13 +181,15 @@ class Engine:
             self._forget()
         return expired
 
-    def _launch(self, now: float) -> None:
+    def _launch(self, now: float, clock: Clock) -> None:
         """Have as many steps in flight as there may be, and at least one."""
         launched = self._launched
         if not launched:
-            launched.append(self._launch_first(self._scheduler.schedule(now)))
+            launched.append(self._launch_first(self._schedule(now, clock)))
         # No step can count on the tokens of one that has failed.
         while len(launched) < self._scheduler.max_in_flight and not _has_failed(launched):
+            if not self._scheduler.can_schedule_async or self._awaits_drafts():
+                return
             step = self._scheduler.schedule_async(now)
             if step is None:
                 return
@@ -198,6 +201,31 @@ class Engine:
         if not self._scheduler.can_schedule_async:
             return _Launched(step, record, _OnDemand(self._runner, step))
         return _Launched(step, record, self._submit(step))
+
+    def _schedule(self, now: float, clock: Clock) -> Step:
+        """Have drafts proposed, and schedule the step that checks them."""
+        limits = self._scheduler.drafting()
+        if not limits:
+            return self._scheduler.schedule(now)
+        proposals = self._runner.propose(limits)
+        if not proposals.num_passes:
+            # Looking up takes microseconds, which are the step's.
+            return self._scheduler.schedule(now, proposals)
+        proposed_at = clock()
+        return self._scheduler.schedule(proposed_at, proposals, drafting_s=proposed_at - now)
+
+    def _awaits_drafts(self) -> bool:
+        """Return True where the next step is to have drafts, and so waits for the tokens before.
+
+        Of texts that are looked up now the first tokens are those that steps in flight compute. A
+        draft model cannot begin before it has those.
+        """
+        limits = self._scheduler.drafting()
+        if limits.draft or not limits:
+            return bool(limits)
+        num_in_flight = len(self._launched)
+        found = self._runner.propose(DraftLimits(ngram=limits.ngram)).drafts
+        return any(len(draft.token_ids) > num_in_flight for draft in found.values())
 
     def _submit(self, step: Step) -> StepHandle:
         try:

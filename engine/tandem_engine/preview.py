@@ -3,27 +3,23 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from tandem_engine.api.config import EngineConfig
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.kvcache.fit import Fit, ReplicaMemory
-from tandem_engine.kvcache.layout import DTYPE_BYTES, CacheLayout
+from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, share_of_rank
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
+from tandem_engine.model.draft import DraftPart, check_draft
+from tandem_engine.model.micro_batches import check_micro_batches
+from tandem_engine.model.precision import dtype_of, precision_of
 from tandem_engine.parallel.memory import (
     PROCESS_BYTES,
-    Precision,
     angle_bytes,
     step_cost,
     weight_bytes,
 )
 from tandem_engine.parallel.plan import ParallelShape, RankPlan, plan_rank
-from tandem_engine.quantization.read import resolve_scheme
-from tandem_engine.quantization.scheme import LinearKind
-
-_DTYPE: Final = "bfloat16"
-"""Where config.json does not name one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +50,12 @@ def preview_ranks(config: EngineConfig) -> list[StageMemory]:
     model = read_decoder_config(folder)
     shape = ParallelShape.of(config.parallelism)
     plans = [plan_rank(shape, model, rank) for rank in range(shape.world_size)]
-    scheme = resolve_scheme(config.quantization, folder)
-    dtype = (model.dtype if config.dtype == "auto" else config.dtype) or _DTYPE
-    precision = Precision(
-        float_bytes=DTYPE_BYTES[dtype],
-        is_in_8_bits=lambda name: scheme.kind_of(name) is not LinearKind.FLOAT,
-    )
+    dtype = dtype_of(model, config.dtype)
+    precision = precision_of(model, folder, config.dtype, config.quantization)
     total = config.memory_bytes
     if total is None:
         raise ConfigError("memoryBytes is missing; give the replica's memory to see its ranks'.")
+    draft = check_draft(config, model)
     ranks = [
         RankSizes(
             memory=share_of_rank(
@@ -70,9 +63,9 @@ def preview_ranks(config: EngineConfig) -> list[StageMemory]:
                 plan.rank,
                 total=total // shape.world_size,
                 process=PROCESS_BYTES,
-                weights=weight_bytes(plan, model, precision),
+                weights=weight_bytes(plan, model, precision) + _draft_weights(draft, plan),
             ),
-            layout=_layout(config, model, plan, dtype),
+            layout=_layout(config, model, plan, dtype, draft),
             cost=step_cost(plan, model, precision.float_bytes),
         )
         for plan in plans
@@ -89,17 +82,41 @@ def preview_ranks(config: EngineConfig) -> list[StageMemory]:
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Make sure that the checkpoint's model can be cut into these ranks.
+    """Make sure that the checkpoint's model can be cut into these ranks, and their steps in two.
 
     Raises:
         CheckpointError: The checkpoint is missing, or its description is not understood.
-        ConfigError: It cannot; the text says which sizes would do.
+        ConfigError: It cannot; the text says what would do.
     """
-    ParallelShape.of(config.parallelism).check_model(read_decoder_config(Path(config.model_path)))
+    model = read_decoder_config(Path(config.model_path))
+    ParallelShape.of(config.parallelism).check_model(model)
+    check_micro_batches(config, model)
 
 
-def _layout(config: EngineConfig, model: DecoderConfig, plan: RankPlan, dtype: str) -> CacheLayout:
+def check_draft_model(config: EngineConfig) -> None:
+    """Make sure that the draft model guesses tokens of the model, and that both fit the memory.
+
+    Raises:
+        CheckpointError: The model's checkpoint is missing, or not understood.
+        ConfigError: It does not; the text says what would do.
+    """
+    check_draft(config, read_decoder_config(Path(config.model_path)))
+
+
+def _draft_weights(draft: DraftPart | None, plan: RankPlan) -> int:
+    return 0 if draft is None or plan.rank else draft.weights
+
+
+def _layout(
+    config: EngineConfig,
+    model: DecoderConfig,
+    plan: RankPlan,
+    dtype: str,
+    draft: DraftPart | None,
+) -> CacheLayout:
+    of_draft = 0 if draft is None or plan.rank else draft.cache_bytes
     return CacheLayout(
+        beside=config.parallelism.num_dp * of_draft,
         num_layers=len(plan.layers),
         num_kv_heads=len(plan.kv_heads),
         head_dim=model.head_dim,

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Final
 from zlib import crc32
 
+from tandem_engine.api.drafts import Draft, DraftLimits, Proposals
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import BlockCopy, Candidate, SampledToken, Step, StepResult
 
@@ -86,7 +87,7 @@ class CountingRunner:
             if sequence_id in self._lost:
                 tokens[sequence_id] = [SampledToken(0)]
                 continue
-            drafts = self._drafts(row, step.num_drafts.get(sequence_id, 0))
+            drafts = step.drafts.get(sequence_id, ())
             if not self._compute(row, step, at, drafts):
                 continue
             if row.is_beam:
@@ -146,7 +147,20 @@ class CountingRunner:
             for number in range(first, first + count)
         ]
 
-    def _compute(self, row: "_Sequence", step: Step, at: int, drafts: list[int]) -> bool:
+    def propose(self, limits: DraftLimits) -> Proposals:
+        """Guess right or wrong, as the pattern says."""
+        drafts = {
+            sequence_id: Draft("ngram", self._drafts(self._sequences[sequence_id], count))
+            for sequence_id, count in limits.ngram.items()
+            if sequence_id not in self._lost
+        }
+        for sequence_id, count in limits.draft.items():
+            if sequence_id not in drafts and sequence_id not in self._lost:
+                guesses = self._drafts(self._sequences[sequence_id], count)
+                drafts[sequence_id] = Draft("draft", guesses)
+        return Proposals(drafts=drafts, num_passes=max(limits.draft.values(), default=0))
+
+    def _compute(self, row: "_Sequence", step: Step, at: int, drafts: Sequence[int]) -> bool:
         """Record what row `at` of the step computes; return True if it yields."""
         start, end = step.starts[at], step.starts[at] + step.num_tokens[at]
         known = row.num_known
@@ -162,10 +176,10 @@ class CountingRunner:
             self._ledger.keep(row, 0 if row.is_beam else known)
         return yields
 
-    def _yield(self, row: "_Sequence", drafts: list[int]) -> dict[str, Sequence[SampledToken]]:
+    def _yield(self, row: "_Sequence", drafts: Sequence[int]) -> dict[str, Sequence[SampledToken]]:
         is_first = not row.output
         first = len(row.output)
-        right = next((at for at, token in enumerate(drafts) if token == WRONG_DRAFT), len(drafts))
+        right = next((at for at, token in enumerate(drafts) if token != first + at), len(drafts))
         forked = self._fork(row) if is_first else []
         row.extend(range(first, first + 1 + right))
         row.num_computed += right
@@ -317,7 +331,7 @@ class _Ledger:
         self._device.take(self._device, step.copied)
 
     def write(
-        self, row: _Sequence, table: Sequence[int], start: int, end: int, drafts: list[int]
+        self, row: _Sequence, table: Sequence[int], start: int, end: int, drafts: Sequence[int]
     ) -> None:
         """Compute the tokens `start` … `end`−1 of a row, the last ones of which are drafts."""
         name, size = row.sequence_id, self._block_size
@@ -370,7 +384,7 @@ def _check_columns(step: Step, sequences: dict[str, _Sequence]) -> None:
     for sequence_id, table in zip(step.sequence_ids, step.block_tables, strict=True):
         assert sequence_id in sequences, f"{sequence_id} was not added"
         assert len(set(table)) == len(table), f"{sequence_id} has a block twice"
-    for sequence_id in step.num_drafts:
+    for sequence_id in step.drafts:
         assert sequence_id in step.sequence_ids, f"{sequence_id} has drafts, but is in no row"
 
 
@@ -387,7 +401,7 @@ def _check_extent(row: _Sequence, *, start: int, end: int, num_drafts: int) -> N
     )
 
 
-def _check_decode(row: _Sequence, *, start: int, num_tokens: int, drafts: list[int]) -> None:
+def _check_decode(row: _Sequence, *, start: int, num_tokens: int, drafts: Sequence[int]) -> None:
     name = row.sequence_id
     assert start + 1 == row.num_known, f"{name} decodes, but known tokens are left"
     assert num_tokens == 1 + len(drafts), f"{name} decodes {num_tokens} tokens"

@@ -14,21 +14,26 @@ from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConf
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import Slo
+from tandem_engine.api.speculation import SpeculationConfig
 from tandem_engine.api.step import Step, StepResult
-from tandem_engine.build import _engine
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
 from tandem_engine.model.decoder import Decoder
+from tandem_engine.model.draft import DraftPart
 from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.runner.drafts import Drafter
 from tandem_engine.runner.executor import Executor
+from tandem_engine.runner.loaded_draft import LoadedDraft
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.sampling.counter_rng import derive_seed
 from tandem_engine.scheduler.records.records import StepRecord
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.text.codec import load_codec
+from tests.integration.one_rank import engine_of_one_rank
 from tests.tiny import TINY, held_out
+from tests.unit.engine.scheduling import drafts_of
 
 BLOCK_SIZE: Final = 16
 MAX_SEQ_LEN: Final = 512
@@ -37,6 +42,7 @@ ROOMY: Final = 256
 SCARCE: Final = 36
 HOST_BLOCKS: Final = 64
 NUM_OUTPUT: Final = 20
+MAX_DRAFTS: Final = 3
 # After its answer the model repeats the end token for ever, which would say little of its context.
 END: Final = 260
 
@@ -141,6 +147,12 @@ def crowd() -> tuple[Request, ...]:
     )
 
 
+def loaded_draft(draft: Decoder) -> LoadedDraft:
+    """Return a draft model that costs a tenth of the model."""
+    part = DraftPart(path=TINY, config=draft.config, weights=0, cache_bytes=0, token_price=0.1)
+    return LoadedDraft(part=part, decoder=draft)
+
+
 class VirtualClock:
     """Seconds that pass as steps cost them: 1 ms, and 50 µs a token."""
 
@@ -188,7 +200,7 @@ class Outcome:
 class Bench:
     """An engine over tandem-tiny, driven to the end of its requests.
 
-    Blocks are those of each dp rank of the executor.
+    Blocks are those of each dp rank of the executor; a drafter needs one. A draft model needs none.
     """
 
     def __init__(
@@ -200,25 +212,40 @@ class Bench:
         slo: Slo | None = None,
         executor: Executor | None = None,
         dp: int = 1,
+        drafter: Drafter | None = None,
+        speculation: SpeculationConfig | None = None,
+        draft: Decoder | None = None,
     ) -> None:
         config = EngineConfig(
             model_path=str(TINY),
             schedule=schedule,
+            speculation=speculation or SpeculationConfig(),
             num_host_blocks=num_host_blocks,
             slo=slo or Slo(),
         )
         capacity = Capacity(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_seq_len=MAX_SEQ_LEN)
         runtime = open_device("cpu")
         if executor is None:
-            self.engine = _engine(
-                config, decoder(), capacity, runtime, num_host_blocks=num_host_blocks
+            self.engine = engine_of_one_rank(
+                config,
+                decoder(),
+                capacity,
+                runtime,
+                num_host_blocks=num_host_blocks,
+                draft=None if draft is None else loaded_draft(draft),
             )
         else:
             pools = dp_pools(dp, num_blocks, BLOCK_SIZE)
             hosts = dp_host_pools(dp, num_host_blocks)
-            runner = ModelRunner(executor, runtime=runtime, block_size=BLOCK_SIZE)
-            stages = executor.num_stages
-            scheduler = Scheduler(schedule, pools, host=hosts, slo=config.slo, num_stages=stages)
+            runner = ModelRunner(executor, runtime=runtime, block_size=BLOCK_SIZE, drafter=drafter)
+            scheduler = Scheduler(
+                schedule,
+                pools,
+                host=hosts,
+                slo=config.slo,
+                num_stages=executor.num_stages,
+                speculation=drafts_of(0 if drafter is None else MAX_DRAFTS),
+            )
             self.engine = Engine(scheduler, runner)
         self._clock = VirtualClock()
         self._clock.drives(self.engine)

@@ -2,10 +2,13 @@
 
 import asyncio
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.peers.shapes import find_shape
+from benchmarks.speculation.measuring_model import make_measuring_model
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import SamplingParams
 from tandem_engine.async_engine.async_engine import AsyncEngine
@@ -34,8 +37,10 @@ async def answer(engine: AsyncEngine, name: str, messages: list[dict[str, Any]])
     return "".join([output.text async for output in engine.submit(name, prompt, greedy)])
 
 
-async def answers(count: int = NUM_QUESTIONS, **settings: Any) -> dict[int, str]:
-    config = EngineConfig(model_path=str(TINY), num_kv_blocks=512, **settings)
+async def answers(
+    count: int = NUM_QUESTIONS, *, model: Path = TINY, **settings: Any
+) -> dict[int, str]:
+    config = EngineConfig(model_path=str(model), num_kv_blocks=512, **settings)
     engine = build_engine(config, report=lambda line: None)
     try:
         said = await asyncio.gather(
@@ -60,6 +65,17 @@ def test_held_out_questions_are_answered() -> None:
 
 def test_held_out_questions_are_answered_in_chunks() -> None:
     said = asyncio.run(answers(schedule=MIX))
+
+    assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)
+
+
+@pytest.mark.slow
+def test_held_out_questions_are_answered_by_the_model_that_drafts_are_measured_on(
+    tmp_path: Path,
+) -> None:
+    large = make_measuring_model(TINY, find_shape("M"), tmp_path / "measuring-M")
+
+    said = asyncio.run(answers(model=large))
 
     assert accuracy(held_out(), said) >= LEAST_ACCURACY, misses(held_out(), said)
 

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.build import _engine
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.runner import ModelRunner
+from tests.integration.one_rank import engine_of_one_rank
 from tests.tiny import TINY
 
 NUM_PROMPTS = 64
@@ -126,7 +126,7 @@ def compare(checkpoint: Path, budget: int | None, monkeypatch: pytest.MonkeyPatc
     prompts = prompts_of(decoder.config.vocab_size)
     config = EngineConfig(model_path=str(checkpoint), schedule=schedule_of(budget))
     capacity = Capacity(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_seq_len=1024)
-    engine = _engine(config, decoder, capacity, runtime)
+    engine = engine_of_one_rank(config, decoder, capacity, runtime)
     recorder = Recorder(engine._runner, monkeypatch)  # type: ignore[arg-type]
 
     tokens = run_mixed(engine, prompts)

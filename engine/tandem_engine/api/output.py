@@ -1,7 +1,10 @@
 """Outputs of the engine: pieces of text with the tokens that they came from."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+from tandem_engine.api.drafts import DraftMethod
 
 FinishReason = Literal["stop", "length"]
 """stop: an end token, a stop id or a stop string. length: max_tokens or maxSeqLen was reached."""
@@ -34,6 +37,20 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCounts:
+    """Draft tokens that were checked, since the start."""
+
+    num_drafted: int
+    accepted: tuple[int, ...]
+    """Those that were right, by their place: the first draft of a row, the second …"""
+
+    @property
+    def num_accepted(self) -> int:
+        """Those that were right."""
+        return sum(self.accepted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """The engine's inner state at one moment, as data."""
 
@@ -60,5 +77,7 @@ class EngineStats:
     """Those of them that the prefix cache had."""
     num_evicted_blocks: int = 0
     """Cached blocks that were evicted, since the start."""
+    drafts: Mapping[DraftMethod, DraftCounts] = field(default_factory=dict)
+    """By the method that proposed them; none: there is no speculation."""
     tpot_pace: float | None = None
     """Share of the TPOT target that decode rows are paced by; None: there is no target."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from tandem_engine.api.drafts import DraftLimits, Proposals
 from tandem_engine.api.output import FinishReason, TokenLogprob
 from tandem_engine.api.request import Request
 
@@ -49,8 +50,8 @@ class Step:
     """Ids of KV blocks, in the order of the tokens. Rows share blocks that none of them writes."""
     num_decodes: int = 0
     """So many rows, the first ones, go on with their output; the others compute their prompt."""
-    num_drafts: Mapping[str, int] = field(default_factory=dict)
-    """Sequence id → tokens of the row, the last ones, that a draft has to supply."""
+    drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Sequence id → guesses for its next tokens, one at least: the last tokens of the row."""
     swapped_out: Sequence[BlockCopy] = ()
     """KV block → host block."""
     swapped_in: Sequence[BlockCopy] = ()
@@ -142,6 +143,9 @@ class Runner(Protocol):
         One step may be submitted while the one before it is computed, if the rows of that one yield
         one token each. Its rows then count on those tokens: the device puts them in.
         """
+
+    def propose(self, limits: DraftLimits) -> Proposals:
+        """Guess how sequences go on, behind the tokens that are known."""
 
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored. It may be in steps that are computed."""

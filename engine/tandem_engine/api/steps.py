@@ -62,6 +62,8 @@ class StepExplanation:
     """Sequences that went on with their output; none and no chunk: its batch was forming."""
     num_drafts: int
     """Tokens that drafts supplied."""
+    num_accepted: int = 0
+    """Those of them that were right; 0 while it is computed."""
     rows: tuple[RowExplanation, ...]
     """The sequences in it, decodes first, unless only the chunks were asked for."""
     recomputed: tuple[str, ...]

@@ -27,6 +27,8 @@ VLLM: Final[Mapping[str, str]] = MappingProxyType(
         "tandem_request_success": "vllm:request_success",
         "tandem_prefix_cache_queried_tokens": "vllm:prefix_cache_queries",
         "tandem_prefix_cache_hit_tokens": "vllm:prefix_cache_hits",
+        "tandem_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+        "tandem_accepted_draft_tokens": "vllm:spec_decode_num_accepted_tokens_per_pos",
     }
 )
 """Names of vLLM's v1 engine; counters without `_total`."""

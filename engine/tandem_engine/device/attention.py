@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ TILE_TOKENS = 512
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+
+_FEW_ROWS: Final = 8
+"""Rows that begin a block in one step, up to which each is laid out by itself."""
 
 BlocksOf = Callable[[Ints, Ints], Int32s | Sequence[int]]
 """Rows, and for each the number of a block in its table → the ids of these blocks."""
@@ -228,14 +232,21 @@ def advance_attention(before: AttentionMetadata, blocks_of: BlocksOf) -> Attenti
     """
     positions = before.token_positions + 1
     offsets = before.token_offsets + 1
-    rows = np.flatnonzero(offsets == before.block_size)
+    rows = (offsets == before.block_size).nonzero()[0]
     first_block, blocks, token_blocks = before.first_block, before.blocks, before.token_blocks
     if len(rows):
         begun = blocks_of(rows, positions[rows] // before.block_size)
-        blocks = _inserted(blocks, first_block[rows + 1], begun)
-        num_begun = np.zeros(len(first_block), dtype=np.int32)
-        num_begun[rows + 1] = 1
-        first_block = first_block + np.cumsum(num_begun, dtype=np.int32)
+        ends = first_block[rows + 1]
+        if len(rows) <= _FEW_ROWS:
+            blocks = _inserted_few(blocks, ends.tolist(), begun)
+            first_block = first_block.copy()
+            for row in rows.tolist():
+                first_block[row + 1 :] += 1
+        else:
+            blocks = _inserted(blocks, ends, begun)
+            num_begun = np.zeros(len(first_block), dtype=np.int32)
+            num_begun[rows + 1] = 1
+            first_block = first_block + np.cumsum(num_begun, dtype=np.int32)
         token_blocks = token_blocks.copy()
         token_blocks[rows] = begun
         offsets[rows] = 0
@@ -251,6 +262,18 @@ def advance_attention(before: AttentionMetadata, blocks_of: BlocksOf) -> Attenti
         token_blocks=token_blocks,
         token_offsets=offsets,
     )
+
+
+def _inserted_few(blocks: Int32s, at: Sequence[int], begun: Int32s | Sequence[int]) -> Int32s:
+    """Return the same as `_inserted`, piece by piece: faster for a few of them."""
+    found = np.empty(len(blocks) + len(at), dtype=np.int32)
+    begin = 0
+    for number, end in enumerate(at):
+        found[begin + number : end + number] = blocks[begin:end]
+        found[end + number] = begun[number]
+        begin = end
+    found[begin + len(at) :] = blocks[begin:]
+    return found
 
 
 def _inserted(blocks: Int32s, at: Int32s, begun: Int32s | Sequence[int]) -> Int32s:

@@ -28,6 +28,15 @@ class StepCost:
     per_context: int = 0
     """Of a token in the cache, where attention copies a row's context out of it."""
 
+    def __add__(self, other: "StepCost") -> "StepCost":
+        """Return the memory of steps of two models, each of which keeps its own."""
+        return StepCost(
+            fixed=self.fixed + other.fixed,
+            per_token=self.per_token + other.per_token,
+            per_row=self.per_row + other.per_row,
+            per_context=self.per_context + other.per_context,
+        )
+
     def of(self, *, num_tokens: int, num_rows: int, context: int) -> int:
         """Bytes of a step.
 
@@ -174,11 +183,11 @@ def size_host(layout: CacheLayout, *, gib: int, available: int, num_ranks: int =
             f"memory are left; lower it, raise resources.memory, or set 0 to compute pre-empted "
             f"sequences again instead of swapping them."
         )
-    num_blocks = share // layout.block_bytes
+    num_blocks = share // layout.host_block_bytes
     if gib and not num_blocks:
         raise ConfigError(
             f"cpuMemSize is {_shared(gib, num_ranks)}, but one block of {layout.block_size} tokens "
-            f"takes {in_gib(layout.block_bytes)}; raise it, or lower cacheBlockSize."
+            f"takes {in_gib(layout.host_block_bytes)}; raise it, or lower cacheBlockSize."
         )
     return num_blocks
 

@@ -42,6 +42,8 @@ class CacheLayout:
     """One of DTYPE_BYTES."""
     block_size: int
     """Tokens of a block."""
+    beside: int = 0
+    """Bytes of a token in the cache of a draft model, which has as many blocks of its own."""
 
     def __post_init__(self) -> None:
         if not self.is_int8:
@@ -65,19 +67,24 @@ class CacheLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that K and V of one token take in all layers."""
+        """Bytes that K and V of one token take in all layers, and in a draft model's."""
         rows = _KEYS_AND_VALUES * self.num_layers * self.num_kv_heads
-        return rows * self.row_elements * DTYPE_BYTES[self.dtype]
+        return rows * self.row_elements * DTYPE_BYTES[self.dtype] + self.beside
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in all layers."""
+        """Bytes of a block in all layers, and of one of a draft model."""
         return self.bytes_per_token * self.block_size
 
     @property
     def row_elements(self) -> int:
         """Size of one token and KV head, in elements of `dtype`; its scale counted in."""
         return self.head_dim + (SCALE_BYTES if self.is_int8 else 0)
+
+    @property
+    def host_block_bytes(self) -> int:
+        """Bytes of a block in main memory: a draft model's are not swapped out."""
+        return self.block_bytes - self.beside * self.block_size
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens of one sequence."""

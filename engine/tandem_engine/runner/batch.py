@@ -13,7 +13,7 @@ from tandem_engine.device.attention import AttentionMetadata, build_attention_me
 from tandem_engine.sampling.row import Row
 
 PADDING: Final = 0
-"""Token instead of a draft that was asked for and not proposed; computed, never sampled from."""
+"""Token in the place of one that is not known yet."""
 NO_DRAFTS: Final[Mapping[str, Sequence[int]]] = {}
 NO_AWAITED: Final[Mapping[Row, int]] = {}
 
@@ -81,7 +81,6 @@ def flatten(
     *,
     block_size: int,
     device: torch.device,
-    drafts: Mapping[str, Sequence[int]] = NO_DRAFTS,
     awaited: Mapping[Row, int] = NO_AWAITED,
 ) -> FlatBatch:
     """Lay out the tokens of `step`.
@@ -91,7 +90,6 @@ def flatten(
         rows: All rows of the step, and others.
         block_size: Tokens of a KV block.
         device: Where the tensors go.
-        drafts: Sequence id → drafts, at most as many as the step asks for.
         awaited: Rows that wait for a token of the previous step, which is still computed → its
             index among the tokens of that step.
     """
@@ -103,12 +101,12 @@ def flatten(
     ):
         row = rows[sequence_id]
         end = start + length
-        num_drafts = step.num_drafts.get(sequence_id, 0) if step.num_drafts else 0
+        drafts = step.drafts.get(sequence_id, ()) if step.drafts else ()
         num_known = columns.add_known(row, start, end, awaited)
-        if end - num_drafts == num_known:
+        if end - len(drafts) == num_known:
             columns.add_yielding(row, num_known)
-        if num_drafts:
-            columns.add_drafts(drafts.get(sequence_id, ()), num_drafts)
+        if drafts:
+            columns.add_drafts(drafts)
     return FlatBatch(
         token_ids=_tensor(columns.token_ids, step, device),
         attention=build_attention_metadata(
@@ -120,11 +118,11 @@ def flatten(
         ),
         yield_at=_index(columns.yield_at, device),
         yielding=columns.yielding,
-        drafts=drafts,
+        drafts=step.drafts,
         fed=columns.feed(device),
         sequence_ids=step.sequence_ids,
         block_tables=step.block_tables,
-        is_simple=columns.are_simple and not step.num_drafts,
+        is_simple=columns.are_simple and not step.drafts,
     )
 
 
@@ -165,11 +163,10 @@ class _Columns:
             self.are_simple = False
         self.yield_at.append(len(self.token_ids) - 1)
 
-    def add_drafts(self, drafts: Sequence[int], count: int) -> None:
-        """Add the drafts of the row that was added last, padded to `count`."""
+    def add_drafts(self, drafts: Sequence[int]) -> None:
+        """Add the drafts of the row that was added last."""
         self.yield_at += range(len(self.token_ids), len(self.token_ids) + len(drafts))
         self.token_ids += drafts
-        self.token_ids += [PADDING] * (count - len(drafts))
 
     def feed(self, device: torch.device) -> Feed | None:
         """Indices of the tokens that the previous step yields; None: all are known."""

@@ -65,7 +65,7 @@ def _advanced(before: AttentionMetadata, step: Step) -> AttentionMetadata | None
 def _has_same_rows(step: Step, last: Step) -> bool:
     """True if the same rows have one token each, in the same blocks and perhaps further ones."""
     return (
-        not step.num_drafts
+        not step.drafts
         and not step.beam_moves
         and len(step.sequence_ids) == step.num_decodes
         and step.sequence_ids == last.sequence_ids

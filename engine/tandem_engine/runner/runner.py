@@ -2,18 +2,20 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
+from tandem_engine.api.drafts import DraftLimits, Proposals
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import Candidate, SampledToken, Step, StepResult
 from tandem_engine.device.runtime import DeviceRuntime
-from tandem_engine.runner.batch import NO_AWAITED, NO_DRAFTS, FlatBatch, flatten
+from tandem_engine.runner.batch import NO_AWAITED, FlatBatch, flatten
 from tandem_engine.runner.compute import ComputeThread
 from tandem_engine.runner.decode_batches import DecodeBatches
-from tandem_engine.runner.drafts import Drafter, accepted, usable
+from tandem_engine.runner.drafts import Drafter, ModelDrafter, Proposer, accepted
 from tandem_engine.runner.executor import Computed, Executor, PendingLogits
 from tandem_engine.runner.logits_rows import LogitsRows, split
 from tandem_engine.runner.rows import Rows
@@ -30,7 +32,8 @@ class ModelRunner:
         executor: Computes the steps.
         runtime: The device of the batches and of sampling.
         block_size: Tokens of a KV block.
-        drafter: Guesses tokens where a step asks for drafts; None: no guess is ever right.
+        drafter: Looks drafts up; None: none are.
+        draft_model: Computes drafts; None: there is no such model.
         on_close: Called by `close` when nothing is computed any more: ends the ranks of a group.
     """
 
@@ -41,12 +44,13 @@ class ModelRunner:
         runtime: DeviceRuntime,
         block_size: int,
         drafter: Drafter | None = None,
+        draft_model: ModelDrafter | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self._executor = executor
         self._runtime = runtime
         self._block_size = block_size
-        self._drafter = drafter
+        self._proposer = Proposer(executor.vocab_size, drafter=drafter, draft_model=draft_model)
         self._on_close = on_close
         self._sampler = Sampler(runtime.kernels.row_sampler())
         self._rows = Rows()
@@ -65,6 +69,9 @@ class ModelRunner:
 
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored. One that does not exist yet never will."""
+        row = self._rows.by_id.get(sequence_id)
+        if row is not None:
+            self._proposer.forget(row)
         self._rows.remove(sequence_id)
         self._decode_batches.forget()
         self._removed.append(sequence_id)
@@ -200,7 +207,6 @@ class ModelRunner:
                 self._rows.by_id,
                 block_size=self._block_size,
                 device=self._runtime.device,
-                drafts=self._propose(step.num_drafts) if step.num_drafts else NO_DRAFTS,
                 awaited=self._awaited(),
             )
         self._decode_batches.remember(step, batch)
@@ -217,18 +223,15 @@ class ModelRunner:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
         return self._executor.forward(batch)
 
-    def _propose(self, num_drafts: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
-        if self._drafter is None:
-            return NO_DRAFTS
-        vocab_size = self._executor.vocab_size
-        return {
-            sequence_id: usable(
-                self._drafter.propose(self._rows.by_id[sequence_id].tokens, count),
-                count,
-                vocab_size,
-            )
-            for sequence_id, count in num_drafts.items()
-        }
+    def propose(self, limits: DraftLimits) -> Proposals:
+        """Guess how sequences go on; see `Runner`."""
+        rows = self._rows.by_id
+        found = self._proposer.look_up(limits.ngram, rows)
+        others = {rows[name]: most for name, most in limits.draft.items() if name not in found}
+        if not others:
+            return Proposals(drafts=found)
+        computed = self._thread.call(lambda: self._proposer.compute(others, limits.num_tokens))
+        return replace(computed, drafts={**found, **computed.drafts})
 
     def sample_any(self, logits: Tensor, batch: FlatBatch) -> StepResult:
         """Sample rows of any kind, given the logits of their yielding positions."""

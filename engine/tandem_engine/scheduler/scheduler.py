@@ -8,14 +8,17 @@ from collections.abc import Sequence as Pools
 from math import inf
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.drafts import NO_PROPOSALS, DraftLimits, Proposals
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
+from tandem_engine.api.speculation import SpeculationConfig
 from tandem_engine.api.step import Advance, Step, StepResult
 from tandem_engine.kvcache.host import HostPool
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.async_scheduling import only_tokens_are_open
 from tandem_engine.scheduler.deadlines import Deadlines
+from tandem_engine.scheduler.drafting import Drafting
 from tandem_engine.scheduler.group import group_of
 from tandem_engine.scheduler.kv_blocks import KVBlocks
 from tandem_engine.scheduler.latency.step_model import StepPrices
@@ -38,7 +41,8 @@ class Scheduler:
         pool: The KV blocks; those of each dp rank, where there are several (`kvcache.dp_pools`).
         host: Host blocks for sequences that are swapped out, likewise; None: there are none.
         slo: The latency targets.
-        max_drafts: Draft tokens of a decode row; 0: no speculation.
+        speculation: Draft tokens of decode rows; None: there are none.
+        draft_price: Cost of a token to the draft model, as a share of its cost to the model.
         num_stages: Pipeline stages of the runner: so many steps are computed at the same time.
     """
 
@@ -49,7 +53,8 @@ class Scheduler:
         *,
         host: HostPool | Pools[HostPool] | None = None,
         slo: Slo | None = None,
-        max_drafts: int = 0,
+        speculation: SpeculationConfig | None = None,
+        draft_price: float = 0.0,
         num_stages: int = 1,
     ) -> None:
         pools = (pool,) if isinstance(pool, BlockPool) else pool
@@ -58,8 +63,10 @@ class Scheduler:
         self._policies = PolicySet(schedule, slo or Slo())
         self._queues = Queues(self._policies.prompt_order)
         self._deadlines = Deadlines(lambda each: self._queues.find(each) is not None)
-        self._updater = StepUpdater(self._queues, self._blocks, has_drafts=max_drafts > 0)
-        self._max_drafts = max_drafts
+        self._drafting = Drafting(
+            speculation or SpeculationConfig(), self._policies.model, token_price=draft_price
+        )
+        self._updater = StepUpdater(self._queues, self._blocks, has_drafts=self._drafting.is_on)
         self._num_stages = num_stages
         self._number = 0
         self.records = Records()
@@ -135,15 +142,32 @@ class Scheduler:
 
     def take_ended(self) -> list[str]:
         """Return the ids of the sequences that have ended, in any way, since the last call."""
-        return self._queues.take_ended()
+        ended = self._queues.take_ended()
+        self._drafting.forget(ended)
+        return ended
 
-    def schedule(self, now: float) -> Step:
+    def drafting(self) -> DraftLimits:
+        """Return the drafts that would help sequences in the next step."""
+        queues, schedule = self._queues, self._policies.schedule
+        mixes = schedule.batching == "splitfuse"
+        return self._drafting.limits(
+            queues.decoding.values(),
+            schedule.split_fuse.split_chunk_tokens if mixes else schedule.max_prefill_tokens,
+            has_prompts=bool(queues.prefilling) or bool(len(queues.waiting)),
+        )
+
+    def schedule(
+        self, now: float, proposals: Proposals = NO_PROPOSALS, *, drafting_s: float = 0.0
+    ) -> Step:
         """Decide what the next step computes.
 
         Args:
             now: Seconds, on the clock of `Request.arrived`.
+            proposals: Drafts within the limits of `drafting`.
+            drafting_s: Seconds until `now` that proposing them took.
         """
-        builder = self._builder(now)
+        builder = self._builder(now, proposals=proposals)
+        builder.drafting_s = drafting_s
         starved = self._starved(now)
         if starved is not None:
             builder.preemptor.preempt_for_starved(starved)
@@ -160,7 +184,7 @@ class Scheduler:
         if self._num_stages == 1 and not self._policies.schedule.async_scheduling_enable:
             return False
         # Drafts may be refused: how many tokens a row gets is not known then.
-        return not self._max_drafts and only_tokens_are_open(newest, self._queues)
+        return not newest.record.step.drafts and only_tokens_are_open(newest, self._queues)
 
     def schedule_async(self, now: float) -> Step | None:
         """Schedule the next step while the newest one is computed, and perhaps others before it.
@@ -218,6 +242,8 @@ class Scheduler:
         else:
             advances = self._updater.update(step, closed.rows, result, now)
         self._policies.learn(closed.record)
+        if step.drafts:
+            closed.record.num_accepted = self._drafting.learn(closed.record, result)
         return advances
 
     def all_of(self, failed: Mapping[str, str]) -> dict[str, str]:
@@ -266,6 +292,7 @@ class Scheduler:
             num_queried_tokens=blocks.num_queried_tokens,
             num_hit_tokens=blocks.num_hit_tokens,
             num_evicted_blocks=sum(pool.num_evictions for pool in pools),
+            drafts=self._drafting.counts_so_far(),
             tpot_pace=self._policies.pace.share if self._policies.slo.tpot else None,
         )
 
@@ -293,8 +320,11 @@ class Scheduler:
         self._updater.pace = self._policies.pace if self._policies.slo.is_given else None
         self._queues.waiting.age_bound_s = self._policies.age_bound_s
 
-    def _builder(self, now: float, *, is_async: bool = False) -> StepBuilder:
+    def _builder(
+        self, now: float, *, proposals: Proposals = NO_PROPOSALS, is_async: bool = False
+    ) -> StepBuilder:
         policies, queues, blocks = self._policies, self._queues, self._blocks
+        num_drafting_tokens = self._drafting.take(proposals)
         rows, waits = StepRows(), WaitReasons(queues.waiting)
         preemptor = Preemptor(
             queues=queues,
@@ -312,7 +342,9 @@ class Scheduler:
             blocks=blocks,
             now=now,
             limits=policies.limits(queues, blocks),
-            max_drafts=self._max_drafts,
+            proposals={name: draft.token_ids for name, draft in proposals.drafts.items()},
+            expected_drafts=self._drafting.expected,
+            num_drafting_tokens=num_drafting_tokens,
             num_stages=self._num_stages,
             rows=rows,
             waits=waits,

@@ -1,6 +1,7 @@
 """Builds one step: takes rows within the limits, and notes the reasons that others wait."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -38,8 +39,14 @@ class StepBuilder:
     """Seconds."""
     limits: BatchLimits
     """Rows of the step, and rows of it that may work on their prompt."""
-    max_drafts: int = 0
-    """Draft tokens of one row."""
+    proposals: Mapping[str, List[int]]
+    """Sequence id → guesses for its next tokens."""
+    expected_drafts: Callable[[str, int], float]
+    """Sequence id and its drafts → how many of them are expected to be right."""
+    num_drafting_tokens: int = 0
+    """Tokens of the budget that proposing has cost."""
+    drafting_s: float = 0.0
+    """Seconds until `now` that proposing took."""
     num_stages: int = 1
     """Pipeline stages, among which the decode rows are shared out."""
     rows: StepRows
@@ -67,7 +74,9 @@ class StepBuilder:
             return 0
         return self.blocks.blocks_for(first.num_tokens) + self._watermark()
 
-    def decode(self, max_rows: int, max_tokens: int | None = None) -> None:
+    def decode(
+        self, max_rows: int, max_tokens: int | None = None, *, max_drafts: float = inf
+    ) -> None:
         """Take the next token of the decoding sequences.
 
         There are more of them than rows only after the limit was lowered while they ran. Then
@@ -76,8 +85,9 @@ class StepBuilder:
         Args:
             max_rows: Rows of the step.
             max_tokens: Tokens of the step, drafts included; None: no limit on drafts.
+            max_drafts: Those of them that may be drafts.
         """
-        if self.num_stages > 1 and not self.max_drafts and not self.queues.num_beam_groups:
+        if self.num_stages > 1 and not self.proposals and not self.queues.num_beam_groups:
             self._decode_share(max_rows if max_tokens is None else min(max_rows, max_tokens))
             return
         if self._decode_all_at_once(max_rows):
@@ -95,8 +105,10 @@ class StepBuilder:
                 self._skip(beams)
             else:
                 # The next token of every row goes before the drafts of any.
-                drafts_left = max(0, tokens_left - len(beams) - num_behind)
-                tokens_left -= self._decode_rows(beams, drafts_left)
+                drafts_left = min(max_drafts, max(0, tokens_left - len(beams) - num_behind))
+                taken = self._decode_rows(beams, drafts_left)
+                tokens_left -= taken
+                max_drafts -= max(0, taken - len(beams))
 
     def resume(self, max_rows: int) -> None:
         """Bring swapped sequences back, unless this step has just preempted others."""
@@ -211,7 +223,7 @@ class StepBuilder:
             starts=[row.num_computed for row in rows],
             block_tables=[row.table for row in rows],
             num_decodes=len(decodes),
-            num_drafts=self._drafts(),
+            drafts=self._drafts(),
             swapped_out=copies.swapped_out,
             swapped_in=copies.swapped_in,
             copied=copies.copied,
@@ -229,18 +241,31 @@ class StepBuilder:
         came = (one for one in resumed if one.state == State.RUNNING and one not in rows)
         return (*swapped, *(one.sequence_id for one in came))
 
-    def _drafts(self) -> dict[str, int]:
-        if not self.max_drafts:
+    def tokens_ahead(self) -> Mapping[Sequence, float]:
+        """Return the decode rows with drafts → how many of these are expected to be right."""
+        if not self.proposals:
             return {}
-        decodes = self.rows.decodes
-        return {row.sequence_id: tokens - 1 for row, tokens in decodes.items() if tokens > 1}
+        return {
+            row: self.expected_drafts(row.sequence_id, tokens - 1)
+            for row, tokens in self.rows.decodes.items()
+            if tokens > 1
+        }
+
+    def _drafts(self) -> Mapping[str, List[int]]:
+        if not self.proposals:
+            return {}
+        return {
+            row.sequence_id: self.proposals[row.sequence_id][: tokens - 1]
+            for row, tokens in self.rows.decodes.items()
+            if tokens > 1
+        }
 
     def _decode_all_at_once(self, max_rows: int) -> bool:
         """Take all decoding sequences where each needs one token; return False if some do not."""
         decoding, blocks = self.queues.decoding, self.blocks
         if (
             self.num_stages > 1
-            or self.max_drafts
+            or self.proposals
             or self.queues.num_beam_groups
             or self.rows.decodes
         ):
@@ -306,10 +331,18 @@ class StepBuilder:
         return taken
 
     def _num_drafts(self, row: Sequence, drafts_left: float) -> int:
-        if not self.max_drafts or row.rows > 1 or not row.num_output or row.group.search:
+        proposal = self.proposals.get(row.sequence_id) if self.proposals else None
+        if proposal is None:
             return 0
-        tokens_left = row.max_total - row.num_tokens - 1
-        return int(max(0, min(self.max_drafts, tokens_left, drafts_left)))
+        count = int(min(len(proposal), max(0, drafts_left)))
+        return count if self._has_room(row, row.num_computed + 1 + count) else 0
+
+    def _has_room(self, row: Sequence, num_tokens: int) -> bool:
+        """Return True if a row may have so many tokens, and no row loses its blocks for it."""
+        if num_tokens <= row.capacity and not row.writes_shared:
+            return True
+        num_free = self.blocks.of(row).pool.num_free
+        return self.blocks.missing(row, num_tokens) + len(self.blocks.short()) <= num_free
 
     def _add_decode(self, sequence: Sequence, num_tokens: int) -> None:
         self.rows.add_decode(sequence, num_tokens)

@@ -6,6 +6,7 @@ Pure: no clock, no chance of its own (callers pass seeded `RandomNumbers`), no f
     workload           requests and when they arrive; load_profile: loads of a fleet
     scheduler_replica  a replica: the production Scheduler and BlockPool, step by step
     token_counter      what stands for a model
+    drafts             what stands for n-grams and a draft model
     simulator          one load on one such replica
     fluid_replicas     replicas as flows, for fleets and days that are too many steps
     predictions        what replicas predict of themselves

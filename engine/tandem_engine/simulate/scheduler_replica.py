@@ -13,6 +13,7 @@ from tandem_engine.async_engine.recent_requests import RecentRequests
 from tandem_engine.kvcache.pool import BlockPool
 from tandem_engine.scheduler.latency.capacity import ReplicaLimits
 from tandem_engine.scheduler.scheduler import Scheduler
+from tandem_engine.simulate.drafts import SimulatedDrafts
 from tandem_engine.simulate.machines import NoisyMachine
 from tandem_engine.simulate.predictions import predict
 from tandem_engine.simulate.replica import (
@@ -41,22 +42,33 @@ class SchedulerReplica:
         slo: The latency targets.
         machine: Gives the time of each step.
         num_blocks: KV blocks of the pool.
+        drafts: Draft tokens; None: there are none.
     """
 
     size: Final = 1
 
     def __init__(
-        self, schedule: ScheduleConfig, slo: Slo, machine: NoisyMachine, *, num_blocks: int
+        self,
+        schedule: ScheduleConfig,
+        slo: Slo,
+        machine: NoisyMachine,
+        *,
+        num_blocks: int,
+        drafts: SimulatedDrafts | None = None,
     ) -> None:
-        block_size = schedule.cache_block_size
-        self.scheduler = Scheduler(schedule, BlockPool(num_blocks, block_size), slo=slo)
+        self.scheduler = Scheduler(
+            schedule,
+            BlockPool(num_blocks, schedule.cache_block_size),
+            slo=slo,
+            speculation=None if drafts is None else drafts.speculation,
+        )
         """The scheduler that is measured."""
         self.next_step_s = inf
         """When the next step begins; inf: with the next request."""
         self.now = 0.0
         """End of the last step."""
         self.num_steps = 0
-        self._machine = machine
+        self._machine, self._drafts = machine, drafts
         self._runner = TokenCounter()
         self._num_submitted = 0
         self._num_completed = 0
@@ -106,8 +118,7 @@ class SchedulerReplica:
 
     def step(self) -> Progress:
         """Compute the next step; return what it brings, at its end."""
-        now = self.next_step_s
-        step = self.scheduler.schedule(now)
+        now, step = self._schedule(self.next_step_s)
         self.now = ended = now + self._machine.seconds(step) if step.sequence_ids else now
         self._busy_s += ended - now
         for sequence_id in step.sequence_ids[step.num_decodes :]:
@@ -120,6 +131,16 @@ class SchedulerReplica:
         self.num_steps += 1
         self._plan_next(step, ended)
         return progress
+
+    def _schedule(self, now: float) -> tuple[float, Step]:
+        """Have drafts proposed; return the time at which the step begins, and the step."""
+        if self._drafts is None:
+            return now, self.scheduler.schedule(now)
+        proposals = self._drafts.propose(self.scheduler.drafting(), self._runner)
+        drafting_s = self._drafts.seconds(proposals)
+        self._busy_s += drafting_s
+        begins = now + drafting_s
+        return begins, self.scheduler.schedule(begins, proposals, drafting_s=drafting_s)
 
     def advance(self, now: float) -> Progress:
         """Compute the steps that begin before `now`; return what was seen by then."""

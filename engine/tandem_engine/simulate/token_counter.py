@@ -9,7 +9,7 @@ from tandem_engine.api.step import SampledToken, Step, StepResult
 class TokenCounter:
     """Counts tokens: the k-th one of every answer is k.
 
-    For requests of one sequence, without drafts and beams, which loads do not have.
+    For requests of one sequence, without beams, which loads do not have.
     """
 
     def __init__(self) -> None:
@@ -27,13 +27,27 @@ class TokenCounter:
         """Count further for each row whose known tokens are all computed."""
         tokens: dict[str, Sequence[SampledToken]] = {}
         for name, start, count in zip(step.sequence_ids, step.starts, step.num_tokens, strict=True):
-            if start + count == self._known[name]:
-                tokens[name] = [SampledToken(self._outputs[name])]
-                self._outputs[name] += 1
-                self._known[name] += 1
+            drafts = step.drafts.get(name, ())
+            if start + count - len(drafts) == self._known[name]:
+                first = self._outputs[name]
+                num_new = 1 + _num_right(drafts, first)
+                tokens[name] = [SampledToken(first + at) for at in range(num_new)]
+                self._outputs[name] += num_new
+                self._known[name] += num_new
         return StepResult(tokens=tokens, candidates={})
+
+    def num_output(self, sequence_id: str) -> int:
+        """Return the tokens of an answer so far: the next one is this number."""
+        return self._outputs[sequence_id]
 
     def remove(self, sequence_id: str) -> None:
         """Forget a sequence."""
         self._known.pop(sequence_id, None)
         self._outputs.pop(sequence_id, None)
+
+
+def _num_right(drafts: Sequence[int], first: int) -> int:
+    for at, token_id in enumerate(drafts):
+        if token_id != first + at:
+            return at
+    return len(drafts)

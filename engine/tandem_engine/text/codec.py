@@ -45,6 +45,16 @@ class CheckpointCodec:
         """Characters of the longest token."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)
 
+    def tokens_by_id(self) -> dict[int, str]:
+        """Return the whole vocabulary, special tokens included."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        return {number: token for token, number in vocabulary.items()}
+
+    def special_token_ids(self) -> frozenset[int]:
+        """Return the tokens that are no text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`."""
         # Unlike `encode`, `encode_batch` lets other threads run meanwhile: the event loop, for one.

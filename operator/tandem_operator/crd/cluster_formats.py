@@ -15,6 +15,7 @@ SERVICE_NAME: Final = TextFormat(
     problem=f"cannot name a service on Kubernetes, where KubeRay adds endings to it; use up to "
     f"{MAX_NAME_LENGTH} lower-case letters, digits and '-', a letter first and no '-' last",
 )
+SOURCE_FIELDS: Final = ("spec.model.source", "spec.engine.speculation.draft.source")
 SOURCES: Final = (
     TextFormat(
         excludes=("(?s)/.*",),

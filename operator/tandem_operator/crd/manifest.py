@@ -102,14 +102,20 @@ def _leave_to_kubernetes(properties: Schema) -> None:
 
 
 def _complete_default(node: Schema) -> None:
-    """Write the parts into an object's empty default.
+    """Write the parts into an object's empty default, and into those of its parts.
 
     The API server checks a default by the rules of its node before it fills the parts in.
     """
-    if node.get("default") == {}:
-        parts = node["properties"].items()
-        filled = {name: part["default"] for name, part in parts if "default" in part}
-        node["default"] = deepcopy(filled)
+    if "default" in node:
+        node["default"] = _complete(node)
+
+
+def _complete(node: Schema) -> Any:
+    """Return the default of a node with all parts of it."""
+    if node["default"] != {}:
+        return deepcopy(node["default"])
+    parts = node.get("properties", {}).items()
+    return {name: _complete(part) for name, part in parts if "default" in part}
 
 
 def _describe_default(node: Schema, but: str) -> None:

@@ -57,9 +57,9 @@ def _cluster_problems(service: InferenceService) -> Iterator[str]:
     """Yield the problems that only Kubernetes has."""
     if problem := SERVICE_NAME.problem_with(service.name):
         yield f"metadata.name: {problem}"
-    source = service.spec.model.source
-    for problem in filter(None, (form.problem_with(source) for form in SOURCES)):
-        yield f"spec.model.source: {problem}"
+    for field, source in service.sources:
+        for problem in filter(None, (form.problem_with(source.source) for form in SOURCES)):
+            yield f"{field}: {problem}"
     yield from _pod_problems(service.spec.runtime)
 
 

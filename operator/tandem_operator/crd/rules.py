@@ -11,14 +11,14 @@ object.
 from typing import Final
 
 from tandem_operator.crd.cel import Rule
-from tandem_operator.crd.cluster_formats import SERVICE_NAME, SOURCES
+from tandem_operator.crd.cluster_formats import SERVICE_NAME, SOURCE_FIELDS, SOURCES
 from tandem_operator.crd.derived_rules import derived_rules, format_rule
 from tandem_serve.api.pods import LONGEST_ENV
 from tandem_serve.api.spec import InferenceServiceSpec
 
 _CLUSTER_RULES: Final = (
     format_rule(SERVICE_NAME, "", field=".metadata.name"),
-    *(format_rule(form, "spec.model.source") for form in SOURCES),
+    *(format_rule(form, field) for field in SOURCE_FIELDS for form in SOURCES),
 )
 _LENGTH_OF_ENV: Final = "self.map(e, size(e.name) + (has(e.value) ? size(e.value) : 0)).sum()"
 _MOUNTED_NOWHERE: Final = (

@@ -4,7 +4,7 @@ They have three origins: Tandem itself, the operator's settings (with the NPU pr
 manifest. Kubernetes refuses a name or a path that comes twice; so does this, with its origin.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from posixpath import normpath
 from typing import Any, Final
@@ -13,7 +13,8 @@ from tandem_operator.render.desired import HostPathNotAllowed, RenderError
 from tandem_operator.render.npu_profiles import NpuProfile
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.document import API_KEYS_FOLDER
-from tandem_serve.api.spec import CLAIMS_FOLDER, InferenceService
+from tandem_serve.api.source import CLAIMS_FOLDER, Source
+from tandem_serve.api.spec import InferenceService
 
 HOME: Final = "/home/tandem"
 """Home of the containers' user: a folder of the pod's own, since the image is read-only."""
@@ -22,6 +23,7 @@ TEMPORARY: Final = "/tmp"  # noqa: S108  # a volume of the pod's own
 """Folder of Ray's session, HAProxy's files and logs."""
 
 _MODEL: Final = "tandem-model"
+_DRAFT: Final = "tandem-draft"
 _API_KEYS: Final = "tandem-api-keys"
 _HOME: Final = "tandem-home"
 _TEMPORARY: Final = "tandem-tmp"
@@ -71,7 +73,12 @@ def worker_storage(
             a folder of the node is named where that is not allowed.
     """
     _check_folders(service, settings)
-    parts = [_writable(), _model(service), _api_keys(service), _from_settings(settings)]
+    parts = [
+        _writable(),
+        *_checkpoints(service),
+        _api_keys(service),
+        _from_settings(settings),
+    ]
     if profile is not None:
         parts.append(
             _Part(
@@ -90,10 +97,11 @@ def _check_folders(service: InferenceService, settings: OperatorSettings) -> Non
     """
     if settings.allow_host_path:
         return
-    model = service.spec.model
-    if model.source.startswith("file://"):
+    for field, source in service.sources:
+        if not source.source.startswith("file://"):
+            continue
         raise HostPathNotAllowed(
-            f"spec.model.source '{model.source}' is a folder of the node, and the operator's "
+            f"{field} '{source.source}' is a folder of the node, and the operator's "
             "settings do not allow those; name a volume claim (pvc://claim/path), or have "
             "settings.allowHostPath set"
         )
@@ -117,25 +125,31 @@ def _writable() -> _Part:
     )
 
 
-def _model(service: InferenceService) -> _Part:
-    model = service.spec.model
-    if model.claim is not None:
-        source: dict[str, Any] = {
-            "persistentVolumeClaim": {"claimName": model.claim, "readOnly": True}
-        }
-        path = f"{CLAIMS_FOLDER}/{model.claim}"
-    elif model.source.startswith("file://"):
-        source = {"hostPath": {"path": model.path, "type": "Directory"}}
-        path = model.path
-    else:
-        raise RenderError(
-            f"spec.model.source '{model.source}' is relative to a manifest's file, which "
-            "Kubernetes does not know; write file:///absolute/path (a folder of the nodes) or pvc://claim/path"
+def _checkpoints(service: InferenceService) -> Iterator[_Part]:
+    """Yield the volumes of the model and of its draft model, which may be in the same claim."""
+    mounted = list[tuple[dict[str, Any], str]]()
+    for name, (field, source) in zip((_MODEL, _DRAFT), service.sources, strict=False):
+        volume, path = _volume_of(field, source)
+        if (volume, path) in mounted:
+            continue
+        mounted.append((volume, path))
+        yield _Part(
+            origin=field,
+            volumes=[{"name": name, **volume}],
+            mounts=[{"name": name, "mountPath": path, "readOnly": True}],
         )
-    return _Part(
-        origin="spec.model.source",
-        volumes=[{"name": _MODEL, **source}],
-        mounts=[{"name": _MODEL, "mountPath": path, "readOnly": True}],
+
+
+def _volume_of(field: str, source: Source) -> tuple[dict[str, Any], str]:
+    """Return the volume that a checkpoint is in, and its mount point."""
+    if source.claim is not None:
+        claim = {"claimName": source.claim, "readOnly": True}
+        return {"persistentVolumeClaim": claim}, f"{CLAIMS_FOLDER}/{source.claim}"
+    if source.source.startswith("file://"):
+        return {"hostPath": {"path": source.path, "type": "Directory"}}, source.path
+    raise RenderError(
+        f"{field} '{source.source}' is relative to a manifest's file, which Kubernetes does not "
+        "know; write file:///absolute/path (a folder of the nodes) or pvc://claim/path"
     )
 
 

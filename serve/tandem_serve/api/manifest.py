@@ -14,6 +14,7 @@ from tandem_serve.api.problems import (
     unknown_fields,
     validation_problems,
 )
+from tandem_serve.api.source import Source
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
 
 _KUBERNETES_WRITES: Final = {
@@ -164,13 +165,20 @@ def _validate(document: Mapping[str, Any]) -> InferenceService:
 
 
 def _resolve_source(service: InferenceService, folder: Path) -> InferenceService:
-    """`service` with its source as an absolute file URL; one in a volume claim stays."""
-    if service.spec.model.claim:
-        return service
-    path = (folder / service.spec.model.path).resolve()
+    """`service` with its sources as absolute file URLs; those in a volume claim stay."""
     document = service.manifest()
-    document["spec"]["model"]["source"] = f"file://{quote(str(path))}"
+    spec = document["spec"]
+    _resolve(spec["model"], service.spec.model, folder)
+    draft = service.spec.engine.speculation.draft
+    if draft is not None:
+        _resolve(spec["engine"]["speculation"]["draft"], draft, folder)
     return InferenceService.model_validate(document)
+
+
+def _resolve(document: dict[str, Any], source: Source, folder: Path) -> None:
+    if source.claim is None:
+        path = (folder / source.path).resolve()
+        document["source"] = f"file://{quote(str(path))}"
 
 
 def _kind_of(value: object) -> str:

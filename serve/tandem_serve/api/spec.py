@@ -1,13 +1,13 @@
 """The InferenceService: one model, how its engine runs, and how many replicas there are.
 
 Names, ranges and defaults of the engine's and the server's settings are MindIE's.
-A field that does not work yet is not here.
+A field that does not work yet is not here, unless MindIE has it and needs a device that is not
+built yet for it.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
-from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator
 
@@ -21,27 +21,26 @@ from tandem_engine.api.checks import (
     Written,
 )
 from tandem_engine.api.config import (
-    CpuMemSize,
-    DType,
-    KVCacheDType,
     MaxInputTokenLen,
     MaxSeqLen,
-    NpuMemSize,
-    ParallelismConfig,
     Quantization,
     ScheduleConfig,
     is_mix,
     swap_without_memory,
 )
 from tandem_engine.api.constraints import TextFormat
+from tandem_engine.api.micro_batches import float_check
 from tandem_engine.api.model import Model
 from tandem_engine.api.parallelism import num_ranks
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document, with_slo_defaults
 from tandem_engine.api.slo import Slo
+from tandem_serve.api.engine_spec import EngineSpec
 from tandem_serve.api.observability import ObservabilitySpec
-from tandem_serve.api.pods import LONGEST_SUBDOMAIN, SUBDOMAIN, ObjectName, RuntimeSpec, SecretName
+from tandem_serve.api.pods import ObjectName, RuntimeSpec, SecretName
 from tandem_serve.api.quantity import Memory, parse_memory
 from tandem_serve.api.scaling import ScalingSpec
+from tandem_serve.api.source import Source
+from tandem_serve.api.speculation_spec import DRAFT_SOURCE
 
 GROUP: Final = "serving.tandem.dev"
 API_VERSION: Final = f"{GROUP}/v1alpha1"
@@ -55,20 +54,8 @@ _MODEL_NAME: Final = TextFormat(
     "a letter or digit first and last",
     longest=256,
 )
-_FILE_URL: Final = "file://"
-_CLAIM_URL: Final = rf"pvc://(?P<claim>{SUBDOMAIN})(?P<path>/.*)?"
-_CLAIM: Final = TextFormat(
-    prefix="pvc://",
-    matches=(_CLAIM_URL, rf"(?s)pvc://[^/]{{1,{LONGEST_SUBDOMAIN}}}(/.*)?"),
-    excludes=(r"(?s).*/\.\.(/.*)?",),
-    problem="names no folder in a volume claim; write pvc://claim/path: the claim's name in "
-    "lower-case letters, digits, '-' and '.', then a path without '..'",
-    longest=4096,
-)
 PROGRESS_DEADLINE_S: Final = 600
 """Default of spec.progressDeadlineSeconds."""
-CLAIMS_FOLDER: Final = "/mnt/claims"
-"""Mount point of the volume claims of `pvc://` sources, each under its name."""
 
 
 class Metadata(Model):
@@ -97,16 +84,11 @@ class Metadata(Model):
         return value
 
 
-class ModelSpec(Model):
+class ModelSpec(Source):
     """The model: where its files are and how long its requests may be."""
 
     name: Annotated[str, AfterValidator(_MODEL_NAME)] | None = None
     """Name under which requests ask for the model; absent means metadata.name."""
-
-    source: Annotated[str, AfterValidator(_CLAIM)]
-    """The checkpoint's folder: file:///absolute/path (on Kubernetes: on the node), pvc://claim/path
-    in a volume claim, or, without Kubernetes, a path relative to the manifest that starts with ./
-    or ../."""
 
     quantization: Quantization = "auto"
     """Linear layers in 8 bits (W8A8). auto: as the checkpoint is; w8a8: a float checkpoint is
@@ -130,55 +112,6 @@ class ModelSpec(Model):
             values={"largest": Minus(Value("maxSeqLen"), Constant(1))},
         ),
     )
-
-    @field_validator("source")
-    @classmethod
-    def _is_source(cls, value: str) -> str:
-        if value.startswith((f"{_FILE_URL}/", "pvc://", "./", "../")) or value in {".", ".."}:
-            return value
-        raise ValueError(_wrong_source(value))
-
-    @property
-    def path(self) -> str:
-        """The checkpoint's folder as the replica sees it; a relative one starts at the manifest."""
-        if claim := re.fullmatch(_CLAIM_URL, self.source):
-            return f"{CLAIMS_FOLDER}/{claim['claim']}{(claim['path'] or '').rstrip('/')}"
-        if self.source.startswith(_FILE_URL):
-            return unquote(self.source.removeprefix(_FILE_URL))
-        return self.source
-
-    @property
-    def claim(self) -> str | None:
-        """The volume claim that holds the checkpoint; None: it is a folder of the machine."""
-        claim = re.fullmatch(_CLAIM_URL, self.source)
-        return claim["claim"] if claim else None
-
-
-class EngineSpec(Model):
-    """Settings of one replica's engine."""
-
-    device: Literal["cpu"] = "cpu"
-    """Device that computes."""
-
-    dtype: DType = "auto"
-    """Type of weights, activations and KV cache; auto takes the checkpoint's."""
-
-    kv_cache_dtype: KVCacheDType = "auto"
-    """Type of the KV cache. auto: dtype; int8: 8 bits with a scale for each token and KV head
-    (MindIE's C8), about half the memory of bfloat16."""
-
-    npu_mem_size: NpuMemSize = -1
-    """KV cache memory of a replica in GiB; -1 takes what weights and the largest step leave."""
-
-    cpu_mem_size: CpuMemSize = 0
-    """Host memory of a replica for KV blocks that are swapped out, in GiB; part of
-    resources.memory. maxPreemptCount above 0 needs it."""
-
-    parallelism: ParallelismConfig = ParallelismConfig()
-    """Ranks of a replica: processes that share the model, and resources with it."""
-
-    schedule: ScheduleConfig = ScheduleConfig()
-    """Sharing of a replica's steps between requests: MindIE's ScheduleConfig."""
 
 
 class ServerSpec(Model):
@@ -413,6 +346,7 @@ class InferenceServiceSpec(Model):
         *_SCALING_CHECKS,
         *_LENGTH_CHECKS,
         *_RANK_CHECKS,
+        float_check("engine.", "model.quantization"),
         *_RESOURCE_CHECKS,
     )
 
@@ -437,6 +371,13 @@ class InferenceService(Model):
 
     spec: InferenceServiceSpec
     """Desired state of the service."""
+
+    @property
+    def sources(self) -> tuple[tuple[str, Source], ...]:
+        """The checkpoints of a replica, each with the path of its field: the model first."""
+        draft = self.spec.engine.speculation.draft
+        model = ("spec.model.source", self.spec.model)
+        return (model,) if draft is None else (model, (f"spec.engine.{DRAFT_SOURCE}", draft))
 
     @property
     def name(self) -> str:
@@ -472,24 +413,8 @@ class InferenceService(Model):
         document["spec"]["model"]["name"] = self.model_name
         engine = document["spec"]["engine"]
         engine["parallelism"] = self.spec.engine.parallelism.resolved().document()
+        speculation = self.spec.engine.speculation.resolved(self.spec.engine.schedule)
+        engine["speculation"] = speculation.document()
         engine["schedule"] = schedule_document(resolve_schedule(self.spec.schedule))
         document["spec"]["slo"] = self.spec.slo.resolved().document()
         return document
-
-
-def _wrong_source(value: str) -> str:
-    if value.startswith("/"):
-        return f"'{value}' is a bare path; write {_FILE_URL}{value}"
-    scheme, separator, _ = value.partition("://")
-    if value.startswith("pvc:"):
-        return _CLAIM.sentence(value)
-    if separator:
-        return (
-            f"'{value}' has the scheme '{scheme}'; allowed: file:///absolute/path, "
-            "pvc://claim/path, or a path that starts with ./ or ../; download the checkpoint and "
-            "name its folder"
-        )
-    return (
-        f"'{value}' is neither file:///absolute/path nor a path that starts with ./ or ../; "
-        f"write ./{value} for a folder beside the manifest"
-    )

@@ -9,7 +9,7 @@ from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import print_note
-from tandem_serve.commands.rank_table import check_ranks
+from tandem_serve.commands.rank_table import check_draft, check_ranks
 from tandem_serve.errors import ServeError
 
 _KUBECTL: Final = "or give the manifest to a Kubernetes with kubectl apply"
@@ -43,19 +43,22 @@ def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> No
     problems = list(_needs_kubernetes(service, api_keys))
     if problems:
         raise ManifestError(problems)
-    _check_checkpoint(Path(service.spec.model.path))
+    for field, source in service.sources:
+        _check_checkpoint(field, Path(source.path))
     check_ranks(service)
+    check_draft(service)
     if service.spec.runtime != RuntimeSpec():
         print_note("spec.runtime describes pods and is ignored on this machine")
 
 
 def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterator[str]:
     spec = service.spec
-    if spec.model.claim:
-        yield (
-            f"spec.model.source: '{spec.model.source}' is a volume of Kubernetes; on this machine "
-            f"name a folder, file:///absolute/path or ./path, {_KUBECTL}"
-        )
+    for field, source in service.sources:
+        if source.claim:
+            yield (
+                f"{field}: '{source.source}' is a volume of Kubernetes; on this machine name a "
+                f"folder, file:///absolute/path or ./path, {_KUBECTL}"
+            )
     if not service.replicas:
         yield (
             "spec.scaling: without a replica there is nothing to serve on this machine; set "
@@ -69,7 +72,7 @@ def _needs_kubernetes(service: InferenceService, api_keys: str | None) -> Iterat
         )
 
 
-def _check_checkpoint(folder: Path) -> None:
+def _check_checkpoint(field: str, folder: Path) -> None:
     if not folder.is_dir():
         fault = "no such folder" if not folder.exists() else "not a folder"
     elif not (folder / "config.json").is_file():
@@ -77,4 +80,4 @@ def _check_checkpoint(folder: Path) -> None:
     else:
         return
     way_out = "name the folder of a checkpoint in Hugging Face layout"
-    raise ManifestError([f"spec.model.source: {folder}: {fault}; {way_out}"])
+    raise ManifestError([f"{field}: {folder}: {fault}; {way_out}"])

@@ -113,12 +113,18 @@ def _rows(step: StepExplanation) -> str:
     chunks = [row for row in step.rows if row.kind == "chunk"]
     parts = []
     if step.num_decodes:
-        drafts = f" with {step.num_drafts} drafts" if step.num_drafts else ""
+        drafts = _drafts(step) if step.num_drafts else ""
         parts.append(f"{step.num_decodes} decode{'s' * (step.num_decodes > 1)}{drafts}")
     parts += [_chunk(row) for row in chunks[:_MOST_NAMED]]
     if len(chunks) > _MOST_NAMED:
         parts.append(f"{len(chunks) - _MOST_NAMED} more chunks")
     return ", ".join(parts) or "no sequence"
+
+
+def _drafts(step: StepExplanation) -> str:
+    """Show drafts; how many of them were right is known when the step has ended."""
+    right = "" if step.seconds is None else f", {step.num_accepted} accepted"
+    return f" with {step.num_drafts} draft{'s' * (step.num_drafts > 1)}{right}"
 
 
 def _chunk(row: RowExplanation) -> str:

@@ -2,11 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from typing import Final
 
-import httpx
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 from rich.console import Console
@@ -15,12 +12,11 @@ from rich.live import Live
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_serve.api.steps import StepsReport
 from tandem_serve.commands.common import exit_on_signals, out, print_note, report_errors
+from tandem_serve.commands.service_client import ServiceClient, service_url
 from tandem_serve.commands.step_view import line, view
 from tandem_serve.commands.tables import print_table
 from tandem_serve.errors import ServeError
-from tandem_serve.local.services import choose
 
-_TIMEOUT_S: Final = 10.0
 _REPORT: Final = TypeAdapter(StepsReport)
 
 Pause = Callable[[], None]
@@ -41,7 +37,7 @@ def steps(
     with exit_on_signals(), report_errors():
         if once and follow:
             raise ServeError("--once reads once, --follow keeps reading; give only one.")
-        with StepsClient(_url(name, url), api_key) as client:
+        with StepsClient(service_url(name, url), api_key) as client:
             if follow:
                 _follow(client, limit, lambda: time.sleep(every_s), as_json=as_json)
             elif as_json:
@@ -52,38 +48,8 @@ def steps(
                 watch(client, limit, lambda: time.sleep(every_s), out)
 
 
-class StepsClient:
-    """Client of GET /debug/steps of one service.
-
-    Args:
-        url: URL of the service.
-        api_key: Key of the requests; None: no key.
-        transport: Transport of the requests; a test passes its own.
-    """
-
-    def __init__(
-        self, url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
-    ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._has_key = api_key is not None
-        host = urlsplit(url).hostname
-        self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            trust_env=host not in {"127.0.0.1", "localhost", "::1"},
-            timeout=_TIMEOUT_S,
-            transport=transport,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._http.close()
+class StepsClient(ServiceClient):
+    """Client of GET /debug/steps of one service."""
 
     def report(self, *, since: int = 0, limit: int, with_decodes: bool = False) -> StepsReport:
         """The newest `limit` steps from number `since` on; decodes are only counted by default.
@@ -91,37 +57,12 @@ class StepsClient:
         Raises:
             ServeError: nothing answers, or not with steps; the text says what to do.
         """
+        params = {"since": since, "limit": limit, "decodes": with_decodes}
+        content = self.request("GET", "/debug/steps", params)
         try:
-            answer = self._http.get(
-                f"{self.url}/debug/steps",
-                params={"since": since, "limit": limit, "decodes": with_decodes},
-            )
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise ServeError(
-                f"No server answers at {self.url} ({error}); tandem status lists the services "
-                "here, tandem serve -f FILE starts one, --url names one elsewhere."
-            ) from None
-        if answer.status_code != httpx.codes.OK:
-            raise self._refused(answer)
-        try:
-            return _REPORT.validate_json(answer.content)
+            return _REPORT.validate_json(content)
         except ValidationError:
-            raise ServeError(
-                f"{self.url} does not answer with steps of this version of Tandem; check the URL "
-                "and the service's version."
-            ) from None
-
-    def _refused(self, answer: httpx.Response) -> ServeError:
-        if answer.status_code == httpx.codes.UNAUTHORIZED and not self._has_key:
-            return ServeError(
-                f"{self.url} requires an API key; pass one with --api-key or in TANDEM_API_KEY."
-            )
-        if answer.status_code == httpx.codes.NOT_FOUND:
-            return ServeError(
-                f"{self.url} has no /debug/steps: it is not a service of Tandem, or an older "
-                "version; check the URL."
-            )
-        return ServeError(f"{self.url} answered: {_sentence(answer)}")
+            raise self.misunderstood("steps") from None
 
 
 def watch(client: StepsClient, limit: int, pause: Pause, console: Console) -> None:
@@ -171,20 +112,3 @@ def _print_each(shown: tuple[StepExplanation, ...], *, as_json: bool) -> None:
         text = to_json(step).decode() if as_json else line(step)
         out.print(text, markup=False)
     out.file.flush()
-
-
-def _url(name: str | None, url: str | None) -> str:
-    if url is None:
-        return choose(name).url
-    if name is not None:
-        raise ServeError(f"{name} is a service here, --url names one elsewhere; give only one.")
-    return url
-
-
-def _sentence(answer: httpx.Response) -> str:
-    """The error message in the answer, or its status."""
-    try:
-        document: Any = answer.json()
-        return str(document["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {answer.status_code}"

@@ -6,7 +6,7 @@ import yaml
 
 from tandem_serve.api.notes import notes
 from tandem_serve.commands.common import out, print_note, read_manifest, report_errors
-from tandem_serve.commands.rank_table import check_ranks, show_ranks
+from tandem_serve.commands.rank_table import check_draft, check_ranks, show_ranks
 
 
 def validate(file: Path) -> None:
@@ -17,6 +17,7 @@ def validate(file: Path) -> None:
     with report_errors():
         service = read_manifest(file)
         check_ranks(service)
+        check_draft(service)
         text = yaml.safe_dump(service.resolved(), sort_keys=False, allow_unicode=True)
         out.print(text, end="", markup=False)
         for note in notes(service.spec):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tandem_engine.api.drafts import DraftLimits
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.device.cpu.runtime import CpuRuntime
@@ -88,10 +89,24 @@ class Bench:
         for request in requests:
             self.runner.add(request)
 
-    def step(self, *rows: RowSpec, **others: Any) -> StepResult:
+    def step(
+        self, *rows: RowSpec, num_drafts: Mapping[str, int] | None = None, **others: Any
+    ) -> StepResult:
+        """Run a step; with `num_drafts`, rows have so many tokens for drafts, if they come."""
+        limits = DraftLimits(ngram=num_drafts or {})
+        found = self.runner.propose(limits).drafts
+        drafts = {name: draft.token_ids for name, draft in found.items()}
+        for each, asked in (num_drafts or {}).items():
+            late = asked - len(drafts.get(each, ()))
+            rows = tuple((n, s, c - late if n == each else c, t) for n, s, c, t in rows)
         ids, starts, counts, tables = zip(*rows, strict=True) if rows else ((), (), (), ())
         step = Step(
-            sequence_ids=ids, num_tokens=counts, starts=starts, block_tables=tables, **others
+            sequence_ids=ids,
+            num_tokens=counts,
+            starts=starts,
+            block_tables=tables,
+            drafts=drafts,
+            **others,
         )
         return self.runner.run(step)
 

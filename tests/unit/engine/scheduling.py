@@ -7,6 +7,7 @@ from zlib import crc32
 from tandem_engine.api.config import ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import LOWEST_PRIORITY, Request, SamplingParams
 from tandem_engine.api.slo import Slo
+from tandem_engine.api.speculation import SpeculationConfig
 from tandem_engine.api.step import Step
 from tandem_engine.engine import Engine, Progress
 from tandem_engine.kvcache.dp_pools import dp_host_pools, dp_pools
@@ -87,6 +88,11 @@ def mix(chunk: int = 32, start: int = 0, *, schedule: Any = None, **split: Any) 
     )
 
 
+def drafts_of(most: int) -> SpeculationConfig:
+    """Return the settings of so many drafts, wherever there are guesses; 0: of none."""
+    return SpeculationConfig(method="ngram", max_draft_tokens=most) if most else SpeculationConfig()
+
+
 class Bench:
     """An engine whose time is a number: a step takes as long as the test says.
 
@@ -117,7 +123,7 @@ class Bench:
             self.pools,
             host=self.hosts,
             slo=slo,
-            max_drafts=max_drafts,
+            speculation=drafts_of(max_drafts),
             num_stages=num_stages,
         )
         self.engine = Engine(self.scheduler, runner or CountingRunner(block_size=BLOCK_SIZE))

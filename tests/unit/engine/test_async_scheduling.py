@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_engine.api.config import ScheduleConfig
+from tandem_engine.api.drafts import NO_PROPOSALS, DraftLimits, Proposals
 from tandem_engine.api.step import Step, StepResult
 from tandem_engine.testing import CountingRunner
 from tests.unit.engine.scheduling import (
@@ -198,23 +199,39 @@ def test_a_step_is_timed_from_the_end_of_the_one_before() -> None:
     assert [record.seconds for record in records if record is not None] == [1.0, 0.25, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("settings", "sampling"),
-    [
-        ({"max_drafts": 2}, {}),
-        ({}, {"n": 2, "use_beam_search": True}),
-    ],
-)
-def test_with_drafts_and_beams_every_step_is_waited_for(
-    settings: dict[str, Any], sampling: dict[str, Any]
-) -> None:
-    bench = Bench(with_async(), request("a", 20, 5, **sampling), **settings)
+def test_with_beams_every_step_is_waited_for() -> None:
+    bench = Bench(with_async(), request("a", 20, 5, n=2, use_beam_search=True))
     went = []
     while bench.engine.has_work:
         bench.step()
         went.append(is_async(bench))
 
     assert not any(went)
+
+
+def no_guess(_: DraftLimits) -> Proposals:
+    return NO_PROPOSALS
+
+
+def test_a_step_with_drafts_is_waited_for_and_one_without_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = CountingRunner(block_size=BLOCK_SIZE)
+    guess = runner.propose
+    bench = Bench(with_async(), request("a", 20, 30), max_drafts=2, runner=runner)
+    drafted, went = [], []
+    while bench.engine.has_work:
+        # There are guesses behind the first ten tokens alone.
+        is_guessing = len(bench.said.get("a", ())) < 10
+        monkeypatch.setattr(runner, "propose", guess if is_guessing else no_guess)
+        step = bench.step().step
+        drafted.append(bool(step.drafts))
+        went.append(is_async(bench))
+
+    assert bench.said == {"a": list(range(30))}
+    assert any(drafted)
+    assert not any(ahead for ahead, has_drafts in zip(went, drafted, strict=True) if has_drafts)
+    assert sum(went) > 10
     assert bench.is_empty
 
 

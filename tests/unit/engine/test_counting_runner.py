@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_engine.api.drafts import DraftLimits
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import BeamMove, BlockCopy, Step, StepResult
 from tandem_engine.testing import CountingRunner
@@ -47,8 +48,16 @@ def runner_of(*requests: Request, **options: Any) -> CountingRunner:
     return runner
 
 
-def run(runner: CountingRunner, *rows: RowSpec, **others: Any) -> StepResult:
+def run(
+    runner: CountingRunner,
+    *rows: RowSpec,
+    num_drafts: dict[str, int] | None = None,
+    **others: Any,
+) -> StepResult:
     ids, starts, counts, tables = zip(*rows, strict=True) if rows else ((), (), (), ())
+    if num_drafts is not None:
+        found = runner.propose(DraftLimits(ngram=num_drafts)).drafts
+        others["drafts"] = {name: draft.token_ids for name, draft in found.items()}
     step = Step(sequence_ids=ids, num_tokens=counts, starts=starts, block_tables=tables, **others)
     return runner.run(step)
 
@@ -242,10 +251,10 @@ BAD: dict[str, tuple[list[RowSpec], dict[str, Any], str]] = {
         {"swapped_out": [BlockCopy(2, 0), BlockCopy(3, 0)]},
         "a host block is the target of two copies",
     ),
-    "drafts of no row": ([A], {"num_drafts": {"b": 1}}, "b has drafts, but is in no row"),
+    "drafts of no row": ([A], {"drafts": {"b": [1]}}, "b has drafts, but is in no row"),
     "drafts in the middle": (
         [("c", 0, 4, [5, 6])],
-        {"num_drafts": {"c": 2}},
+        {"drafts": {"c": [1, 2]}},
         "c has drafts, but known tokens are left",
     ),
     "a prompt among the decodes": (

@@ -19,6 +19,7 @@ from tandem_engine.scheduler.reason import Reason
 from tandem_engine.scheduler.records.explain import explain
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.testing import CountingRunner
+from tests.unit.engine.scheduling import drafts_of
 from tests.unit.step_records import wait_of
 
 BLOCK_SIZE = 16
@@ -55,7 +56,9 @@ class Clocked:
         max_drafts: int = 0,
     ) -> None:
         pool = BlockPool(num_blocks, BLOCK_SIZE)
-        scheduler = Scheduler(schedule, pool, host=HostPool(num_host_blocks), max_drafts=max_drafts)
+        scheduler = Scheduler(
+            schedule, pool, host=HostPool(num_host_blocks), speculation=drafts_of(max_drafts)
+        )
         self.engine = Engine(scheduler, CountingRunner(block_size=BLOCK_SIZE))
         self._now = 0.0
         for each in requests:

@@ -292,7 +292,7 @@ def test_attention_equals_plain_attention_whatever_stands_behind_the_context(
 def test_any_number_of_threads_gives_the_same(
     kernels: NativeKernels, num_threads: int, dtype: torch.dtype
 ) -> None:
-    rows = ((1, 2500), (1, 3), (1, 900), (90, 300))
+    rows = ((1, 2500), (1, 3), (1, 900), (2, 700), (4, 2500), (90, 300))
     assert_attends(kernels, Batch(rows=rows, head_dim=64, block_size=16, dtype=dtype))
 
     x, weight = random(70, 256, dtype=dtype), random(500, 256, seed=1).div(16).to(dtype)

@@ -80,6 +80,17 @@ def test_some_rows_may_be_late(leniency: float, late: int, slack_s: float) -> No
     assert pace(leniency).slack(seen, 10.0) == pytest.approx(slack_s)
 
 
+def test_tokens_that_a_step_is_expected_to_give_beside_the_next_one_are_time_to_take() -> None:
+    class Hashable(Row):
+        __hash__ = object.__hash__
+
+    one, other = Hashable(10.0, 101), Hashable(10.0, 101)
+
+    assert pace().slack([one], 10.0, {one: 1.5}) == pytest.approx(2.5 * 0.045)
+    # The row without drafts is due as before.
+    assert pace().slack([one, other], 10.0, {one: 1.5}) == pytest.approx(0.045)
+
+
 def test_without_rows_or_target_there_is_no_hurry() -> None:
     assert pace().slack([], 10.0) == inf
     assert pace(slo=Slo()).slack(rows([(10.0, 1)]), 10.0) == inf

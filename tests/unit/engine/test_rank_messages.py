@@ -27,7 +27,7 @@ from tandem_engine.runner.rank_batches import RankBatches, columns_of
 from tandem_engine.runner.rank_messages import BadMessage, StepDecoder, StepEncoder
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
-from tests.unit.engine.scheduling import BLOCK_SIZE, request, standard, tokens
+from tests.unit.engine.scheduling import BLOCK_SIZE, drafts_of, request, standard, tokens
 from tests.unit.engine.test_scheduler_properties import schedules
 
 RUNTIME = CpuRuntime(memory_bytes=1 << 30)
@@ -136,8 +136,11 @@ def _check_copies(got: Step | FlatBatch, step: Step) -> None:
 class Guesses:
     """A drafter that is sometimes right."""
 
-    def propose(self, tokens: Sequence[int], count: int) -> Sequence[int]:
-        return [token % VOCAB for token in tokens[-count:]]
+    def propose(self, _: str, request: Request, output: Sequence[int], count: int) -> Sequence[int]:
+        return [token % VOCAB for token in [*request.prompt_token_ids, *output][-count:]]
+
+    def forget(self, *_: object) -> None:
+        pass
 
 
 class Handing:
@@ -148,7 +151,9 @@ class Handing:
     ) -> None:
         self.executor = HandingExecutor()
         self.pool = BlockPool(blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(schedule, self.pool, host=HostPool(host), max_drafts=drafts)
+        self.scheduler = Scheduler(
+            schedule, self.pool, host=HostPool(host), speculation=drafts_of(drafts)
+        )
         self.runner = ModelRunner(
             self.executor, runtime=RUNTIME, block_size=BLOCK_SIZE, drafter=Guesses()
         )

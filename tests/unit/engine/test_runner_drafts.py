@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tandem_engine.api.drafts import NO_LIMITS
 from tandem_engine.api.request import Request
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.runner.batch import PADDING
@@ -35,15 +36,16 @@ class Foreseeing:
         self._outputs = outputs
         self._errs = errs
 
-    def propose(self, tokens: Sequence[int], count: int) -> Sequence[int]:
-        known = tuple(tokens)
-        prompt = next(prompt for prompt in self._outputs if known[: len(prompt)] == prompt)
-        output = self._outputs[prompt]
-        first = len(known) - len(prompt)
+    def propose(self, _: str, request: Request, output: Sequence[int], count: int) -> Sequence[int]:
+        first = len(output)
+        foreseen = self._outputs[request.prompt_token_ids][first : first + count]
         return [
             (token + 1) % 50 if self._errs(first + at) else token
-            for at, token in enumerate(output[first : first + count])
+            for at, token in enumerate(foreseen)
         ]
+
+    def forget(self, *_: object) -> None:
+        pass
 
 
 class Saying:
@@ -52,10 +54,14 @@ class Saying:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
 
-    def propose(self, tokens: Sequence[int], count: int) -> Sequence[int]:
-        assert tokens
+    def propose(self, _: str, request: Request, output: Sequence[int], count: int) -> Sequence[int]:
+        assert request.prompt_token_ids
+        assert output
         assert count
         return self._tokens
+
+    def forget(self, *_: object) -> None:
+        pass
 
 
 NUM_OUTPUT = 16
@@ -179,6 +185,33 @@ def test_drafted_tokens_have_the_logprobs_of_their_positions(tiny: Decoder) -> N
 
 
 # What goes wrong
+
+
+class Failing:
+    """Raises wherever it is called."""
+
+    def propose(self, *_: Any) -> Sequence[int]:
+        raise ZeroDivisionError
+
+    def forget(self, *_: Any) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_drafter_that_raises_is_off(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    requests = [request(f"r{at}", prompt) for at, prompt in enumerate(PROMPTS)]
+
+    found = drafted(decoder, requests, Failing(), 3)[0]
+
+    assert found == drafted(decoder, requests, None, 0)[0]
+    assert caplog.text.count("Draft tokens have failed and are off") == 1
+
+
+def test_a_drafter_that_raises_at_the_end_of_a_sequence_is_off(decoder: Decoder) -> None:
+    bench = Bench(decoder, drafter=Failing())
+    bench.add(request("a"))
+    bench.runner.remove("a")
+
+    assert not bench.runner.propose(NO_LIMITS)
 
 
 def test_a_draft_that_leads_to_no_numbers_is_not_followed(decoder: Decoder) -> None:

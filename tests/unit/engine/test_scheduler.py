@@ -37,6 +37,19 @@ def test_a_stop_id_among_right_drafts_ends_it_there() -> None:
     assert bench.said == {"a": [0, 1, 2]}
 
 
+@pytest.mark.parametrize("num_blocks", [2, 3, 4])
+def test_no_row_loses_its_blocks_for_the_drafts_of_another(num_blocks: int) -> None:
+    said = []
+    for max_drafts in (0, 5):
+        requests = (request(name, 10, 40) for name in "ab")
+        bench = Bench(standard(), *requests, num_blocks=num_blocks, max_drafts=max_drafts)
+        while not bench.engine.stats().num_preemptions:
+            bench.step()
+        said.append({name: len(tokens) for name, tokens in bench.said.items()})
+
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
 def test_an_abort_frees_everything_at_any_time(steps: int) -> None:
     bench = Bench(mix(32), request("a", 70, 8))

@@ -62,7 +62,8 @@ def _explain(record: StepRecord, epoch_s: float, *, with_decodes: bool) -> StepE
         num_decode_tokens=decode_tokens,
         num_prefill_tokens=step.total_tokens - decode_tokens,
         num_decodes=step.num_decodes,
-        num_drafts=sum(step.num_drafts.values()),
+        num_drafts=sum(map(len, step.drafts.values())),
+        num_accepted=record.num_accepted,
         rows=tuple(_rows(record, first=0 if with_decodes else step.num_decodes)),
         recomputed=step.preempted,
         swapped=record.swapped,
@@ -84,7 +85,7 @@ def _rows(record: StepRecord, *, first: int) -> Iterator[RowExplanation]:
             kind="decode" if at < step.num_decodes else "chunk",
             num_tokens=step.num_tokens[at],
             start=step.starts[at],
-            num_drafts=step.num_drafts.get(sequence_id, 0),
+            num_drafts=len(step.drafts.get(sequence_id, ())),
             num_known=None if at < step.num_decodes else record.known[at - step.num_decodes],
             num_hit=record.hits.get(sequence_id),
         )

@@ -58,6 +58,10 @@ class StepRecord:
     swapped: tuple[str, ...]
     """Sequences that lost their blocks to the host."""
     wake_at: float
+    drafting_s: float = 0.0
+    """Seconds before it in which drafts were proposed."""
+    num_accepted: int = 0
+    """Drafts that were right; known when it has ended."""
 
     @property
     def seconds(self) -> float:
@@ -126,6 +130,7 @@ class Records:
             token_budget=builder.token_budget,
             max_token_budget=builder.max_token_budget,
             predicted_s=predicted_s,
+            drafting_s=builder.drafting_s,
             num_waiting=len(builder.queues.waiting),
             num_swapped=len(builder.queues.swapped),
             blocked_by=builder.waits.blocked_by,

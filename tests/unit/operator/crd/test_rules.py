@@ -17,6 +17,7 @@ from tandem_operator.crd.schema import node_at
 from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.problems import part_of
 from tandem_serve.api.spec import InferenceServiceSpec
+from tests.unit.operator.crd.bad_speculation import SOURCE
 from tests.unit.operator.crd.forms import manifest
 from tests.unit.operator.crd.manifests import BAD
 from tests.unit.operator.crd.rule_texts import name_of, rules_in
@@ -78,7 +79,10 @@ def test_a_rule_stands_at_a_field_and_says_what_to_do(rule: Rule) -> None:
 
 
 # Without Kubernetes this one has other words, which name other ways out.
-LOCAL = {"spec.model.source: '%s' is not a source that Kubernetes can mount"}
+LOCAL = {
+    f"{field}: '%s' is not a source that Kubernetes can mount"
+    for field in ("spec.model.source", SOURCE)
+}
 NAMES = sorted({name_of(rule) for rule in RULES})
 
 

@@ -245,7 +245,7 @@ def _without_nulls(document: Any) -> Any:
         (
             {"engine": {"schedule": {"strategy": "chunk"}}},
             "spec.engine.schedule.strategy: 'chunk' is not one of its values (did you mean "
-            "'chunked'?); allowed: static, dynamic, continuous, chunked, splitfuse",
+            "'chunked'?); allowed: static, dynamic, continuous, chunked, splitfuse, speculative",
         ),
         (
             {"slo": {"ttft": {"target": "soon"}}},

@@ -40,6 +40,7 @@ STEP = StepExplanation(
     num_prefill_tokens=32,
     num_decodes=16,
     num_drafts=0,
+    num_accepted=0,
     rows=(
         *(
             RowExplanation(sequence_id=f"a{i}", kind="decode", num_tokens=1, start=30)

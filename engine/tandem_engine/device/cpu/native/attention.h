@@ -3,9 +3,9 @@
 // The work is divided into tasks of one KV head each, so that all query heads that share it share
 // each load of K and V (Ainslie et al., "GQA", 2023):
 //
-// - a *KV split*: one query over a range of keys. A long context is cut into several, whose results
-//   are combined afterwards (Dao et al., "Flash-Decoding", 2023), so that one sequence alone keeps
-//   all cores busy;
+// - a *KV split*: one query, or the few of a row that verifies drafts, over a range of keys. A long
+//   context is cut into several, whose results are combined afterwards (Dao et al.,
+//   "Flash-Decoding", 2023), so that one sequence alone keeps all cores busy;
 // - a *tile*: queries of one chunk over all keys that the last of them sees.
 //
 // Both go through the keys once, some at a time, with a running softmax (Milakov and Gimelshein,
@@ -25,7 +25,7 @@ constexpr int kSplitBlock = 64;  // keys at a time: their K and V fit the first-
 constexpr int kTileKeys = 128;  // packed, in the second-level cache
 static_assert(kTileKeys % kPanel == 0);
 constexpr int kTileRows = 16 * kStrip;  // queries times heads of one tile, at most
-constexpr int64_t kFewQueries = 4;     // with so few, packing keys for tiles does not pay
+constexpr int64_t kFewQueries = 8;     // with so few, packing keys for tiles does not pay
 constexpr int64_t kShortestSplit = 256;  // keys; combining shorter ones costs more than it saves
 
 // Rows of a step: see `AttentionMetadata`.
@@ -41,7 +41,12 @@ struct Task {
   int32_t row, kv_head;
   int32_t token, queries;       // of the flat batch
   int32_t first_key, last_key;  // of the row; last_key is behind the last one
-  int32_t partial;              // index of the result among those to combine, or -1
+  int32_t unseen;               // keys before last_key that the first query does not see
+  int32_t partial, splits;      // index of the first query's result among those to combine, or -1;
+                                // the next query's is `splits` behind it
+
+  // Behind the last key that a query of the task sees.
+  int64_t sees(int64_t query) const { return last_key - std::max<int64_t>(0, unseen - query); }
 };
 
 // The splits of one query and KV head.
@@ -60,7 +65,7 @@ struct Plan {
       const int32_t queries = rows.starts[row + 1] - rows.starts[row];
       for (int32_t head = 0; head < kv_heads; ++head) {
         if (queries <= kFewQueries) {
-          for (int32_t at = 0; at < queries; ++at) add_splits(rows, row, head, at, fair);
+          add_splits(rows, row, head, fair);
         } else {
           add_tiles(rows, row, head, group);
         }
@@ -86,18 +91,22 @@ struct Plan {
     return std::max(all, kShortestSplit);
   }
 
-  void add_splits(const Rows& rows, int32_t row, int32_t head, int32_t at, int64_t fair) {
-    const int32_t token = rows.starts[row] + at;
-    const int32_t keys = rows.contexts[row] - (rows.starts[row + 1] - token) + 1;
-    const int64_t splits = (keys + fair - 1) / fair;
+  void add_splits(const Rows& rows, int32_t row, int32_t head, int64_t fair) {
+    const int32_t token = rows.starts[row], queries = rows.starts[row + 1] - token;
+    const int32_t keys = rows.contexts[row];
+    const int32_t splits = int32_t((keys + fair - 1) / fair);
     const bool is_cut = splits > 1;
-    if (is_cut) {
-      split_groups.push_back({token, head, int32_t(num_partials), int32_t(splits)});
+    const int32_t partial = is_cut ? int32_t(num_partials) : -1;
+    for (int32_t number = 0; number < splits; ++number) {
+      const int32_t unseen = number == splits - 1 ? queries - 1 : 0;
+      tasks.push_back({row, head, token, queries, int32_t(int64_t{keys} * number / splits),
+                       int32_t(int64_t{keys} * (number + 1) / splits), unseen,
+                       is_cut ? partial + number : -1, splits});
     }
-    for (int64_t number = 0; number < splits; ++number) {
-      tasks.push_back({row, head, token, 1, int32_t(keys * number / splits),
-                       int32_t(keys * (number + 1) / splits),
-                       is_cut ? int32_t(num_partials++) : -1});
+    if (!is_cut) return;
+    for (int32_t query = 0; query < queries; ++query) {
+      split_groups.push_back({token + query, head, int32_t(num_partials), splits});
+      num_partials += splits;
     }
   }
 
@@ -107,7 +116,7 @@ struct Plan {
     for (int32_t token = begin; token < end; token += most) {
       const int32_t queries = std::min(most, end - token);
       const int32_t keys = rows.contexts[row] - (end - token - queries);
-      tasks.push_back({row, head, token, queries, 0, keys, -1});
+      tasks.push_back({row, head, token, queries, 0, keys, queries - 1, -1, 1});
     }
   }
 };
@@ -246,7 +255,7 @@ inline void attend(WorkerContext& worker, const Plan& plan, const Attention<T, C
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size());
   for (const int64_t number : worker.each(tasks)) {
     const Task& task = plan.tasks[number];
-    if (task.queries > 1) {
+    if (task.queries > kFewQueries) {
       attend_tile(attention, task);
     } else {
       attend_split(attention, task);

@@ -1,4 +1,4 @@
-// The queries of one KV split: all heads that share a KV head.
+// One query of a KV split: all heads that share a KV head.
 
 #pragma once
 

@@ -1,6 +1,11 @@
-// A KV split: one query over a range of keys. Reading K and V takes nearly all of the time.
+// A KV split: one query, or the few of a row that verifies drafts, over a range of keys. Reading K
+// and V takes nearly all of the time, so that all queries go through some keys before the next are
+// read. A line is one query of one head: line = query * group + head.
 
 #pragma once
+
+#include <array>
+#include <optional>
 
 #include "attention.h"
 #include "attention_query.h"
@@ -149,10 +154,11 @@ inline void accumulate(const float* weights, const float* factors, const SplitKe
   if (at < dim) accumulate_rest(kHeads, weights, factors, keys, at, dim - at, accumulator, stride);
 }
 
-// Some heads over some keys; `accumulator` and `state` are those of the first of the heads.
+// Some heads of a query that sees the first `sees` of some keys; `accumulator` and `state` are those
+// of the first of the heads.
 template <int kHeads, class Queries, class C>
 inline void attend_heads(const Queries& queries, const SplitKeys<C>& keys, const SplitKeys<C>& next,
-                         int64_t dim, float scale, Softmax* state, float* accumulator,
+                         int64_t sees, int64_t dim, float scale, Softmax* state, float* accumulator,
                          int64_t stride) {
   alignas(64) float scores[kHeads * kSplitBlock];
   alignas(64) float weights[kHeads * kSplitBlock];
@@ -162,7 +168,7 @@ inline void attend_heads(const Queries& queries, const SplitKeys<C>& keys, const
   for (int head = 0; head < kHeads; ++head) {
     float* of_head = scores + head * kSplitBlock;
     keys.scales.scale(of_head, padded);
-    for (int64_t key = keys.count; key < padded; ++key) of_head[key] = -__builtin_inff();
+    for (int64_t key = sees; key < padded; ++key) of_head[key] = -__builtin_inff();
     factors[head] =
         state[head].update(of_head, padded, scale, keys.scales, weights + head * kSplitBlock);
   }
@@ -178,41 +184,59 @@ inline void store_head(const float* accumulator, float factor, int64_t dim, T* o
       });
 }
 
+// Stores what a line has summed up: as its output, or as one of the results to be combined.
+template <class T, class C>
+inline void store_line(const Attention<T, C>& attention, const Task& task, int64_t line,
+                       const float* accumulator, const Softmax& state) {
+  const int64_t dim = attention.cache.head_dim, group = attention.group();
+  const int64_t query = line / group, head = line % group;
+  if (task.partial < 0) {
+    T* out = attention.output(task.token + query, task.kv_head) + head * dim;
+    return store_head(accumulator, 1.0f / state.sum, dim, out);
+  }
+  const int64_t number = (task.partial + query * task.splits) * group + head;
+  float* partial = attention.partials + number * attention.partial_size();
+  std::memcpy(partial, accumulator, dim * sizeof(float));
+  partial[dim] = state.largest;
+  partial[dim + 1] = state.sum;
+}
+
 template <class T, class C>
 inline void attend_split(const Attention<T, C>& attention, const Task& task) {
   using Queries = QueriesFor<T, C>;
   const int64_t dim = attention.cache.head_dim, group = attention.group();
-  const int64_t stride = round_up(dim, kLanes);
-  const int64_t state_floats = group * (stride + 2);
-  float* accumulator = scratch_of_thread(state_floats + Queries::floats(group, dim));
-  std::fill_n(accumulator, group * stride, 0.0f);
-  Softmax* state = reinterpret_cast<Softmax*>(accumulator + group * stride);
-  std::fill_n(state, group, Softmax{});
-  const Queries queries(attention.query(task.token, task.kv_head), group, dim,
-                        accumulator + state_floats);
+  const int64_t stride = round_up(dim, kLanes), lines = task.queries * group;
+  const int64_t state_floats = lines * (stride + 2), query_floats = Queries::floats(group, dim);
+  float* accumulator = scratch_of_thread(state_floats + task.queries * query_floats);
+  std::fill_n(accumulator, lines * stride, 0.0f);
+  Softmax* state = reinterpret_cast<Softmax*>(accumulator + lines * stride);
+  std::fill_n(state, lines, Softmax{});
+  std::array<std::optional<Queries>, kFewQueries> queries;
+  for (int64_t query = 0; query < task.queries; ++query) {
+    queries[query].emplace(attention.query(task.token + query, task.kv_head), group, dim,
+                           accumulator + state_floats + query * query_floats);
+  }
   SplitKeys<C> both[2] = {SplitKeys<C>(attention, task, task.first_key), SplitKeys<C>()};
   for (int64_t first = task.first_key; first < task.last_key; first += kSplitBlock) {
     const int now = (first - task.first_key) / kSplitBlock % 2;
     const SplitKeys<C>& keys = both[now];
     both[1 - now] = SplitKeys<C>(attention, task, first + kSplitBlock);
-    for (int64_t head = 0; head < group; head += kHeadsTogether) {
-      const int64_t heads = std::min<int64_t>(kHeadsTogether, group - head);
-      with_constant<kHeadsTogether>(static_cast<int>(heads), [&](auto together) {
-        attend_heads<together.value>(queries.from(head), keys, both[1 - now], dim, attention.scale,
-                                     state + head, accumulator + head * stride, stride);
-      });
+    for (int64_t query = 0; query < task.queries; ++query) {
+      const int64_t sees = std::min<int64_t>(keys.count, task.sees(query) - first);
+      if (sees <= 0) continue;
+      for (int64_t head = 0; head < group; head += kHeadsTogether) {
+        const int64_t heads = std::min<int64_t>(kHeadsTogether, group - head);
+        const int64_t line = query * group + head;
+        with_constant<kHeadsTogether>(static_cast<int>(heads), [&](auto together) {
+          attend_heads<together.value>(queries[query]->from(head), keys, both[1 - now], sees, dim,
+                                       attention.scale, state + line, accumulator + line * stride,
+                                       stride);
+        });
+      }
     }
   }
-  for (int64_t head = 0; head < group; ++head) {
-    if (task.partial < 0) {
-      T* out = attention.output(task.token, task.kv_head) + head * dim;
-      store_head(accumulator + head * stride, 1.0f / state[head].sum, dim, out);
-      continue;
-    }
-    float* partial = attention.partials + (task.partial * group + head) * attention.partial_size();
-    std::memcpy(partial, accumulator + head * stride, dim * sizeof(float));
-    partial[dim] = state[head].largest;
-    partial[dim + 1] = state[head].sum;
+  for (int64_t line = 0; line < lines; ++line) {
+    store_line(attention, task, line, accumulator + line * stride, state[line]);
   }
 }
 

@@ -188,9 +188,8 @@ template <class P, class C>
 inline void softmax_tile(const TileMemory<P>& memory, const TileKeys<C>& keys, const Task& task,
                          int64_t first, int64_t group, float scale) {
   const int64_t num_keys = round_up(keys.count, kPanel);
-  const int64_t before = task.last_key - task.queries;  // keys before the first query
   for (int64_t row = 0; row < task.queries * group; ++row) {
-    const int64_t sees = std::clamp<int64_t>(before + row / group + 1 - first, 0, num_keys);
+    const int64_t sees = std::clamp<int64_t>(task.sees(row / group) - first, 0, num_keys);
     float* scores = memory.scores + row * kTileKeys;
     P* weights = memory.weights + row * kTileKeys;
     if (sees == 0) {

@@ -11,9 +11,9 @@ With a TPOT alone nothing else makes the pace slower but the answers that were k
 as lets it rest where so many are lost as the percentile allows, and prompts have the rest.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from tandem_engine.api.slo import Slo
 from tandem_engine.scheduler.policies.orders.error_budget import ErrorBudget
@@ -49,6 +49,9 @@ STEP: Final = 0.05
 
 RETURN: Final = 0.01
 """Share of the way back to START that one kept target goes."""
+
+
+_NONE_AHEAD: Final[Mapping[Any, float]] = {}
 
 
 class PacedRow(Protocol):
@@ -100,7 +103,9 @@ class Pace:
         else:
             self.leniency += RETURN * (START - self.leniency)
 
-    def slack(self, rows: Collection[PacedRow], now: float) -> float:
+    def slack(
+        self, rows: Collection[PacedRow], now: float, ahead: Mapping[Any, float] = _NONE_AHEAD
+    ) -> float:
         """Seconds until decode rows need their next tokens, but for those that may be late.
 
         The target is a mean over the request: token k + 1 is due at first_token_at + k · pace, so
@@ -111,6 +116,8 @@ class Pace:
         Args:
             rows: The decode rows of a step; of very many a sample counts.
             now: Seconds, when all of them have their latest token.
+            ahead: Rows → tokens that the step is expected to give them beside the next one:
+                drafts that are right. The last of them is due so much later.
 
         Returns:
             inf when no row decodes, or there is no target.
@@ -124,6 +131,8 @@ class Pace:
             # In an async step: the first token is still computed, and there by `now`.
             if first == inf and count:
                 first = now
+            if ahead:
+                first += pace_s * ahead.get(row, 0.0)
             dues.append(first + pace_s * count)
         dues.sort()
         due = dues[int(LATE_SHARE * self.leniency * len(dues))]

@@ -29,9 +29,9 @@ class SplitFuse:
         """Take all decodes, then chunks of prompts begun, then of prompts that wait."""
         max_token_budget = builder.max_token_budget = builder.schedule.split_fuse.split_chunk_tokens
         max_rows = min(builder.limits.max_batch_size, max_token_budget)
-        builder.decode(max_rows, max_token_budget)
+        builder.decode(max_rows, max_token_budget, max_drafts=_draft_tokens(builder))
         builder.resume(max_rows)
-        builder.token_budget = self._budget(builder, max_token_budget)
+        builder.token_budget = self._budget(builder, _left_by_drafting(builder))
         self._overtake(builder)
         self._continue(builder)
         self._start(builder)
@@ -52,7 +52,9 @@ class SplitFuse:
                 num_decodes=len(builder.rows.decodes),
                 decode_tokens=builder.rows.num_tokens,
                 decode_context=builder.rows.decode_context,
-                slack_s=self._context.pace.slack(builder.rows.decodes, builder.now),
+                slack_s=self._context.pace.slack(
+                    builder.rows.decodes, builder.now, builder.tokens_ahead()
+                ),
                 prompt_tokens=_prompt_tokens(builder, max_token_budget),
                 prompt_context=0 if first is None else first.num_computed,
                 prompt_wait_s=builder.now - max(served.served_at, self._prompts_at),
@@ -158,6 +160,20 @@ class SplitFuse:
             return left
         share = -(-left // sharers)
         return min(left, -(-share // TILE) * TILE)
+
+
+def _left_by_drafting(builder: StepBuilder) -> int:
+    """Return the tokens of the step, without those that drafting cost: half of the rest at most."""
+    rows = builder.rows.num_tokens
+    rest = max(0, builder.max_token_budget - rows)
+    return rows + max(rest - builder.num_drafting_tokens, rest // 2)
+
+
+def _draft_tokens(builder: StepBuilder) -> int:
+    """Return the drafts of the step at most: where prompts wait, half of what rows leave."""
+    queues = builder.queues
+    rest = max(0, builder.max_token_budget - len(queues.decoding))
+    return rest // 2 if queues.prefilling or len(queues.waiting) else rest
 
 
 def _num_long(builder: StepBuilder) -> int:

@@ -1,0 +1,1 @@
+"""Speculation: drafts for the tokens that a step checks side by side, and when they pay; pure."""

@@ -1,0 +1,1 @@
+"""`status.speculation`: what became of draft tokens, as the replicas show it themselves."""
