@@ -35,6 +35,7 @@ from tandem_operator.ray.client import RayClient
 from tandem_operator.ray.token_key import TokenKey
 from tandem_operator.reconcile.loop import Reconciler
 from tandem_operator.render.settings import OperatorSettings
+from tandem_operator.replica_pages.reporter import ReplicaPageReporter
 from tandem_operator.shutdown import StopSignals
 from tandem_operator.tasks import cancel
 
@@ -122,6 +123,7 @@ class Manager:
     watches: tuple[Watch, ...]
     resync: Resync
     autoscaler: AutoscalerLoop
+    replica_pages: ReplicaPageReporter
 
     @classmethod
     def build(
@@ -182,7 +184,19 @@ class Manager:
             known=lambda: reconciler.known,
         )
         autoscaler = _autoscaler(options, kube, cache=cache, events=events, metrics=metrics)
-        return cls(workers=workers, watches=watches, resync=resync, autoscaler=autoscaler)
+        replica_pages = ReplicaPageReporter(
+            kube,
+            cache=cache,
+            address=options.replica_address,
+            services=lambda: cache.keys(INFERENCE_SERVICE, None),
+        )
+        return cls(
+            workers=workers,
+            watches=watches,
+            resync=resync,
+            autoscaler=autoscaler,
+            replica_pages=replica_pages,
+        )
 
     async def run(self, elector: LeaderElector, signals: StopSignals) -> int:
         """Lead until a signal comes, the lease is lost, or a part ends; return the exit code."""
@@ -205,6 +219,7 @@ class Manager:
     def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
         yield self.resync.run()
         yield self.autoscaler.run()
+        yield self.replica_pages.run()
         yield from (watch.run() for watch in self.watches)
 
 

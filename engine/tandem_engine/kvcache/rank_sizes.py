@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem_engine.api.config import EngineConfig
+from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.kvcache.capacity import (
     GIB,
     Capacity,
@@ -117,6 +118,34 @@ def size_ranks(
     found = [_capacity(config, rank, fitted) for rank, fitted in zip(ranks, fits, strict=True)]
     capacity = min(found, key=lambda one: one.num_blocks)
     return capacity, min(_num_host_blocks(config, rank, capacity) for rank in ranks)
+
+
+def bytes_of_ranks(
+    ranks: Sequence[RankSizes],
+    fits: Sequence[Fit],
+    *,
+    num_blocks: int,
+    num_host_blocks: int,
+) -> list[RankBytes]:
+    """Where the memory of each rank goes.
+
+    Args:
+        ranks: Rank 0 first.
+        fits: The result of `fit_ranks`.
+        num_blocks: KV blocks of each rank, those of its dp rank alone.
+        num_host_blocks: Host blocks, likewise.
+    """
+    return [
+        RankBytes(
+            rank=one.memory.rank,
+            process=one.memory.process,
+            weights=one.memory.weights,
+            kv_cache=num_blocks * one.layout.block_bytes,
+            host_cache=num_host_blocks * one.layout.host_block_bytes,
+            step=fitted.step,
+        )
+        for one, fitted in zip(ranks, fits, strict=True)
+    ]
 
 
 def memory_in_words(memory: ReplicaMemory, fitted: Fit) -> str:

@@ -1,22 +1,14 @@
 """Reads one replica's own metrics each period, and compares Prometheus with them."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from tandem_operator.autoscaler.agreement import Doubt, compare, next_pod
 from tandem_operator.autoscaler.exposition import Reading, read_exposition
 from tandem_operator.autoscaler.memory import Memory
-from tandem_operator.autoscaler.page import read_page
+from tandem_operator.autoscaler.page import read_replica
 from tandem_operator.autoscaler.replicas import ReplicaPod
 from tandem_operator.autoscaler.signals import Signals
-from tandem_operator.k8s.names import REPLICA_METRICS_PORT
-
-DEFAULT_ADDRESS: Final = f"http://{{ip}}:{REPLICA_METRICS_PORT}/metrics"
-"""Address of a replica's own metrics."""
-
-_TIMEOUT_S: Final = 2.0
 
 
 class CrossCheck:
@@ -54,11 +46,6 @@ class CrossCheck:
         return doubt
 
     async def _read(self, pod: ReplicaPod) -> Reading | None:
-        ip = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
         read_at = time.time()
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                body = await read_page(self._address.format(ip=ip, pod=pod.name))
-        except (TimeoutError, OSError, ValueError):
-            return None
+        body = await read_replica(self._address, pod)
         return None if body is None else read_exposition(body, read_at)

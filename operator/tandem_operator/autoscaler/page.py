@@ -4,10 +4,34 @@ import asyncio
 from typing import Final
 from urllib.parse import urlsplit
 
+from tandem_operator.autoscaler.replicas import ReplicaPod
+from tandem_operator.k8s.names import REPLICA_METRICS_PORT
+
+REPLICA_ADDRESS: Final = f"http://{{ip}}:{REPLICA_METRICS_PORT}/metrics"
+"""Address of a replica's own metrics."""
+
+_TIMEOUT_S: Final = 2.0
 _MAX_BYTES: Final = 2**20
 _CHUNK: Final = 2**16
 _OK: Final = b" 200 "
 _END_OF_HEAD: Final = b"\r\n\r\n"
+
+
+async def read_replica(address: str, pod: ReplicaPod) -> bytes | None:
+    """Return the metrics of a replica; None: it cannot be read in time.
+
+    Args:
+        address: May contain {ip} and {pod}.
+        pod: Its pod.
+    """
+    if not pod.ip:
+        return None
+    ip = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await read_page(address.format(ip=ip, pod=pod.name))
+    except (TimeoutError, OSError, ValueError):
+        return None
 
 
 async def read_page(url: str) -> bytes | None:

@@ -86,14 +86,12 @@ def _load(configuration: Configuration, context: Context) -> ssl.SSLContext:
     Raises:
         NoCluster: they cannot be used.
     """
-    document = loadable(context, credentials(context))
+    user = credentials(context)
     try:
-        # The loader writes private keys to files, which OpenSSL wants. They are gone as soon as
-        # they are read, and not only when the command ends.
+        # The files are gone as soon as they are read, and not only when the command ends.
         with TemporaryDirectory(prefix="tandem-") as folder:
-            load_kube_config_from_dict(
-                document, client_configuration=configuration, temp_file_path=folder
-            )
+            document = loadable(context, user, Path(folder))
+            load_kube_config_from_dict(document, client_configuration=configuration)
             return _take_tls(configuration)
     except (ConfigException, OSError, ValueError, TypeError) as error:
         raise certificate_error(context, error) from None

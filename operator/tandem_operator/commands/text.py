@@ -6,6 +6,8 @@ from typing import Final
 
 from tandem_operator.clock import seconds_between
 
+_GIB: Final = 2**30
+_MIB: Final = 2**20
 _SIZES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # As kubectl does it: up to so many seconds, in this unit, with the rest in that one.
 _FORMS: Final = (
@@ -38,3 +40,9 @@ def sentence(text: str) -> str:
     line = " ".join(text.split())
     line = line[:1].upper() + line[1:]
     return line if re.search(r"[.!?]$", line) else f"{line}."
+
+
+def size_of(num_bytes: int) -> str:
+    """Bytes in the unit that people read best, such as 20.9 MiB."""
+    in_gib = num_bytes >= _GIB
+    return f"{num_bytes / (_GIB if in_gib else _MIB):.1f} {'GiB' if in_gib else 'MiB'}"

@@ -102,13 +102,11 @@ def _of_account() -> Connection:
 
 async def _of_context(context: Context) -> Connection:
     configuration = Configuration()
-    document = loadable(context, await asyncio.to_thread(credentials, context))
+    user = await asyncio.to_thread(credentials, context)
     try:
-        # The loader writes private keys to files, which OpenSSL wants.
         with TemporaryDirectory(prefix="tandem-") as folder:
-            await load_kube_config_from_dict(
-                document, client_configuration=configuration, temp_file_path=folder
-            )
+            document = loadable(context, user, Path(folder))
+            await load_kube_config_from_dict(document, client_configuration=configuration)
             tls = take_tls(configuration)
     except (ConfigException, OSError, ValueError, TypeError) as error:
         raise certificate_error(context, error) from None

@@ -4,8 +4,10 @@ The client's own loader logs a plugin's failure, and goes on as an anonymous use
 """
 
 import base64
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any, Final
 
 from kubernetes.config import ConfigException
@@ -15,13 +17,17 @@ from kubernetes.config.kube_config import ConfigNode
 from tandem_operator.k8s.kubeconfig import Context, Fields, NoCluster
 
 _LOGINS: Final = frozenset({"exec", "auth-provider", "token", "tokenFile"})
+_INLINE: Final = "-data"
 
 
-def loadable(context: Context, user: Fields) -> dict[str, Any]:
+def loadable(context: Context, user: Fields, folder: Path) -> dict[str, Any]:
     """Return a kubeconfig of this context alone, which the client's loader takes as it is.
+
+    Its inline certificates and keys are files of `folder` then.
 
     Raises:
         NoCluster: its server is no URL.
+        ValueError: a certificate is not base64.
     """
     server = str(context.cluster.get("server", ""))
     if not server.startswith(("http://", "https://")):
@@ -34,8 +40,8 @@ def loadable(context: Context, user: Fields) -> dict[str, Any]:
     return {
         "current-context": context.name,
         "contexts": [name | {"context": names}],
-        "clusters": [name | {"cluster": context.cluster}],
-        "users": [name | {"user": user}],
+        "clusters": [name | {"cluster": _with_files(context.cluster, folder)}],
+        "users": [name | {"user": _with_files(user, folder)}],
     }
 
 
@@ -144,3 +150,21 @@ def _plugin_error(context: Context, cause: str) -> NoCluster:
 
 def _base64(text: str | None) -> str:
     return base64.b64encode(text.encode()).decode() if text else ""
+
+
+def _with_files(fields: Fields, folder: Path) -> Fields:
+    """Return a cluster or user whose inline certificates and keys are files of `folder`.
+
+    OpenSSL reads private keys from files alone. The client's loader would write them too, but it
+    remembers each file for the life of the process, and finds it gone at the second connection.
+
+    Raises:
+        ValueError: one is not base64.
+    """
+    written = {name: value for name, value in fields.items() if not name.endswith(_INLINE)}
+    for name in fields.keys() - written.keys():
+        descriptor, path = mkstemp(dir=folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(base64.b64decode(str(fields[name])))
+        written[name.removesuffix(_INLINE)] = path
+    return written

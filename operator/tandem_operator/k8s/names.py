@@ -20,6 +20,9 @@ CHANGED_AT: Final = f"{GROUP}/changed-at"
 AUTOSCALER: Final = "tandem-autoscaler"
 """Field manager of `scaling` and of its conditions in a service's status."""
 
+REPLICA_PAGES: Final = "tandem-replica-pages"
+"""Field manager of `microBatch` and `ranks` in a service's status."""
+
 REVISION: Final = f"{GROUP}/revision"
 """Annotation of the pod templates: the hash of all that needs new pods when it changes."""
 

@@ -211,15 +211,21 @@ async def _find_missing(
     Secrets are not checked: the right to read one of any name is the right to read them all. The
     Events of the pods that wait for a Secret name it.
     """
-    claim = service.spec.model.claim if service else None
-    # Kubernetes keeps a claim for as long as a pod uses it.
-    if claim is None or any(uses_claim(pod, claim) for pod in pods):
-        return ()
-    problem = await _missing_claim(reader, namespace, claim)
-    return () if problem is None else (problem,)
+    claims = dict[str | None, str]()
+    for path, source in () if service is None else service.sources:
+        # One that both name is the model's.
+        claims.setdefault(source.claim, path)
+    pods = list(pods)
+    problems = [
+        await _missing_claim(reader, namespace, claim, path)
+        for claim, path in claims.items()
+        # Kubernetes keeps a claim for as long as a pod uses it.
+        if claim is not None and not any(uses_claim(pod, claim) for pod in pods)
+    ]
+    return tuple(problem for problem in problems if problem is not None)
 
 
-async def _missing_claim(reader: Reader, namespace: str, name: str) -> Problem | None:
+async def _missing_claim(reader: Reader, namespace: str, name: str, field: str) -> Problem | None:
     try:
         claim = await reader.get(VOLUME_CLAIM, NamespacedName(namespace, name))
     except Forbidden:
@@ -229,6 +235,6 @@ async def _missing_claim(reader: Reader, namespace: str, name: str) -> Problem |
         return None
     return Problem(
         reasons.CLAIM_MISSING,
-        f"spec.model.source: namespace '{namespace}' has no PersistentVolumeClaim '{name}'; "
+        f"{field}: namespace '{namespace}' has no PersistentVolumeClaim '{name}'; "
         "create it, or name another source",
     )

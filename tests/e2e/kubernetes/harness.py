@@ -21,6 +21,7 @@ KINDS = (
     "all", "secrets", "configmaps", "networkpolicies", "poddisruptionbudgets", "rayservices",
     "rayclusters", "roles", "rolebindings", "serviceaccounts",
 )  # fmt: skip
+REPLICA_METRICS_PORT = 9464
 # Prints the start of each command line, the whole pod's where its containers share processes.
 PROCESSES = "for one in /proc/[0-9]*/cmdline; do head -c 90 $one | tr '\\0' ' '; echo; done"
 
@@ -189,3 +190,18 @@ def tiny_manifest(name: str) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load((TINY / "isvc.yaml").read_text())
     document["metadata"]["name"] = name
     return document
+
+
+def metrics_of(pod: dict[str, Any], port: int) -> str:
+    """Metrics of a pod, as Prometheus reads them."""
+    url = f"http://{pod['status']['podIP']}:{port}/metrics"
+    return httpx.get(url, timeout=30, trust_env=False).text
+
+
+def sum_of_metric(text: str, name: str, label: str = "") -> float:
+    """Sum of a metric's series that have a label."""
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith(f"{name}{{") and label in line
+    )

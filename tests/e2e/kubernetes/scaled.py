@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.bursts import bursts
-from tests.e2e.kubernetes.harness import NAMESPACE, DeployedService
+from tests.e2e.kubernetes.harness import (
+    NAMESPACE,
+    REPLICA_METRICS_PORT,
+    DeployedService,
+    metrics_of,
+    sum_of_metric,
+)
 from tools.kubernetes import Kubernetes
 from tools.up import NAMESPACE as OPERATOR_NAMESPACE
 
@@ -84,13 +88,13 @@ class ScaledService(DeployedService):
         """Decisions that the operator's process has made about it; the status tells equal ones
         together."""
         (pod,) = self._operators()
-        return _sum_of(_metrics(pod, 8080), _DECISIONS, f'name="{self.name}",')
+        return sum_of_metric(metrics_of(pod, 8080), _DECISIONS, f'name="{self.name}",')
 
     def ttft_of_its_replica(self) -> tuple[float, float]:
         """The sum of all TTFT that its one replica has had, and their number."""
         (pod,) = self.pods()
-        text = _metrics(pod, 9464)
-        return _sum_of(text, f"{_TTFT}_sum"), _sum_of(text, f"{_TTFT}_count")
+        text = metrics_of(pod, REPLICA_METRICS_PORT)
+        return sum_of_metric(text, f"{_TTFT}_sum"), sum_of_metric(text, f"{_TTFT}_count")
 
     def events(self) -> set[str]:
         """Reasons of its Events."""
@@ -143,19 +147,6 @@ async def seconds_of_one(service: ScaledService) -> float:
     sum_after, count_after = service.ttft_of_its_replica()
     mean_s = (sum_after - sum_before) / (count_after - count_before)
     return mean_s / ((LARGE - 1) / 2)
-
-
-def _metrics(pod: dict[str, Any], port: int) -> str:
-    url = f"http://{pod['status']['podIP']}:{port}/metrics"
-    return httpx.get(url, timeout=30, trust_env=False).text
-
-
-def _sum_of(text: str, name: str, label: str = "") -> float:
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in text.splitlines()
-        if line.startswith(f"{name}{{") and label in line
-    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.kvcache.capacity import GIB, StepCost
 from tandem_engine.kvcache.fit import ReplicaMemory
 from tandem_engine.kvcache.layout import CacheLayout
-from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, memory_in_words, size_ranks
+from tandem_engine.kvcache.rank_sizes import (
+    RankSizes,
+    bytes_of_ranks,
+    fit_ranks,
+    memory_in_words,
+    size_ranks,
+)
 
 MIB = 2**20
 LAYOUT = CacheLayout(num_layers=28, num_kv_heads=4, head_dim=128, dtype="bfloat16", block_size=128)
@@ -139,6 +145,19 @@ def test_given_blocks_are_taken_without_a_measurement() -> None:
     ranks = [replace(rank_of(number, 1), cost=None) for number in range(2)]
 
     assert sizes_of(config, *ranks) == (512, 200, 64, 8)
+
+
+def test_the_bytes_of_each_rank_add_up() -> None:
+    config = config_of(cpu_mem_size=1)
+    ranks = [rank_of(number, 8, host=GIB // 2) for number in range(2)]
+    fits = fit_ranks(config, ranks, model_limit=LIMIT, vocab_size=VOCAB)
+    capacity, num_host = size_ranks(config, ranks, fits)
+
+    found = bytes_of_ranks(ranks, fits, num_blocks=capacity.num_blocks, num_host_blocks=num_host)
+
+    assert [one.rank for one in found] == [0, 1]
+    taken = [sum(size for _, size in one.parts()) for one in found]
+    assert all(7.9 * GIB < num_bytes <= 8 * GIB for num_bytes in taken)
 
 
 def test_the_line_of_a_rank_says_which_one_it_is() -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tandem_operator.autoscale.history import History
-from tandem_operator.autoscaler import cross_check as module
+from tandem_operator.autoscaler import page as module
 from tandem_operator.autoscaler.cross_check import CrossCheck
 from tandem_operator.autoscaler.memory import Memory
 from tandem_operator.autoscaler.replicas import ReplicaPod

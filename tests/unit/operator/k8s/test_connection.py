@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tandem_operator.k8s.errors import Unauthorized, Unreachable
 from tandem_operator.k8s.kinds import POD
 from tandem_operator.k8s.kopf_login import KopfLogin
 from tandem_operator.k8s.kubeconfig import NoCluster
+from tools.cluster.pki import Authority
 
 WriteToken = Callable[[str | None], None]
 
@@ -296,3 +298,19 @@ async def test_a_file_that_is_no_kubeconfig(kubeconfig: Path, text: str) -> None
 
     with pytest.raises(NoCluster, match="is not a kubeconfig"):
         await connect(None)
+
+
+async def test_a_second_connection_finds_its_inline_certificates_too(kubeconfig: Path) -> None:
+    certificate = Authority("test").certificate
+    cluster = {
+        "server": "https://127.0.0.1:1",
+        "certificate-authority-data": b64encode(certificate).decode(),
+    }
+    config = yaml.safe_load(kubeconfig.read_text()) | {  # noqa: ASYNC240  # nothing else runs
+        "clusters": [{"name": "dev", "cluster": cluster}]
+    }
+    kubeconfig.write_text(yaml.safe_dump(config))  # noqa: ASYNC240  # nothing else runs
+
+    first, second = await connect(None), await connect(None)
+
+    assert first.tls.get_ca_certs() == second.tls.get_ca_certs() != []
