@@ -4,16 +4,20 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.engine_client import EngineLimits
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.micro_batch_stats import cost_line
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.rewrites import consequences
 from tandem_engine.async_engine.async_engine import AsyncEngine, in_force
 from tandem_engine.async_engine.loop import EngineLoop
 from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.micro_batch_log import MicroBatchLog
+from tandem_engine.async_engine.recordings import Recordings
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.engine import Engine
@@ -23,6 +27,7 @@ from tandem_engine.kvcache.fit import Fit
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.kvcache.rank_sizes import (
     RankSizes,
+    bytes_of_ranks,
     fit_ranks,
     memory_in_words,
     share_of_rank,
@@ -30,15 +35,21 @@ from tandem_engine.kvcache.rank_sizes import (
 )
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
+from tandem_engine.model.draft import check_draft
 from tandem_engine.model.load_decoder import load_decoder
+from tandem_engine.model.micro_batches import check_micro_batches
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.runner.executor import Executor, LocalExecutor
+from tandem_engine.runner.group_executor import GroupExecutor
+from tandem_engine.runner.loaded_draft import LoadedDraft
 from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_launcher import RankLauncher
 from tandem_engine.runner.rank_process import CacheSizes, Loaded, RankMemory, RankSettings
+from tandem_engine.runner.rank_world import World
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
+from tandem_engine.speculation.ngram_drafter import NgramDrafter
 from tandem_engine.text.codec import CheckpointCodec, load_codec
 from tandem_engine.weights.checkpoint import check_readable
 
@@ -64,6 +75,7 @@ def build_engine(
     model_name: str = "model",
     report: Report = _LOG.info,
     launcher: RankLauncher | None = None,
+    world: World | None = None,
 ) -> AsyncEngine:
     """Load a checkpoint, size the KV cache and start the step loop in a thread of its own.
 
@@ -72,6 +84,7 @@ def build_engine(
         model_name: The label of its metrics.
         report: Called with one line for a person at each stage of the start.
         launcher: Starts the ranks from 1 on; None: they are children of this process.
+        world: Where the ranks exchange tensors; None: memory of this host.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged or not understood.
@@ -84,21 +97,30 @@ def build_engine(
     model = read_decoder_config(folder)
     shape = ParallelShape.of(config.parallelism)
     shape.check_model(model)
+    check_micro_batches(config, model)
+    draft_part = check_draft(config, model)
     runtime = open_device(config.device, memory_bytes=_memory_of_a_rank(config))
     max_positions = _max_positions(config, model, shape, runtime)
     with ExitStack() as stack:
-        group = _start_ranks(config, shape, runtime, max_positions, launcher)
+        group = _start_ranks(config, shape, runtime, max_positions, launcher=launcher, world=world)
         if group is not None:
             # Where the start fails, no rank is left.
             stack.callback(group.close)
         report(runtime.set_num_threads(config.num_threads, num_ranks=shape.world_size))
         process = runtime.memory().used
         decoder = _load(config, shape, runtime, max_positions, report)
+        draft = None
+        if draft_part is not None:
+            draft = LoadedDraft.load(draft_part, config, runtime, max_positions)
+            report(f"Loaded the draft model {draft_part.path}")
         memory = RankMemory.of(runtime, process=process)
-        ranks = _sizes(config, decoder, runtime, memory, group)
+        ranks = _sizes(config, decoder, runtime, memory, draft=draft, group=group)
         fits = _fit(config, decoder, ranks, report)
         runtime.begin_steps()
         capacity, num_host_blocks = size_ranks(config, ranks, fits)
+        cost_of_halves = _cost_of_halves(
+            config, decoder, ranks, _whole_costs(group, draft), capacity
+        )
         limits = _limits(config, decoder, capacity, fits[0])
         requested = config.schedule
         in_use = in_force(requested, limits, config.slo)
@@ -112,8 +134,21 @@ def build_engine(
             chosen=list(_reductions(requested, max_positions, fits[0])),
         )
         report(words)
+        if group is not None:
+            sizes = CacheSizes(num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks)
+            executor: GroupExecutor | LocalExecutor = group.join(
+                decoder, sizes, cost_of_halves=cost_of_halves
+            )
+        else:
+            executor = _executor(config, decoder, capacity, num_host_blocks)
         engine = _engine(
-            config, decoder, capacity, runtime, num_host_blocks=num_host_blocks, group=group
+            config,
+            executor,
+            capacity,
+            runtime,
+            num_host_blocks=num_host_blocks,
+            draft=draft,
+            on_close=None if group is None else group.close,
         )
         _warm_up(engine, capacity)
         metrics = EngineMetrics(
@@ -122,8 +157,12 @@ def build_engine(
             slo=config.slo,
             aliases=config.metric_aliases,
             parallelism=config.parallelism,
+            ranks=bytes_of_ranks(
+                ranks, fits, num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks
+            ),
         )
-        loop = EngineLoop(engine, metrics, in_use)
+        halves = None if group is None else _watched_halves(group, metrics, capacity, report)
+        loop = EngineLoop(engine, metrics, in_use, halves)
         loop.start()
         # From now on the loop ends the ranks.
         stack.pop_all()
@@ -136,6 +175,7 @@ def build_engine(
         schedule=in_use,
         end_token_ids=_end_token_ids(decoder.config, codec),
         metrics=metrics,
+        recordings=Recordings(executor),
     )
 
 
@@ -154,7 +194,9 @@ def _start_ranks(
     shape: ParallelShape,
     runtime: DeviceRuntime,
     max_positions: int,
+    *,
     launcher: RankLauncher | None,
+    world: World | None,
 ) -> RankGroup | None:
     """Let the other ranks begin to load the model; None: there are none."""
     if shape.world_size == 1:
@@ -172,8 +214,10 @@ def _start_ranks(
             memory_bytes=runtime.memory().total,
             num_threads=config.num_threads,
             timeout_s=RANK_TIMEOUT_S,
+            micro_batch=config.stream_options.micro_batch,
         ),
         launcher=launcher,
+        world=world,
     )
 
 
@@ -261,10 +305,14 @@ def _sizes(
     decoder: Decoder,
     runtime: DeviceRuntime,
     memory: RankMemory,
+    *,
+    draft: LoadedDraft | None,
     group: RankGroup | None,
 ) -> list[RankSizes]:
     """What the ranks have in their memory, and what steps cost them."""
     layout = _layout(config, decoder)
+    if draft is not None:
+        layout = draft.beside(layout, config.parallelism.num_dp)
     loaded = [Loaded(memory=memory, layout=layout)]
     costs: Sequence[StepCost | None] = [None] * config.parallelism.ranks
     is_measured = config.num_kv_blocks is None
@@ -281,6 +329,10 @@ def _sizes(
                 kv_dtype=decoder.kv_dtype(config.kv_cache_dtype),
             )
         ]
+    first, *others = costs
+    if draft is not None and first is not None:
+        draft.measure(runtime, layout.block_size)
+        costs = [first + draft.cost, *others]
     return [
         RankSizes(
             memory=share_of_rank(config, rank, **one.memory._asdict()), layout=one.layout, cost=cost
@@ -302,6 +354,43 @@ def _fit(
     return fits
 
 
+def _whole_costs(group: RankGroup | None, draft: LoadedDraft | None) -> Sequence[StepCost]:
+    """Return what steps cost each rank, were none cut in two; none: they are not cut."""
+    if group is None or not group.whole_costs or draft is None:
+        return () if group is None else group.whole_costs
+    first, *others = group.whole_costs
+    return [first + draft.cost, *others]
+
+
+def _cost_of_halves(
+    config: EngineConfig,
+    decoder: Decoder,
+    ranks: Sequence[RankSizes],
+    whole_costs: Sequence[StepCost],
+    capacity: Capacity,
+) -> int:
+    """KV blocks that there would be besides, were no step cut in two."""
+    if not whole_costs:
+        return 0
+    without = [replace(rank, cost=cost) for rank, cost in zip(ranks, whole_costs, strict=True)]
+    fits = fit_ranks(
+        config, without, model_limit=decoder.max_positions, vocab_size=decoder.config.vocab_size
+    )
+    return max(0, size_ranks(config, without, fits)[0].num_blocks - capacity.num_blocks)
+
+
+def _watched_halves(
+    group: RankGroup, metrics: EngineMetrics, capacity: Capacity, report: Report
+) -> MicroBatchLog | None:
+    """Show and log what micro-batches bring; None: they are off."""
+    stats = group.micro_batch_stats()
+    if stats is None:
+        return None
+    report(cost_line(stats, capacity.num_blocks))
+    metrics.watch_micro_batches(group.micro_batch_stats)
+    return MicroBatchLog(group.micro_batch_stats)
+
+
 def _reductions(requested: ScheduleConfig, max_positions: int, fitted: Fit) -> Iterator[str]:
     """Report sizes that are smaller than requested, because the memory holds no more."""
     if fitted.max_seq_len < max_positions:
@@ -318,26 +407,36 @@ def _layout(config: EngineConfig, decoder: Decoder) -> CacheLayout:
 
 def _engine(
     config: EngineConfig,
-    decoder: Decoder,
+    executor: Executor,
     capacity: Capacity,
     runtime: DeviceRuntime,
     *,
-    num_host_blocks: int = 0,
-    group: RankGroup | None = None,
+    num_host_blocks: int,
+    draft: LoadedDraft | None,
+    on_close: Callable[[], None] | None,
 ) -> Engine:
-    executor = _executor(config, decoder, capacity, num_host_blocks, group)
+    block_size, dp = capacity.block_size, config.parallelism.num_dp
     runner = ModelRunner(
         executor,
         runtime=runtime,
-        block_size=capacity.block_size,
-        on_close=None if group is None else group.close,
+        block_size=block_size,
+        drafter=NgramDrafter() if "ngram" in config.speculation.methods else None,
+        draft_model=None
+        if draft is None
+        else draft.drafter(
+            runtime,
+            num_blocks=dp * capacity.num_blocks,
+            block_size=block_size,
+        ),
+        on_close=on_close,
     )
-    dp = config.parallelism.num_dp
     scheduler = Scheduler(
         config.schedule,
-        dp_pools(dp, capacity.num_blocks, capacity.block_size),
+        dp_pools(dp, capacity.num_blocks, block_size),
         host=dp_host_pools(dp, num_host_blocks),
         slo=config.slo,
+        speculation=config.speculation,
+        draft_price=0.0 if draft is None else draft.part.token_price,
         num_stages=executor.num_stages,
     )
     return Engine(scheduler, runner)
@@ -348,11 +447,8 @@ def _executor(
     decoder: Decoder,
     capacity: Capacity,
     num_host_blocks: int,
-    group: RankGroup | None,
-) -> Executor:
-    if group is not None:
-        sizes = CacheSizes(num_blocks=capacity.num_blocks, num_host_blocks=num_host_blocks)
-        return group.join(decoder, sizes)
+) -> LocalExecutor:
+    """The executor of a replica of one rank."""
     layout = _layout(config, decoder)
     kv_cache = allocate_kv_cache(layout, num_blocks=capacity.num_blocks, device=decoder.device)
     host_cache = allocate_host_cache(kv_cache, num_blocks=num_host_blocks)

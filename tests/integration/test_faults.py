@@ -22,12 +22,12 @@ import torch
 import tandem_engine
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
 from tandem_engine.api.request import Request, SamplingParams
-from tandem_engine.build import _engine
 from tandem_engine.device.registry import open_device
 from tandem_engine.engine import Engine
 from tandem_engine.kvcache.capacity import Capacity
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.load_decoder import load_decoder
+from tests.integration.one_rank import engine_of_one_rank
 
 ENGINE = str(Path(tandem_engine.__file__).parent)
 BLOCK_SIZE = 16
@@ -218,7 +218,7 @@ def engine_of(decoder: Decoder, desired: ScheduleConfig) -> Engine:
     config = EngineConfig(model_path="", schedule=desired, num_host_blocks=NUM_HOST_BLOCKS)
     capacity = Capacity(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_seq_len=128)
     runtime = open_device("cpu")
-    return _engine(config, decoder, capacity, runtime, num_host_blocks=NUM_HOST_BLOCKS)
+    return engine_of_one_rank(config, decoder, capacity, runtime, num_host_blocks=NUM_HOST_BLOCKS)
 
 
 def watch(engine: Engine, faults: Faults) -> None:

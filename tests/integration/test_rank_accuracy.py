@@ -1,4 +1,7 @@
-"""Ranks answer as many of tandem-tiny's 500 questions as one rank does, in bfloat16 and in W8A8."""
+"""Ranks answer as many of tandem-tiny's 500 questions as one rank does, in bfloat16 and in W8A8.
+
+With steps in two halves they answer each of them with the tokens of whole steps.
+"""
 
 from functools import cache
 from typing import Final
@@ -15,6 +18,8 @@ from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.rank_process import CacheSizes
 from tandem_engine.text.codec import load_codec
 from tests.integration.bench import BLOCK_SIZE, END, MAX_SEQ_LEN, Bench, mixed
+from tests.integration.forced_cuts import forced_cuts, no_cuts
+from tests.integration.test_micro_batch_combinations import num_splits
 from tests.integration.test_ranks import ranks_of
 from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
 
@@ -31,6 +36,13 @@ SHAPES: Final = {
     "dp2": ParallelShape(dp=2),
 }
 """tandem-tiny's 6 heads and 2 KV heads can be cut in two."""
+CUT_SHAPES: Final = {
+    "tp2": ParallelShape(tp=2),
+    "tp2-pp2": ParallelShape(tp=2, pp=2),
+    "tp2-sp": ParallelShape(tp=2, sp=True),
+    "tp2-dp2": ParallelShape(tp=2, dp=2),
+}
+"""Shapes of which ranks have something to hide."""
 
 
 def one_rank(quantization: Quantization) -> Executor:
@@ -45,6 +57,15 @@ def one_rank(quantization: Quantization) -> Executor:
 def answers(executor: Executor, *, dp: int = 1) -> dict[int, str]:
     """Greedy answers to all questions at once."""
     codec = load_codec(TINY)
+    return {
+        name: codec.decode([token for token in tokens if token != END])
+        for name, tokens in answered(executor, dp=dp).items()
+    }
+
+
+def answered(executor: Executor, *, dp: int = 1) -> dict[int, list[int]]:
+    """Tokens of the greedy answers to all questions at once."""
+    codec = load_codec(TINY)
     requests = [
         Request(
             request_id=str(number),
@@ -57,10 +78,7 @@ def answers(executor: Executor, *, dp: int = 1) -> dict[int, str]:
         for number, each in enumerate(held_out())
     ]
     said = Bench(mixed(256), num_blocks=NUM_BLOCKS, executor=executor, dp=dp).run(requests).tokens
-    return {
-        int(name): codec.decode([token for token in tokens if token != END])
-        for name, tokens in said.items()
-    }
+    return {int(name): list(tokens) for name, tokens in said.items()}
 
 
 @cache
@@ -81,3 +99,22 @@ def test_ranks_answer_as_many_as_one_but_for_half_a_point(
     found, of_one = accuracy(held_out(), said), share_of_one_rank(quantization)
     assert of_one >= LEAST_ACCURACY - MOST_LOST
     assert found >= of_one - MOST_LOST, misses(held_out(), said)
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8a8"])
+@pytest.mark.parametrize("shape", CUT_SHAPES.values(), ids=list(CUT_SHAPES))
+def test_cut_steps_answer_all_questions_with_the_tokens_of_whole_ones(
+    shape: ParallelShape, quantization: Quantization
+) -> None:
+    sizes = CacheSizes(num_blocks=NUM_BLOCKS)
+    ranks = ranks_of(shape, sizes=sizes, dtype="auto", quantization=quantization, micro_batch=True)
+    with ranks as (_, executor):
+        with no_cuts():
+            whole = answered(executor, dp=shape.dp)
+        before = num_splits(executor)
+        with forced_cuts():
+            cut = answered(executor, dp=shape.dp)
+        count = num_splits(executor) - before
+
+    assert count > 0
+    assert cut == whole

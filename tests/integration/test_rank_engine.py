@@ -16,7 +16,7 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
 from tests.integration.bench import conversation
-from tests.integration.rank_processes import children, has_ended
+from tests.integration.rank_processes import children, has_ended, memory_for_two
 from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
 
@@ -37,7 +37,7 @@ async def engine_of(tp: int, report: list[str], **values: Any) -> AsyncIterator[
         model_path=str(TINY),
         parallelism=ParallelismConfig(tp=tp),
         max_seq_len=512,
-        memory_bytes=3 << 30,
+        memory_bytes=memory_for_two(),
         schedule=ScheduleConfig(cache_block_size=16, async_scheduling_enable=True),
         **values,
     )

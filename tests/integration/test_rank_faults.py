@@ -6,76 +6,43 @@ Its processes are real, and a fault is in the middle of a step: behind a sum of 
 import asyncio
 import multiprocessing
 import os
-import re
 import select
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from tandem_engine import build
-from tandem_engine.api.config import EngineConfig, ParallelismConfig, ScheduleConfig
-from tandem_engine.api.errors import CheckpointError, ReplicaLost
-from tandem_engine.api.request import SamplingParams
-from tandem_engine.async_engine.async_engine import AsyncEngine
-from tandem_engine.runner import rank_group, rank_process
-from tandem_engine.runner.rank_launcher import (
-    ProcessLauncher,
-    RankHandle,
-    RankStartError,
-    RankTask,
+from tandem_engine.api.errors import CheckpointError
+from tandem_engine.runner import rank_process
+from tandem_engine.runner.rank_launcher import RankStartError, RankTask
+from tests.integration.faulty_ranks import (
+    PATIENCE_S,
+    Fault,
+    FaultyLauncher,
+    Replica,
+    answer,
+    behind_a_sum,
+    compute_on,
+    config,
+    fail,
+    lost_by,
+    lost_in_a_step,
+    replica,
+    run_out_of_memory,
+    shorten_bounds,
+    wait_to_go_on,
 )
-from tandem_engine.runner.stage_collectives import CommunicatorCollectives
-from tests.integration.bench import conversation
-from tests.integration.rank_processes import children, has_ended
-from tests.patience import HANG_S
-from tests.tiny import TINY
-from tests.unit.engine.native import native_kernels
-
-SILENCE_S: Final = 2.0
-"""Longest silence of a rank, in the tests of silence; in the others none is too long."""
-NUM_TOKENS: Final = 12
-
-Fault = Callable[[Connection], None]
-
-
-def wait_to_go_on(gate: Connection) -> None:
-    gate.send("in a step")
-    gate.recv()
-
-
-def compute_on(gate: Connection) -> None:
-    """Use the processor for longer than a rank may be silent."""
-    gate.send("in a step")
-    end = time.process_time() + 1.5 * SILENCE_S
-    while time.process_time() < end:
-        pass
-
-
-def run_out_of_memory(_: Connection) -> None:
-    raise MemoryError("no 7 GiB for the sums")
-
-
-def fail(_: Connection) -> None:
-    raise RuntimeError("there is no such kernel")
-
-
-@dataclass(frozen=True, slots=True)
-class FaultyTask(RankTask):
-    """A rank with a fault in the step that follows a message through the gate."""
-
-    gate: Connection
-    fault: Fault
-
-    def run(self, connection: Connection) -> None:
-        put_in(self.fault, self.gate)
-        RankTask.run(self, connection)
+from tests.integration.rank_processes import (
+    children,
+    has_ended,
+    holders_of,
+    in_dev_shm,
+    segments_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,55 +56,9 @@ class UnstartableTask(RankTask):
         RankTask.run(self, connection)
 
 
-class FaultyLauncher(ProcessLauncher):
-    """Starts ranks with a fault, as children of this process."""
-
-    def __init__(self, kind: type[RankTask], *values: Any) -> None:
-        super().__init__()
-        self._kind, self._values = kind, values
-
-    def launch(self, tasks: Sequence[RankTask]) -> Sequence[RankHandle]:
-        names = [field.name for field in fields(RankTask)]
-        return super().launch(
-            [self._kind(*(getattr(task, name) for name in names), *self._values) for task in tasks]
-        )
-
-
-def put_in(fault: Fault, gate: Connection, put: Callable[..., None] = setattr) -> None:
-    """Let this process have a fault behind the first sum after a message through the gate."""
-    all_reduce = CommunicatorCollectives.all_reduce
-
-    def faulty(collectives: CommunicatorCollectives, tensor: Any) -> None:
-        all_reduce(collectives, tensor)
-        if gate.poll():
-            gate.recv()
-            fault(gate)
-
-    put(CommunicatorCollectives, "all_reduce", faulty)
-
-
-def config(tp: int = 2) -> EngineConfig:
-    native_kernels()
-    return EngineConfig(
-        model_path=str(TINY),
-        parallelism=ParallelismConfig(tp=tp),
-        dtype="float32",
-        max_seq_len=512,
-        memory_bytes=3 << 30,
-        num_kv_blocks=128,
-        schedule=ScheduleConfig(cache_block_size=16, async_scheduling_enable=True),
-    )
-
-
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "RANK_TIMEOUT_S", HANG_S)
-
-
-@pytest.fixture
-def _short_silence(monkeypatch: pytest.MonkeyPatch, _patience: None) -> None:
-    monkeypatch.setattr(build, "RANK_TIMEOUT_S", SILENCE_S)
-    monkeypatch.setattr(rank_group, "_END_TIMEOUT_S", SILENCE_S / 2)
+def _short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_bounds(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -152,74 +73,6 @@ def expected() -> tuple[int, ...]:
             await engine.stop()
 
     return asyncio.run(ask())
-
-
-class Replica:
-    """An engine on two ranks, of which rank 1 may have a fault."""
-
-    def __init__(self, fault: Fault = fail) -> None:
-        before = children()
-        context = multiprocessing.get_context("spawn")
-        self.gate, other = context.Pipe()
-        launcher = FaultyLauncher(FaultyTask, other, fault)
-        self.engine = build.build_engine(config(), launcher=launcher)
-        other.close()
-        (self.pid,) = children() - before
-
-    async def message(self) -> str:
-        """What comes through the gate."""
-        assert await asyncio.to_thread(self.gate.poll, HANG_S)
-        message: str = self.gate.recv()
-        return message
-
-    async def end(self) -> str:
-        """Wait until the replica has ended by itself; return the cause, which all callers get."""
-        async with asyncio.timeout(HANG_S):
-            await asyncio.to_thread(self.engine._loop.join)
-        assert has_ended(self.pid)
-        with pytest.raises(ReplicaLost) as raised:
-            self.engine.check_health()
-        cause = str(raised.value)
-        with pytest.raises(ReplicaLost, match=re.escape(cause)):
-            await answer(self.engine)
-        return cause
-
-
-@contextmanager
-def replica(fault: Fault = fail) -> Iterator[Replica]:
-    """A replica of its own; in the end, no rank of it is left."""
-    made = Replica(fault)
-    try:
-        yield made
-    finally:
-        asyncio.run(made.engine.stop())
-        made.gate.close()
-    assert has_ended(made.pid)
-
-
-async def answer(engine: AsyncEngine) -> tuple[int, ...]:
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    stream = engine.submit("question", conversation(3), params)
-    return tuple([token_id async for output in stream for token_id in output.token_ids])
-
-
-async def lost_in_a_step(made: Replica) -> str:
-    """Begin the fault in a step of a request; return the cause that its stream ends with."""
-    made.gate.send("begin")
-    with pytest.raises(ReplicaLost) as raised:
-        async with asyncio.timeout(HANG_S):
-            await answer(made.engine)
-    cause = str(raised.value)
-    assert await made.end() == cause
-    return cause
-
-
-async def lost_by(made: Replica, number: signal.Signals) -> str:
-    """Send a signal to the rank while it computes a step; return the cause of the end."""
-    asking = asyncio.create_task(lost_in_a_step(made))
-    assert await made.message() == "in a step"
-    os.kill(made.pid, number)
-    return await asking
 
 
 @pytest.mark.slow
@@ -250,7 +103,6 @@ def test_a_rank_killed_in_a_step_ends_the_replica() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_short_silence")
 def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
     with replica(wait_to_go_on) as made:
         cause = asyncio.run(lost_by(made, signal.SIGSTOP))
@@ -259,7 +111,6 @@ def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_short_silence")
 @pytest.mark.parametrize("fault", [wait_to_go_on, compute_on], ids=["waits", "computes"])
 def test_a_slow_rank_is_waited_for(fault: Fault, expected: tuple[int, ...]) -> None:
     async def scene(made: Replica) -> tuple[int, ...]:
@@ -293,7 +144,7 @@ def test_a_rank_that_fails_in_a_step_ends_the_replica(fault: Fault, error: str) 
 def test_rank_0_that_fails_in_a_step_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     with replica() as made:
         gate, begin = multiprocessing.Pipe()
-        put_in(fail, gate, monkeypatch.setattr)
+        behind_a_sum(fail, gate, monkeypatch.setattr)
         begin.send("begin")
 
         cause = asyncio.run(lost_in_a_step(made))
@@ -331,32 +182,6 @@ def test_a_rank_that_cannot_start_leaves_no_replica(fault: Callable[..., Any], c
     assert segments_of(os.getpid()) == segments
 
 
-def segments_of(pid: int) -> frozenset[int]:
-    """Inodes of the segments that a process has mapped."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return frozenset(int(line.split()[4]) for line in lines if "memfd:tandem-segment" in line)
-
-
-def in_dev_shm(pid: int) -> list[str]:
-    """Files of /dev/shm that a process has mapped."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return [line for line in lines if " /dev/shm/" in line]
-
-
-def holders_of(segments: frozenset[int]) -> set[int]:
-    """Processes that have any of these segments mapped."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            if segments & segments_of(int(folder.name)):
-                found.add(int(folder.name))
-        except OSError:
-            continue  # of another user, or it has ended meanwhile
-    return found
-
-
 def be_rank_0(connection: Connection) -> None:
     """Be a replica that computes a step for ever, until it is killed."""
 
@@ -379,7 +204,7 @@ def test_a_killed_replica_leaves_no_rank_and_no_segment(*, is_stopped: bool) -> 
     rank_0.start()
     other.close()
     try:
-        assert connection.poll(HANG_S)
+        assert connection.poll(2 * PATIENCE_S)
         pid, message = connection.recv()
         assert message == "in a step"
         assert rank_0.pid is not None
@@ -394,6 +219,6 @@ def test_a_killed_replica_leaves_no_rank_and_no_segment(*, is_stopped: bool) -> 
         rank_0.join()
         connection.close()
 
-    assert select.select([rank], [], [], HANG_S)[0]
+    assert select.select([rank], [], [], PATIENCE_S)[0]
     os.close(rank)
     assert holders_of(segments) == set()

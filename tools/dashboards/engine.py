@@ -110,6 +110,87 @@ BOARD: Final = Board(
             ),
         ),
         Row(
+            "Micro-batches",
+            (
+                lines(
+                    "Overlap, last hour",
+                    Query(f"max by (pod) (tandem_micro_batch_overlap_ratio{{{PODS}}})", "{{pod}}"),
+                    unit="percentunit",
+                    text="Hidden communication over the lesser of communication and computation, "
+                    "of steps that were cut.",
+                ),
+                lines(
+                    "Communication",
+                    Query(
+                        per_second("tandem_communication_seconds_total", PODS, "visibility"),
+                        "{{visibility}}",
+                    ),
+                    unit="s",
+                    is_stacked=True,
+                    text="Seconds of each second; hidden under computation, or waited for.",
+                ),
+                lines(
+                    "Steps in two halves",
+                    Query(per_second("tandem_micro_batch_splits_total", PODS), "cut"),
+                    Query(
+                        per_second("tandem_micro_batch_refusals_total", PODS, "reason"),
+                        "not cut: {{reason}}",
+                    ),
+                    unit="ops",
+                ),
+                lines(
+                    "Gate",
+                    Query(
+                        f"min by (pod, phase) (tandem_micro_batch_state{{{PODS}}})",
+                        "{{pod}} {{phase}}",
+                    ),
+                    text="1: steps of the phase are cut where that is predicted to pay.",
+                ),
+                lines(
+                    "KV blocks that halves cost",
+                    Query(f"max by (pod) (tandem_micro_batch_kv_blocks{{{PODS}}})", "{{pod}}"),
+                ),
+            ),
+        ),
+        Row(
+            "Draft tokens",
+            (
+                lines(
+                    "Drafts that were right",
+                    Query(
+                        quotient(
+                            per_second("tandem_accepted_draft_tokens_total", PODS, "method"),
+                            per_second("tandem_draft_tokens_total", PODS, "method"),
+                        ),
+                        "{{method}}",
+                    ),
+                    unit="percentunit",
+                    text="Share of the draft tokens that steps checked.",
+                ),
+                lines(
+                    "Draft tokens",
+                    Query(
+                        per_second("tandem_draft_tokens_total", PODS, "method"),
+                        "{{method}} checked",
+                    ),
+                    Query(
+                        per_second("tandem_accepted_draft_tokens_total", PODS, "method"),
+                        "{{method}} right",
+                    ),
+                    unit="ops",
+                ),
+                lines(
+                    "Right by position",
+                    Query(
+                        per_second("tandem_accepted_draft_tokens_total", PODS, "position"),
+                        "{{position}}",
+                    ),
+                    unit="ops",
+                    text="0 is the first draft of a sequence in a step.",
+                ),
+            ),
+        ),
+        Row(
             "KV cache",
             (
                 lines(

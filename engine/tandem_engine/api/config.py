@@ -7,12 +7,20 @@ from pydantic_core import PydanticKnownError
 
 from tandem_engine.api.checks import Check, Expression, Value, Written, at_most
 from tandem_engine.api.constraints import MultipleOf, NotEqual
+from tandem_engine.api.micro_batches import CHECKS as MICRO_BATCH_CHECKS
+from tandem_engine.api.micro_batches import (
+    CclConfig,
+    Graph,
+    StreamOptions,
+    float_check,
+)
 from tandem_engine.api.model import Model
 from tandem_engine.api.parallelism import (
     ParallelismConfig as ParallelismConfig,  # noqa: PLC0414  # a part of these settings
 )
 from tandem_engine.api.parallelism import num_ranks
 from tandem_engine.api.slo import Slo
+from tandem_engine.api.speculation import SpeculationConfig
 
 TILE = 16
 WHOLE_TILES: Final = MultipleOf(TILE)
@@ -22,7 +30,8 @@ Quantization = Literal["auto", "none", "w8a8"]
 KVCacheDType = Literal["auto", "int8"]
 MetricAlias = Literal["vllm", "mindie"]
 TemplateType = Literal["Standard", "Mix"]
-Strategy = Literal["static", "dynamic", "continuous", "chunked", "splitfuse"]
+Batching = Literal["static", "dynamic", "continuous", "chunked", "splitfuse"]
+Strategy = Literal["static", "dynamic", "continuous", "chunked", "splitfuse", "speculative"]
 
 # MindIE's default of maxN.
 _LARGEST_N: Final = 128
@@ -113,6 +122,7 @@ def is_mix(path: str = "") -> Expression:
 
 
 _SPLITFUSE: Final = Value("strategy").equals("splitfuse")
+_SPECULATIVE: Final = Value("strategy").equals("speculative")
 _TEMPLATE_CHECKS: Final = (
     Check(
         field="splitFuse.enabled",
@@ -134,7 +144,7 @@ _TEMPLATE_CHECKS: Final = (
     ),
     Check(
         field="strategy",
-        refused=is_mix() & Written("strategy") & ~_SPLITFUSE,
+        refused=is_mix() & Written("strategy") & ~_SPLITFUSE & ~_SPECULATIVE,
         problem="strategy {strategy} needs templateType Standard, not Mix; "
         "set templateType: Standard or leave strategy out",
     ),
@@ -168,8 +178,11 @@ def _one_order(name: str) -> Check:
 
 
 _POLICY_CHECKS: Final = (
-    _needs_continuous("{strategy}", Written("strategy") & ~Value("strategy").equals("continuous")),
-    _needs_continuous("splitfuse", ~Written("strategy") & is_mix()),
+    _needs_continuous(
+        "{strategy}",
+        Written("strategy") & ~Value("strategy").equals("continuous") & ~_SPECULATIVE,
+    ),
+    _needs_continuous("splitfuse", is_mix() & (~Written("strategy") | _SPECULATIVE)),
     Check(
         field="supportSelectBatch",
         refused=Value("stageSelectPolicy").equals(2) & Value("supportSelectBatch"),
@@ -199,7 +212,8 @@ class ScheduleConfig(Model):
     static: maxBatchSize requests form a batch, and all of them finish before the next one forms.
     dynamic: the same, but a batch also forms maxQueueDelayMicroseconds after its first request.
     continuous: requests join and leave at every step. chunked: steps with prompt chunks of
-    maxPrefillTokens alternate with decode steps. splitfuse: both in one step."""
+    maxPrefillTokens alternate with decode steps. splitfuse: both in one step. speculative: the same
+    as absent, with engine.speculation on."""
 
     cache_block_size: Annotated[int, Field(ge=16, le=128), AfterValidator(WHOLE_TILES)] = 128
     """Tokens of one KV block; a multiple of 16."""
@@ -278,7 +292,8 @@ class ScheduleConfig(Model):
     """Prepare the next step while one is computed; its tokens are put in on the device. MindIE has
     the variable MINDIE_ASYNC_SCHEDULING_ENABLE for it. A request that ends by an end token or a
     stop string is computed once more, and the result is discarded. A step waits for the one before
-    it where there are beams or drafts, or where it would preempt."""
+    it where there are beams, where that one has drafts or is followed by some, or where it would
+    preempt."""
 
     split_fuse: SplitFuseConfig = SplitFuseConfig()
     """SplitFuse, the way templateType Mix shares steps."""
@@ -301,9 +316,11 @@ class ScheduleConfig(Model):
         return self.template_type == "Mix"
 
     @property
-    def batching(self) -> Strategy:
-        """The strategy, written down or not."""
-        return self.strategy or ("splitfuse" if self.is_split_fuse else "continuous")
+    def batching(self) -> Batching:
+        """The strategy by which batches form, written down or not."""
+        if self.strategy is None or self.strategy == "speculative":
+            return "splitfuse" if self.is_split_fuse else "continuous"
+        return self.strategy
 
     @property
     def cuts_prompts(self) -> bool:
@@ -385,6 +402,21 @@ class EngineConfig(Model):
     parallelism: ParallelismConfig = ParallelismConfig()
     """Ranks of this replica; memory and threads are shared by them."""
 
+    stream_options: StreamOptions = StreamOptions()
+    """Streams of a rank: micro-batches."""
+
+    ccl: CclConfig = CclConfig()
+    """Communication between ranks."""
+
+    graph: Graph = "cpp"
+    """The graph of a step (MindIE engine.graph)."""
+
+    unsafe_combinations: bool = False
+    """Allow combinations with micro-batches that are not tested."""
+
+    speculation: SpeculationConfig = SpeculationConfig()
+    """Draft tokens."""
+
     schedule: ScheduleConfig = ScheduleConfig()
     """How requests share steps."""
 
@@ -402,6 +434,8 @@ class EngineConfig(Model):
             "without a thread; raise it to {ranks} or more, or lower parallelism",
             values={"ranks": num_ranks("parallelism.")},
         ),
+        *MICRO_BATCH_CHECKS,
+        float_check("", "quantization"),
     )
 
     @model_validator(mode="after")

@@ -56,12 +56,17 @@ def num_ranks(path: str = "") -> Expression:
     return Choice(Written(world_size), _or_one(world_size), _product(path))
 
 
+def num_tp(path: str = "") -> Expression:
+    """Return the expression of the ranks that share each layer; `path` leads to the settings.
+
+    It is 1 or 0 where they do not share: without tp and worldSize it is 1 / (pp · dp).
+    """
+    tp = f"{path}tp"
+    quotient = Quotient(_written_or_one(f"{path}worldSize"), _groups(path))
+    return Choice(Written(tp), Value(tp), quotient)
+
+
 _IS_POSSIBLE: Final = Comparison(_product(), "<=", Constant(LARGEST_WORLD))
-_NUM_TP: Final = Choice(
-    Written("tp"), Value("tp"), Quotient(_written_or_one("worldSize"), _groups())
-)
-# Without worldSize this is 1 / (pp · dp), which is 1 or less.
-_IS_ONE_TP: Final = Comparison(_NUM_TP, "<=", Constant(1))
 
 
 class ParallelismConfig(Model):
@@ -117,7 +122,7 @@ class ParallelismConfig(Model):
         ),
         Check(
             field="sp",
-            refused=Value("sp") & _IS_ONE_TP,
+            refused=Value("sp") & (num_tp() <= Constant(1)),
             problem="sp true needs tp of 2 or more, not 1: the ranks of tp share the tokens; raise "
             "tp or leave sp out",
         ),

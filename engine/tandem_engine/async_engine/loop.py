@@ -21,6 +21,7 @@ from tandem_engine.api.steps import StepExplanation
 from tandem_engine.async_engine.choice import Choice
 from tandem_engine.async_engine.gc_threshold import raise_gc_threshold
 from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.micro_batch_log import MicroBatchLog
 from tandem_engine.async_engine.pacer import Pacer
 from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.engine import Engine, Progress
@@ -51,11 +52,19 @@ class EngineLoop:
         engine: The engine to step.
         metrics: Takes the figures of the steps.
         schedule: The settings that the engine was made with.
+        micro_batches: Logs what they bring; None: there are none.
     """
 
-    def __init__(self, engine: Engine, metrics: EngineMetrics, schedule: ScheduleConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: EngineMetrics,
+        schedule: ScheduleConfig,
+        micro_batches: MicroBatchLog | None = None,
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._micro_batches = micro_batches
         self._pacer = Pacer[Delivery](schedule)
         self._commands: queue.SimpleQueue[_Command | ReplicaLost | None] = queue.SimpleQueue()
         self._choices: dict[str, Choice] = {}
@@ -218,6 +227,8 @@ class EngineLoop:
         self._sleeps_until = -inf if progress.step.sequence_ids else self._engine.wake_at
         self._observe(progress)
         self._publish()
+        if self._micro_batches is not None:
+            self._micro_batches.step(now)
         self._deliver(
             [
                 *self._outputs(progress, now),

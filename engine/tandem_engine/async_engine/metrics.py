@@ -15,13 +15,18 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tandem_engine.api.config import MetricAlias, ScheduleConfig
+from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.parallelism import ParallelismConfig
+from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine import buckets
+from tandem_engine.async_engine.draft_metrics import draft_series
 from tandem_engine.async_engine.families import Families
 from tandem_engine.async_engine.histogram import Histogram
 from tandem_engine.async_engine.metric_aliases import aliases_of
+from tandem_engine.async_engine.micro_batch_metrics import micro_batch_series
+from tandem_engine.async_engine.rank_metrics import rank_series
 from tandem_engine.async_engine.recent_requests import RecentRequests
 from tandem_engine.async_engine.slo_metrics import SloResults, predictions
 from tandem_engine.async_engine.timeline import Timeline
@@ -45,6 +50,10 @@ _COUNTERS: Final = MappingProxyType(
 _NO_WAITS: Final[Mapping[Reason, float]] = MappingProxyType({})
 
 
+def _no_micro_batches() -> None:
+    return None
+
+
 class EngineMetrics(Collector):
     """One engine's series in a registry of their own; all have the model's name as a label.
 
@@ -56,6 +65,7 @@ class EngineMetrics(Collector):
         slo: The targets in force.
         aliases: Other engines whose names the series have as well.
         parallelism: The ranks of the replica.
+        ranks: The memory of each of them; empty: it is not known.
     """
 
     def __init__(
@@ -66,12 +76,15 @@ class EngineMetrics(Collector):
         slo: Slo | None = None,
         aliases: Sequence[MetricAlias] = (),
         parallelism: ParallelismConfig | None = None,
+        ranks: Sequence[RankBytes] = (),
     ) -> None:
         self._model = model_name
         self._families = Families(model_name)
         self._aliases = tuple(aliases)
         self._parallelism = (parallelism or ParallelismConfig()).resolved()
+        self._ranks = tuple(ranks)
         self._queue_age_s: Callable[[], float] = float
+        self._micro_batches: Callable[[], MicroBatchStats | None] = _no_micro_batches
         self._prices: StepPrices | None = None
         self._recent = RecentRequests()
         self._counts = dict.fromkeys(_COUNTERS, 0.0)
@@ -116,6 +129,10 @@ class EngineMetrics(Collector):
     def watch_queue(self, age_s: Callable[[], float]) -> None:
         """Ask `age_s` at each scrape for how long the oldest request has waited for a step."""
         self._queue_age_s = age_s
+
+    def watch_micro_batches(self, stats: Callable[[], MicroBatchStats | None]) -> None:
+        """Ask `stats` at each scrape for what micro-batches bring; None: they are off."""
+        self._micro_batches = stats
 
     def reconfigure(self, schedule: ScheduleConfig, slo: Slo) -> None:
         """Judge requests by other targets from now on; each target is a bucket's bound."""
@@ -251,12 +268,10 @@ class EngineMetrics(Collector):
             "Age of the oldest request that has had no step yet; 0: there is none.",
             self._queue_age_s(),
         )
-        yield self._families.info(
-            "parallelism",
-            "Ranks of the replica, and the degrees by which they share the model.",
-            {name: str(value).lower() for name, value in self._parallelism},
-        )
+        yield from rank_series(self._families, self._parallelism, self._ranks)
         yield from self._slo_results.collect(self._families)
+        if (micro_batches := self._micro_batches()) is not None:
+            yield from micro_batch_series(self._families, micro_batches)
         if self._stats is not None:
             yield from self._state(self._stats)
             yield from self._predictions(self._stats)
@@ -295,6 +310,8 @@ class EngineMetrics(Collector):
             "Looked-up tokens found in the prefix cache.",
             stats.num_hit_tokens,
         )
+        if stats.drafts:
+            yield from draft_series(self._families, stats.drafts)
         if stats.tpot_pace is not None:
             yield self._families.gauge(
                 "tpot_pace_ratio",

@@ -120,6 +120,13 @@ class StepStages(Protocol):
 class ForwardPass(Protocol):
     """A device's own forward pass of one packed_model, faster than its kernels one by one."""
 
+    def reserve(self, num_rows: int) -> None:
+        """Have room for the activations of so many rows.
+
+        The halves of a step are under way at once: reserved before, both have their place in the
+        memory that the step would have as a whole.
+        """
+
     def stages(
         self,
         token_ids: Tensor,

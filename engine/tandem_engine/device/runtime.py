@@ -1,4 +1,4 @@
-"""The interface of a device: memory, streams, events and a dozen kernels.
+"""The interface of a device: memory, threads and a dozen kernels; for its streams see `streams`.
 
 Code that uses these protocols alone runs on any backend. A backend is one module of this
 package (see `registry`); `reference` holds the kernels in plain torch, which the others must equal.
@@ -6,8 +6,7 @@ package (see `registry`); `reference` holds the kernels in plain torch, which th
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,35 +24,6 @@ class Memory(NamedTuple):
     """The most that this process should ever hold."""
     used: int
     """Bytes that it holds now."""
-
-
-class Event(Protocol):
-    """A point in a stream's work that others can wait for."""
-
-    def record(self, stream: "Stream") -> None:
-        """Mark the work that was put into `stream` so far."""
-
-    def synchronize(self) -> None:
-        """Block the host until the marked work is done."""
-
-
-class Stream(Protocol):
-    """A queue of device work; inside `with stream:` kernels go into it."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-    def wait(self, event: Event) -> None:
-        """Let work that is put in from now on start only after `event`."""
-
-    def synchronize(self) -> None:
-        """Block the host until the queue is empty."""
 
 
 class HeadNorms(NamedTuple):
@@ -160,12 +130,6 @@ class DeviceRuntime(Protocol):
     @property
     def kernels(self) -> Kernels:
         """The backend's kernels."""
-
-    def stream(self) -> Stream:
-        """A new stream."""
-
-    def event(self) -> Event:
-        """A new event."""
 
     def memory(self) -> Memory:
         """Bytes that this process may hold, and holds."""

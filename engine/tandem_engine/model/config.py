@@ -64,6 +64,11 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...]
     """Tokens that end an answer; generation_config.json wins over config.json."""
 
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's and MindIE's name of the architecture, such as qwen3."""
+        return self.architecture.removesuffix("ForCausalLM").lower()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:

@@ -162,6 +162,16 @@ class Decoder:
         assert logits is not None, "the first rank of tp gives logits; this is a bug"  # noqa: S101
         return logits
 
+    def reserve(self, num_tokens: int) -> None:
+        """Have room for steps that are under way at once and have so many tokens together.
+
+        Torch's allocator of a device keeps memory itself; only a forward pass of the device's own
+        has to be told.
+        """
+        if self._forward_pass is not None:
+            # Under sp the rows of each half are rounded up to a multiple of the ranks.
+            self._forward_pass.reserve(num_tokens + 2 * (self.plan.num_tp - 1))
+
     def stages(
         self,
         token_ids: Tensor,

@@ -13,7 +13,7 @@ on when it is done: an executor may so compute another batch meanwhile, and no m
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Final, NamedTuple, Protocol, assert_never
 
 from torch import Tensor
 
@@ -22,11 +22,27 @@ from tandem_engine.device.packed_model import StepStages
 from tandem_engine.parallel.plan import RankPlan
 
 
+class StageName(NamedTuple):
+    """The stage in front of a collective; for timelines."""
+
+    kind: str
+    layer: int | None = None
+    """Counted from the rank's first one; None: it is of no layer."""
+
+    def __str__(self) -> str:
+        return self.kind if self.layer is None else f"{self.kind} {self.layer}"
+
+
+_EMBEDDING: Final = StageName("embedding")
+_LOGITS: Final = StageName("logits")
+
+
 @dataclass(frozen=True, slots=True)
 class AllReduce:
     """Add up the ranks' tensors, in place on all of them."""
 
     tensor: Tensor
+    stage: StageName
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,7 @@ class ReduceScatter:
     """
 
     tensor: Tensor
+    stage: StageName
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +61,7 @@ class AllGather:
     """Copy each rank's own rows, shared out as in ReduceScatter, into all ranks' tensors."""
 
     tensor: Tensor
+    stage: StageName
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,7 @@ class GatherColumns:
     """Put the ranks' tensors side by side, on the first rank."""
 
     tensor: Tensor
+    stage: StageName
     num_columns: int
     """Columns to keep of all; those behind are padding."""
 
@@ -81,7 +100,7 @@ def drive(stages: Stages, collectives: Collectives) -> Tensor | None:
     result: Tensor | None = None
     try:
         while True:
-            result = _carry_out(stages.send(result), collectives)
+            result = carry_out(stages.send(result), collectives)
     except StopIteration as end:
         given: Tensor | None = end.value
         return given
@@ -89,15 +108,16 @@ def drive(stages: Stages, collectives: Collectives) -> Tensor | None:
         stages.close()
 
 
-def _carry_out(collective: Collective, collectives: Collectives) -> Tensor | None:
+def carry_out(collective: Collective, collectives: Collectives) -> Tensor | None:
+    """Carry out one collective; return the result of GatherColumns."""
     match collective:
-        case AllReduce(tensor):
+        case AllReduce(tensor=tensor):
             collectives.all_reduce(tensor)
-        case ReduceScatter(tensor):
+        case ReduceScatter(tensor=tensor):
             collectives.reduce_scatter(tensor)
-        case AllGather(tensor):
+        case AllGather(tensor=tensor):
             collectives.all_gather(tensor)
-        case GatherColumns(tensor, num_columns):
+        case GatherColumns(tensor=tensor, num_columns=num_columns):
             return collectives.gather_columns(tensor, num_columns)
         case _:
             assert_never(collective)
@@ -182,21 +202,21 @@ def compute_stages(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Sta
         if is_end and rows is not None:
             # It goes on with the rows of the logits, which are few, and of any rank.
             step.leave(rows)
-            yield AllGather(step.hidden)
+            yield AllGather(step.hidden, StageName("leave", layer))
             rows = None
         if rows is not None:
             step.attention_norm(layer, rows)
-            yield AllGather(step.hidden)
+            yield AllGather(step.hidden, StageName("attention norm", layer))
         step.attention(layer, is_normed=rows is not None)
         if is_end and not inputs.num_logits:
             # K and V are written.
             return None if plan.tp_rank else step.hidden.new_empty(0, inputs.vocab_size).float()
-        yield from _completed(step, plan, rows)
+        yield from _completed(step, plan, rows, StageName("attention", layer))
         if rows is not None:
             step.mlp_norm(layer, rows)
-            yield AllGather(step.hidden)
+            yield AllGather(step.hidden, StageName("mlp norm", layer))
         step.mlp(layer, is_normed=rows is not None)
-        yield from _completed(step, plan, rows)
+        yield from _completed(step, plan, rows, StageName("mlp", layer))
     return (yield from _left(step, plan, inputs))
 
 
@@ -204,16 +224,16 @@ def _entered(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
     """Embed tokens, or go on with what another rank gave."""
     if inputs.hidden is None:
         step.embed()
-        yield from _completed(step, plan, inputs.rows)
+        yield from _completed(step, plan, inputs.rows, _EMBEDDING)
     else:
         step.resume(inputs.hidden, inputs.rows)
     return None
 
 
-def _completed(step: StepStages, plan: RankPlan, rows: slice | None) -> Stages:
+def _completed(step: StepStages, plan: RankPlan, rows: slice | None, stage: StageName) -> Stages:
     """The collective that makes a sum of its parts."""
     if plan.num_tp > 1:
-        yield AllReduce(step.hidden) if rows is None else ReduceScatter(step.hidden)
+        yield AllReduce(step.hidden, stage) if rows is None else ReduceScatter(step.hidden, stage)
     return None
 
 
@@ -226,4 +246,4 @@ def _left(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
     logits = step.logits()
     if plan.num_tp == 1:
         return logits
-    return (yield GatherColumns(logits, inputs.vocab_size))
+    return (yield GatherColumns(logits, _LOGITS, inputs.vocab_size))

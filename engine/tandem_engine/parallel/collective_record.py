@@ -55,10 +55,11 @@ class CollectiveRecord:
 
 
 class RankCalls(NamedTuple):
-    """What a rank has called last."""
+    """The last calls of a rank; `is_known` is false where its record cannot be read."""
 
     rank: int
     calls: Sequence[RecordedCall]
+    is_known: bool = True
 
 
 def first_mismatch(
@@ -101,6 +102,8 @@ def _mismatches(
 
 
 def _progress(rank: RankCalls) -> str:
+    if not rank.is_known:
+        return f"the last call of rank {rank.rank} is not known"
     if not rank.calls:
         return f"rank {rank.rank} has made no call"
     return f"rank {rank.rank} made {rank.calls[-1]} last"

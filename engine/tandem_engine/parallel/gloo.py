@@ -70,10 +70,10 @@ _DTYPES: Final = (*_SUMMED, torch.float16, torch.int8, torch.uint8, torch.int32,
 _POLL_S: Final = 0.01
 _FAILED: Final = "failed"
 _REASONS: Final = {
-    "Timed out waiting": "A rank was silent for longer than timeout_s.",
+    "Timed out waiting": "A rank was silent for longer than {timeout_s:g} s.",
     "Connection closed": "A rank closed its connection.",
     "Connection reset": "A rank closed its connection.",
-    "pair closure": "A rank was silent for longer than timeout_s.",
+    "pair closure": "A rank was silent for longer than {timeout_s:g} s.",
 }
 """Words of gloo → their meaning."""
 
@@ -122,14 +122,16 @@ class GlooCommunicator:
         self._record = CollectiveRecord()
         self._failure: CollectiveError | None = None
         self._is_closed = False
-        self._checks_calls = checks_calls
+        self._checks_calls, self._timeout_s = checks_calls, timeout_s
         self._process_groups: dict[str, ProcessGroup] = {}
         self._store: Store | None = None
+        self._hostnames: list[str] = []
         try:
             self._join(store, hostname, timeout_s, join_timeout_s)
         except RuntimeError as error:
             self._process_groups.clear()
-            cause = f"The ranks have not all joined in {join_timeout_s:g} s: {_short(str(error))}"
+            reason = _short(str(error), join_timeout_s)
+            cause = f"The ranks have not all joined in {join_timeout_s:g} s: {reason}"
             raise _error_at_join(rank, cause) from error
 
     @property
@@ -210,7 +212,7 @@ class GlooCommunicator:
             if self._store and self._store.check([_record_key(rank)]):
                 found = json.loads(self._store.get(_record_key(rank)))
                 return RankCalls(rank, tuple(RecordedCall(*call) for call in found))
-        return RankCalls(rank, ())
+        return RankCalls(rank, (), is_known=False)
 
     def abort(self, cause: str) -> None:
         """Make every call of this rank raise, and those of others when they notice it."""
@@ -240,9 +242,11 @@ class GlooCommunicator:
     ) -> None:
         self._store = store = open_store(address, join_timeout_s)
         digest = hashlib.sha256(f"{self._shape}{self._checks_calls}".encode()).hexdigest()
-        store.set(f"joined/{self._rank}", digest)
+        store.set(f"joined/{self._rank}", json.dumps([digest, hostname]))
         for rank in range(self._shape.size):
-            if store.get(f"joined/{rank}").decode() != digest:
+            declared, at = json.loads(store.get(f"joined/{rank}"))
+            self._hostnames.append(at)
+            if declared != digest:
                 raise _error_at_join(
                     rank,
                     f"Rank {rank} declares another world than rank {self._rank}; start all ranks "
@@ -356,7 +360,7 @@ class GlooCommunicator:
             if culprit is None:
                 culprit = next(iter(missing), None) or self._odd_one(own, others)
             told = self._tell(culprit, self._cause(culprit, own, reason))
-        rank, cause = told or (others[0] if others else self._rank, _short(reason))
+        rank, cause = told or (others[0] if others else self._rank, self._short(reason))
         return CollectiveError(rank=rank, cause=cause, own=own, peer=self.calls(rank))
 
     def _await_reports(self, others: Sequence[int]) -> list[int]:
@@ -378,9 +382,16 @@ class GlooCommunicator:
         peer = self.calls(culprit)
         if first_mismatch(own.calls, peer.calls):
             return compare(own, peer)
-        if not peer.calls and culprit != self._rank:
-            return f"Rank {culprit} has ended, or hangs: {_short(reason)}"
-        return _short(reason)
+        if not peer.is_known:
+            return (
+                f"Rank {culprit} ({self._hostnames[culprit]}) has ended, hangs, or cannot be "
+                f"reached from rank {self._rank} ({self._hostnames[self._rank]}): "
+                f"{self._short(reason)}"
+            )
+        return self._short(reason)
+
+    def _short(self, reason: str) -> str:
+        return _short(reason, self._timeout_s)
 
     def _tell(self, culprit: int, cause: str) -> tuple[int, str]:
         """Tell all ranks, unless another one was first; the rank and cause that stay."""
@@ -418,11 +429,11 @@ def _record_key(rank: int) -> str:
     return f"record/{rank}"
 
 
-def _short(reason: str) -> str:
+def _short(reason: str, timeout_s: float) -> str:
     """What gloo says, without the place in its source."""
     for known, sentence in _REASONS.items():
         if known in reason:
-            return sentence
+            return sentence.format(timeout_s=timeout_s)
     return reason.partition("] ")[2][:200] or reason[:200] or "a call of the ranks failed."
 
 

@@ -3,10 +3,13 @@
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
 Work = Callable[[], None]
+T = TypeVar("T")
 
 
 class ComputeThread:
@@ -33,6 +36,21 @@ class ComputeThread:
             thread.start()
             self._thread = thread
         self._queue.put(work)
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, on the thread if it runs, else on the caller's own."""
+        if self._thread is None:
+            return work()
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001  # it is the caller's
+                done.set_exception(error)
+
+        self.put(run)
+        return done.result()
 
     def close(self) -> None:
         """End the thread when all work is done; it starts again with the next."""

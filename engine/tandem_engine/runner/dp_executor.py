@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
+from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import RankPlan
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches, DPPart, merge_logits
 from tandem_engine.runner.executor import Computed, PendingLogits
+from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import DP
 from tandem_engine.runner.stage_executor import NO_LOGITS, Awaited, StageExecutor
 
@@ -51,15 +53,28 @@ class DPExecutor:
         has_stages = plan.shape.pp > 1
         self._later = ThreadPoolExecutor(1, thread_name_prefix="dp") if has_stages else None
 
+    @property
+    def recorder(self) -> Recorder:
+        """Records the rows of the dp rank."""
+        return self._stages.recorder
+
     def copy(self, step: Step) -> None:
         """Make the copies of `step` that are the dp rank's."""
         self._stages.copy(self._batches.copies(step))
+
+    def set_prices(self, prices: CutPrices | None) -> None:
+        """See `RankExecutor`: each dp rank cuts its own rows."""
+        self._stages.set_prices(prices)
 
     def compute(self, batch: FlatBatch) -> PendingLogits:
         """See `RankExecutor`."""
         part = self._batches.part(batch)
         # A model whose ranks exchange nothing across dp has nothing to do without rows.
-        own = NO_LOGITS if part.is_empty else self._stages.compute(part.batch)
+        own: PendingLogits = NO_LOGITS
+        if part.is_empty:
+            self.recorder.skip()
+        else:
+            own = self._stages.compute(part.batch)
         if self._plan.tp_rank or self._plan.pp_rank:
             return NO_LOGITS
         if self._plan.dp_rank:

@@ -5,15 +5,22 @@ the flat batch says all. So a rank beside rank 0 is an executor without a runner
 ranks is one executor to the runner of rank 0.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from tandem_engine.api.step import Step
+from tandem_engine.api.timeline import Timeline
 from tandem_engine.device.blocks import copy_blocks, swap_in, swap_out
+from tandem_engine.device.host_streams import HostStream
+from tandem_engine.device.stream_layouts import COMPUTE
+from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.model.decoder import Decoder, KVCache
 from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.recording import Recorder
+from tandem_engine.runner.step_trace import StepTrace
 
 
 class PendingLogits(Protocol):
@@ -56,11 +63,42 @@ class Executor(Protocol):
         """The logits of `begin`, waited for."""
 
 
+class RecordingExecutor(Protocol):
+    """An executor whose steps can be recorded; from any thread, one recording at a time."""
+
+    def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
+        """Record the next steps on all ranks, behind the one that is begun.
+
+        Args:
+            num_steps: How many.
+            is_full: Called by the thread that computes when there are so many; must not raise.
+
+        Raises:
+            ReplicaLost: No more steps can be computed.
+        """
+
+    def end_recording(self) -> Timeline:
+        """Record no further step; return those that were recorded.
+
+        A rank that does not answer is left out.
+
+        Raises:
+            ReplicaLost: No more steps can be computed.
+        """
+
+
 class RankExecutor(Protocol):
     """Computes one rank's part of the steps of a group; all ranks are given the same ones."""
 
+    @property
+    def recorder(self) -> Recorder:
+        """Records the rank's steps; for the thread that computes them."""
+
     def copy(self, step: Step) -> None:
         """Make those copies of `step` that are the rank's."""
+
+    def set_prices(self, prices: CutPrices | None) -> None:
+        """Cut steps by these prices from now on; None: cut none. All ranks are given the same."""
 
     def compute(self, batch: FlatBatch) -> PendingLogits:
         """Compute the rank's part of a step, and exchange what goes in and out.
@@ -111,6 +149,10 @@ class LocalExecutor:
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._host_cache = host_cache
+        self._recorder = Recorder(decoder.plan.rank)
+        self._stream = HostStream(COMPUTE)
+        # Held by a step, so that a recording begins and ends between two.
+        self._computing = threading.Lock()
 
     @property
     def num_stages(self) -> int:
@@ -139,6 +181,26 @@ class LocalExecutor:
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary]."""
+        with self._computing:
+            if not self._recorder.is_on:
+                return self._forward(batch)
+            job = self._stream.run(lambda: self._forward(batch))
+            trace = StepTrace()
+            trace.add(job, self._stream)
+            self._recorder.add(batch, None, trace)
+            return job.result()
+
+    def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
+        """See `RecordingExecutor`."""
+        with self._computing:
+            self._recorder.begin(num_steps, is_full)
+
+    def end_recording(self) -> Timeline:
+        """See `RecordingExecutor`."""
+        with self._computing:
+            return Timeline(steps=self._recorder.end())
+
+    def _forward(self, batch: FlatBatch) -> Tensor:
         return self._decoder.forward(
             batch.token_ids, self._kv_cache, batch.attention, logits_rows=batch.yield_at
         )

@@ -1,18 +1,24 @@
 """The executor of a group of ranks, as the runner of rank 0 sees it."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
 from tandem_engine.api.errors import ReplicaLost
+from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.step import Step
+from tandem_engine.api.timeline import RankStep, Timeline
+from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.executor import PendingLogits, RankExecutor
+from tandem_engine.runner.micro_batch_control import MicroBatchControl
 from tandem_engine.runner.peer_process import PeerLost
-from tandem_engine.runner.rank_batches import columns_of
+from tandem_engine.runner.rank_batches import columns_of, prices_message, recording_message
 from tandem_engine.runner.rank_messages import StepEncoder
+from tandem_engine.runner.step_channel import StepChannelClosed
 
 
 class RankLost(ReplicaLost):
@@ -32,6 +38,8 @@ class GroupExecutor:
         num_stages: Pipeline stages.
         abort: Makes the other ranks give up a step, with the cause.
         exits: Describes ranks that have been ended; for the error.
+        micro_batches: Says by which prices steps are cut; None: no step is.
+        recorded: Waits for the steps that the other ranks have recorded.
     """
 
     def __init__(
@@ -43,6 +51,8 @@ class GroupExecutor:
         num_stages: int = 1,
         abort: Callable[[str], None],
         exits: Callable[[], str],
+        micro_batches: MicroBatchControl | None = None,
+        recorded: Callable[[], Sequence[RankStep]] = tuple,
     ) -> None:
         self._local = local
         self._publish = publish
@@ -50,6 +60,11 @@ class GroupExecutor:
         self._num_stages = num_stages
         self._abort = abort
         self._exits = exits
+        self._micro_batches = micro_batches
+        self._prices: CutPrices | None = None
+        self._recorded = recorded
+        # Held by the begin of a step, so that a recording begins and ends between two.
+        self._beginning = threading.Lock()
         self._encoder = StepEncoder()
         self._lost: RankLost | None = None
 
@@ -73,7 +88,7 @@ class GroupExecutor:
         Raises:
             RankLost: A rank cannot go on.
         """
-        with self._together():
+        with self._beginning, self._together():
             message = self._encoder.copies(step)
             if message is not None:
                 self._publish(message)
@@ -85,7 +100,8 @@ class GroupExecutor:
         Raises:
             RankLost: A rank cannot go on.
         """
-        with self._together():
+        with self._beginning, self._together():
+            self._hand_out_prices()
             self._publish(self._encoder.batch(columns_of(batch)))
             return _OfGroup(self._local.compute(batch), self._together)
 
@@ -96,6 +112,49 @@ class GroupExecutor:
             RankLost: A rank cannot go on.
         """
         return self.begin(batch).result()
+
+    def begin_recording(self, num_steps: int, is_full: Callable[[], None]) -> None:
+        """See `RecordingExecutor`."""
+        with self._beginning:
+            self._order_recording(num_steps)
+            self._local.recorder.begin(num_steps, is_full)
+
+    def end_recording(self) -> Timeline:
+        """See `RecordingExecutor`."""
+        with self._beginning:
+            own = self._local.recorder.end()
+            self._order_recording(0)
+        steps = [*own, *self._recorded()]
+        return Timeline(steps=tuple(sorted(steps, key=lambda one: (one.number, one.rank))))
+
+    def _order_recording(self, num_steps: int) -> None:
+        """Tell the other ranks; what is wrong with them ends the group at its next step.
+
+        Raises:
+            RankLost: They compute nothing any more.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            self._publish(recording_message(num_steps))
+        except (PeerLost, StepChannelClosed) as error:
+            raise RankLost(str(error)) from error
+
+    def micro_batch_stats(self) -> MicroBatchStats | None:
+        """What micro-batches bring and cost; None: they are off. From any thread."""
+        return None if self._micro_batches is None else self._micro_batches.stats()
+
+    def _hand_out_prices(self) -> None:
+        """Have all ranks cut the next step by the prices of this moment."""
+        if self._micro_batches is not None:
+            self.set_prices(self._micro_batches.prices())
+
+    def set_prices(self, prices: CutPrices | None) -> None:
+        """Have all ranks cut steps by these prices from now on; None: cut none."""
+        if prices is not self._prices:
+            self._publish(prices_message(prices))
+            self._local.set_prices(prices)
+            self._prices = prices
 
     @contextmanager
     def _together(self) -> Iterator[None]:

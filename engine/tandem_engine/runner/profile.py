@@ -105,6 +105,11 @@ class ProfilePlan:
         self.block_size = block_size
         self.num_blocks = max(many * -(-longest // block_size), -(-context // block_size), NUM_ROWS)
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of one run."""
+        return len(self._steps)
+
     def run(self, executor: Executor, runtime: DeviceRuntime) -> Iterator[StepMemory]:
         """Run one step after another; yield the memory of each.
 
@@ -152,6 +157,21 @@ class ProfilePlan:
             starts=[row.start for row in rows],
             block_tables=[range(end - count, end) for end, count in zip(ends, counts, strict=True)],
         )
+
+
+def with_halves(whole: StepCost, halves: StepCost) -> StepCost:
+    """What steps cost where some are cut in two.
+
+    Args:
+        whole: The cost of steps that are not cut.
+        halves: That of cut ones, measured while the activations of whole ones were kept.
+    """
+    return StepCost(
+        fixed=max(whole.fixed, halves.fixed),
+        per_token=whole.per_token + halves.per_token,
+        per_row=max(whole.per_row, halves.per_row),
+        per_context=max(whole.per_context, halves.per_context),
+    )
 
 
 def profile_steps(

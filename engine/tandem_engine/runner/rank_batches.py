@@ -4,6 +4,8 @@ Both lay a batch out by the same functions, so that the arrays which a forward p
 same on all ranks.
 """
 
+import struct
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -16,10 +18,54 @@ from tandem_engine.device.attention import (
     advance_attention,
     lay_out_attention,
 )
+from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.rank_messages import BatchColumns, DecodedBatch, StepDecoder
 
 _NO_ROWS: Final = ()
+_PRICES: Final = b"\xff" * 4
+"""Begin of a message of prices: no kind of the others."""
+_RECORDING: Final = b"\xfe" * 4
+_NUM_STEPS: Final = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class NewPrices:
+    """The prices by which steps are cut from now on; None: none is."""
+
+    prices: CutPrices | None
+
+
+def prices_message(prices: CutPrices | None) -> bytes:
+    """The message that hands prices to the other ranks."""
+    return _PRICES + (b"" if prices is None else prices.encode())
+
+
+def read_prices(message: bytes) -> NewPrices | None:
+    """The prices of a message; None: it is one for `RankBatches.decode`."""
+    if message[: len(_PRICES)] != _PRICES:
+        return None
+    encoded = message[len(_PRICES) :]
+    return NewPrices(CutPrices.decode(encoded) if encoded else None)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecording:
+    """Order to record steps; of 0 steps: to report those that were recorded."""
+
+    num_steps: int
+
+
+def recording_message(num_steps: int) -> bytes:
+    """The message that has the other ranks record steps; see `NewRecording`."""
+    return _RECORDING + _NUM_STEPS.pack(num_steps)
+
+
+def read_recording(message: bytes) -> NewRecording | None:
+    """The order of a message; None: it is one for `RankBatches.decode`."""
+    if message[: len(_RECORDING)] != _RECORDING:
+        return None
+    return NewRecording(*_NUM_STEPS.unpack(message[len(_RECORDING) :]))
 
 
 def columns_of(batch: FlatBatch) -> BatchColumns:

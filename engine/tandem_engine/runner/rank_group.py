@@ -10,14 +10,23 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.api.micro_batch_stats import MicroBatchStats
+from tandem_engine.api.timeline import RankStep
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder
+from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.segment import SharedSegment
-from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.runner.executor import RankExecutor
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
-from tandem_engine.runner.profile import ProfilePlan, StepMemory, first_layers, give_back
+from tandem_engine.runner.micro_batch_control import EVERY_STEP, MicroBatchControl
+from tandem_engine.runner.profile import (
+    ProfilePlan,
+    StepMemory,
+    first_layers,
+    give_back,
+    with_halves,
+)
 from tandem_engine.runner.rank_launcher import (
     REAP_TIMEOUT_S,
     ProcessLauncher,
@@ -34,11 +43,12 @@ from tandem_engine.runner.rank_process import (
     Profiled,
     RankSettings,
     Ready,
+    Recorded,
     StartFailed,
-    join_world,
     prepare_executor,
 )
 from tandem_engine.runner.rank_watch import RankWatch
+from tandem_engine.runner.rank_world import SharedMemoryWorld, World
 from tandem_engine.runner.stage_collectives import world_shape
 from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
@@ -68,6 +78,8 @@ class RankGroup:
         settings: Of all ranks.
         launcher: Starts their processes, and is this group's from now on; None: they are children
             of this process.
+        world: Where the ranks exchange tensors, and this group's from now on; None: memory of this
+            host.
         start_timeout_s: Longest time that a rank may take to load its weights.
 
     Raises:
@@ -79,6 +91,7 @@ class RankGroup:
         settings: RankSettings,
         *,
         launcher: RankLauncher | None = None,
+        world: World | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         _check(settings)
@@ -86,13 +99,16 @@ class RankGroup:
         self._start_timeout_s = start_timeout_s
         self._launcher = launcher or ProcessLauncher()
         self._ranks: Sequence[RankHandle] = ()
-        self._communicator: SharedMemoryCommunicator | None = None
+        self._communicator: Communicator | None = None
         self._local: RankExecutor | None = None
         self._loaded: list[Loaded] | None = None
+        self._micro_batches: MicroBatchControl | None = None
+        self.whole_costs: Sequence[StepCost] = ()
+        """What whole steps cost each rank, where `profile` has measured cut ones, too."""
         self._watch: RankWatch | None = None
         self._reaping = threading.Lock()
         others = range(1, settings.shape.world_size)
-        self._world = make_segment(world_shape(settings.shape))
+        self._world = world or SharedMemoryWorld(world_shape(settings.shape))
         # The steps that are measured have a channel of their own, whose end is the end of those.
         self._profile_channel, self._channel = (_Channel(settings, others) for _ in range(2))
         try:
@@ -147,7 +163,15 @@ class RankGroup:
             begins = [0, *ends[:-1]]
             spans = list(zip(begins, ends, strict=True))
             measured = [[StepMemory.over(one[begin:end]) for begin, end in spans] for one in others]
-            return [plan.cost(one) for one in (own, *measured)]
+            return [self._cost(plan, one) for one in (own, *measured)]
+
+    def _cost(self, plan: ProfilePlan, measured: Sequence[StepMemory]) -> StepCost:
+        """What steps cost a rank; with micro-batches those in halves are behind the others."""
+        whole = plan.cost(measured[: plan.num_steps])
+        if not self._settings.micro_batch:
+            return whole
+        self.whole_costs = (*self.whole_costs, whole)
+        return with_halves(whole, plan.cost(measured[plan.num_steps :]))
 
     def _measure(
         self, plan: ProfilePlan, decoder: Decoder, runtime: DeviceRuntime
@@ -159,17 +183,27 @@ class RankGroup:
         channel, own, ends = self._profile_channel, [], []
         # Each dp rank computes all rows.
         with closing(StageExecutor(*layers, self._joined())) as local:
-            for memory in plan.run(self._executor(local, channel, decoder), runtime):
+            executor = self._executor(local, channel, decoder)
+            for memory in plan.run(executor, runtime):
                 own.append(memory)
                 ends.append(channel.num_messages)
+            if self._settings.micro_batch:
+                # The memory of activations is kept: what halves take comes on top.
+                executor.set_prices(EVERY_STEP)
+                for memory in plan.run(executor, runtime):
+                    own.append(memory)
+                    ends.append(channel.num_messages)
         return own, ends
 
-    def join(self, decoder: Decoder, sizes: CacheSizes) -> GroupExecutor:
+    def join(
+        self, decoder: Decoder, sizes: CacheSizes, *, cost_of_halves: int = 0
+    ) -> GroupExecutor:
         """Wait until all ranks are ready; return the executor of all of them.
 
         Args:
             decoder: The part of rank 0.
             sizes: Of every rank's cache.
+            cost_of_halves: KV blocks that micro-batches cost, for their figures.
 
         Raises:
             RankStartError: A rank cannot start; none is left then.
@@ -178,11 +212,20 @@ class RankGroup:
         with self._or_close():
             self._order(sizes)
             communicator = self._joined()
-            make = prepare_executor(self._settings, decoder, sizes)
+            if self._settings.micro_batch:
+                self._micro_batches = MicroBatchControl.of(decoder, num_kv_blocks=cost_of_halves)
+            control = self._micro_batches
+            make = prepare_executor(
+                self._settings, decoder, sizes, observe=control.observe if control else None
+            )
             for rank in self._ranks:
                 self._await_report(rank, Ready)
             self._local = make(communicator)
-            return self._executor(self._local, self._channel, decoder)
+            return self._executor(self._local, self._channel, decoder, control)
+
+    def micro_batch_stats(self) -> MicroBatchStats | None:
+        """What micro-batches bring and cost; None: they are off. From any thread."""
+        return None if self._micro_batches is None else self._micro_batches.stats()
 
     def watch(self, lose: Callable[[RankLost], None]) -> None:
         """Have `lose` called, by another thread, when a rank ends before `close` is called.
@@ -251,14 +294,21 @@ class RankGroup:
             with suppress(BrokenPipeError):  # it has ended, which is noticed at its report
                 rank.connection.send(order)
 
-    def _joined(self) -> SharedMemoryCommunicator:
+    def _joined(self) -> Communicator:
         """The world; the other ranks join it at their first order."""
         if self._communicator is None:
-            self._communicator = join_world(self._settings, self._world.address, 0)
+            settings = self._settings
+            self._communicator = self._world.address.join(
+                world_shape(settings.shape), 0, timeout_s=settings.timeout_s
+            )
         return self._communicator
 
     def _executor(
-        self, local: RankExecutor, channel: "_Channel", decoder: Decoder
+        self,
+        local: RankExecutor,
+        channel: "_Channel",
+        decoder: Decoder,
+        control: MicroBatchControl | None = None,
     ) -> GroupExecutor:
         return GroupExecutor(
             local,
@@ -267,7 +317,20 @@ class RankGroup:
             num_stages=self._settings.shape.pp,
             abort=self._joined().abort,
             exits=self.exits,
+            micro_batches=control,
+            recorded=self._recorded,
         )
+
+    def _recorded(self) -> list[RankStep]:
+        """Wait for what the other ranks have recorded; one that is lost has recorded nothing."""
+        steps: list[RankStep] = []
+        for rank in self._ranks:
+            # Closed meanwhile, or its process has ended: the group is lost, and says so elsewhere.
+            with suppress(OSError, EOFError):
+                if wait([rank.connection], self._settings.timeout_s):
+                    report = rank.connection.recv()
+                    steps += report.steps if isinstance(report, Recorded) else ()
+        return steps
 
     def _await_report(self, rank: RankHandle, kind: type[_Report]) -> _Report:
         if not wait([rank.connection], self._start_timeout_s):

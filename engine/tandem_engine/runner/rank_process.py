@@ -6,8 +6,9 @@ it when rank 0's process ends however.
 """
 
 import logging
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ import torch
 
 from tandem_engine.api.config import DType, KVCacheDType, Quantization
 from tandem_engine.api.step import Step
+from tandem_engine.api.timeline import RankStep
 from tandem_engine.device.registry import open_device
 from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.kvcache.layout import CacheLayout
@@ -25,7 +27,6 @@ from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
-from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches
 from tandem_engine.runner.dp_executor import DPExecutor
@@ -37,9 +38,16 @@ from tandem_engine.runner.profile import (
     give_back,
     step_memory,
 )
-from tandem_engine.runner.rank_batches import RankBatches
+from tandem_engine.runner.rank_batches import (
+    NewPrices,
+    NewRecording,
+    RankBatches,
+    read_prices,
+    read_recording,
+)
+from tandem_engine.runner.rank_world import WorldAddress
 from tandem_engine.runner.stage_collectives import world_shape
-from tandem_engine.runner.stage_executor import StageExecutor
+from tandem_engine.runner.stage_executor import Observe, StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepReader
 
 _LOG: Final = logging.getLogger(__name__)
@@ -65,6 +73,8 @@ class RankSettings:
     """Compute threads of all ranks together; None: one a core."""
     timeout_s: float = 30.0
     """The longest silence of a rank that others wait for."""
+    micro_batch: bool = False
+    """Cut steps into two halves where that pays (MindIE stream_options.micro_batch)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +96,7 @@ class GroupAddress:
     process: int
     channel: SegmentAddress
     """Of the step channel."""
-    world: SegmentAddress
+    world: WorldAddress
     """Of the communicator."""
     profile: SegmentAddress
     """Of the channel of the steps that are measured."""
@@ -134,6 +144,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """Report to rank 0: the steps that were recorded."""
+
+    steps: tuple[RankStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartFailed:
     """Report to rank 0: the rank cannot start."""
 
@@ -169,7 +186,8 @@ def run_rank(
     except Exception as error:
         connection.send(StartFailed(phrase_of(error)))
         raise
-    with closing(join_world(settings, address.world, rank)) as communicator:
+    world = world_shape(settings.shape)
+    with closing(address.world.join(world, rank, timeout_s=settings.timeout_s)) as communicator:
         part = _RankPart(
             settings, address, rank, decoder=decoder, runtime=runtime, communicator=communicator
         )
@@ -219,8 +237,23 @@ class _RankPart:
         with closing(executor), torch.inference_mode():
             while True:
                 message = reader.receive()
+                recording = read_recording(message)
+                if recording is not None:
+                    self._record(recording, executor, connection)
+                    continue
                 with self._runtime.step():
-                    _compute(batches.decode(message), executor)
+                    _compute(read_prices(message) or batches.decode(message), executor)
+
+    def _record(
+        self, recording: NewRecording, executor: RankExecutor, connection: Connection
+    ) -> None:
+        """Begin to record steps, or report those that were recorded."""
+        if recording.num_steps:
+            executor.recorder.begin(recording.num_steps)
+            return
+        report = Recorded(executor.recorder.end())
+        # A pipe takes a part of it until rank 0 reads; steps go on meanwhile.
+        threading.Thread(target=_report, args=(connection, report), daemon=True).start()
 
     def _profile(self) -> list[StepMemory]:
         """Measure the rank's part of each message until the channel is closed."""
@@ -237,7 +270,7 @@ class _RankPart:
                     message = reader.receive()
                 except StepChannelClosed:
                     return measured
-                work = batches.decode(message)
+                work = read_prices(message) or batches.decode(message)
                 measured.append(step_memory(runtime, partial(_compute, work, executor)))
 
     def _reader(self, address: SegmentAddress) -> StepReader:
@@ -264,9 +297,20 @@ def load_part(settings: RankSettings, runtime: DeviceRuntime, rank: int) -> Deco
 
 
 def prepare_executor(
-    settings: RankSettings, decoder: Decoder, sizes: CacheSizes
+    settings: RankSettings,
+    decoder: Decoder,
+    sizes: CacheSizes,
+    *,
+    observe: Observe | None = None,
 ) -> Callable[[Communicator], RankExecutor]:
-    """Allocate the KV cache of a rank; the executor follows when the world is joined."""
+    """Allocate the KV cache of a rank; the executor follows when the world is joined.
+
+    Args:
+        settings: Of all ranks.
+        decoder: The part of this one.
+        sizes: Of every rank's cache.
+        observe: Takes what each step was measured to take; None: it goes unmeasured.
+    """
     kv_cache = allocate_kv_cache(
         decoder.cache_layout(settings.block_size, decoder.kv_dtype(settings.kv_cache_dtype)),
         num_blocks=sizes.num_blocks,
@@ -284,7 +328,9 @@ def prepare_executor(
     )
 
     def make(communicator: Communicator) -> RankExecutor:
-        stages = StageExecutor(decoder, kv_cache, communicator, host_cache=host_cache)
+        stages = StageExecutor(
+            decoder, kv_cache, communicator, host_cache=host_cache, observe=observe
+        )
         if dp == 1:
             return stages
         vocab_size = decoder.config.vocab_size
@@ -293,27 +339,22 @@ def prepare_executor(
     return make
 
 
-def join_world(
-    settings: RankSettings, address: SegmentAddress, rank: int
-) -> SharedMemoryCommunicator:
-    """Wait for all ranks of the group, and join them."""
-    return SharedMemoryCommunicator(
-        address,
-        world_shape(settings.shape),
-        rank,
-        timeout_s=settings.timeout_s,
-        # All of them have loaded their weights, and do nothing else in between.
-        join_timeout_s=settings.timeout_s,
-    )
-
-
 def phrase_of(error: BaseException) -> str:
     """An error as a part of a sentence."""
     return f"{type(error).__name__}: {error}".rstrip(".")
 
 
-def _compute(work: Step | FlatBatch, executor: RankExecutor) -> None:
-    if isinstance(work, Step):
-        executor.copy(work)
-    else:
-        executor.compute(work)
+def _report(connection: Connection, report: Recorded) -> None:
+    # Rank 0 may be gone, and then so is this process.
+    with suppress(OSError):
+        connection.send(report)
+
+
+def _compute(work: Step | FlatBatch | NewPrices, executor: RankExecutor) -> None:
+    match work:
+        case Step():
+            executor.copy(work)
+        case NewPrices(prices):
+            executor.set_prices(prices)
+        case _:
+            executor.compute(work)

@@ -9,12 +9,28 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
+from tandem_engine.device.stream_layouts import StreamsBy, open_streams
+from tandem_engine.microbatch.cut import Cut, RefusalReason, cut
+from tandem_engine.microbatch.overlap import StepOverlap
+from tandem_engine.microbatch.prices import CutPrices
+from tandem_engine.microbatch.rows import StepRows
 from tandem_engine.model.decoder import Decoder, KVCache
-from tandem_engine.model.stages import drive, own_rows
+from tandem_engine.model.stages import Stages, drive, own_rows
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.executor import Computed, PendingLogits, make_copies
+from tandem_engine.runner.hand_over import drive_halves, drive_timed, drive_traced
+from tandem_engine.runner.micro_batches import MicroBatches, rows_of
+from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import PP, CommunicatorCollectives
+from tandem_engine.runner.step_trace import StepTrace
+
+Observe = Callable[[StepRows | None, Cut | RefusalReason, StepOverlap], None]
+"""Takes the rows of a step (None: there is nothing to learn), how it was cut or why not, and what
+it took."""
+
+_LEARN_EVERY: Final = 8
+"""Whole steps of decodes alone of which one is learnt from."""
 
 NO_LOGITS: Final = Computed(torch.empty(0))
 """Result of a step on ranks other than the first of a dp rank."""
@@ -32,6 +48,11 @@ class StageExecutor:
         kv_cache: Its layers' and heads' blocks on the device.
         communicator: Of the rank, in the world of `stage_collectives.world_shape`.
         host_cache: Blocks for swapped-out sequences; None: no step swaps.
+        observe: Called with what each step was measured to take; None: it goes unmeasured.
+        streams_by: Layout of the streams of two halves.
+
+    Attributes:
+        recorder: Records steps for timelines.
     """
 
     def __init__(
@@ -41,6 +62,8 @@ class StageExecutor:
         communicator: Communicator,
         *,
         host_cache: Tensor | None = None,
+        observe: Observe | None = None,
+        streams_by: StreamsBy = StreamsBy.KIND,
     ) -> None:
         self._decoder = decoder
         self._plan = decoder.plan
@@ -50,6 +73,13 @@ class StageExecutor:
         self._collectives = CommunicatorCollectives(communicator, decoder.plan)
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="send")
         self._receiver = ThreadPoolExecutor(1, thread_name_prefix="receive")
+        self._observe = observe
+        self._streams = open_streams(decoder.device, streams_by)
+        # Elsewhere a call returns before its work is done, and only events know when that was.
+        self._is_on_host = decoder.device.type == "cpu"
+        self.recorder = Recorder(decoder.plan.rank)
+        self._prices: CutPrices | None = None
+        self._num_decoded = 0
         # Each keeps its tensor until the next rank has read it.
         self._sent: deque[Future[None]] = deque()
 
@@ -57,36 +87,106 @@ class StageExecutor:
         """Make the copies of `step` in the rank's own blocks."""
         make_copies(step, self._kv_cache, self._host_cache)
 
+    def set_prices(self, prices: CutPrices | None) -> None:
+        """Cut steps by these prices from now on; None: cut none. All ranks are given the same."""
+        self._prices = prices
+
     def compute(self, batch: FlatBatch) -> PendingLogits:
         """See `RankExecutor`; the first rank of each dp rank has the logits."""
-        plan = self._plan
-        # A step with a decode has too few rows for sp to be of use.
-        sequence_parallel = plan.shape.sp and not batch.attention.num_decode_rows
-        stages = self._decoder.stages(
+        if self._observe is not None or self._prices is not None or self.recorder.is_on:
+            result = self._cut_or_whole(batch)
+        else:
+            result = drive(self._stages(batch, self._hidden(batch)), self._collectives)
+        if self._plan.shape.pp == 1:
+            return NO_LOGITS if result is None else Computed(result)
+        return self._passed_on(result, len(batch.yield_at))
+
+    def _cut_or_whole(self, batch: FlatBatch) -> Tensor | None:
+        """Compute a step in two halves where that is predicted to pay, and measure it."""
+        rows, outcome = self._decided(batch)
+        if isinstance(outcome, Cut) or self.recorder.is_on or not self._is_on_host:
+            trace = StepTrace()
+            result = self._traced(batch, outcome, trace)
+            measured = trace.overlap()
+            self.recorder.add(batch, outcome, trace)
+        else:
+            stages = self._stages(batch, self._hidden(batch))
+            result, measured = drive_timed(stages, self._collectives)
+        if self._observe is not None:
+            self._observe(rows, outcome, measured)
+        return result
+
+    def _traced(
+        self, batch: FlatBatch, outcome: Cut | RefusalReason, trace: StepTrace
+    ) -> Tensor | None:
+        if isinstance(outcome, Cut):
+            return self._halves(batch, outcome, trace)
+        stages = self._stages(batch, self._hidden(batch))
+        return drive_traced(stages, self._collectives, self._streams.current, trace)
+
+    def _decided(self, batch: FlatBatch) -> tuple[StepRows | None, Cut | RefusalReason]:
+        """How the step is cut, or why not; with its rows where there is something to learn."""
+        prices = self._prices
+        if _only_decodes(batch) and (prices is None or not prices.decodes):
+            # It is short, and so is what may be spent on it.
+            self._num_decoded += 1
+            is_learnt_from = not self._num_decoded % _LEARN_EVERY
+            reason = RefusalReason.OFF if prices is None else RefusalReason.DECODE_ONLY
+            return rows_of(batch) if is_learnt_from else None, reason
+        rows = rows_of(batch)
+        # Under sp a later stage is handed rows of its own, and not those of a half.
+        is_solid = self._plan.shape.pp > 1 and self._is_sequence_parallel(batch)
+        return rows, cut(rows, None if is_solid else prices)
+
+    def _halves(self, batch: FlatBatch, outcome: Cut, trace: StepTrace) -> Tensor | None:
+        halves = MicroBatches.of(batch, outcome)
+        self._decoder.reserve(len(batch.token_ids))
+        hidden = self._hidden(batch)
+        early = None if hidden is None else hidden[halves.first_tokens]
+        late = None if hidden is None else hidden[halves.second_tokens]
+        first, second = drive_halves(
+            self._stages(halves.first, early, like=batch),
+            self._stages(halves.second, late, like=batch),
+            self._collectives,
+            self._streams,
+            trace,
+        )
+        if first is None or second is None:
+            return None
+        if self._plan.is_last_stage:
+            return halves.merge(first, second)
+        return halves.merge_hidden(first, second)
+
+    def _stages(
+        self, batch: FlatBatch, hidden: Tensor | None, *, like: FlatBatch | None = None
+    ) -> Stages:
+        """The stages of a batch; a half is sequence parallel where the whole is."""
+        return self._decoder.stages(
             batch.token_ids,
             self._kv_cache,
             batch.attention,
             logits_rows=batch.yield_at,
-            hidden=self._hidden(len(batch.token_ids), sequence_parallel=sequence_parallel),
-            sequence_parallel=sequence_parallel,
+            hidden=hidden,
+            sequence_parallel=self._is_sequence_parallel(batch if like is None else like),
         )
-        result = drive(stages, self._collectives)
-        if plan.shape.pp == 1:
-            return NO_LOGITS if result is None else Computed(result)
-        return self._passed_on(result, len(batch.yield_at))
+
+    def _is_sequence_parallel(self, batch: FlatBatch) -> bool:
+        # A step with a decode has too few rows for sp to be of use.
+        return self._plan.shape.sp and not batch.attention.num_decode_rows
 
     def close(self) -> None:
         """End the threads; what they send and receive must come to an end by itself."""
+        self._streams.close()
         self._sender.shutdown()
         self._receiver.shutdown()
 
-    def _hidden(self, num_tokens: int, *, sequence_parallel: bool) -> Tensor | None:
+    def _hidden(self, batch: FlatBatch) -> Tensor | None:
         """What the stage before gives; None: there is none."""
         plan, packed_model = self._plan, self._decoder.packed_model
         if plan.is_first_stage:
             return None
-        num_rows = num_tokens
-        if sequence_parallel:
+        num_tokens = num_rows = len(batch.token_ids)
+        if self._is_sequence_parallel(batch):
             own = own_rows(num_tokens, plan)
             num_rows = own.stop - own.start
         # The table of angles is of the type that is computed in.
@@ -120,6 +220,10 @@ class StageExecutor:
     def _receive(self, logits: Tensor) -> Tensor:
         self._communicator.receive(logits, self._plan.shape.pp - 1, PP).wait()
         return logits
+
+
+def _only_decodes(batch: FlatBatch) -> bool:
+    return batch.attention.num_decode_rows == batch.attention.num_rows
 
 
 class Awaited:

@@ -1,4 +1,4 @@
-"""`tandem explain`: the state of a service and its causes, in five lines."""
+"""`tandem explain`: the state of a service and its causes, in lines for each of them."""
 
 from typing import Final
 
@@ -12,6 +12,9 @@ from tandem_operator.commands.cluster import Cluster
 from tandem_operator.commands.decisions import decision_lines
 from tandem_operator.commands.errors import exit_on_error
 from tandem_operator.commands.explanation import explain as explain_service
+from tandem_operator.commands.micro_batches import LABEL, micro_batch_line
+from tandem_operator.commands.rank_memory import MEMORY, memory_lines
+from tandem_operator.commands.speculation import DRAFTS, draft_line
 from tandem_operator.k8s.names import SERVICE
 
 LABELS: Final = ("state", "replicas", "change", "in the way", "next")
@@ -28,27 +31,34 @@ def explain(
         cluster = Cluster.connect(context)
         namespace = namespace or cluster.namespace
         service = cluster.service(name, namespace)
+        now = now_text()
         lines = explain_service(
             service,
             cluster.ray_service(name, namespace),
             cluster.pods({SERVICE: name}, namespace),
             cluster.events(namespace),
-            now_text(),
+            now,
         )
-    _print(lines)
+    labelled = list(zip(LABELS, lines, strict=True))
+    if micro_batches := micro_batch_line(service, now):
+        labelled.append((LABEL, micro_batches))
+    if drafts := draft_line(service, now):
+        labelled.append((DRAFTS, drafts))
+    labelled += [(MEMORY, line) for line in memory_lines(service, now)]
+    _print(labelled)
     if decisions:
-        for line in decision_lines(service, now_text()):
+        for line in decision_lines(service, now):
             typer.echo(line)
 
 
-def _print(lines: list[str]) -> None:
-    """Print the lines behind their labels; wrapped on a terminal, whole elsewhere."""
+def _print(lines: list[tuple[str, str]]) -> None:
+    """Print lines behind their labels; wrapped on a terminal, whole elsewhere."""
     out = Console(highlight=False)
     if not out.is_terminal:
-        for label, line in zip(LABELS, lines, strict=True):
-            out.print(Text(f"{label + ':':<12}{line}"), soft_wrap=True)
+        for label, line in lines:
+            out.print(Text(f"{label + ':':<13}{line}"), soft_wrap=True)
         return
     table = Table.grid(padding=(0, 2))
-    for label, line in zip(LABELS, lines, strict=True):
+    for label, line in lines:
         table.add_row(Text(label, style="bold"), Text(line))
     out.print(table)

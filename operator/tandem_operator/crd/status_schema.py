@@ -39,6 +39,9 @@ def status_schema() -> Schema:
             summary=_text("ready/desired, as `kubectl get` shows it."),
         ),
         scaling=_scaling(),
+        microBatch=_micro_batch(),
+        speculation=_speculation(),
+        ranks=_ranks(),
         selector=_text("Label selector of the replicas' pods, for the scale subresource."),
         rayCluster=_text("RayCluster that serves now."),
         pendingChange=_object(
@@ -78,6 +81,81 @@ def _scaling() -> Schema:
             "type": "array",
             "x-kubernetes-list-type": "atomic",
             "items": _decision(),
+        },
+    )
+
+
+def _micro_batch() -> Schema:
+    return _object(
+        "What micro-batches bring and cost, as the replicas show it; with streamOptions.microBatch "
+        "alone.",
+        replicas=_count("Replicas that the figures are of; of many 16 are read."),
+        prefillReplicas=_count(
+            "Those of them that cut steps with prefill where it is predicted to pay."
+        ),
+        decodeReplicas=_count("Those that cut decode steps."),
+        overlap={
+            "description": "Hidden communication over the lesser of communication and "
+            "computation, of the steps that were cut in the last hour; absent: none was cut.",
+            "type": "number",
+            "minimum": 0,
+        },
+        kvBlocks=_count("KV blocks that micro-batches cost a replica."),
+        kvBlocksOf=_count("KV blocks that it would have without them."),
+        measuredAt=_time("Time at which the replicas were read."),
+        message=_text("All of it as a sentence."),
+    )
+
+
+def _speculation() -> Schema:
+    return _object(
+        "What became of draft tokens, as the replicas show it; with speculation alone.",
+        replicas=_count("Replicas that the figures are of; of many 16 are read."),
+        methods={
+            "description": "Draft tokens by the method that proposed them.",
+            "type": "array",
+            "x-kubernetes-list-type": "atomic",
+            "items": _object(
+                "Draft tokens of one method since the replicas started.",
+                method=_text("Method, as in spec.engine.speculation.method."),
+                draftTokens=_count("Draft tokens that steps checked."),
+                acceptance={
+                    "description": "Share of them that was right; absent: none was checked.",
+                    "type": "number",
+                    "minimum": 0,
+                },
+            ),
+        },
+        measuredAt=_time("Time at which the replicas were read."),
+        message=_text("All of it as a sentence."),
+    )
+
+
+def _ranks() -> Schema:
+    return _object(
+        "What each rank of a replica holds, as the replicas show it themselves; a replica of one "
+        "process has rank 0.",
+        replicas=_count("Replicas that were read; of several, two are."),
+        measuredAt=_time("Time at which they were read."),
+        memory={
+            "description": "The ranks in order; of several replicas, for each rank the most that "
+            "it holds in one of them.",
+            "type": "array",
+            "x-kubernetes-list-type": "atomic",
+            "items": _object(
+                "Memory of one rank, in bytes.",
+                rank=_count("Number of the rank."),
+                processBytes=_bytes("Held before the weights were read: Python and torch."),
+                weightsBytes=_bytes("Its part of the weights."),
+                kvCacheBytes=_bytes("Its KV blocks."),
+                hostCacheBytes=_bytes(
+                    "Its blocks for sequences that are swapped out; absent: it has none."
+                ),
+                stepBytes=_bytes(
+                    "Kept for its part of the largest step; absent: not measured, since the "
+                    "number of KV blocks was given."
+                ),
+            ),
         },
     )
 
@@ -129,6 +207,10 @@ def _object(description: str, **properties: Any) -> Schema:
 
 def _text(description: str) -> Schema:
     return {"description": description, "type": "string"}
+
+
+def _bytes(description: str) -> Schema:
+    return _count(description) | {"format": "int64"}
 
 
 def _count(description: str) -> Schema:

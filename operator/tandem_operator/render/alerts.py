@@ -26,6 +26,9 @@ _MIN_WAITING: Final = 0.1
 """Mean length of a queue."""
 
 _MIN_DIRECTION_CHANGES: Final = 4
+_FEWEST_STEPS: Final = 100
+"""Steps of an hour below which a gate that is shut says nothing."""
+
 _WAITS_FOR_KV: Final = "~kv_blocks|preemption|swapped_out"
 
 
@@ -171,6 +174,27 @@ def replica_alerts(select: Selector) -> Iterator[Alert]:
         description=(
             "{{ $value }} replicas are ready, and Prometheus scrapes fewer for 10 minutes: a "
             "PodMonitor or a NetworkPolicy does not let it find them."
+        ),
+    )
+
+
+def micro_batch_alert(select: Selector) -> Alert:
+    """Return the alert about micro-batches that take memory and are not used."""
+    state = select.of_replicas("tandem_micro_batch_state")
+    steps = select.of_replicas("tandem_step_tokens_count")
+    return Alert(
+        name="TandemMicroBatchesIdle",
+        conditions=(
+            Comparison(f"max {BY_SERVICE} ({state})", "==", "0"),
+            Comparison(f"sum {BY_SERVICE} (increase({steps}[1h]))", ">=", str(_FEWEST_STEPS)),
+        ),
+        lasts="6h",
+        severity="warning",
+        summary=f"{select} pays for micro-batches that are off",
+        description=(
+            "For 6 hours no replica has cut a step, because too little communication was hidden, "
+            "and the buffers of the halves take KV blocks. Set streamOptions.microBatch to false, "
+            f"or see why. Run: tandem explain {select.service} -n {select.namespace}"
         ),
     )
 

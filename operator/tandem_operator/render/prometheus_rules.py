@@ -10,6 +10,7 @@ from tandem_operator.render.alerts import (
     autoscaler_alerts,
     burn_alerts,
     flapping_alert,
+    micro_batch_alert,
     replica_alerts,
 )
 from tandem_operator.render.promql import Alert, RecordingRule, Selector
@@ -46,12 +47,13 @@ def state_rules(service: InferenceService) -> list[RecordingRule]:
 
 
 def alerts(service: InferenceService, settings: OperatorSettings) -> list[Alert]:
-    """Return the alerts; those about the autoscaler where it decides."""
+    """Return the alerts; those about the autoscaler and micro-batches where there are such."""
     select, period_s = selector(service), settings.autoscaling.period_seconds
     has_decisions = service.spec.scaling.mode in {"Auto", "Recommend"}
     return [
         *burn_alerts(select, service.spec.slo),
         *replica_alerts(select),
+        *([micro_batch_alert(select)] if service.spec.engine.stream_options.micro_batch else ()),
         flapping_alert(select),
         *(autoscaler_alerts(select, period_s=period_s) if has_decisions else ()),
     ]

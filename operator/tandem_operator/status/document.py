@@ -69,8 +69,9 @@ def status_document(facts: Facts) -> dict[str, Any]:
 
 
 def own_part(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a status that the reconciler writes; the autoscaler writes the others."""
-    kept = {name: value for name, value in status.items() if name != "scaling"}
+    """Return the part of a status that the reconciler writes; other loops write the others."""
+    others = {"scaling", "microBatch", "ranks"}
+    kept = {name: value for name, value in status.items() if name not in others}
     if "conditions" in kept:
         types = set(ConditionType)
         kept["conditions"] = [one for one in kept["conditions"] if one["type"] in types]

@@ -5,6 +5,7 @@ What the document says decides what a change costs: Ray replaces every replica w
 rest in place.
 """
 
+import operator
 from copy import deepcopy
 from typing import Annotated, Any, Final, NamedTuple, Self
 
@@ -19,9 +20,11 @@ from tandem_engine.api.config import (
     Quantization,
     ScheduleConfig,
 )
+from tandem_engine.api.micro_batches import StreamOptions
 from tandem_engine.api.model import Model
 from tandem_engine.api.rewrites import resolve_schedule, schedule_document
 from tandem_engine.api.slo import Slo
+from tandem_engine.api.speculation import SpeculationConfig
 from tandem_serve.api.at_zero import AUTOSCALING_CONFIG
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S
 from tandem_serve.api.observability import TracingSettings
@@ -44,6 +47,14 @@ _HEALTH_CHECK_TIMEOUT_S: Final = 10.0
 
 def _is_one_rank(parallelism: ParallelismConfig) -> bool:
     return parallelism.ranks == 1
+
+
+def _is_one_stream(options: StreamOptions) -> bool:
+    return options == StreamOptions()
+
+
+def _is_off(speculation: SpeculationConfig) -> bool:
+    return speculation == SpeculationConfig()
 
 
 class EngineArgs(Model):
@@ -87,6 +98,15 @@ class EngineArgs(Model):
 
     parallelism: Annotated[ParallelismConfig, Field(exclude_if=_is_one_rank)] = ParallelismConfig()
     """Ranks of the replica, every field written; absent: one rank."""
+
+    stream_options: Annotated[StreamOptions, Field(exclude_if=_is_one_stream)] = StreamOptions()
+    """Streams of a rank; absent: no micro-batches."""
+
+    unsafe_combinations: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Allow combinations with micro-batches that are not tested; absent: false."""
+
+    speculation: Annotated[SpeculationConfig, Field(exclude_if=_is_off)] = SpeculationConfig()
+    """Draft tokens; absent: none."""
 
     metric_aliases: Annotated[tuple[MetricAlias, ...], Field(strict=False)] = ()
     """Other engines under whose metric names the series stand as well; a JSON list."""
@@ -133,6 +153,9 @@ class AppArgs(Model):
                 num_threads=resources.cpu,
                 cache_block_size=engine.schedule.cache_block_size,
                 parallelism=engine.parallelism.resolved(),
+                stream_options=engine.stream_options,
+                unsafe_combinations=engine.unsafe_combinations,
+                speculation=engine.speculation.engine_config(engine.schedule),
                 metric_aliases=tuple(service.spec.observability.metric_aliases),
             ),
             server=service.spec.server,

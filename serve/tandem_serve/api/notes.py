@@ -7,9 +7,10 @@ from tandem_serve.api.spec import InferenceServiceSpec
 
 
 def notes(spec: InferenceServiceSpec) -> Iterator[str]:
-    """Yield a sentence for each default that changes the answers or latencies of requests."""
+    """Yield a sentence for each default that changes answers or latencies, and what is lifted."""
     yield from _chosen_by_slo(spec)
     yield from _surprising_defaults(spec)
+    yield from _not_tested(spec)
     yield from _left_to_the_replica(spec)
 
 
@@ -32,6 +33,23 @@ def _surprising_defaults(spec: InferenceServiceSpec) -> Iterator[str]:
         if not _is_written(spec, one.field):
             advice = "or set spec.slo, which chooses it" if not spec.slo.is_given else ""
             yield f"spec.engine.schedule.{'; '.join(filter(None, (one.text.rstrip('.'), advice)))}"
+
+
+def _not_tested(spec: InferenceServiceSpec) -> Iterator[str]:
+    """Yield what unsafeCombinations allows here, as far as the manifest shows it."""
+    engine = spec.engine
+    if not (engine.stream_options.micro_batch and engine.unsafe_combinations):
+        return
+    lifted = []
+    if engine.parallelism.num_tp == 1:
+        lifted.append("tp 1, which leaves nothing to hide")
+    if spec.model.quantization == "none":
+        lifted.append("linear layers in float")
+    if lifted:
+        yield (
+            "spec.engine.unsafeCombinations allows streamOptions.microBatch with "
+            f"{' and '.join(lifted)}: that is not tested"
+        )
 
 
 def _left_to_the_replica(spec: InferenceServiceSpec) -> Iterator[str]:

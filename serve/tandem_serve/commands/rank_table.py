@@ -1,7 +1,8 @@
-"""The ranks of a replica: checked against the checkpoint, and what each of them will hold."""
+"""Ranks and draft model, checked against the checkpoint; and what each rank will hold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
@@ -10,6 +11,7 @@ from tandem_engine.api.config import EngineConfig
 from tandem_engine.api.errors import CheckpointError, ConfigError
 from tandem_serve.api.document import AppArgs, LiveSettings, ServeOptions
 from tandem_serve.api.manifest import ManifestError
+from tandem_serve.api.source import Source
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import err, print_note
 from tandem_serve.commands.tables import print_table
@@ -24,19 +26,53 @@ _MIB: Final = 2**20
 def check_ranks(service: InferenceService) -> None:
     """Refuse ranks that the model, where it is on this machine, cannot be cut into.
 
+    The same with micro-batches that are not tested with it.
+
     Raises:
-        ManifestError: it cannot; the text says which sizes would do.
+        ManifestError: it cannot; the text says what would do.
     """
-    if service.spec.engine.parallelism.ranks == 1 or not _is_here(service):
+    if service.spec.engine.parallelism.ranks == 1 or not _is_here(service.spec.model):
         return
+    _check(
+        service,
+        lambda preview: preview.check_ranks,
+        otherwise="the ranks were not checked against the checkpoint",
+    )
+
+
+def check_draft(service: InferenceService) -> None:
+    """Refuse a draft model, where it is on this machine, that guesses no tokens of the model.
+
+    Or whose weights the memory does not hold beside the model's.
+
+    Raises:
+        ManifestError: it is one; the text says what would do.
+    """
+    draft = service.spec.engine.speculation.draft
+    if draft is None or not _is_here(service.spec.model) or not _is_here(draft):
+        return
+    _check(
+        service,
+        lambda preview: preview.check_draft_model,
+        otherwise="the draft model was not checked against the model",
+    )
+
+
+def _check(
+    service: InferenceService,
+    choose: Callable[[ModuleType], Callable[[EngineConfig], None]],
+    *,
+    otherwise: str,
+) -> None:
+    """Call a check of `tandem_engine.preview`; where it is not installed, say what was not done."""
     try:
         # torch is heavy, and the operator's image has none.
         from tandem_engine import preview  # noqa: PLC0415
     except ImportError as error:
-        print_note(f"the ranks were not checked against the checkpoint: {error}")
+        print_note(f"{otherwise}: {error}")
         return
     try:
-        preview.check_ranks(_engine_config(service))
+        choose(preview)(_engine_config(service))
     except ConfigError as error:
         raise ManifestError([f"spec.engine.{error}"]) from None
     except CheckpointError as error:
@@ -47,9 +83,12 @@ def show_ranks(service: InferenceService) -> None:
     """Print the memory of each rank, once they are checked, to standard error."""
     if service.spec.engine.parallelism.ranks == 1:
         return
-    if not _is_here(service):
+    if not _is_here(service.spec.model):
+        settings = "tp and pp"
+        if service.spec.engine.stream_options.micro_batch:
+            settings = "tp, pp and microBatch"
         print_note(
-            f"the checkpoint {service.spec.model.source} is not on this machine: tp and pp were "
+            f"the checkpoint {service.spec.model.source} is not on this machine: {settings} were "
             "not checked against it, and a rank's memory cannot be told"
         )
         return
@@ -66,9 +105,8 @@ def show_ranks(service: InferenceService) -> None:
     print_table(_table(memories), err)
 
 
-def _is_here(service: InferenceService) -> bool:
-    model = service.spec.model
-    return model.claim is None and (Path(model.path) / "config.json").is_file()
+def _is_here(source: Source) -> bool:
+    return source.claim is None and (Path(source.path) / "config.json").is_file()
 
 
 def _engine_config(service: InferenceService) -> EngineConfig:

@@ -10,7 +10,12 @@ from openai import AsyncOpenAI, OpenAIError
 from tests.e2e.client_load import MODEL, ask_all, more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes.faults import processes_of
-from tests.e2e.kubernetes.harness import DeployedService
+from tests.e2e.kubernetes.harness import (
+    REPLICA_METRICS_PORT,
+    DeployedService,
+    metrics_of,
+    sum_of_metric,
+)
 from tests.e2e.kubernetes.test_life import in_thread, restart_counts, scale, smaller_chunks
 from tests.figures import Times
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
@@ -20,7 +25,7 @@ from tools.kubernetes import Kubernetes
 CONCURRENCY: Final = 8
 NUM_QUESTIONS: Final = 100
 NUM_STREAMS: Final = 8
-MANY_TOKENS: Final = 500
+MANY_TOKENS: Final = 900
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
@@ -90,13 +95,15 @@ async def loses_a_rank(
     service: DeployedService, cluster: Cluster, client: AsyncOpenAI, times: Times
 ) -> None:
     """One of two groups ends; the streams of the other one go on to their end."""
-    begun = [asyncio.Event() for _ in range(NUM_STREAMS)]
+    begun, killed = [asyncio.Event() for _ in range(NUM_STREAMS)], asyncio.Event()
     before = ranks_of(service, cluster)
+    victim = min(before)
     async with asyncio.TaskGroup() as group:
-        streams = [group.create_task(stream(client, one)) for one in begun]
+        streams = [group.create_task(keep_streaming(client, one, killed)) for one in begun]
         async with asyncio.timeout(120):
             await asyncio.gather(*(one.wait() for one in begun))
-        victim = min(before)
+        await in_thread(lambda: wait_for(lambda: all_compute(service), "each group has a stream"))
+        killed.set()
         done = await asyncio.to_thread(cluster.run, ["kill", "-KILL", victim])
         assert done.returncode == 0, done.stderr
     failed = [one.result() for one in streams if one.result()]
@@ -141,6 +148,17 @@ async def is_replaced(service: DeployedService, client: AsyncOpenAI, times: Time
         await more_answers(answers, CONCURRENCY)
 
 
+async def keep_streaming(client: AsyncOpenAI, begun: asyncio.Event, killed: asyncio.Event) -> str:
+    """Read long answers, one after the other, so that one is being written when a rank dies.
+
+    Returns the message with which one failed, or nothing.
+    """
+    while not killed.is_set():
+        if message := await stream(client, begun):
+            return message
+    return ""
+
+
 async def stream(client: AsyncOpenAI, begun: asyncio.Event) -> str:
     """Read a long answer; return the message with which it failed, or nothing."""
     try:
@@ -157,6 +175,13 @@ async def stream(client: AsyncOpenAI, begun: asyncio.Event) -> str:
         begun.set()
         return str(error)
     return ""
+
+
+def all_compute(service: DeployedService) -> bool:
+    """True if each replica writes an answer; a new one gets its first some time after it is Ready,
+    when the proxies have heard of it."""
+    texts = [metrics_of(pod, REPLICA_METRICS_PORT) for pod in service.pods()]
+    return all(sum_of_metric(one, "tandem_num_requests_running") for one in texts)
 
 
 def ranks_of(service: DeployedService, cluster: Cluster) -> set[str]:

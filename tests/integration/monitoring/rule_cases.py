@@ -9,6 +9,7 @@ SLO: Final = {
     "tpot": {"target": "80ms", "percentile": 99},
 }
 SCALING: Final = {"mode": "Auto", "maxReplicas": 8}
+PHASES: Final = ("prefill", "decode")
 RESULTS: Final = ("met", "ttft", "tpot", "both", "failed")
 
 Phases = tuple[tuple[float, int], ...]
@@ -292,4 +293,32 @@ def scaling_cases() -> Iterator[Case]:
     )
 
 
-CASES: Final = (*burn_cases(), *replica_cases(), *scaling_cases())
+def micro_batch_cases() -> Iterator[Case]:
+    prefill, decode = (replica("tandem_micro_batch_state", phase=one) for one in PHASES)
+    steps = replica("tandem_step_tokens_count")
+    yield Case(
+        name="micro-batches that are off for 7 hours under load, until one gate opens",
+        series={
+            prefill: gauge((0, 430), (1, 60)),
+            decode: gauge((0, 490)),
+            steps: counter((60, 490)),
+        },
+        at={350: NONE, 400: firing("TandemMicroBatchesIdle"), 440: NONE},
+    )
+    yield Case(
+        name="micro-batches of a replica without load",
+        series={prefill: gauge((0, 490)), decode: gauge((0, 490)), steps: counter((1, 490))},
+        at={400: NONE, 480: NONE},
+    )
+    yield Case(
+        name="micro-batches that one replica of two cuts",
+        series={
+            prefill: gauge((0, 490)),
+            replica("tandem_micro_batch_state", "b", phase="prefill"): gauge((1, 490)),
+            steps: counter((60, 490)),
+        },
+        at={480: NONE},
+    )
+
+
+CASES: Final = (*burn_cases(), *replica_cases(), *scaling_cases(), *micro_batch_cases())

@@ -14,7 +14,12 @@ from tests.unit.operator.render.services import SETTINGS, inference_service, one
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-SPEC = {"slo": SLO, "scaling": SCALING}
+SPEC = {
+    "slo": SLO,
+    "scaling": SCALING,
+    "engine": {"parallelism": {"tp": 2}, "streamOptions": {"microBatch": True}},
+    "resources": {"cpu": 2},
+}
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,16 @@ STATUS = {
     "selector": "serving.tandem.dev/service=tiny",
     "rayCluster": "tiny-abcde",
     "pendingChange": {"class": "Replace", "fields": ["spec.engine.dtype"]},
+    "microBatch": {
+        "replicas": 2,
+        "prefillReplicas": 2,
+        "decodeReplicas": 0,
+        "overlap": 0.87,
+        "kvBlocks": 40,
+        "kvBlocksOf": 800,
+        "measuredAt": "2026-11-21T14:01:00Z",
+        "message": "steps with prefill are cut on 2 of 2 replicas",
+    },
     "scaling": {
         "mode": "Auto",
         "desiredReplicas": 2,

@@ -1,4 +1,4 @@
-"""The interface of a device: backends by name, memory, and the nothing that orders CPU work."""
+"""The interface of a device: backends by name, and memory."""
 
 import json
 import subprocess
@@ -47,17 +47,6 @@ def test_a_given_memory_limit_is_taken_as_it_is() -> None:
 
     assert memory.total == 3 * GIB
     assert 0 < memory.used < 64 * GIB
-
-
-def test_streams_and_events_of_the_cpu_can_be_used_like_any_others() -> None:
-    runtime = CpuRuntime()
-    event = runtime.event()
-    with runtime.stream() as stream:
-        event.record(stream)
-        stream.wait(event)
-
-    event.synchronize()
-    stream.synchronize()
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -9,8 +9,10 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_engine.api.config import ScheduleConfig
-from tandem_engine.api.output import EngineStats
+from tandem_engine.api.micro_batch_stats import GateState, MicroBatchStats
+from tandem_engine.api.output import DraftCounts, EngineStats
 from tandem_engine.api.parallelism import ParallelismConfig
+from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.async_engine.timeline import Timeline
@@ -36,6 +38,7 @@ STATS = EngineStats(
     num_queried_tokens=100,
     num_hit_tokens=64,
     num_evicted_blocks=5,
+    drafts={"ngram": DraftCounts(num_drafted=9, accepted=(4, 2, 1))},
     tpot_pace=0.97,
 )
 
@@ -161,6 +164,74 @@ def test_ranks_are_labels_with_every_degree_written() -> None:
     ]
     (sample,) = families(one_rank)["tandem_parallelism_info"].samples
     assert sample.labels["world_size"] == "1"
+
+
+RANKS = (
+    RankBytes(rank=0, process=100, weights=40, kv_cache=60, step=7),
+    RankBytes(rank=1, process=90, weights=30, kv_cache=60, host_cache=8),
+)
+
+
+def test_the_memory_of_each_rank_is_shown_where_it_is_known() -> None:
+    told = {key[1:]: value for key, value in samples(EngineMetrics("m", ranks=RANKS)).items()
+            if key[0] == "tandem_rank_memory_bytes"}  # fmt: skip
+
+    assert told == {
+        ("process", "0"): 100,
+        ("weights", "0"): 40,
+        ("kv_cache", "0"): 60,
+        ("step", "0"): 7,
+        ("process", "1"): 90,
+        ("weights", "1"): 30,
+        ("kv_cache", "1"): 60,
+        ("host_cache", "1"): 8,
+    }
+    assert not any("rank_memory" in name for name, *_ in samples(EngineMetrics("m")))
+
+
+MICRO_BATCHES = MicroBatchStats(
+    num_splits=12,
+    refusals={"too_small": 3, "no_gain": 0},
+    hidden_s=4.5,
+    exposed_s=1.5,
+    overlap=0.9,
+    gates={
+        "prefill": GateState(is_open=True, reason="it pays"),
+        "decode": GateState(is_open=False, reason="it does not"),
+    },
+    num_kv_blocks=7,
+)
+
+
+def test_micro_batches_have_series_where_they_are_on() -> None:
+    metrics = EngineMetrics("m")
+    assert not {name for name, *_ in samples(metrics) if "micro_batch" in name}
+
+    metrics.watch_micro_batches(lambda: MICRO_BATCHES)
+
+    told = samples(metrics)
+    seen = {
+        key: value for key, value in told.items() if re.search("micro_batch|communication", key[0])
+    }
+    assert seen == {
+        ("tandem_micro_batch_overlap_ratio",): 0.9,
+        ("tandem_communication_seconds_total", "hidden"): 4.5,
+        ("tandem_communication_seconds_total", "exposed"): 1.5,
+        ("tandem_micro_batch_splits_total",): 12.0,
+        ("tandem_micro_batch_refusals_total", "too_small"): 3.0,
+        ("tandem_micro_batch_refusals_total", "no_gain"): 0.0,
+        ("tandem_micro_batch_state", "prefill"): 1.0,
+        ("tandem_micro_batch_state", "decode"): 0.0,
+        ("tandem_micro_batch_kv_blocks",): 7.0,
+    }
+
+
+def test_micro_batches_that_cut_nothing_have_no_overlap() -> None:
+    metrics = EngineMetrics("m")
+    metrics.watch_micro_batches(lambda: replace(MICRO_BATCHES, overlap=None))
+
+    assert ("tandem_micro_batch_overlap_ratio",) not in samples(metrics)
+    assert ("tandem_micro_batch_splits_total",) in samples(metrics)
 
 
 def test_a_pace_is_reported_where_there_is_a_tpot_target() -> None:

@@ -1,16 +1,10 @@
-"""The CPU backend: always there, and the reference for the others.
-
-Work is done when the call returns, so streams and events have nothing to order. torch's own CPU
-stream and event objects are not used: recording an event on the CPU raises.
-"""
+"""The CPU backend: always there, and the reference for the others."""
 
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
-from types import TracebackType
-from typing import Self
 
 import torch
 
@@ -24,7 +18,7 @@ from tandem_engine.device.cpu.threads.core_locks import CoreLocks
 from tandem_engine.device.cpu.threads.cores import Pin, ThreadPlan
 from tandem_engine.device.cpu.threads.host_cores import read_host_cores
 from tandem_engine.device.reference.kernels import ReferenceKernels
-from tandem_engine.device.runtime import Event, Kernels, Memory, Stream
+from tandem_engine.device.runtime import Kernels, Memory
 
 KERNELS_VARIABLE = "TANDEM_KERNELS"
 """Names the variant of the kernels: avx512, avx2, portable or reference; unset: the best. Those of
@@ -32,37 +26,6 @@ the threads are in `threads`."""
 
 SHARE_OF_AVAILABLE = 0.8
 """The rest is left to other processes and to what grows later, such as the page cache."""
-
-
-class CpuEvent:
-    """An event of the past: the work that it marks is done."""
-
-    def record(self, stream: Stream) -> None:
-        """Do nothing: all work is done."""
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-
-class CpuStream:
-    """A stream that is always empty."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Do nothing: there is no stream to restore."""
-
-    def wait(self, event: Event) -> None:
-        """Return at once: `event` is of the past."""
-
-    def synchronize(self) -> None:
-        """Return at once."""
 
 
 class CpuRuntime:
@@ -91,14 +54,6 @@ class CpuRuntime:
         self._memory_bytes = memory_bytes or int(
             SHARE_OF_AVAILABLE * (available_memory() + resident_memory())
         )
-
-    def stream(self) -> Stream:
-        """A stream that is always empty."""
-        return CpuStream()
-
-    def event(self) -> Event:
-        """An event of the past."""
-        return CpuEvent()
 
     def memory(self) -> Memory:
         """The given limit, or 0.8 of what was available at the start; and what is resident now."""

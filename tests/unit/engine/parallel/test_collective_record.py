@@ -116,6 +116,15 @@ def test_sentences(mine: list[Contents], others: list[Contents], text: str) -> N
     assert compare(RankCalls(0, recorded(mine)), RankCalls(1, recorded(others))) == text
 
 
+def test_a_record_that_cannot_be_read_is_not_taken_for_none() -> None:
+    text = compare(RankCalls(0, recorded([GATHER])), RankCalls(1, (), is_known=False))
+
+    assert text == (
+        "Rank 0 made call 1 of group 'world' (all_gather, 64 B of float32) last; the last call of "
+        "rank 1 is not known."
+    )
+
+
 def test_an_error_tells_the_cause_once() -> None:
     own, peer = RankCalls(0, recorded([ALL_REDUCE])), RankCalls(1, recorded([GATHER]))
     ended = CollectiveError(rank=1, cause="Rank 1 (process 7) has ended.", own=own, peer=peer)

@@ -2,10 +2,12 @@
 
 from typing import Any, Final
 
+from tests.unit.operator.crd.bad_micro_batches import GOOD_MICRO_BATCHES, bad_micro_batches
 from tests.unit.operator.crd.bad_pods import misfitting_pods
 from tests.unit.operator.crd.bad_ranks import RANKS, bad_ranks
 from tests.unit.operator.crd.bad_scaling import WITH_TARGET, bad_scaling
 from tests.unit.operator.crd.bad_schedules import misfits, out_of_range, unmet_targets
+from tests.unit.operator.crd.bad_speculation import GOOD_SPECULATION, bad_speculation
 from tests.unit.operator.crd.bad_stores import bad_stores
 from tests.unit.operator.crd.bad_traces import bad_traces
 from tests.unit.operator.crd.forms import (
@@ -162,6 +164,8 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
     "a world alone": {f"{RANKS}.worldSize": 64, "spec.resources.cpu": 64},
     "a degree alone": {f"{RANKS}.pp": 2, "spec.resources.cpu": 2},
     "data parallel switched off": {f"{RANKS}.dp": -1},
+    **GOOD_MICRO_BATCHES,
+    **GOOD_SPECULATION,
     "metrics under other names": {"spec.observability.metricAliases": ["vllm", "mindie"]},
     "the longest environment": {
         f"{RUNTIME}.env": [
@@ -319,6 +323,8 @@ BAD: Final = (
         "templateType Mix needs splitFuse.enabled true, not false; set templateType: Standard",
     ),
     *bad_ranks(),
+    *bad_micro_batches(),
+    *bad_speculation(),
     *out_of_range(),
     *misfits(),
     wrong_value(f"{SPLIT}.enabled", "yes", "must be of type boolean", "expected true or false"),

@@ -69,6 +69,7 @@ def _specs() -> st.SearchStrategy[dict[str, Any]]:
         {"source": _of(GOOD_SOURCE, GOOD_SOURCE, "pvc://claim", "pvc://claim/a/..b", "./tiny")},
         optional={
             "name": _of("tiny", "Tiny-1.5", "-tiny"),
+            "quantization": _of("auto", "none", "w8a8"),
             "maxSeqLen": _of(16, 17, 100, 8192),
             "maxInputTokenLen": _of(15, 16, 100, 9000),
         },
@@ -79,6 +80,12 @@ def _specs() -> st.SearchStrategy[dict[str, Any]]:
         pp=_of(1, 1, 2, 33),
         dp=_of(-1, 1, 1, 2, 0),
         sp=st.booleans(),
+    )
+    micro_batches = _some(
+        streamOptions=_some(microBatch=st.booleans()),
+        ccl=_some(enableMc2=st.sampled_from((False, False, True))),
+        graph=_of("cpp", "cpp", "python"),
+        unsafeCombinations=st.booleans(),
     )
     resources = _some(
         cpu=_of(1, 4, 64),
@@ -115,11 +122,15 @@ def _specs() -> st.SearchStrategy[dict[str, Any]]:
     spec = st.fixed_dictionaries(
         {"model": model},
         optional={
-            "engine": _some(
-                npuMemSize=_of(-1, 0, 2, 4, 5),
-                cpuMemSize=_of(0, 1, 2, 4),
-                parallelism=parallelism,
-                schedule=schedule,
+            "engine": st.builds(
+                lambda some, more: some | more,
+                _some(
+                    npuMemSize=_of(-1, 0, 2, 4, 5),
+                    cpuMemSize=_of(0, 1, 2, 4),
+                    parallelism=parallelism,
+                    schedule=schedule,
+                ),
+                micro_batches,
             ),
             "slo": _some(ttft=target, tpot=target),
             "resources": resources,

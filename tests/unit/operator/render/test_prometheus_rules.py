@@ -19,6 +19,10 @@ from tests.unit.operator.render.services import SETTINGS, inference_service, one
 
 BOTH = {"ttft": {"target": "1.5s"}, "tpot": {"target": "80ms", "percentile": 99}}
 AUTO = {"mode": "Auto", "maxReplicas": 4}
+MICRO_BATCHES = {
+    "engine": {"parallelism": {"tp": 2}, "streamOptions": {"microBatch": True}},
+    "resources": {"cpu": 2},
+}
 OF_REPLICAS = re.compile(
     r"\b(up|tandem_(?!operator)[a-z_]+|inference_service:[a-z0-9_:]+)\{([^}]*)\}"
 )
@@ -31,7 +35,7 @@ def settings(**changes: Any) -> OperatorSettings:
 
 def rules(slo: dict[str, Any], under: OperatorSettings = SETTINGS) -> Iterator[Any]:
     """Every rule of a service with an autoscaler, as a manifest."""
-    spec = {"slo": slo, "scaling": AUTO}
+    spec = {"slo": slo, "scaling": AUTO, **MICRO_BATCHES}
     for group in one(rendered(spec, under), "PrometheusRule")["spec"]["groups"]:
         yield from group["rules"]
 
@@ -150,7 +154,7 @@ def test_every_alert_says_what_and_how_bad_and_links_to_its_runbook() -> None:
     found = [rule for rule in rules(BOTH) if "alert" in rule]
     page = ROOT / "docs" / "guides" / "alerts.md"
 
-    assert len(found) == 12
+    assert len(found) == 13
     for rule in found:
         assert rule["labels"]["severity"] in {"critical", "warning"}
         path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
@@ -164,9 +168,8 @@ def test_the_page_of_alerts_explains_no_other() -> None:
     page = (ROOT / "docs" / "guides" / "alerts.md").read_text()
     named = set(re.findall(r"^## (Tandem\w+)$", page, re.MULTILINE))
 
-    assert named == {
-        alert.name for alert in alerts(inference_service({"slo": BOTH, "scaling": AUTO}), SETTINGS)
-    }
+    spec = {"slo": BOTH, "scaling": AUTO, **MICRO_BATCHES}
+    assert named == {alert.name for alert in alerts(inference_service(spec), SETTINGS)}
 
 
 def test_the_runbook_may_be_elsewhere() -> None:
@@ -174,6 +177,13 @@ def test_the_runbook_may_be_elsewhere() -> None:
     found = [rule["annotations"]["runbook_url"] for rule in rules(BOTH, under) if "alert" in rule]
 
     assert all(url.startswith("https://docs.test/alerts#tandem") for url in found)
+
+
+def test_micro_batches_that_are_off_are_told_of_where_they_are_asked_for() -> None:
+    def names(spec: dict[str, Any]) -> set[str]:
+        return {alert.name for alert in alerts(inference_service({"slo": BOTH, **spec}), SETTINGS)}
+
+    assert names(MICRO_BATCHES) - names({}) == {"TandemMicroBatchesIdle"}
 
 
 @pytest.mark.parametrize(

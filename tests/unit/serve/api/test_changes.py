@@ -64,6 +64,13 @@ ranks = st.sampled_from(
         *({"tp": 2, "sp": True}, {"pp": 2}, {"dp": 2}, {"worldSize": 4, "pp": 2}),
     ]
 )
+micro_batches: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        *({}, {"unsafeCombinations": True}, {"unsafeCombinations": False, "graph": "cpp"}),
+        *({"streamOptions": {}}, {"ccl": {"enableMc2": False}}),
+        {"streamOptions": {"microBatch": True}, "unsafeCombinations": True},
+    ]
+)
 targets = optional(
     **{
         name: st.fixed_dictionaries(
@@ -91,7 +98,9 @@ specs = st.fixed_dictionaries(
             npuMemSize=st.sampled_from([-1, 1]),
             parallelism=ranks,
             schedule=schedules,
-        ).flatmap(with_host_memory),
+        )
+        .flatmap(with_host_memory)
+        .flatmap(lambda engine: micro_batches.map(lambda more: engine | more)),
         "slo": targets,
         "server": optional(
             maxLinkNum=st.integers(1, 4096),

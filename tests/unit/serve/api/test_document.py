@@ -155,6 +155,19 @@ def test_a_replica_is_told_its_ranks() -> None:
     assert config.parallelism == ParallelismConfig(world_size=2, tp=2, pp=1, dp=1, sp=False)
 
 
+def test_a_replica_is_told_of_micro_batches_and_else_nothing() -> None:
+    engine = {"parallelism": {"tp": 2}, "streamOptions": {"microBatch": True}}
+    on = service(engine=engine, resources={"cpu": 2})
+    off = service(engine={"streamOptions": {}, "ccl": {}, "graph": "cpp"})
+
+    config = args_of(on, ServeOptions()).engine.engine_config(LiveSettings.of(on))
+
+    assert config.stream_options.micro_batch
+    assert not config.unsafe_combinations
+    # Else a new version would have Ray replace the replicas of every service.
+    assert serve_document(off, ServeOptions()) == serve_document(service(engine={}), ServeOptions())
+
+
 def args_of(service: InferenceService, options: ServeOptions) -> AppArgs:
     return AppArgs.model_validate(serve_document(service, options)["applications"][0]["args"])
 

@@ -61,3 +61,17 @@ def test_what_memory_decides_is_named() -> None:
     assert both.startswith("a replica chooses by spec.resources.memory 4Gi: maxSeqLen, up")
     assert "maxBatchSize, up to 200" in both
     assert "maxBatchSize" not in length
+
+
+def test_what_is_lifted_is_told() -> None:
+    written = schedule(templateType="Mix", maxIterTimes=512, splitFuse={"splitStartBatchSize": 0})
+    written |= {"streamOptions": {"microBatch": True}, "unsafeCombinations": True}
+    tested = written | {"parallelism": {"tp": 2}}
+    two = {"cpu": 2, "memory": "4Gi"}
+
+    (note,) = said(model=SIZED | {"quantization": "none"}, engine=written)
+    assert note == (
+        "spec.engine.unsafeCombinations allows streamOptions.microBatch with tp 1, which leaves "
+        "nothing to hide and linear layers in float: that is not tested"
+    )
+    assert said(model=SIZED, engine=tested, resources=two) == []

@@ -11,7 +11,9 @@ from tandem_serve.cli import app
 TINY = Path(__file__).parents[4] / "examples" / "tandem-tiny"
 
 
-def validated(tmp_path: Path, parallelism: str, source: str = f"file://{TINY}") -> Result:
+def validated(
+    tmp_path: Path, parallelism: str, source: str = f"file://{TINY}", more: str = ""
+) -> Result:
     manifest = tmp_path / "isvc.yaml"
     manifest.write_text(
         f"""
@@ -20,7 +22,7 @@ kind: InferenceService
 metadata: {{name: tiny}}
 spec:
   model: {{source: "{source}"}}
-  engine: {{parallelism: {parallelism}}}
+  engine: {{parallelism: {parallelism}{more}}}
   resources: {{cpu: 4, memory: 6Gi}}
 """
     )
@@ -76,6 +78,32 @@ def test_a_checkpoint_elsewhere_is_said_not_to_have_been_read(tmp_path: Path, so
 
     assert done.exit_code == 0
     assert f"the checkpoint {source} is not on this machine" in done.stderr
+
+
+MICRO_BATCH = ", streamOptions: {microBatch: true}"
+
+
+def test_micro_batches_of_a_checkpoint_in_float_are_refused(tmp_path: Path) -> None:
+    done = validated(tmp_path, "{tp: 2}", more=MICRO_BATCH)
+
+    assert done.exit_code == 1
+    assert not done.stdout
+    assert "spec.engine.streamOptions.microBatch is true, but the checkpoint is in" in done.stderr
+
+
+def test_micro_batches_that_are_not_tested_are_shown(tmp_path: Path) -> None:
+    done = validated(tmp_path, "{tp: 2}", more=f"{MICRO_BATCH}, unsafeCombinations: true")
+
+    assert done.exit_code == 0
+    assert "streamOptions:\n      microBatch: true\n" in done.stdout
+    assert "unsafeCombinations: true\n" in done.stdout
+
+
+def test_micro_batches_of_a_checkpoint_elsewhere_are_said_not_to_be_checked(tmp_path: Path) -> None:
+    done = validated(tmp_path, "{tp: 2}", "pvc://models/tiny", MICRO_BATCH)
+
+    assert done.exit_code == 0
+    assert "tp, pp and microBatch were not checked against it" in " ".join(done.stderr.split())
 
 
 def test_one_rank_has_no_table(tmp_path: Path) -> None:

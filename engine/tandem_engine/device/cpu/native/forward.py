@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem_engine.device import kv_int8
 from tandem_engine.device.attention import AttentionMetadata
+from tandem_engine.device.cpu.native.arena import ActivationArena
 from tandem_engine.device.cpu.native.arguments import rows_args, token_slots_args
 from tandem_engine.device.cpu.native.library import (
     WEIGHT_KINDS,
@@ -72,8 +73,7 @@ class NativeForward:
         self._library = library
         self._forward = library("forward", packed_model.dtype)
         self._count_activations = library("activations", packed_model.dtype)
-        self._free = [torch.empty(0, dtype=computed_in(packed_model.dtype))]
-        """Memory for activations that no step uses."""
+        self._arena = ActivationArena(computed_in(packed_model.dtype))
 
     def __call__(
         self,
@@ -84,13 +84,17 @@ class NativeForward:
     ) -> Tensor:
         """Compute one step."""
         num_tokens = metadata.num_tokens
-        activations = self._take_activations(num_tokens)
         logits = torch.empty(len(logits_rows), self._network.vocab_size)
         step = self._step_args(token_ids, cache_blocks, metadata, logits_rows, num_rows=num_tokens)
+        activations = self._arena.take(self._num_activations(num_tokens))
         step.activations, step.logits = activations.data_ptr(), logits.data_ptr()
         self._forward(byref(self._model), byref(step))
-        self._free.append(activations)
+        self._arena.give_back(activations)
         return logits
+
+    def reserve(self, num_rows: int) -> None:
+        """Have room for the activations of so many rows, of all steps that are under way."""
+        self._arena.reserve(self._num_activations(num_rows))
 
     def stages(
         self,
@@ -102,8 +106,8 @@ class NativeForward:
         num_rows: int,
     ) -> "NativeStages":
         """Begin one step, each stage of which is one call."""
-        activations = self._take_activations(num_rows)
         step = self._step_args(token_ids, cache_blocks, metadata, logits_rows, num_rows=num_rows)
+        activations = self._arena.take(self._num_activations(num_rows))
         step.activations = activations.data_ptr()
         return NativeStages(
             self._library,
@@ -112,7 +116,7 @@ class NativeForward:
             step,
             activations=activations,
             kept=(token_ids, cache_blocks, metadata, logits_rows),
-            give_back=self._free.append,
+            give_back=self._arena.give_back,
         )
 
     def _step_args(
@@ -140,12 +144,9 @@ class NativeForward:
             num_rows=num_rows,
         )
 
-    def _take_activations(self, num_rows: int) -> Tensor:
-        count = self._count_activations(byref(self._model), num_rows)
-        free = self._free.pop() if self._free else None
-        if free is None or count > len(free):
-            return torch.empty(count, dtype=computed_in(self._network.dtype))
-        return free
+    def _num_activations(self, num_rows: int) -> int:
+        count: int = self._count_activations(byref(self._model), num_rows)
+        return count
 
 
 class _Kind(IntEnum):

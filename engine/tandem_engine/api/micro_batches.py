@@ -1,0 +1,99 @@
+"""Micro-batches, as a manifest asks for them: MindIE's stream_options, ccl and engine.graph."""
+
+from typing import Final, Literal
+
+from tandem_engine.api.checks import Check, Constant, Value
+from tandem_engine.api.model import Model
+from tandem_engine.api.parallelism import num_tp
+
+Graph = Literal["cpp", "python"]
+
+MODEL_TYPES: Final = ("qwen2", "qwen3")
+"""Models whose answers were compared with micro-batches and without, under MindIE's names."""
+
+
+def way_out(engine: str = "") -> str:
+    """Return the way out of a refusal that is a matter of testing.
+
+    Args:
+        engine: Path to the engine's settings, with a point at its end; empty: they are here.
+    """
+    return f"set {engine}unsafeCombinations: true to run what is not tested"
+
+
+class StreamOptions(Model):
+    """Streams that a rank computes and communicates on: MindIE's stream_options."""
+
+    micro_batch: bool = False
+    """true: steps are cut into two halves where that is predicted to pay, and one half computes
+    while the other communicates (MindIE's micro batch). Needs tp above 1, quantisation, and a model
+    of the types qwen2 and qwen3; takes memory from the KV cache."""
+
+
+class CclConfig(Model):
+    """Communication between ranks: MindIE's ccl."""
+
+    enable_mc2: bool = False
+    """Operators that multiply and communicate in one; false, as no device has them. MindIE's
+    default is true."""
+
+
+_MICRO_BATCH: Final = Value("streamOptions.microBatch")
+_MC2: Final = Value("ccl.enableMc2")
+_PYTHON: Final = Value("graph").equals("python")
+
+CHECKS: Final = (
+    Check(
+        field="ccl.enableMc2",
+        refused=_MC2 & _MICRO_BATCH,
+        problem="ccl.enableMc2 true excludes streamOptions.microBatch true: a fused operator "
+        "keeps its communication to itself, so the other half could not compute meanwhile; leave "
+        "one of the two out",
+    ),
+    Check(
+        field="ccl.enableMc2",
+        refused=_MC2 & ~_MICRO_BATCH,
+        problem="ccl.enableMc2 true needs a device with operators that multiply and communicate "
+        "in one, and device {device} has none; leave enableMc2 out",
+    ),
+    Check(
+        field="graph",
+        refused=_PYTHON & _MICRO_BATCH,
+        problem="graph python excludes streamOptions.microBatch true: it runs a step as a whole, "
+        "and has no stages between which halves could take turns; leave one of the two out",
+    ),
+    Check(
+        field="graph",
+        refused=_PYTHON & ~_MICRO_BATCH,
+        problem="graph python needs a device with graphs that are built in Python, and device "
+        "{device} has none; leave graph out",
+    ),
+    Check(
+        field="streamOptions.microBatch",
+        refused=_MICRO_BATCH
+        & ~Value("unsafeCombinations")
+        & (num_tp("parallelism.") <= Constant(1)),
+        problem="streamOptions.microBatch true needs ranks that communicate within a layer, and tp "
+        f"is 1: there is nothing to hide; set parallelism.tp to 2 or more, or {way_out()}",
+    ),
+)
+"""Refusals of the settings of an engine, by its paths; all but the last are for correctness."""
+
+
+def float_check(engine: str, quantization: str) -> Check:
+    """Return the check that micro-batches are not asked for with layers in float.
+
+    Args:
+        engine: Path to the engine's settings, with a point at its end; empty: they are here.
+        quantization: Path to the quantisation.
+    """
+    field = f"{engine}streamOptions.microBatch"
+    return Check(
+        field=field,
+        refused=Value(field)
+        & ~Value(f"{engine}unsafeCombinations")
+        & Value(quantization).equals("none"),
+        problem=f"{field} true is tested with linear layers in 8 bits only, and {quantization} is "
+        f"none; set {quantization}: w8a8, leave it out for a checkpoint in 8 bits, or "
+        f"{way_out(engine)}",
+    )

@@ -1,0 +1,1 @@
+"""Which steps are cut into two halves, and where: decisions about micro-batches; pure."""

@@ -1,0 +1,83 @@
+"""Micro-batches that are refused, and those that are taken."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tests.unit.operator.crd.bad_ranks import RANKS
+from tests.unit.operator.crd.forms import Bad, wrong_value
+
+ENGINE: Final = "spec.engine"
+MICRO_BATCH: Final = f"{ENGINE}.streamOptions.microBatch"
+UNSAFE: Final = f"{ENGINE}.unsafeCombinations"
+_TWO_RANKS: Final[dict[str, Any]] = {f"{RANKS}.tp": 2, "spec.resources.cpu": 2}
+_ON: Final = {MICRO_BATCH: True, **_TWO_RANKS}
+
+GOOD_MICRO_BATCHES: Final[dict[str, dict[str, Any]]] = {
+    "micro-batches": _ON,
+    "micro-batches of a world alone": {
+        MICRO_BATCH: True,
+        f"{RANKS}.worldSize": 4,
+        f"{RANKS}.pp": 2,
+        "spec.resources.cpu": 4,
+    },
+    "micro-batches with everything off that excludes them": _ON
+    | {f"{ENGINE}.ccl.enableMc2": False, f"{ENGINE}.graph": "cpp", UNSAFE: False}
+    | {"spec.model.quantization": "w8a8"},
+    "micro-batches that are not tested": {
+        MICRO_BATCH: True,
+        UNSAFE: True,
+        "spec.model.quantization": "none",
+    },
+    "no micro-batches": {MICRO_BATCH: False, "spec.model.quantization": "none"},
+    "nothing that is lifted": {UNSAFE: True},
+}
+
+
+def bad_micro_batches() -> Iterator[Bad]:
+    """One for every rule, and those that unsafeCombinations must not lift."""
+    yield wrong_value(f"{ENGINE}.graph", "torch", "supported values", "allowed: cpp, python")
+    yield Bad(
+        "micro-batches and operators that communicate",
+        _ON | {f"{ENGINE}.ccl.enableMc2": True, UNSAFE: True},
+        f"{ENGINE}.ccl.enableMc2",
+        "ccl.enableMc2 true excludes streamOptions.microBatch true: a fused operator keeps its "
+        "communication to itself, so the other half could not compute meanwhile; leave one of",
+    )
+    yield Bad(
+        "operators that communicate",
+        {f"{ENGINE}.ccl.enableMc2": True, UNSAFE: True},
+        f"{ENGINE}.ccl.enableMc2",
+        "ccl.enableMc2 true needs a device with operators that multiply and communicate in one, "
+        "and device cpu has none; leave enableMc2 out",
+    )
+    yield Bad(
+        "micro-batches of a graph in Python",
+        _ON | {f"{ENGINE}.graph": "python", UNSAFE: True},
+        f"{ENGINE}.graph",
+        "graph python excludes streamOptions.microBatch true: it runs a step as a whole, and has "
+        "no stages between which halves could take turns; leave one of the two out",
+    )
+    yield Bad(
+        "a graph in Python",
+        {f"{ENGINE}.graph": "python", UNSAFE: True},
+        f"{ENGINE}.graph",
+        "graph python needs a device with graphs that are built in Python, and device cpu has "
+        "none; leave graph out",
+    )
+    for fault, degrees in {"one rank": {}, "stages alone": {f"{RANKS}.pp": 2}}.items():
+        yield Bad(
+            f"micro-batches of {fault}",
+            {MICRO_BATCH: True, "spec.resources.cpu": 2, **degrees},
+            MICRO_BATCH,
+            "streamOptions.microBatch true needs ranks that communicate within a layer, and tp is "
+            "1: there is nothing to hide; set parallelism.tp to 2 or more, or set "
+            "unsafeCombinations: true to run what is not tested",
+        )
+    yield Bad(
+        "micro-batches in float",
+        _ON | {"spec.model.quantization": "none"},
+        MICRO_BATCH,
+        "engine.streamOptions.microBatch true is tested with linear layers in 8 bits only, and "
+        "model.quantization is none; set model.quantization: w8a8, leave it out for a checkpoint "
+        "in 8 bits, or set engine.unsafeCombinations: true to run what is not tested",
+    )
