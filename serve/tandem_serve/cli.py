@@ -282,3 +282,50 @@ def steps(
         follow=follow,
         as_json=as_json,
     )
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\ntandem timeline -o trace.json\n\n"
+    "tandem timeline tiny --steps 5 -o trace.json --png timeline.png\n\n"
+    "tandem timeline --url http://10.0.0.7:8000 --within 60 -o trace.json\n\n"
+    "Open the file at https://ui.perfetto.dev or chrome://tracing."
+)
+def timeline(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the service; optional when only one runs.", show_default=False
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File of the trace, in JSON.", show_default=False
+        ),
+    ],
+    url: Annotated[
+        str | None,
+        typer.Option(help="URL of a service, in place of NAME.", show_default=False),
+    ] = None,
+    api_key: ApiKey = None,
+    num_steps: Annotated[
+        int, typer.Option("--steps", min=1, max=512, help="Steps to record.")
+    ] = 20,
+    within: Annotated[
+        float,
+        typer.Option(min=0.1, max=60.0, help="Seconds after which fewer steps are enough."),
+    ] = 10.0,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            "--png", metavar="FILE", help="Draw a picture of it, too.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Record what each stream of each rank does in the next steps, as a trace for Perfetto."""
+    from tandem_serve.commands.timeline import timeline as run
+
+    run(
+        name, url=url, api_key=api_key, num_steps=num_steps, within_s=within, output=output, png=png
+    )

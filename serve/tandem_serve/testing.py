@@ -23,6 +23,8 @@ from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLog
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
+from tandem_engine.api.timeline import Timeline
+from tandem_serve.fake_timeline import FAKE_TIMELINE
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import Dependencies, HttpSettings
 
@@ -140,6 +142,14 @@ class FakeEngine:
         """Arguments of each `reconfigure`."""
         self.kept_steps: list[StepExplanation] = []
         """Steps that `steps` returns."""
+        self.shown_timeline = FAKE_TIMELINE
+        """The timeline whose first steps `timeline` returns."""
+        self.recorded: list[tuple[int, float]] = []
+        """Arguments of each `timeline`."""
+        self.num_recording = 0
+        self.may_record = asyncio.Event()
+        """Unset: a recording goes on."""
+        self.may_record.set()
         self.aborted: list[str] = []
         """Ids of requests that were aborted before their end."""
         self.num_paused = 0
@@ -207,6 +217,22 @@ class FakeEngine:
         """The newest of `kept_steps`."""
         found = [one for one in self.kept_steps if one.number >= since][-limit:]
         return found if with_decodes else [_without_decodes(one) for one in found]
+
+    async def timeline(self, num_steps: int, *, within_s: float) -> Timeline:
+        """The first steps of `shown_timeline`, once `may_record` is set.
+
+        Raises:
+            EngineStopped: `stop_because` or `stop` was called.
+        """
+        self.check_health()
+        self.recorded.append((num_steps, within_s))
+        self.num_recording += 1
+        try:
+            await self.may_record.wait()
+        finally:
+            self.num_recording -= 1
+        steps = self.shown_timeline.steps
+        return Timeline(steps=tuple(step for step in steps if step.number < num_steps))
 
     def metrics(self) -> bytes:
         """One line in Prometheus' text format."""

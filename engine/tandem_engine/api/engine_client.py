@@ -10,6 +10,7 @@ from tandem_engine.api.output import EngineStats, Output
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
+from tandem_engine.api.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,19 @@ class EngineClient(Protocol):
             since: The first number to return.
             limit: Steps at most; the newest ones that are kept.
             with_decodes: List the decode rows; False: count them only.
+        """
+
+    async def timeline(self, num_steps: int, *, within_s: float) -> Timeline:
+        """Record what the streams of all ranks do in the next steps; the service goes on meanwhile.
+
+        One recording runs at a time; a second call waits for the first one's end.
+
+        Args:
+            num_steps: Steps to record, 1 to MAX_TIMELINE_STEPS.
+            within_s: Seconds after which the timeline ends with the steps that there were.
+
+        Raises:
+            EngineStopped: the engine computes nothing any more.
         """
 
     def metrics(self) -> bytes:

@@ -22,9 +22,11 @@ from tandem_engine.api.rewrites import (
 )
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
+from tandem_engine.api.timeline import Timeline
 from tandem_engine.async_engine.choice import choices_of
 from tandem_engine.async_engine.loop import EngineLoop
 from tandem_engine.async_engine.metrics import EngineMetrics
+from tandem_engine.async_engine.recordings import Recordings
 from tandem_engine.async_engine.stream import BestOfStream, RequestStream
 from tandem_engine.sampling.counter_rng import derive_seed
 from tandem_engine.text.codec import CheckpointCodec
@@ -44,6 +46,7 @@ class AsyncEngine:
         schedule: ScheduleConfig,
         end_token_ids: frozenset[int],
         metrics: EngineMetrics,
+        recordings: Recordings,
     ) -> None:
         self._loop = loop
         self._codec = codec
@@ -51,6 +54,7 @@ class AsyncEngine:
         self._schedule = self._sized_for = schedule
         self._end_token_ids = end_token_ids
         self._metrics = metrics
+        self._recordings = recordings
         self._numbers = itertools.count()
 
     @property
@@ -125,6 +129,14 @@ class AsyncEngine:
         """Explain the last steps; see `EngineClient.steps`."""
         return self._loop.steps(since, limit, with_decodes=with_decodes)
 
+    async def timeline(self, num_steps: int, *, within_s: float) -> Timeline:
+        """Record the next steps; see `EngineClient.timeline`."""
+        self.check_health()
+        timeline = await self._recordings.record(num_steps, within_s)
+        if not timeline.steps:
+            self.check_health()
+        return timeline
+
     def metrics(self) -> bytes:
         """The engine's metrics in Prometheus' text format."""
         return self._metrics.text()
@@ -136,6 +148,7 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the step loop; running requests end with EngineStopped."""
+        await self._recordings.stop()
         self._loop.stop()
         await asyncio.to_thread(self._loop.join)
 

@@ -9,6 +9,7 @@ from tandem_engine.api.errors import EngineError
 from tandem_serve.http import errors
 from tandem_serve.http.admission.api_keys import KeyFolder, KeyMiddleware
 from tandem_serve.http.admission.body_budget import BodyBudget
+from tandem_serve.http.admission.recording import RecordingSlot
 from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.debug import steps
 from tandem_serve.http.metrics import ResponseCounts
@@ -20,12 +21,14 @@ from tandem_serve.http.openai.tokenize import TEXT_LINKS, detokenize, tokenize
 from tandem_serve.http.operations import health, metrics
 from tandem_serve.http.settings import Dependencies, HttpSettings
 from tandem_serve.http.state import GetEngine, HttpState
+from tandem_serve.http.timeline import timeline
 from tandem_serve.http.tracing import Tracing
 
 _ROUTES: Final = (
     ("GET", "/health", health),
     ("GET", "/metrics", metrics),
     ("GET", "/debug/steps", steps),
+    ("POST", "/debug/timeline", timeline),
     ("GET", "/v1/models", list_models),
     # Names of models may have slashes.
     ("GET", "/v1/models/{model:path}", retrieve_model),
@@ -56,6 +59,7 @@ def build_app(
         text_admission=AdmissionControl(
             TEXT_LINKS, dependencies.monotonic_s, "calls of /tokenize and /detokenize"
         ),
+        recording=RecordingSlot(dependencies.monotonic_s),
         body_budget=BodyBudget(
             max_bytes=settings.bodies_budget,
             max_readers=settings.max_readers,

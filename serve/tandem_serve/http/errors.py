@@ -93,6 +93,17 @@ def queue_full(refused: Refused, noun: str) -> ApiError:
     )
 
 
+def recording_busy(retry_after_s: int) -> ApiError:
+    """Another timeline is being recorded: 429, with the time after which it has ended."""
+    return ApiError(
+        f"Another timeline is being recorded, one at a time; try again in {retry_after_s} s.",
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        kind="recording_busy",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
 def key_missing() -> ApiError:
     """The request has no API key."""
     return _unauthorized(

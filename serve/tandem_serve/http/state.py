@@ -8,6 +8,7 @@ from fastapi import Request
 from tandem_engine.api.engine_client import EngineClient
 from tandem_serve.http import errors
 from tandem_serve.http.admission.body_budget import BodyBudget
+from tandem_serve.http.admission.recording import RecordingSlot
 from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.settings import Dependencies, HttpSettings
@@ -27,6 +28,7 @@ class HttpState:
     admission: AdmissionControl
     text_admission: AdmissionControl
     """The slots of /tokenize and /detokenize, which compute nothing on the engine."""
+    recording: RecordingSlot
     body_budget: BodyBudget
     counts: ResponseCounts
     tracing: Tracing

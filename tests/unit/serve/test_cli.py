@@ -86,7 +86,9 @@ def test_help_needs_neither_ray_nor_torch_nor_the_network() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["serve", "apply", "status", "stop", "validate", "chat"])
+@pytest.mark.parametrize(
+    "command", ["serve", "apply", "status", "stop", "validate", "chat", "timeline"]
+)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = runner.invoke(app, [command, "--help"])
 

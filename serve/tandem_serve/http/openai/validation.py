@@ -17,6 +17,7 @@ _EXPECTED: Final = {
     "int_type": "an integer",
     "int_from_float": "an integer",
     "int_parsing_size": "an integer of at most 64 bits",
+    "float_type": "a number",
     "bool_type": "true or false",
     "dict_type": "an object",
     "list_type": "a list",

@@ -28,6 +28,7 @@ def step(number: int) -> StepExplanation:
         num_prefill_tokens=48,
         num_decodes=1,
         num_drafts=0,
+        num_accepted=0,
         rows=(
             RowExplanation(sequence_id="a", kind="decode", num_tokens=1, start=30),
             RowExplanation(

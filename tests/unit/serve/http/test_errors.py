@@ -10,7 +10,7 @@ from tandem_serve.testing import FakeEngine, client_of, fake_app
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 PATHS = (
-    "/health, /metrics, /debug/steps, /v1/models, /v1/models/{model:path}, "
+    "/health, /metrics, /debug/steps, /debug/timeline, /v1/models, /v1/models/{model:path}, "
     "/v1/chat/completions, /v1/completions, /tokenize, /detokenize"
 )
 HELLO = {"role": "user", "content": "hi"}
