@@ -15,16 +15,19 @@ from tandem_engine.model.decoder import Decoder, KVCache, allocate_kv_cache
 from tandem_engine.model.pack_model import pack_model
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts
 from tandem_engine.model.rope import RopeDefault, RopeTable
+from tandem_engine.parallel.plan import RankPlan
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, Scheme
+from tandem_engine.weights.fill import Part
 
 BLOCK_SIZE: Final = 64
 MAX_POSITIONS: Final = 8192
 _SPREAD: Final = 0.02
 
 
-def _config(
+def make_config(
     *, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, mlp: int, vocab: int
 ) -> DecoderConfig:
+    """A model of Qwen3's kind."""
     return DecoderConfig(
         architecture="Qwen3ForCausalLM",
         vocab_size=vocab,
@@ -48,8 +51,10 @@ def _config(
 
 
 MODELS: Final = {
-    "S": _config(hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64, mlp=1536, vocab=8192),
-    "M": _config(hidden=1024, layers=28, heads=16, kv_heads=8, head_dim=128, mlp=3072, vocab=32000),
+    "S": make_config(hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64, mlp=1536, vocab=8192),
+    "M": make_config(
+        hidden=1024, layers=28, heads=16, kv_heads=8, head_dim=128, mlp=3072, vocab=32000
+    ),
 }
 """29 and 473 million parameters, Qwen3-shaped, embeddings tied."""
 
@@ -104,17 +109,41 @@ def random_tensor(*shape: int) -> Tensor:
     return torch.randn(shape).mul_(_SPREAD).bfloat16()
 
 
-def make_decoder(config: DecoderConfig, kernels: Kernels, scheme: Scheme = FLOAT_SCHEME) -> Decoder:
-    """Random weights, the same ones for the same shape; norms of 1."""
+def make_decoder(
+    config: DecoderConfig,
+    kernels: Kernels,
+    scheme: Scheme = FLOAT_SCHEME,
+    *,
+    plan: RankPlan | None = None,
+) -> Decoder:
+    """Random weights, the same ones for the same shape; norms of 1.
+
+    Args:
+        config: The model.
+        kernels: Compute with it.
+        scheme: Which layers are in 8 bits.
+        plan: The part of one rank; None: all of it.
+    """
     torch.manual_seed(0)
     parameters = allocate_parameters(
-        config, dtype=torch.bfloat16, device="cpu", kernels=kernels, scheme=scheme
+        config, dtype=torch.bfloat16, device="cpu", kernels=kernels, scheme=scheme, plan=plan
     )
     for part in checkpoint_parts(parameters):
-        is_norm = len(part.shape) == 1
-        part.take(torch.ones(part.shape).bfloat16() if is_norm else random_tensor(*part.shape))
+        shape = _taken_shape(part)
+        part.take(torch.ones(shape).bfloat16() if len(shape) == 1 else random_tensor(*shape))
     rope = make_rope(config)
-    return Decoder(config, pack_model(config, parameters, rope), kernels)
+    return Decoder(config, pack_model(config, parameters, rope), kernels, plan=plan)
+
+
+def _taken_shape(part: Part) -> tuple[int, ...]:
+    """The shape of what a part takes of its tensor."""
+    if len(part.shape) == 1:
+        return part.shape if part.rows is None else (len(part.rows),)
+    rows, columns = part.shape
+    return (
+        rows if part.rows is None else len(part.rows),
+        columns if part.columns is None else len(part.columns),
+    )
 
 
 def make_rope(config: DecoderConfig) -> RopeTable:

@@ -132,7 +132,12 @@ def tp(
         list[str] | None, typer.Option(help="Begin of a name: prefill, decode … [all]")
     ] = None,
     w8a8: Annotated[bool, typer.Option(help="Weights and activations in 8 bits.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
+    pin: Annotated[
+        bool, typer.Option(help="Give each rank cores of its own, as it has them when deployed.")
+    ] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the figures as JSON; beside it goes a plot.")
+    ] = None,
 ) -> None:
     """Measure ranks of tp with a thread each beside one rank with as many; memory of each rank."""
     from benchmarks.parallel.tp import Settings, run_all
@@ -146,6 +151,7 @@ def tp(
                 rounds=rounds,
                 loads=tuple(only or ()),
                 quantization="w8a8" if w8a8 else "none",
+                pin=pin,
             ),
             out=out,
         )

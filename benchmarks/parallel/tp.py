@@ -13,19 +13,31 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Final, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.parallel import tp_side
-from benchmarks.parallel.tp_side import Load, MeasureMemory, Opened, RankMemory, Side, Timed
+from benchmarks.parallel.tp_figures import MEMORY_GOAL, RankBytes, Ratios
+from benchmarks.parallel.tp_plot import save_plot
+from benchmarks.parallel.tp_side import (
+    AskMicroBatches,
+    Load,
+    MeasureMemory,
+    MicroBatches,
+    Opened,
+    RankMemory,
+    Side,
+    Timed,
+)
 from benchmarks.peers.models import cache_folder, ensure_model
 from benchmarks.peers.shapes import find_shape
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.machine import git_commit, machine_facts
 from tandem_engine.api.config import Quantization
+from tandem_engine.api.micro_batch_stats import MicroBatchStats
 
 LOADS: Final = (
     Load(name="prefill 1 x 512", num_rows=1, num_tokens=512),
@@ -34,11 +46,8 @@ LOADS: Final = (
     Load(name="decode 1 row", num_rows=1, num_tokens=256, num_decodes=32),
 )
 GOALS: Final = (0.95, 0.95, 0.95, 0.9)
-MEMORY_OVERHEAD: Final = 200 * 10**6
-"""Bytes that a rank may hold beside its share of weights and KV."""
 _WIDTH: Final = 132
-_Answer = TypeVar("_Answer", Opened, Timed, list[RankMemory])
-_QUARTERS: Final = 4
+_Answer = TypeVar("_Answer", Opened, Timed, list[RankMemory], MicroBatches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,42 +61,8 @@ class Settings:
     loads: tuple[str, ...]
     """Beginnings of names; none: all."""
     quantization: Quantization
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios:
-    """A load on both sides; times are medians of steps, in milliseconds."""
-
-    load: str
-    goal: float
-    one_rank_ms: float
-    ranks_ms: float
-    ratios: tuple[float, ...]
-    """Time of one rank over that of several, round by round: 1 is as fast, more is faster."""
-    quiet_ratio: float
-    """The same of each side's fastest tenth of steps: those that nothing else disturbed."""
-
-    @property
-    def ratio(self) -> float:
-        """The median."""
-        return median(self.ratios)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankBytes:
-    """Memory of one rank, in bytes."""
-
-    rank: int
-    held: dict[str, int]
-    share: int
-    """Of weights and KV cache."""
-    base: int
-    """Held before the model is loaded: Python and torch."""
-
-    @property
-    def own(self) -> int:
-        """Bytes that no other process has: all but the pages of files."""
-        return self.held["RssAnon"] + self.held["RssShmem"]
+    pin: bool = True
+    """See `Side.pin`."""
 
 
 def run_all(settings: Settings, *, out: Path | None) -> None:
@@ -97,7 +72,7 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     load = os.getloadavg()[0]
     sides = _sides(settings, str(path))
     with ExitStack() as stack:
-        one, several = (stack.enter_context(_Process.opened(side)) for side in sides)
+        one, several = (stack.enter_context(SideProcess.opened(side)) for side in sides)
         figures = [
             _ratios(name, goal, one, several, settings.rounds)
             for name, goal in zip(LOADS, GOALS, strict=True)
@@ -110,6 +85,9 @@ def run_all(settings: Settings, *, out: Path | None) -> None:
     console.print(f"Load average at the start: {load:.1f}", highlight=False)
     if out is not None:
         _write(out, settings, load, figures, memory)
+        plot = out.with_suffix(".png")
+        save_plot(figures, memory, plot, title=_title(settings))
+        console.print(f"Wrote {out} and {plot}", highlight=False)
 
 
 def _sides(settings: Settings, path: str) -> tuple[Side, Side]:
@@ -122,15 +100,18 @@ def _sides(settings: Settings, path: str) -> tuple[Side, Side]:
             num_threads=num_threads,
             num_blocks=num_blocks,
             quantization=settings.quantization,
+            pin=settings.pin,
         )
 
     return side(1, settings.tp), side(settings.tp, 1)
 
 
-def _ratios(load: Load, goal: float, one: "_Process", several: "_Process", rounds: int) -> Ratios:
+def _ratios(
+    load: Load, goal: float, one: "SideProcess", several: "SideProcess", rounds: int
+) -> Ratios:
     """Both sides in turns; a first round warms them up."""
-    times: dict[_Process, list[float]] = {one: [], several: []}
-    steps: dict[_Process, list[float]] = {one: [], several: []}
+    times: dict[SideProcess, list[float]] = {one: [], several: []}
+    steps: dict[SideProcess, list[float]] = {one: [], several: []}
     for number in range(rounds + 1):
         for side in (one, several) if number % 2 else (several, one):
             seconds = side.time(load)
@@ -151,7 +132,7 @@ def _fastest(seconds: Sequence[float]) -> float:
     return sorted(seconds)[len(seconds) // 10]
 
 
-def _memory(side: "_Process", tp: int) -> list[RankBytes]:
+def _memory(side: "SideProcess", tp: int) -> list[RankBytes]:
     share = (side.report.weight_bytes + side.report.kv_bytes) // tp
     return [
         RankBytes(rank=one.rank, held=one.held, share=share, base=side.report.base_bytes)
@@ -159,7 +140,7 @@ def _memory(side: "_Process", tp: int) -> list[RankBytes]:
     ]
 
 
-class _Process:
+class SideProcess:
     """A side, seen from here."""
 
     def __init__(self, connection: Connection) -> None:
@@ -168,7 +149,7 @@ class _Process:
 
     @classmethod
     @contextmanager
-    def opened(cls, side: Side) -> Iterator["_Process"]:
+    def opened(cls, side: Side) -> Iterator["SideProcess"]:
         """Start a process, and end it."""
         context = multiprocessing.get_context("spawn")
         own, other = context.Pipe()
@@ -193,6 +174,11 @@ class _Process:
         found: list[RankMemory] = self._receive(list)
         return found
 
+    def micro_batches(self) -> MicroBatchStats | None:
+        """What micro-batches have done; None: they are off."""
+        self._connection.send(AskMicroBatches())
+        return self._receive(MicroBatches).stats
+
     def _receive(self, kind: type[_Answer]) -> _Answer:
         try:
             received = self._connection.recv()
@@ -202,18 +188,28 @@ class _Process:
         return received
 
 
-def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
-    table = Table(
-        title=f"Model {settings.model}: tp {settings.tp} with a thread a rank, beside one rank "
+def _title(settings: Settings) -> str:
+    return (
+        f"Model {settings.model}: tp {settings.tp} with a thread a rank, beside one rank "
         f"with {settings.tp} threads"
     )
+
+
+def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
+    table = Table(title=_title(settings))
     table.add_column("steps")
-    for name in ("one rank, ms", f"tp {settings.tp}, ms", "ratio", "quarters", "quiet", "goal"):
+    for name in (
+        "one rank, ms",
+        f"tp {settings.tp}, ms",
+        "ratio",
+        "quarters",
+        "quiet",
+        "goal",
+        "met",
+    ):
         table.add_column(name, justify="right")
     for one in figures:
-        low, _, high = (
-            quantiles(one.ratios, n=_QUARTERS) if len(one.ratios) > 1 else [one.ratio] * 3
-        )
+        low, high = one.quarters
         table.add_row(
             one.load,
             f"{one.one_rank_ms:.2f}",
@@ -222,6 +218,7 @@ def _table(figures: Sequence[Ratios], settings: Settings) -> Table:
             f"{low:.3f} to {high:.3f}",
             f"{one.quiet_ratio:.3f}",
             f"{one.goal:.2f}",
+            _met(one.is_met),
         )
     return table
 
@@ -233,24 +230,27 @@ def _memory_table(memory: Sequence[RankBytes]) -> Table:
         "share of weights and KV",
         "own",
         "beside the share",
+        "private beside it",
         "goal",
+        "met",
         "Python and torch",
         "files",
         "peak",
     ):
         table.add_column(name, justify="right")
     for one in memory:
-        sizes = (
-            one.share,
-            one.own,
-            one.own - one.share,
-            MEMORY_OVERHEAD,
-            one.base,
-            one.held["RssFile"],
-            one.held["VmHWM"],
-        )
-        table.add_row(str(one.rank), *(f"{size / 1e6:,.0f}" for size in sizes))
+        before = (one.share, one.own, one.beside, one.private, MEMORY_GOAL)
+        behind = (one.base, one.held["RssFile"], one.held["VmHWM"])
+        table.add_row(str(one.rank), *map(_in_mb, before), _met(one.is_met), *map(_in_mb, behind))
     return table
+
+
+def _in_mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.0f}"
+
+
+def _met(is_met: bool) -> str:  # its one argument
+    return "yes" if is_met else "no"
 
 
 def _write(
@@ -265,8 +265,8 @@ def _write(
         "commit": git_commit(),
         "load_average": load,
         "settings": {**asdict(settings), "models": str(settings.models or "")},
-        "speed": [{**asdict(one), "ratio": one.ratio} for one in figures],
-        "memory": [{**asdict(one), "own": one.own} for one in memory],
+        "speed": [{**asdict(one), "ratio": one.ratio, "is_met": one.is_met} for one in figures],
+        "memory": [{**asdict(one), "own": one.own, "private": one.private} for one in memory],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

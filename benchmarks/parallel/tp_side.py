@@ -4,31 +4,35 @@ One rank computes with as many threads as there are ranks on the other side, eac
 """
 
 import gc
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from os import getpid
 from pathlib import Path
 from random import Random
 from typing import Final
 
 from tandem_engine.api.config import DType, Quantization
+from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.step import Step
 from tandem_engine.device.registry import open_device
 from tandem_engine.model.decoder import Decoder, allocate_kv_cache
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.executor import Executor, LocalExecutor
+from tandem_engine.runner.group_executor import GroupExecutor
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
+from tandem_engine.runner.rank_world import GlooWorld
 from tandem_engine.runner.runner import ModelRunner
 
 BLOCK_SIZE: Final = 128
 _ORDINARY: Final = 16
 """Token ids below are special ones."""
+_LOCALHOST: Final = "127.0.0.1"
 _MEMORY: Final = ("RssAnon", "RssFile", "RssShmem", "VmHWM")
 
 
@@ -61,6 +65,13 @@ class Side:
     dtype: DType = "auto"
     quantization: Quantization = "auto"
     max_positions: int = 4096
+    pin: bool = True
+    """Give each rank cores of its own, which it has with the machine to itself. Two sides cannot
+    lock the same cores, so ranks of neither do."""
+    micro_batch: bool = False
+    """Cut steps where the gate finds that it pays."""
+    over_gloo: bool = False
+    """Exchange tensors over loopback, not through memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,10 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes that a rank holds, by the names of /proc/PID/status."""
+    """Bytes that a rank holds, by the names of /proc/PID/status, and `Private`.
+
+    Private are the pages that no other process has: what a further rank really costs.
+    """
 
     rank: int
     held: dict[str, int]
@@ -81,6 +95,19 @@ class RankMemory:
 @dataclass(frozen=True, slots=True)
 class MeasureMemory:
     """Asks a side what each of its ranks holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskMicroBatches:
+    """Asks a side what micro-batches have done."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """The answer."""
+
+    stats: MicroBatchStats | None
+    """None: they are off, or there is one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +125,10 @@ class Opened:
 
 def main(side: Side, connection: Connection) -> None:
     """Compute the loads that come through a pipe, until it ends."""
+    os.environ["TANDEM_PIN"] = "off"
     with _opened(side) as (executor, opened, pids):
+        if side.pin:
+            _pin(pids, side.num_threads)
         runtime = open_device("cpu")
         runner = ModelRunner(executor, runtime=runtime, block_size=BLOCK_SIZE)
         connection.send(opened)
@@ -109,6 +139,9 @@ def main(side: Side, connection: Connection) -> None:
                 return
             if isinstance(asked, MeasureMemory):
                 connection.send([_memory(rank, pid) for rank, pid in enumerate(pids)])
+            elif isinstance(asked, AskMicroBatches):
+                group = executor if isinstance(executor, GroupExecutor) else None
+                connection.send(MicroBatches(group.micro_batch_stats() if group else None))
             else:
                 connection.send(Timed(tuple(_measure(runner, executor.vocab_size, asked))))
 
@@ -118,7 +151,7 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
     """The executor of a side, and the processes of its ranks."""
     runtime = open_device("cpu")
     threads = runtime.set_num_threads(side.num_threads)
-    base = _memory(0, getpid()).held["RssAnon"]
+    base = _memory(0, os.getpid()).held["RssAnon"]
     shape = ParallelShape(tp=side.tp)
     settings = RankSettings(
         model_path=side.model_path,
@@ -128,6 +161,7 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
         quantization=side.quantization,
         max_positions=side.max_positions,
         num_threads=side.num_threads,
+        micro_batch=side.micro_batch,
     )
     sizes = CacheSizes(num_blocks=side.num_blocks)
     if side.tp == 1:
@@ -136,13 +170,28 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
             decoder.cache_layout(BLOCK_SIZE), num_blocks=side.num_blocks, device="cpu"
         )
         runtime.begin_steps()
-        yield LocalExecutor(decoder, cache), _report(side, decoder, threads, base), [getpid()]
+        yield LocalExecutor(decoder, cache), _report(side, decoder, threads, base), [os.getpid()]
         return
-    with RankGroup(settings) as group:
+    world = GlooWorld([_LOCALHOST] * side.tp) if side.over_gloo else None
+    with RankGroup(settings, world=world) as group:
         decoder = load_part(settings, runtime, 0)
         executor = group.join(decoder, sizes)
         runtime.begin_steps()
-        yield executor, _report(side, decoder, threads, base), [getpid(), *group.pids]
+        yield executor, _report(side, decoder, threads, base), [os.getpid(), *group.pids]
+
+
+def _pin(pids: Sequence[int], num_threads: int) -> None:
+    """Keep all threads of a rank on cores of its own, one a compute thread."""
+    usable = sorted(os.sched_getaffinity(0))
+    for rank, pid in enumerate(pids):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores_of(rank, num_threads, usable))
+
+
+def cores_of(rank: int, num_threads: int, usable: Sequence[int]) -> set[int]:
+    """Cores of a rank's threads; all of them where there are too few for every rank."""
+    own = usable[rank * num_threads : (rank + 1) * num_threads]
+    return set(own if len(own) == num_threads else usable)
 
 
 def _report(side: Side, decoder: Decoder, threads: str, base_bytes: int) -> Opened:
@@ -217,4 +266,6 @@ def _memory(rank: int, pid: int) -> RankMemory:
         name: int(re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)[1]) << 10  # type: ignore[index]
         for name in _MEMORY
     }
-    return RankMemory(rank, found)
+    pages = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+    private = re.findall(r"^Private_\w+:\s+(\d+) kB$", pages, re.MULTILINE)
+    return RankMemory(rank, {**found, "Private": sum(map(int, private)) << 10})

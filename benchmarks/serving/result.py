@@ -62,9 +62,18 @@ def write_result(folder: Path, document: dict[str, Any], draw: Callable[[Path], 
     Raises:
         BenchmarkError: one cannot be written.
     """
-    text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
     try:
-        (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+        write_document(folder / "result.json", document)
         draw(folder / "result.png")
     except OSError as error:
         raise BenchmarkError(f"{folder} cannot be written to: {error.strerror}.") from None
+
+
+def write_document(file: Path, document: dict[str, Any]) -> None:
+    """Write figures as JSON.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
+    file.write_text(text + "\n", encoding="utf-8")

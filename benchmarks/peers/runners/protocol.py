@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Protocol, TextIO
 
 TEMPERATURE: Final = 1.0
@@ -45,6 +45,14 @@ class Load:
     """Bytes of that KV cache in bfloat16, for engines that take a size."""
     pin: bool
     """Bind each thread to one core; else all share the cores that the process may use."""
+    drafts: str = ""
+    """Method of speculation: ngram (prompt lookup), draft (a model); empty: none."""
+    draft_model: str = ""
+    """Of the method draft: as `model`."""
+    num_drafts: int = 0
+    """Drafts of a sequence in a step, at most."""
+    banned: list[int] = field(default_factory=list)
+    """Tokens that are never chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,8 @@ class Times:
     """When each token of each sequence came, in seconds after the row was submitted."""
 
     times_s: list[list[float]]
+    answers: list[list[int]] = field(default_factory=list)
+    """The tokens, from runners that say them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +227,10 @@ def _run_row(engine: Engine, row: Row) -> Times:
             f"The engine gave {wrong[0] if wrong else 0} tokens where {row.num_output} were asked "
             f"for ({len(times_s)} of {len(row.prompts)} sequences)."
         )
-    return Times(times_s=[[at_s - begin_s for at_s in times] for times in times_s])
+    return Times(
+        times_s=[[at_s - begin_s for at_s in times] for times in times_s],
+        answers=getattr(engine, "answers", []),
+    )
 
 
 def _pin(arguments: Sequence[str]) -> None:

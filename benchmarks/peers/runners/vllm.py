@@ -35,7 +35,11 @@ class VllmEngine:
             enable_prefix_caching=False,
             disable_log_stats=True,
             skip_tokenizer_init=True,
+            speculative_config=_speculation(load),
         )
+        self._banned = load.banned
+        self.answers: list[list[int]] = []
+        """Of the last row."""
         self._num_requests = 0
         self.version = version(_package())
         self.settings: dict[str, Any] = {
@@ -59,14 +63,18 @@ class VllmEngine:
             max_tokens=num_output,
             ignore_eos=True,
             detokenize=False,
+            # It takes no logit_bias beside drafts; tokens that would end an answer it bans.
+            stop_token_ids=self._banned or None,
+            min_tokens=num_output if self._banned else 0,
             output_kind=RequestOutputKind.DELTA,
         )
         engine = self._llm.llm_engine
         times_s: dict[str, list[float]] = {}
+        answers: dict[str, list[int]] = {}
         for prompt in prompts:
             self._num_requests += 1
             name = str(self._num_requests)
-            times_s[name] = []
+            times_s[name], answers[name] = [], []
             engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
         while engine.has_unfinished_requests():
             outputs = engine.step()
@@ -75,7 +83,22 @@ class VllmEngine:
                 # vLLM may lengthen the name that it was given.
                 name = output.request_id.partition("-")[0]
                 times_s[name] += [now_s] * len(output.outputs[0].token_ids)
+                answers[name] += output.outputs[0].token_ids
+        self.answers = list(answers.values())
         return list(times_s.values())
+
+
+def _speculation(load: Load) -> dict[str, Any] | None:
+    """Return vLLM's settings of the method."""
+    match load.drafts:
+        case "ngram":
+            # The lengths that vLLM's documentation gives as its example.
+            lengths = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+            return {"method": "ngram", "num_speculative_tokens": load.num_drafts, **lengths}
+        case "draft":
+            return {"model": load.draft_model, "num_speculative_tokens": load.num_drafts}
+        case _:
+            return None
 
 
 def _package() -> str:

@@ -1,0 +1,5 @@
+"""Entry point."""
+
+from benchmarks.overlap.cli import main
+
+main()

@@ -1,0 +1,158 @@
+"""The cases: prompts, and a rate of the link; what they take, and which fit a time. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import fsum
+from typing import Final
+
+HIDDEN: Final = 4096
+MLP: Final = 11008
+NUM_HEADS: Final = 32
+HEAD_DIM: Final = 128
+VOCAB: Final = 2048
+RANKS: Final = 2
+_SUMMED_BYTES: Final = 4
+"""Of a value in a sum: gloo has bfloat16 added up as float32."""
+TOKENS: Final = (512, 2048, 8192)
+SHARES: Final = (0.25, 0.5, 1.0, 1.5)
+NUM_PROMPTS: Final = (1, 16)
+_BY_USE: Final = (1.0, 0.5, 1.5, 0.25)
+"""Shares by how much they tell; others come behind them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The work of one step."""
+
+    num_tokens: int
+    num_prompts: int
+    """Into which the tokens are divided."""
+    num_layers: int
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Tokens of each prompt."""
+        each, left = divmod(self.num_tokens, self.num_prompts)
+        return tuple(each + (number < left) for number in range(self.num_prompts))
+
+    @property
+    def num_sums(self) -> int:
+        """Sums of a whole step that have all tokens: one of the embedding, and two a layer.
+
+        The last layer goes on with the rows that yield logits: its sums are of no account.
+        """
+        return 2 * self.num_layers - 1
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes that each rank sends for a whole step."""
+        return self.num_sums * self.num_tokens * HIDDEN * _SUMMED_BYTES
+
+    @property
+    def operations(self) -> float:
+        """Operations of one rank: of its share of the matrices, and of attention."""
+        heads = NUM_HEADS * HEAD_DIM
+        qkv, others = 3 * HIDDEN * heads, HIDDEN * heads + 3 * HIDDEN * MLP
+        pairs = fsum(length * (length + 1) / 2 for length in self.prompts)
+        # As with sums: the last layer has keys, values and attention of all tokens, and no more.
+        weights = self.num_layers * qkv + (self.num_layers - 1) * others
+        attention = self.num_layers * 4.0 * pairs * heads
+        return (2.0 * self.num_tokens * weights + attention) / RANKS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A step and a rate of the link."""
+
+    work: Work
+    share: float | None
+    """Communication as a share of computation; None: the link is what it is."""
+    repeats: int
+
+    @property
+    def name(self) -> str:
+        """For the progress."""
+        work = self.work
+        prompts = "one prompt" if work.num_prompts == 1 else f"{work.num_prompts} prompts"
+        link = "loopback" if self.share is None else f"{self.share:.0%}"
+        return f"{work.num_tokens:,} tokens, {prompts}, {link}"
+
+    def seconds(self, compute_s: float) -> float:
+        """Return the seconds of the case, where a step computes for so long."""
+        share = 0.1 if self.share is None else self.share
+        whole, halves = 1.0 + share, max(1.0, share) + 0.05
+        return compute_s * self.repeats * (whole + halves)
+
+
+def layers_for(num_tokens: int) -> int:
+    """Layers that a step of so many tokens has when none are asked for.
+
+    The more there are, the less the last collective weighs, which has nothing beside it; but each
+    costs time, 5 ms a token on a core with AVX2.
+    """
+    if num_tokens <= 512:  # noqa: PLR2004
+        return 12
+    return 8 if num_tokens <= 2048 else 4  # noqa: PLR2004
+
+
+def repeats_for(num_tokens: int) -> int:
+    """Pairs of steps: long ones are fewer."""
+    return 2 if num_tokens <= 512 else 1  # noqa: PLR2004
+
+
+def grid(
+    *,
+    tokens: Sequence[int],
+    shares: Sequence[float | None],
+    prompts: Sequence[int],
+    num_layers: int | None,
+    repeats: int | None,
+    only: Sequence[str] = (),
+) -> list[Case]:
+    """All cases, those that tell most first; of them those with a part of `only` in their names."""
+    cases = [
+        Case(
+            work=Work(
+                num_tokens=num_tokens,
+                num_prompts=num_prompts,
+                num_layers=num_layers or layers_for(num_tokens),
+            ),
+            share=share,
+            repeats=repeats or repeats_for(num_tokens),
+        )
+        for share, num_tokens, num_prompts in product(shares, tokens, prompts)
+    ]
+    named = [case for case in cases if not only or any(part in case.name for part in only)]
+    return sorted(named, key=_use)
+
+
+def _use(case: Case) -> int:
+    return _BY_USE.index(case.share) if case.share in _BY_USE else len(_BY_USE)
+
+
+def fitting(
+    cases: Sequence[Case], compute_s: dict[Work, float], budget_s: float
+) -> tuple[list[Case], list[Case]]:
+    """Cases that fit the time together, from the first on, and those that are left out.
+
+    Args:
+        cases: The most telling ones first.
+        compute_s: Seconds that a step of each takes to compute.
+        budget_s: The time.
+    """
+    taken, left_out, seconds = [], [], 0.0
+    for case in cases:
+        needed = case.seconds(compute_s[case.work])
+        if seconds + needed <= budget_s:
+            taken.append(case)
+            seconds += needed
+        else:
+            left_out.append(case)
+    taken.sort(key=lambda one: (one.work.num_layers, one.work.num_tokens, one.work.num_prompts))
+    return taken, left_out
+
+
+def rate_for(work: Work, seconds: float) -> float:
+    """Bits a second at which a step's communication takes so long, were there nothing beside."""
+    return 8.0 * work.link_bytes / seconds

@@ -1,0 +1,5 @@
+"""Entry point."""
+
+from benchmarks.speculation.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Programs that run under the peers' interpreters."""
