@@ -9,6 +9,11 @@ from typing import Any, Final
 from tandem_operator import reasons
 from tandem_operator.commands.explain import LABELS
 from tandem_operator.commands.explanation import explain
+from tandem_operator.commands.micro_batches import LABEL, micro_batch_line
+from tandem_operator.commands.rank_memory import MEMORY, memory_lines
+from tandem_operator.micro_batches.document import micro_batch_document
+from tandem_operator.micro_batches.figures import Figures
+from tandem_operator.ranks.document import ranks_document
 from tandem_operator.status.document import status_document
 from tandem_operator.status.facts import Problem
 from tandem_operator.status.pending_change import PendingChange
@@ -17,6 +22,7 @@ from tests.unit.docs.messages import filled
 from tests.unit.operator import samples
 
 NOW: Final = "2026-11-21T14:00:00Z"
+A_WHILE_AGO: Final = "2026-11-21T13:59:35Z"
 TWO_MINUTES_AGO: Final = "2026-11-21T13:57:50Z"
 FIVE_MINUTES_AGO: Final = "2026-11-21T13:55:00Z"
 TEN_MINUTES_AGO: Final = "2026-11-21T13:50:00Z"
@@ -64,8 +70,8 @@ def unschedulable() -> str:
 def without_claim() -> str:
     """Explain a service whose claim is missing."""
     text = filled(
-        "spec.model.source: namespace '…' has no PersistentVolumeClaim '…'; create it, or name "
-        "another source",
+        "…: namespace '…' has no PersistentVolumeClaim '…'; create it, or name another source",
+        "spec.model.source",
         "models",
         "weights",
     )
@@ -105,6 +111,32 @@ def cut_off() -> str:
     service = _service("tiny", "default", model="tandem-tiny")
     facts = {"ray": view, "change": change}
     return _explained(service, pods=pods, since=TWO_MINUTES_AGO, facts=facts, ray_service=found)
+
+
+def halves() -> str:
+    """Explain the micro-batches of a service whose two replicas cut steps with prefill."""
+    figures = Figures(
+        cuts_prefill=True, cuts_decode=False, overlap=0.87, cost=40, num_kv_blocks=800
+    )
+    found = {
+        "spec": {"engine": {"streamOptions": {"microBatch": True}}},
+        "status": {"microBatch": micro_batch_document([figures, figures], 2, A_WHILE_AGO)},
+    }
+    return f"{LABEL}: {micro_batch_line(found, NOW)}"
+
+
+def memory() -> str:
+    """Explain the memory of a service whose replicas have four ranks, of which rank 0 samples."""
+    first, other = (
+        {"weights": 1.1, "step": step, "kv_cache": 1024.0, "process": process}
+        for step, process in ((21.4, 489.0), (20.9, 471.0))
+    )
+    replica = {
+        rank: {part: round(size * 2**20) for part, size in parts.items()}
+        for rank, parts in enumerate((first, other, other, other))
+    }
+    found = {"status": {"ranks": ranks_document([replica], A_WHILE_AGO)}}
+    return "\n".join(f"{MEMORY}: {line}" for line in memory_lines(found, NOW))
 
 
 def _service(name: str, namespace: str, *, model: str | None = None) -> InferenceService:

@@ -77,9 +77,13 @@ def documented_report() -> StepsReport:
     return _ADAPTER.validate_python(found)
 
 
+_ABSENT = {"tpot_pace", "drafts"}
+"""Parts that are null where there is no target, and no speculation."""
+
+
 def _zeros(part: Any) -> dict[str, int]:
     """Return 0 for each number of a part of the report that is always there."""
-    return {one.name: 0 for one in fields(part) if one.name != "tpot_pace"}
+    return {one.name: 0 for one in fields(part) if one.name not in _ABSENT}
 
 
 def _waits(sequence_id: str) -> WaitExplanation:

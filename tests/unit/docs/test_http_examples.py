@@ -43,19 +43,23 @@ def request_of(line: str) -> httpx.Request:
     Raises:
         KeyError: an option is another one.
     """
-    url, headers, body = "", dict[str, str](), None
+    url, headers, body, method = "", dict[str, str](), None, None
     words = iter(shlex.split(line)[1:])
     for word in words:
         if not word.startswith("-"):
             url = word
             continue
         value = next(words).replace("…", "")
-        if {"-H": "header", "-d": "body"}[word] == "header":
-            name, _, text = value.partition(": ")
-            headers[name] = text
-        else:
-            body = json.loads(value) if value else SMALLEST
-    return httpx.Request("GET" if body is None else "POST", url, headers=headers, json=body)
+        match {"-H": "header", "-d": "body", "-X": "method", "-o": "file"}[word]:
+            case "header":
+                name, _, text = value.partition(": ")
+                headers[name] = text
+            case "body":
+                body = json.loads(value) if value else SMALLEST
+            case "method":
+                method = value
+    method = method or ("GET" if body is None else "POST")
+    return httpx.Request(method, url, headers=headers, json=body)
 
 
 @pytest.mark.parametrize(("block", "line"), CURLS, ids=[block for block, _ in CURLS])

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem_engine.api.output import EngineStats
+from tandem_engine.api.micro_batch_stats import MicroBatchStats
+from tandem_engine.api.output import DraftCounts, EngineStats
+from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.async_engine.metric_aliases import (
     MINDIE,
@@ -25,6 +28,15 @@ from tests.unit.docs.pages import ROOT, code_blocks, prose, rows
 
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
 SERIES = re.compile(r"`((?:tandem|process)_[a-z0-9_]+)(?:\{[^}]*\})?`")
+MICRO_BATCHES = MicroBatchStats(
+    num_splits=1,
+    refusals={"no_gain": 1},
+    hidden_s=1.0,
+    exposed_s=1.0,
+    overlap=0.5,
+    gates={},
+    num_kv_blocks=1,
+)
 TYPES = {"counter", "gauge", "histogram"}
 
 
@@ -37,8 +49,12 @@ def series(families: Iterable[Metric]) -> dict[str, str]:
 
 def engine_series() -> dict[str, str]:
     slo = Slo(ttft=LatencyTarget(target="1s"), tpot=LatencyTarget(target="50ms"))
-    metrics = EngineMetrics("tiny", slo=slo)
-    stats = EngineStats(**{field.name: 1 for field in fields(EngineStats)})
+    ranks = [RankBytes(rank=0, process=1, weights=1, kv_cache=1)]
+    metrics = EngineMetrics("tiny", slo=slo, ranks=ranks)
+    drafts = {"ngram": DraftCounts(num_drafted=4, accepted=(2, 1))}
+    counts: dict[str, Any] = {field.name: 1 for field in fields(EngineStats)}
+    stats = EngineStats(**{**counts, "drafts": drafts})
+    metrics.watch_micro_batches(lambda: MICRO_BATCHES)
     metrics.state(stats, prices=StepTimeModel().prices)
     for _ in range(FEWEST):
         metrics.received(num_prompt=1, num_choices=1)

@@ -4,7 +4,10 @@ Where a command needs a server or a cluster, its own code renders the objects th
 about. Lines are compared without their padding, `…` stands for lines that are left out.
 """
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -13,17 +16,25 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tandem_engine.api.micro_batch_stats import (
+    GateState,
+    MicroBatchStats,
+    cost_line,
+    gain_line,
+    gate_line,
+)
 from tandem_operator.commands.get import HEADER, line_of, row_of, widths_of
 from tandem_operator.crd.manifest import definition
 from tandem_serve.cli import app
 from tandem_serve.commands import apply as apply_command
 from tandem_serve.commands.step_view import view
+from tandem_serve.testing import FakeEngine
 from tests.tiny import TINY
 from tests.unit.docs import explained, stepped
 from tests.unit.docs.kinds import BlockKind, blocks_of
 from tests.unit.docs.pages import CONSOLE_LANGUAGES, Block, all_blocks, console_output
 from tests.unit.serve.commands.test_status import write_log
-from tests.unit.serve.local_services import RECORD
+from tests.unit.serve.local_services import RECORD, serving
 
 URL: Final = "http://127.0.0.1:8000"
 _MEMORY: Final = "Memory of each rank, about; a replica measures it when it starts:"
@@ -77,6 +88,43 @@ def cut_in_three(folder: Path, _: pytest.MonkeyPatch) -> str:
     return runner.invoke(app, ["validate", "-f", str(file)]).stderr
 
 
+def micro_batches_in_float(folder: Path, _: pytest.MonkeyPatch) -> str:
+    """Return what `tandem validate` says of micro-batches with a checkpoint in float."""
+    engine = {"parallelism": {"tp": 2}, "streamOptions": {"microBatch": True}}
+    resources = {"cpu": 2, "memory": "6Gi"}
+    file = stepped.manifest(folder, f"file://{TINY}", engine=engine, resources=resources)
+    return runner.invoke(app, ["validate", "-f", str(file)]).stderr
+
+
+def other_tokenizer(folder: Path, _: pytest.MonkeyPatch) -> str:
+    """Return what `tandem validate` says of a draft model that lacks one of the model's tokens."""
+    draft = folder / "small"
+    shutil.copytree(TINY, draft)
+    tokenizer = json.loads((draft / "tokenizer.json").read_text(encoding="utf-8"))
+    last = tokenizer["added_tokens"].pop()
+    tokenizer["model"]["vocab"].pop(last["content"], None)
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    engine = {"speculation": {"draft": {"source": "./small"}}}
+    file = stepped.manifest(folder, f"file://{TINY}", engine=engine)
+    return runner.invoke(app, ["validate", "-f", str(file)]).stderr
+
+
+def log_of_micro_batches(_: Path, __: pytest.MonkeyPatch) -> str:
+    gate = GateState(is_open=False, reason="overlap 0.12 in the last 32 cut steps")
+    stats = MicroBatchStats(
+        num_splits=32,
+        refusals={"no_gain": 900},
+        hidden_s=1.0,
+        exposed_s=8.0,
+        overlap=0.12,
+        gates={"prefill": gate},
+        num_kv_blocks=40,
+    )
+    before = replace(stats, num_splits=0, refusals={}, hidden_s=0.0, exposed_s=0.0)
+    lines = (cost_line(stats, 800), gate_line("prefill", gate), gain_line(before, stats))
+    return "\n".join(lines)
+
+
 def memory_of_ranks(folder: Path, _: pytest.MonkeyPatch) -> str:
     """Return the table of `tandem validate`, which stands behind its notes."""
     engine = {"parallelism": {"worldSize": 4, "pp": 2}}
@@ -97,6 +145,14 @@ def steps_shown(_: Path, __: pytest.MonkeyPatch) -> str:
     shown = StringIO()
     Console(file=shown, width=240).print(view(stepped.report(), URL))
     return shown.getvalue()
+
+
+def timeline_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what `tandem timeline` prints of the timeline of two steps on two ranks."""
+    monkeypatch.chdir(folder)
+    options = ["--steps", "2", "-o", "trace.json", "--png", "timeline.png"]
+    with serving(FakeEngine()) as url:
+        return runner.invoke(app, ["timeline", "--url", url, *options]).output
 
 
 PRINTED: Final[dict[str, Printed]] = {
@@ -120,7 +176,22 @@ PRINTED: Final[dict[str, Printed]] = {
     "shared by 3 ranks evenly nor be given to as many ranks each; this model can be cut into tp 1, "
     "2.": cut_in_three,
     _MEMORY: memory_of_ranks,
+    "Micro-batches cost 40 of 840 KV blocks (4.8%): the buffers of two halves take their place": (
+        log_of_micro_batches
+    ),
+    "micro-batch: Steps with prefill are cut on 2 of 2, and decode steps on 0 of 2 replicas; 87% "
+    "of what could overlap did in the last hour; they cost 40 of 840 KV blocks of a replica; read "
+    "25s ago.": lambda *_: explained.halves(),
+    "memory: Rank 0: weights 1.1 MiB, largest step 21.4 MiB, KV cache 1.0 GiB, process 489.0 MiB; "
+    "read 25s ago.": lambda *_: explained.memory(),
+    "error: spec.engine.streamOptions.microBatch is true, but the checkpoint is in float, and it "
+    "is tested with linear layers in 8 bits only; quantise it as it is read (quantization w8a8), "
+    "or set unsafeCombinations: true to run what is not tested.": micro_batches_in_float,
+    "error: spec.engine.speculation.draft.source: the draft model has another tokenizer than the "
+    "model: 271 tokens, not 272; name a smaller model of the same family, or set method: ngram, "
+    "which needs none.": other_tokenizer,
     "layer outputs × inputs error": quantized,
+    "recording up to 2 steps, for 10 s at most…": timeline_recorded,
     "NAME READY REPLICAS MODEL URL REASON AGE": listed,
 }
 """The first line of each example → what prints it."""
