@@ -15,6 +15,7 @@ from tandem_engine.api.request import SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
+from tandem_engine.kvcache.capacity import in_gib
 from tests.integration.bench import conversation
 from tests.integration.rank_processes import children, has_ended, memory_for_two
 from tests.tiny import TINY
@@ -31,13 +32,15 @@ PRECISIONS: Final[dict[str, dict[str, Any]]] = {
 
 
 @asynccontextmanager
-async def engine_of(tp: int, report: list[str], **values: Any) -> AsyncIterator[AsyncEngine]:
+async def engine_of(
+    tp: int, report: list[str], memory: int, **values: Any
+) -> AsyncIterator[AsyncEngine]:
     native_kernels()
     config = EngineConfig(
         model_path=str(TINY),
         parallelism=ParallelismConfig(tp=tp),
         max_seq_len=512,
-        memory_bytes=memory_for_two(),
+        memory_bytes=memory,
         schedule=ScheduleConfig(cache_block_size=16, async_scheduling_enable=True),
         **values,
     )
@@ -61,14 +64,14 @@ async def answers(engine: AsyncEngine, name: str) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("precision", list(PRECISIONS))
 async def test_an_engine_on_two_ranks_answers_like_one(precision: str) -> None:
-    values = PRECISIONS[precision]
+    values, memory = PRECISIONS[precision], memory_for_two()
     alone: list[str] = []
-    async with engine_of(1, alone, **values) as engine:
+    async with engine_of(1, alone, memory, **values) as engine:
         expected = await answers(engine, "alone")
     before = children()
     lines: list[str] = []
 
-    async with engine_of(2, lines, **values) as engine:
+    async with engine_of(2, lines, memory, **values) as engine:
         (pid,) = children() - before
         said = await answers(engine, "before")
         schedule = ScheduleConfig(cache_block_size=16, max_batch_size=2)
@@ -80,7 +83,7 @@ async def test_an_engine_on_two_ranks_answers_like_one(precision: str) -> None:
 
     assert has_ended(pid)
     assert children() == before
-    memory = [line for line in lines if "Memory: 1.50 GiB" in line]
-    assert [line[:8] for line in memory] == ["Rank 0: ", "Rank 1: "]
+    halves = [line for line in lines if f"Memory: {in_gib(memory // 2)}" in line]
+    assert [line[:8] for line in halves] == ["Rank 0: ", "Rank 1: "]
     assert any("on 2 ranks" in line for line in lines if line.startswith("KV cache"))
-    assert [line for line in alone if line.startswith("Memory: 3.00 GiB")]
+    assert [line for line in alone if line.startswith(f"Memory: {in_gib(memory)}")]
