@@ -26,13 +26,12 @@ from tandem_engine.runner.rank_world import World
 from tandem_engine.runner.stage_collectives import CommunicatorCollectives
 from tests.integration.bench import conversation
 from tests.integration.rank_processes import children, has_ended, memory_for_two, segments_of
+from tests.patience import HANG_S
 from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
 
 SILENCE_S: Final = 2.0
-"""Longest silence of a rank here."""
-PATIENCE_S: Final = 30.0
-"""Longest time that a lost rank may go unnoticed; a test that waits for longer fails."""
+"""Longest silence of a rank, in the tests of silence; in the others none is too long."""
 NUM_TOKENS: Final = 12
 
 Fault = Callable[[Connection], None]
@@ -121,6 +120,11 @@ def config(tp: int = 2, **values: Any) -> EngineConfig:
     return EngineConfig(**{**usual, **values})
 
 
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no machine be so slow that a rank is taken for a silent one."""
+    monkeypatch.setattr(build, "RANK_TIMEOUT_S", HANG_S)
+
+
 def shorten_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a lost rank be noticed soon."""
     monkeypatch.setattr(build, "RANK_TIMEOUT_S", SILENCE_S)
@@ -150,13 +154,13 @@ class Replica:
 
     async def message(self) -> str:
         """What comes through the gate."""
-        assert await asyncio.to_thread(self.gate.poll, PATIENCE_S)
+        assert await asyncio.to_thread(self.gate.poll, HANG_S)
         message: str = self.gate.recv()
         return message
 
     async def end(self) -> str:
         """Wait until the replica has ended by itself; return the cause, which all callers get."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             await asyncio.to_thread(self.engine._loop.join)
         assert has_ended(self.pid)
         with pytest.raises(ReplicaLost) as raised:
@@ -193,7 +197,7 @@ async def lost_in_a_step(made: Replica) -> str:
     """Begin the fault in a step of a request; return the cause that its stream ends with."""
     made.gate.send("begin")
     with pytest.raises(ReplicaLost) as raised:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             await answer(made.engine)
     cause = str(raised.value)
     assert await made.end() == cause

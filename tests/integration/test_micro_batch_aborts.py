@@ -16,9 +16,10 @@ from tandem_engine.async_engine.stream import RequestStream
 from tandem_engine.build import build_engine
 from tandem_engine.runner.stage_collectives import CommunicatorCollectives
 from tests.integration.bench import conversation
-from tests.integration.faulty_ranks import NUM_TOKENS, PATIENCE_S
+from tests.integration.faulty_ranks import NUM_TOKENS
 from tests.integration.forced_cuts import forced_cuts
 from tests.integration.test_micro_batch_faults import cut_config
+from tests.patience import HANG_S
 
 CONVERSATIONS: Final = (3, 5, 14, 15)
 NUM_LAYERS: Final = 4
@@ -50,7 +51,7 @@ class Pause:
                 is_due = self._left == 0
             if is_due:
                 self.entered.set()
-                assert self.go_on.wait(PATIENCE_S)
+                assert self.go_on.wait(HANG_S)
             return collective(*args)
 
         return paused
@@ -91,17 +92,17 @@ async def abort_at(
     pause.arm(number)
     streams = ask(engine, str(number))
     reading = [asyncio.create_task(read(one)) for one in streams]
-    assert await asyncio.to_thread(pause.entered.wait, PATIENCE_S)
+    assert await asyncio.to_thread(pause.entered.wait, HANG_S)
     streams[victim].abort()
     pause.go_on.set()
 
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         said = await asyncio.gather(*reading)
 
     assert len(said[victim]) < NUM_TOKENS
     for at, tokens in enumerate(said):
         assert tokens == expected[at][: len(tokens)], number
         assert at == victim or len(tokens) == NUM_TOKENS
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         while engine.stats().num_free_kv_blocks < engine.stats().num_kv_blocks:
             await asyncio.sleep(0.01)

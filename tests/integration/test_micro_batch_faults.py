@@ -27,12 +27,12 @@ from tandem_engine.model.stages import Collective, Stages
 from tandem_engine.runner.rank_world import GlooWorld
 from tandem_engine.runner.stage_collectives import CommunicatorCollectives
 from tests.integration.faulty_ranks import (
-    PATIENCE_S,
     Fault,
     FaultyTask,
     PutIn,
     Replica,
     answer,
+    be_patient,
     compute_on,
     config,
     fail,
@@ -45,14 +45,13 @@ from tests.integration.faulty_ranks import (
 )
 from tests.integration.forced_cuts import forced_cuts
 from tests.integration.rank_processes import has_ended, holders_of, segments_of
+from tests.patience import HANG_S
+
+pytestmark = pytest.mark.slow
 
 HALVES: Final = ("computes", "communicates")
 """Action of the half that the fault is in."""
 IN_EITHER: Final = pytest.mark.parametrize("half", HALVES)
-IN_EITHER_AT_NIGHT: Final = pytest.mark.parametrize(
-    "half", [HALVES[0], pytest.param(HALVES[1], marks=pytest.mark.slow)]
-)
-"""For tests that take longest."""
 
 
 class SplitStep:
@@ -64,7 +63,7 @@ class SplitStep:
 
     def __init__(self, half: str, fault: Fault, gate: Connection) -> None:
         self._half, self._fault, self._gate = half, fault, gate
-        self._both = threading.Barrier(2, timeout=PATIENCE_S)
+        self._both = threading.Barrier(2, timeout=HANG_S)
         self._absent: set[str] = set()
         self._num_waiting = 0
 
@@ -135,13 +134,18 @@ def cut_config() -> EngineConfig:
 
 
 @pytest.fixture(autouse=True)
-def _cut_and_short_bounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    shorten_bounds(monkeypatch)
+def _patient_cuts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    be_patient(monkeypatch)
     with forced_cuts():
         yield
 
 
-@IN_EITHER_AT_NIGHT
+@pytest.fixture
+def _short_silence(monkeypatch: pytest.MonkeyPatch, _patient_cuts: None) -> None:
+    shorten_bounds(monkeypatch)
+
+
+@IN_EITHER
 def test_a_rank_killed_in_a_half_ends_the_replica_and_another_takes_its_place(half: str) -> None:
     async def scene(lost: Replica) -> tuple[tuple[int, ...], str]:
         return await answer(lost.engine), await lost_by(lost, signal.SIGKILL)
@@ -156,7 +160,8 @@ def test_a_rank_killed_in_a_half_ends_the_replica_and_another_takes_its_place(ha
     assert said == expected
 
 
-@IN_EITHER_AT_NIGHT
+@pytest.mark.usefixtures("_short_silence")
+@IN_EITHER
 def test_a_rank_stopped_in_a_half_ends_the_replica_and_is_gone(half: str) -> None:
     with replica(wait_to_go_on, within(half), settings=cut_config()) as made:
         cause = asyncio.run(lost_by(made, signal.SIGSTOP))
@@ -164,7 +169,8 @@ def test_a_rank_stopped_in_a_half_ends_the_replica_and_is_gone(half: str) -> Non
     assert f"Rank 1 (process {made.pid}) has been silent for 2 s, and is stopped." in cause
 
 
-@IN_EITHER_AT_NIGHT
+@pytest.mark.usefixtures("_short_silence")
+@IN_EITHER
 def test_a_rank_that_is_slow_in_a_half_is_waited_for(half: str) -> None:
     async def scene(made: Replica) -> tuple[tuple[int, ...], tuple[int, ...]]:
         usual = await answer(made.engine)
@@ -221,7 +227,7 @@ def be_rank_0_at_an_end(ends: tuple[End, End], half: str, connection: Connection
         asking = asyncio.create_task(lost_in_a_step(made))
         assert await made.message() == "in a step"
         connection.send((made.pid, segments_of(made.pid)))
-        assert await asyncio.to_thread(connection.poll, PATIENCE_S)
+        assert await asyncio.to_thread(connection.poll, HANG_S)
         made.gate.send(connection.recv())
         return await asking
 
@@ -245,7 +251,7 @@ def take_down(end: End) -> None:
     subprocess.run(command, check=True)
 
 
-@IN_EITHER_AT_NIGHT
+@IN_EITHER
 def test_a_link_that_is_cut_in_a_half_ends_the_replica(
     half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,13 +265,13 @@ def test_a_link_that_is_cut_in_a_half_ends_the_replica(
             rank_0.start()
             other.close()
             try:
-                assert connection.poll(3 * PATIENCE_S)
+                assert connection.poll(HANG_S)
                 pid, segments = connection.recv()
                 take_down(link.ends[0])
                 connection.send("go on")
-                assert connection.poll(PATIENCE_S), "the replica hangs"
+                assert connection.poll(HANG_S), "the replica hangs"
                 cause = connection.recv()
-                rank_0.join(PATIENCE_S)
+                rank_0.join(HANG_S)
             finally:
                 rank_0.kill()
                 rank_0.join()

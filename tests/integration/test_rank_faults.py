@@ -20,11 +20,11 @@ from tandem_engine.api.errors import CheckpointError
 from tandem_engine.runner import rank_process
 from tandem_engine.runner.rank_launcher import RankStartError, RankTask
 from tests.integration.faulty_ranks import (
-    PATIENCE_S,
     Fault,
     FaultyLauncher,
     Replica,
     answer,
+    be_patient,
     behind_a_sum,
     compute_on,
     config,
@@ -43,6 +43,7 @@ from tests.integration.rank_processes import (
     in_dev_shm,
     segments_of,
 )
+from tests.patience import HANG_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,12 @@ class UnstartableTask(RankTask):
 
 
 @pytest.fixture(autouse=True)
-def _short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
+
+
+@pytest.fixture
+def _short_silence(monkeypatch: pytest.MonkeyPatch, _patience: None) -> None:
     shorten_bounds(monkeypatch)
 
 
@@ -103,6 +109,7 @@ def test_a_rank_killed_in_a_step_ends_the_replica() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_short_silence")
 def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
     with replica(wait_to_go_on) as made:
         cause = asyncio.run(lost_by(made, signal.SIGSTOP))
@@ -111,6 +118,7 @@ def test_a_rank_stopped_in_a_step_ends_the_replica_and_is_gone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_short_silence")
 @pytest.mark.parametrize("fault", [wait_to_go_on, compute_on], ids=["waits", "computes"])
 def test_a_slow_rank_is_waited_for(fault: Fault, expected: tuple[int, ...]) -> None:
     async def scene(made: Replica) -> tuple[int, ...]:
@@ -204,7 +212,7 @@ def test_a_killed_replica_leaves_no_rank_and_no_segment(*, is_stopped: bool) -> 
     rank_0.start()
     other.close()
     try:
-        assert connection.poll(2 * PATIENCE_S)
+        assert connection.poll(HANG_S)
         pid, message = connection.recv()
         assert message == "in a step"
         assert rank_0.pid is not None
@@ -219,6 +227,6 @@ def test_a_killed_replica_leaves_no_rank_and_no_segment(*, is_stopped: bool) -> 
         rank_0.join()
         connection.close()
 
-    assert select.select([rank], [], [], PATIENCE_S)[0]
+    assert select.select([rank], [], [], HANG_S)[0]
     os.close(rank)
     assert holders_of(segments) == set()

@@ -16,9 +16,9 @@ from tandem_serve.api.trace_events import trace_events
 from tests.integration.forced_cuts import forced_cuts, no_cuts
 from tests.integration.test_micro_batch_engine import start
 from tests.integration.test_rank_engine import answers
+from tests.patience import HANG_S
 from tests.tiny import TINY
 
-PATIENCE_S = 60.0
 NUM_STEPS = 6
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,7 +34,7 @@ async def two_ranks() -> AsyncIterator[AsyncEngine]:
 async def recorded(engine: AsyncEngine, num_steps: int = NUM_STEPS) -> Timeline:
     """A timeline of steps that answer requests."""
     timeline, _ = await asyncio.gather(
-        engine.timeline(num_steps, within_s=PATIENCE_S), answers(engine, "asked")
+        engine.timeline(num_steps, within_s=HANG_S), answers(engine, "asked")
     )
     return timeline
 
@@ -97,7 +97,7 @@ async def test_answers_are_the_same_while_steps_are_recorded(two_ranks: AsyncEng
     plain = await answers(two_ranks, "plain")
 
     _, watched = await asyncio.gather(
-        two_ranks.timeline(NUM_STEPS, within_s=PATIENCE_S), answers(two_ranks, "watched")
+        two_ranks.timeline(NUM_STEPS, within_s=HANG_S), answers(two_ranks, "watched")
     )
 
     assert watched == plain
@@ -111,7 +111,7 @@ async def test_a_timeline_of_an_idle_engine_ends_in_time_and_is_empty(
 
 
 async def test_a_caller_that_goes_away_ends_its_recording(two_ranks: AsyncEngine) -> None:
-    waiting = asyncio.create_task(two_ranks.timeline(500, within_s=PATIENCE_S))
+    waiting = asyncio.create_task(two_ranks.timeline(500, within_s=HANG_S))
     await answers(two_ranks, "meanwhile")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -122,8 +122,8 @@ async def test_a_caller_that_goes_away_ends_its_recording(two_ranks: AsyncEngine
 
 async def test_a_second_caller_waits_for_the_first_one(two_ranks: AsyncEngine) -> None:
     first, second, _ = await asyncio.gather(
-        two_ranks.timeline(2, within_s=PATIENCE_S),
-        two_ranks.timeline(3, within_s=PATIENCE_S),
+        two_ranks.timeline(2, within_s=HANG_S),
+        two_ranks.timeline(3, within_s=HANG_S),
         answers(two_ranks, "both"),
     )
 
@@ -132,10 +132,10 @@ async def test_a_second_caller_waits_for_the_first_one(two_ranks: AsyncEngine) -
 
 async def test_a_recording_ends_when_the_engine_stops() -> None:
     engine = start([])
-    waiting = asyncio.create_task(engine.timeline(500, within_s=600.0))
+    waiting = asyncio.create_task(engine.timeline(500, within_s=HANG_S))
     await answers(engine, "asked")
 
-    await asyncio.wait_for(engine.stop(), PATIENCE_S)
+    await asyncio.wait_for(engine.stop(), HANG_S)
 
     assert (await waiting).steps
 

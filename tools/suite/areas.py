@@ -78,18 +78,24 @@ AREAS: Final = (
     ),
     Area(
         name="ranks",
-        holds="Replicas of several ranks: tokens of every shape, on Ray and on Kubernetes",
+        holds="Several ranks, micro-batches: tokens of every shape, on Ray and on Kubernetes",
         paths=(
             "integration/test_dp_ranks.py",
+            "integration/test_micro_batch_aborts.py",
+            "integration/test_micro_batch_combinations.py",
+            "integration/test_micro_batch_engine.py",
+            "integration/test_overlap_link.py",
             "integration/test_pipelining.py",
             "integration/test_rank_accuracy.py",
             "integration/test_rank_engine.py",
             "integration/test_rank_matrix.py",
             "integration/test_ranks.py",
+            "integration/test_timeline.py",
             "e2e/test_local_ranks.py",
             "e2e/kubernetes/test_ranks.py",
         ),
         code=(
+            "engine/tandem_engine/microbatch",
             "engine/tandem_engine/parallel",
             "engine/tandem_engine/runner",
             "engine/tandem_engine/device/cpu/native",
@@ -143,6 +149,7 @@ AREAS: Final = (
         name="faults",
         holds="Lost ranks, pods, heads, operators and API servers; minutes of real silence",
         paths=(
+            "integration/test_micro_batch_faults.py",
             "integration/test_rank_faults.py",
             "integration/operator/test_faults.py",
             "e2e/kubernetes/test_faults.py",

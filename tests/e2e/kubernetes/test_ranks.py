@@ -18,6 +18,7 @@ from tests.e2e.kubernetes.harness import (
 )
 from tests.e2e.kubernetes.test_life import in_thread, restart_counts, scale, smaller_chunks
 from tests.figures import Times
+from tests.patience import HANG_S
 from tests.tiny import LEAST_ACCURACY, accuracy, held_out, misses
 from tools.cluster import Cluster
 from tools.kubernetes import Kubernetes
@@ -100,7 +101,7 @@ async def loses_a_rank(
     victim = min(before)
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(keep_streaming(client, one, killed)) for one in begun]
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(HANG_S):
             await asyncio.gather(*(one.wait() for one in begun))
         await in_thread(lambda: wait_for(lambda: all_compute(service), "each group has a stream"))
         killed.set()

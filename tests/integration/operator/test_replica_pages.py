@@ -19,7 +19,7 @@ from tests.integration.operator.process import Namespace, manifest
 from tests.unit.operator.autoscaler.fake_api import pod
 from tests.unit.operator.ranks.test_figures import page
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 OTHERS = {"model": "tiny", "message": "1 of 2 replicas loads its weights"}
 UNREACHABLE = "http://127.0.0.1:9/metrics"

@@ -145,11 +145,11 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> tuple[float, int]:
 @pytest.mark.parametrize(
     ("name", "sampling"),
     [
-        ("plain", {}),
+        pytest.param("plain", {}, marks=pytest.mark.slow),
         ("temperature", {"temperature": 0.7}),
-        ("top_k", {"top_k": 3}),
-        ("min_p", {"min_p": 0.2}),
-        ("bias", {"logit_bias": {2: 1.0}}),
+        pytest.param("top_k", {"top_k": 3}, marks=pytest.mark.slow),
+        pytest.param("min_p", {"min_p": 0.2}, marks=pytest.mark.slow),
+        pytest.param("bias", {"logit_bias": {2: 1.0}}, marks=pytest.mark.slow),
     ],
 )
 def test_drawn_tokens_have_the_probabilities_of_the_model(

@@ -15,8 +15,8 @@ from tandem_engine.device.stream_layouts import StreamsBy, open_streams
 from tandem_engine.model.stages import AllReduce, Collective, GatherColumns, StageName, Stages
 from tandem_engine.runner.hand_over import drive_halves, drive_timed, drive_traced
 from tandem_engine.runner.step_trace import StepTrace
+from tests.patience import HANG_S
 
-PATIENCE_S = 10.0
 STAGE = StageName("attention", 1)
 
 
@@ -135,7 +135,7 @@ def test_one_half_computes_while_the_other_communicates(streams_by: StreamsBy) -
     class Waiting(Recorder):
         def _note(self, tensor: Tensor) -> None:
             if not int(tensor[0]):
-                assert computed.wait(PATIENCE_S)
+                assert computed.wait(HANG_S)
             super()._note(tensor)
 
     def second() -> Generator[Collective, Tensor | None, Tensor | None]:
@@ -181,7 +181,7 @@ def test_a_half_that_fails_leaves_the_memory_of_the_other_to_its_collective(
     class Slow(Recorder):
         def _note(self, tensor: Tensor) -> None:
             self.events.append(f"begin {int(tensor[0])}")
-            assert raised.wait(PATIENCE_S)
+            assert raised.wait(HANG_S)
             # Time for a close that does not wait.
             self.closed_meanwhile = closed.wait(0.1)
             self.events.append("end")
@@ -214,7 +214,7 @@ def test_no_collective_is_carried_out_behind_one_that_failed() -> None:
 
     class Failing(Recorder):
         def _note(self, tensor: Tensor) -> None:
-            assert begun.wait(PATIENCE_S)
+            assert begun.wait(HANG_S)
             super()._note(tensor)
 
     recorder = Failing()

@@ -17,6 +17,7 @@ from tandem_engine.device.torch_streams import Accelerator, TorchStream
 from tandem_engine.model.stages import AllReduce, StageName
 from tandem_engine.runner.hand_over import drive_halves
 from tandem_engine.runner.step_trace import StepTrace
+from tests.patience import HANG_S
 from tests.unit.engine.microbatch.simulated_accelerator import (
     Buffer,
     SimulatedAccelerator,
@@ -24,7 +25,6 @@ from tests.unit.engine.microbatch.simulated_accelerator import (
 
 NUM_STAGES: Final = 4
 STAGE: Final = StageName("mlp", 0)
-PATIENCE_S: Final = 10.0
 LAYOUTS: Final = st.sampled_from(StreamsBy)
 DRAWS: Final = st.lists(st.integers(0, 7), min_size=1, max_size=200)
 
@@ -209,7 +209,7 @@ def test_a_thread_does_its_work_behind_what_it_waits_for() -> None:
     one, other = ThreadStream("one"), ThreadStream("other")
 
     def held() -> str:
-        assert gate.wait(PATIENCE_S)
+        assert gate.wait(HANG_S)
         order.append("first")
         return "first"
 
