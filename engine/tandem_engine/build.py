@@ -64,7 +64,7 @@ _ANGLE_BYTES = 12
 RANK_TIMEOUT_S = 20.0
 """The longest silence of a rank, as one that is stopped, until the replica ends: with what it takes
 to notice and to end the others, less than 30 seconds. A rank that computes is not silent, and may
-take longer: that the next pipeline stage waits for a long prefill is no fault."""
+take thirty times as long: that the next pipeline stage waits for a long prefill is no fault."""
 
 Report = Callable[[str], None]
 

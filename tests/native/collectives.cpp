@@ -92,7 +92,7 @@ void copy(World& world, Lane& lane, int rank, int64_t count) {
 
 void run(uint8_t* base, int rank, int64_t spin_us) {
   const int64_t sizes[] = {kRanks, kRanks}, ranks[] = {0, 1, 2, 2, 0, 1};
-  const WorldArgs args{rank, kRanks, 2, sizes, ranks, kSlotBytes, 60'000, spin_us};
+  const WorldArgs args{rank, kRanks, 2, sizes, ranks, kSlotBytes, 60'000, 600'000, spin_us};
   World world(base, args);
   require(world.join(getpid(), 1, 60'000), "join", rank, 0);
   for (int turn = 0; turn < 20; ++turn) {
@@ -115,7 +115,7 @@ void run(uint8_t* base, int rank, int64_t spin_us) {
 
 int main() {
   const int64_t sizes[] = {kRanks, kRanks}, ranks[] = {0, 1, 2, 2, 0, 1};
-  const WorldArgs args{0, kRanks, 2, sizes, ranks, kSlotBytes, 0, 0};
+  const WorldArgs args{0, kRanks, 2, sizes, ranks, kSlotBytes, 0, 0, 0};
   const int64_t bytes = WorldSegment(nullptr, args).bytes();
   for (const int64_t spin_us : {0, 50}) {
     uint8_t* const base = static_cast<uint8_t*>(aligned_alloc(kPage, bytes));

@@ -46,6 +46,9 @@ SLOT_BYTES: Final = 256 << 10
 """Bytes that a rank hands over at once. In each group, and for each rank that it sends to, a rank
 has four such slots; their memory is taken when they are written for the first time."""
 TIMEOUT_S: Final = 30.0
+ENDLESS: Final = 30
+"""Times `timeout_s`: so long a rank may compute between two collectives. An endless loop uses its
+processor as a long step does, but no step takes that long."""
 JOIN_TIMEOUT_S: Final = 120.0
 """Ranks load torch first, and perhaps weights."""
 SPIN_US: Final = 100
@@ -79,7 +82,10 @@ class SharedMemoryCommunicator:
         address: Of the segment that `make_segment` made for `shape`.
         shape: As all ranks declare it.
         rank: This one.
-        timeout_s: The longest silence of a rank that this one waits for.
+        timeout_s: The longest silence of the rank whose turn it is: time without a collective of
+            it, while it computes little or is stopped.
+        endless_s: The longest time without a collective of it while it computes; None: 30 times
+            `timeout_s`.
         join_timeout_s: The same for a rank that has not joined yet.
         slot_bytes: As in `make_segment`.
         spin_us: Microseconds to wait awake; None: 100, or 0 with more ranks than CPUs.
@@ -98,6 +104,7 @@ class SharedMemoryCommunicator:
         rank: int,
         *,
         timeout_s: float = TIMEOUT_S,
+        endless_s: float | None = None,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         slot_bytes: int = SLOT_BYTES,
         spin_us: int | None = None,
@@ -106,6 +113,11 @@ class SharedMemoryCommunicator:
         functions = collective_functions(library)
         declaration = Declaration(shape, rank, slot_bytes)
         declaration.args.timeout_ms = _milliseconds("timeout_s", timeout_s)
+        declaration.args.endless_ms = (
+            ENDLESS * declaration.args.timeout_ms
+            if endless_s is None
+            else _milliseconds("endless_s", endless_s)
+        )
         declaration.args.spin_us = _default_spin_us(shape) if spin_us is None else spin_us
         _milliseconds("join_timeout_s", join_timeout_s)
         self._rank, self._shape = rank, shape

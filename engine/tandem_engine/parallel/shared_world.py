@@ -58,6 +58,7 @@ class _Fault(IntEnum):
     FAILED = 5
     CLOSED = 6
     TAKEN = 7
+    ENDLESS = 8
 
 
 class Declaration:
@@ -225,6 +226,10 @@ class SharedWorld:
             case _Fault.SILENT:
                 stopped = _stopped(self._header(culprit).pid)
                 return f"{process} has been silent for {self._args.timeout_ms / 1e3:g} s{stopped}."
+            case _Fault.ENDLESS:
+                return (
+                    f"{process} has computed for {self._args.endless_ms / 1e3:g} s without an end."
+                )
             case _:
                 return compare(self.calls(self._rank), self.calls(culprit))
 

@@ -7,46 +7,79 @@
 #include <sched.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 
 #include "collective_segment.h"
 #include "futex_event.h"
 
 namespace tandem {
 
-// Outcomes of a call, as shared_memory.py knows them.
-enum class Fault : int64_t { kNone, kMismatch, kSilent, kEnded, kLeft, kFailed, kClosed, kTaken };
+// Outcomes of a call, as shared_world.py knows them.
+enum class Fault : int64_t {
+  kNone, kMismatch, kSilent, kEnded, kLeft, kFailed, kClosed, kTaken, kEndless
+};
 
 // A process as /proc has it.
 struct ProcessState {
-  uint64_t start_time = 0;  // ticks from the start of the machine; 0: it has ended, or is a zombie
-  bool is_stopped = false;  // by a signal, or by a debugger
+  bool is_known = false;     // false: /proc cannot be read now, which says nothing of the process
+  uint64_t start_time = 0;   // ticks from the start of the machine; 0: it has ended, or is a zombie
+  bool is_stopped = false;   // by a signal, or by a debugger
 };
 
-inline ProcessState state_of(int64_t pid) {
-  char path[32], text[1024];
-  snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(pid));
-  const int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return {};
-  const ssize_t length = read(file, text, sizeof text - 1);
-  close(file);
-  if (length <= 0) return {};
-  text[length] = 0;
-  const char* at = strrchr(text, ')');  // the name before it may hold anything
-  char state = 'Z';
-  unsigned long long start = 0;
-  if (at == nullptr ||
-      sscanf(at + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
-             &state, &start) != 2) {
-    return {};
+// The file of a process in /proc, opened once: it needs no descriptor when there may be none left,
+// and stays that of the same process when its number is used again.
+class ProcessFile {
+ public:
+  ProcessFile() = default;
+  ProcessFile(const ProcessFile&) = delete;
+  ProcessFile& operator=(const ProcessFile&) = delete;
+  ~ProcessFile() {
+    if (file_.load() >= 0) close(file_.load());
   }
-  if (state == 'Z' || state == 'X') return {};
-  return {start, state == 'T' || state == 't'};
-}
 
-inline uint64_t start_time_of(int64_t pid) { return state_of(pid).start_time; }
+  ProcessState read_state(int64_t pid) {
+    if (file_.load() < 0 && !open_for(pid)) return {is_gone(errno)};
+    char text[1024];
+    const ssize_t length = pread(file_.load(), text, sizeof text - 1, 0);
+    if (length <= 0) return {length == 0 || is_gone(errno)};
+    text[length] = 0;
+    return parse(text);
+  }
+
+ private:
+  std::atomic<int> file_{-1};
+
+  static bool is_gone(int error) { return error == ENOENT || error == ESRCH; }
+
+  // Two threads may come here at once; one of them gives its file back.
+  bool open_for(int64_t pid) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(pid));
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    int none = -1;
+    if (!file_.compare_exchange_strong(none, file)) close(file);
+    return true;
+  }
+
+  static ProcessState parse(const char* text) {
+    const char* at = strrchr(text, ')');  // the name before it may hold anything
+    char state = 'Z';
+    unsigned long long start = 0;
+    if (at == nullptr ||
+        sscanf(at + 1,
+               " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+               &state, &start) != 2) {
+      return {};
+    }
+    if (state == 'Z' || state == 'X') return {true};
+    return {true, start, state == 'T' || state == 't'};
+  }
+};
 
 // Time for which the threads of a process have run on CPUs; zero: it has ended.
 inline std::chrono::nanoseconds cpu_time_of(int64_t pid) {
@@ -60,8 +93,13 @@ inline std::chrono::nanoseconds cpu_time_of(int64_t pid) {
 // The other ranks as one rank waits for them.
 class Peers {
  public:
-  Peers(WorldSegment& segment, int rank, int64_t timeout_ms, int64_t spin_us)
-      : segment_(segment), rank_(rank), timeout_(timeout_ms), spin_(spin_us) {}
+  Peers(WorldSegment& segment, const WorldArgs& args)
+      : segment_(segment),
+        rank_(static_cast<int>(args.rank)),
+        timeout_(args.timeout_ms),
+        endless_(args.endless_ms),
+        spin_(args.spin_us),
+        files_(new ProcessFile[args.size]) {}
 
   Fault fault() const { return fault_; }
   int culprit() const { return culprit_; }
@@ -79,11 +117,17 @@ class Peers {
   }
 
   // Sets a counter of this rank, and wakes the ranks that sleep for it.
-  static void publish(const Lane& lane, Counter counter, uint64_t rounds) {
+  void publish(const Lane& lane, Counter counter, uint64_t rounds) {
     Member& own = *lane.members[lane.me];
     (own.*counter).store(static_cast<uint32_t>(rounds));
+    count_progress();
     if (own.sleepers.load() > 0) wake(own.*counter);
   }
+
+  void count_progress() { segment_.rank(rank_).progress.fetch_add(1, std::memory_order_relaxed); }
+
+  // The process of a rank, whose file is opened when it has joined.
+  ProcessState state_of(int rank) { return files_[rank].read_state(segment_.rank(rank).pid); }
 
   // Waits until all other members have come to so many rounds; false: see fault().
   bool wait_for_all(const Lane& lane, Counter counter, uint64_t rounds) {
@@ -95,10 +139,13 @@ class Peers {
 
   bool wait(const Lane& lane, size_t member, Counter counter, uint64_t rounds) {
     Member& peer = *lane.members[member];
+    Member& own = *lane.members[lane.me];
     const auto has_come = [&] { return is_at(peer.*counter, rounds); };
     if (has_come() || (may_spin(peer) && spin(has_come))) return true;
     peer.sleepers.fetch_add(1);
+    own.waits_for.store(1 + lane.ranks[member], std::memory_order_relaxed);
     const bool come = sleep(peer.*counter, lane.ranks[member], timeout_, has_come);
+    own.waits_for.store(0, std::memory_order_relaxed);
     peer.sleepers.fetch_sub(1);
     return come;
   }
@@ -125,18 +172,29 @@ class Peers {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   // So often a sleeping rank checks that the one it waits for still lives.
   static constexpr std::chrono::milliseconds kSlice{100};
-  // A rank that only waits uses less of a slice, except now and then; one that computes gets more,
-  // though not in each slice on a busy machine. So a slice with work makes up for some without.
-  static constexpr std::chrono::milliseconds kLeastWork{2};
-  static constexpr int kForgiven = 10;
-  static constexpr std::chrono::nanoseconds kUnknown{-1};
+  // Time on a CPU pays for so much time without progress: a rank that computes gets a twentieth of a
+  // core on any machine, and one that only keeps threads alive uses far less.
+  static constexpr int kPaysFor = 20;
+
+  // The time for which the rank whose turn it is has made no progress.
+  struct Silence {
+    int due = -1;
+    uint64_t progress = 0;
+    std::chrono::nanoseconds used{0};  // of its time on CPUs, at the last slice
+    Clock::duration quiet{0};          // less what its work has paid for
+    Clock::duration unmoved{0};        // all of it
+  };
 
   WorldSegment& segment_;
   const int rank_;
   const std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds endless_;
   const std::chrono::microseconds spin_;
+  const std::unique_ptr<ProcessFile[]> files_;
   // Of the last call of the thread: one may send while another receives.
   static inline thread_local Fault fault_ = Fault::kNone;
   static inline thread_local int culprit_ = -1;
@@ -170,9 +228,8 @@ class Peers {
   template <class HasCome>
   bool sleep(std::atomic<uint32_t>& word, int rank, std::chrono::milliseconds timeout,
              const HasCome& has_come) {
-    using Clock = std::chrono::steady_clock;
-    Clock::duration waited{0}, unchecked{0};
-    std::chrono::nanoseconds used = kUnknown;  // most waits are too short to ask for it
+    Clock::duration unchecked{0};
+    Silence silence;  // most waits are too short for one
     for (;;) {
       const uint32_t seen = word.load();
       if (has_come()) return true;
@@ -182,22 +239,78 @@ class Peers {
       timespec slice{0, std::chrono::nanoseconds(kSlice).count()};
       syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
       // A rank that was itself stopped meanwhile does not count that as silence of the others.
-      const auto elapsed = std::min<Clock::duration>(Clock::now() - begin, 2 * kSlice);
-      waited += elapsed;
-      unchecked += elapsed;
+      unchecked += std::min<Clock::duration>(Clock::now() - begin, 2 * kSlice);
       const bool is_due = unchecked >= kSlice;
-      if (is_due) unchecked = Clock::duration{0};
-      bool runs = false;
-      const bool is_gone = has_left(rank) || (is_due && has_ended(rank, runs));
+      const bool is_gone = has_left(rank) || (is_due && has_ended(rank));
       // What a rank has published before its end counts.
       if (has_come()) return true;
       // The first fault of the world is the cause of a rank's leaving.
       if (!is_well() || is_gone) return false;
-      if (is_due && is_at_work(used) && runs) {
-        waited = std::max(Clock::duration{0}, waited - kForgiven * kSlice);
+      if (!is_due) continue;
+      if (!listen(silence, rank, unchecked)) return false;
+      if (silence.quiet >= timeout) return fail(Fault::kSilent, silent_rank(silence.due));
+      if (silence.unmoved >= endless_ && has_joined(silence.due)) {
+        return fail(Fault::kEndless, silence.due);
       }
-      if (waited >= timeout) return fail(Fault::kSilent, rank);
+      unchecked = Clock::duration{0};
     }
+  }
+
+  // Adds a slice to the silence of the rank that `rank` waits for; false: that has ended.
+  bool listen(Silence& silence, int rank, Clock::duration slice) {
+    const int due = rank_due(rank);
+    if (due != rank && has_ended(due)) return false;
+    const uint64_t progress = segment_.rank(due).progress.load(std::memory_order_relaxed);
+    const std::chrono::nanoseconds used = cpu_time_of_rank(due);
+    if (silence.due != due || silence.progress != progress) {
+      silence = {due, progress, used};
+      return true;
+    }
+    const auto unpaid = silence.quiet + slice - kPaysFor * (used - silence.used);
+    silence = {due, progress, used, std::max<Clock::duration>(Clock::duration{0}, unpaid),
+               silence.unmoved + slice};
+    return true;
+  }
+
+  // The end of the chain of ranks that wait, each for the next: the one whose turn it is. Where they
+  // wait in a circle, `rank`, which this one waits for.
+  int rank_due(int rank) {
+    int due = rank;
+    for (int64_t step = 0; step < segment_.size(); ++step) {
+      const int next = waited_for_by(due);
+      if (next < 0) return due;
+      due = next;
+    }
+    return rank;
+  }
+
+  // The rank that another one sleeps for; -1: for none.
+  int waited_for_by(int rank) {
+    for (int64_t at = 0; at < segment_.num_lanes(); ++at) {
+      const Lane& lane = segment_.lane(at);
+      for (size_t member = 0; member < lane.ranks.size(); ++member) {
+        if (lane.ranks[member] != rank) continue;
+        const int waits_for = lane.members[member]->waits_for.load(std::memory_order_relaxed);
+        if (waits_for > 0) return waits_for - 1;
+      }
+    }
+    return -1;
+  }
+
+  // The rank to blame for a silence: one that is stopped, which all others may wait for in ways that
+  // are not seen here, or else the one whose turn it is.
+  int silent_rank(int due) {
+    if (is_stopped(due)) return due;
+    for (int rank = 0; rank < segment_.size(); ++rank) {
+      if (rank != rank_ && is_stopped(rank)) return rank;
+    }
+    return due;
+  }
+
+  bool is_stopped(int rank) { return has_joined(rank) && state_of(rank).is_stopped; }
+
+  bool has_joined(int rank) const {
+    return segment_.rank(rank).state.load() == RankState::kJoined;
   }
 
   bool has_left(int rank) {
@@ -205,30 +318,17 @@ class Peers {
     return left && !fail(Fault::kLeft, rank);
   }
 
-  bool has_ended(int rank, bool& runs) {
-    const RankHeader& header = segment_.rank(rank);
-    if (header.state.load() != RankState::kJoined) return false;
-    const ProcessState now = state_of(header.pid);
-    runs = !now.is_stopped;
-    return now.start_time != header.start_time && !fail(Fault::kEnded, rank);
+  bool has_ended(int rank) {
+    if (!has_joined(rank)) return false;
+    const ProcessState now = state_of(rank);
+    if (!now.is_known) return false;
+    const uint64_t joined_at = segment_.rank(rank).start_time;  // 0: it could not read its own
+    const bool is_another = joined_at != 0 && now.start_time != joined_at;
+    return (now.start_time == 0 || is_another) && !fail(Fault::kEnded, rank);
   }
 
-  // True if any of the other ranks has computed since `used`: the one that is waited for, or one
-  // that it waits for in turn. A stage of a pipeline may take minutes, and is not silent meanwhile.
-  bool is_at_work(std::chrono::nanoseconds& used) {
-    const std::chrono::nanoseconds before = used;
-    used = cpu_time_of_others();
-    return before != kUnknown && used - before >= kLeastWork;
-  }
-
-  std::chrono::nanoseconds cpu_time_of_others() {
-    std::chrono::nanoseconds sum{0};
-    for (int rank = 0; rank < segment_.size(); ++rank) {
-      const RankHeader& header = segment_.rank(rank);
-      const bool has_joined = header.state.load() == RankState::kJoined;
-      if (rank != rank_ && has_joined) sum += cpu_time_of(header.pid);
-    }
-    return sum;
+  std::chrono::nanoseconds cpu_time_of_rank(int rank) const {
+    return has_joined(rank) ? cpu_time_of(segment_.rank(rank).pid) : std::chrono::nanoseconds{0};
   }
 };
 

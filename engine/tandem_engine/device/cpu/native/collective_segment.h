@@ -21,7 +21,7 @@ constexpr int64_t kNumSlots = 4;     // data of so many rounds are in flight
 constexpr int64_t kNumRecords = 64;  // calls of each member; more than can be in flight
 constexpr int64_t kCauseBytes = 1024;
 
-// As Python declares a world; all ranks declare the same, except the rank and the two times.
+// As Python declares a world; all ranks declare the same, except the rank and the times.
 struct WorldArgs {
   int64_t rank;
   int64_t size;
@@ -30,6 +30,7 @@ struct WorldArgs {
   const int64_t* group_ranks;  // of all groups, one behind another
   int64_t slot_bytes;          // a power of 2, 64 at least
   int64_t timeout_ms;
+  int64_t endless_ms;
   int64_t spin_us;
 };
 
@@ -48,6 +49,8 @@ struct alignas(kPage) RankHeader {
   int64_t culprit;
   int64_t cause_length;
   char cause[kCauseBytes];
+  // Calls that it has begun, and rounds that it has published. Only native code reads it.
+  std::atomic<uint64_t> progress;
 };
 
 struct CallRecord {
@@ -64,6 +67,7 @@ struct alignas(kPage) Member {
   std::atomic<uint32_t> read;     // it needs nothing more of so many, of any slot
   std::atomic<uint32_t> sleepers;
   std::atomic<int32_t> cpu;         // that it ran on when it made its last call
+  std::atomic<int32_t> waits_for;   // 1 + the rank that it sleeps for; 0: none
   std::atomic<uint64_t> signature;  // of that call
   alignas(128) CallRecord records[kNumRecords];
 };

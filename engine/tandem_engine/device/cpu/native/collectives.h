@@ -61,7 +61,7 @@ class World {
  public:
   World(uint8_t* base, const WorldArgs& args)
       : segment_(base, args),
-        peers_(segment_, static_cast<int>(args.rank), args.timeout_ms, args.spin_us),
+        peers_(segment_, args),
         rank_(static_cast<int>(args.rank)),
         slot_bytes_(args.slot_bytes) {}
 
@@ -76,13 +76,14 @@ class World {
       return peers_.fail(Fault::kTaken, rank_);
     }
     own.pid = pid;
-    own.start_time = start_time_of(pid);
+    own.start_time = peers_.state_of(rank_).start_time;
     own.digest = digest;
     own.state.store(RankState::kJoined);
     peers_.wake_all();
     for (int rank = 0; rank < segment_.size(); ++rank) {
       if (!peers_.wait_until_joined(rank, std::chrono::milliseconds(timeout_ms))) return false;
       if (segment_.rank(rank).digest != digest) return peers_.fail(Fault::kMismatch, rank);
+      peers_.state_of(rank);  // opens its file
     }
     return peers_.is_well();
   }
@@ -96,7 +97,8 @@ class World {
   void abort(int64_t culprit, const char* cause, int64_t length) {
     RankHeader& own = segment_.rank(rank_);
     uint32_t none = 0;
-    if (segment_.header().failed.load() != none) return;
+    // One cause a rank: a second thread would tear that of the first.
+    if (segment_.header().failed.load() != none || is_aborting_.exchange(true)) return;
     own.culprit = culprit;
     own.cause_length = std::min(length, kCauseBytes);
     memcpy(own.cause, cause, own.cause_length);
@@ -184,6 +186,7 @@ class World {
   Peers peers_;
   const int rank_;
   const int64_t slot_bytes_;
+  std::atomic<bool> is_aborting_{false};
   std::atomic<uint64_t> order_{0};  // calls of all lanes; those of one come from one thread at a time
 
   // An empty tensor has a round, too: so no member is ever more calls ahead than there are slots.
@@ -218,6 +221,7 @@ class World {
     record.signature.store(signature, std::memory_order_relaxed);
     own.cpu.store(sched_getcpu(), std::memory_order_relaxed);
     own.signature.store(signature);
+    peers_.count_progress();
     for (size_t member = 0; member < lane.members.size(); ++member) {
       if (!agrees(*lane.members[member], number, signature)) {
         return peers_.fail(Fault::kMismatch, lane.ranks[member]);
@@ -256,7 +260,7 @@ class World {
       return false;
     }
     write(at);
-    Peers::publish(lane, &Member::written, round + 1);
+    peers_.publish(lane, &Member::written, round + 1);
     return true;
   }
 
@@ -265,7 +269,7 @@ class World {
     const uint64_t round = lane.round + at;
     if (!peers_.wait_for_all(lane, &Member::written, round + 1)) return false;
     read(at);
-    Peers::publish(lane, &Member::read, round + 1);
+    peers_.publish(lane, &Member::read, round + 1);
     return true;
   }
 
@@ -340,7 +344,7 @@ class World {
       store_up_to(own + i, sum, some);
       store_up_to(slot + i, sum, some);
     });
-    Peers::publish(lane, &Member::reduced, round + 1);
+    peers_.publish(lane, &Member::reduced, round + 1);
     return true;
   }
 
@@ -354,7 +358,7 @@ class World {
       copy_bytes(pieces.begin_of(at) + first, slot_of<T>(lane, member, round) + first,
              pieces.length(at, member) * sizeof(T));
     }
-    Peers::publish(lane, &Member::read, round + 1);
+    peers_.publish(lane, &Member::read, round + 1);
     return true;
   }
 
@@ -369,12 +373,12 @@ class World {
           copy_bytes(slot_of<uint8_t>(lane, root, lane.round + at), part, length);
         };
         if (!write_round(lane, at, write)) return false;
-        Peers::publish(lane, &Member::read, lane.round + at + 1);
+        peers_.publish(lane, &Member::read, lane.round + at + 1);
       } else {
         const uint64_t round = lane.round + at;
         if (!peers_.wait(lane, root, &Member::written, round + 1)) return false;
         copy_bytes(part, slot_of<uint8_t>(lane, root, round), length);
-        Peers::publish(lane, &Member::read, round + 1);
+        peers_.publish(lane, &Member::read, round + 1);
       }
     }
     lane.round += rounds;

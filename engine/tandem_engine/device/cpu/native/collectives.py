@@ -20,6 +20,7 @@ class WorldArgs(ctypes.Structure):
         ("group_ranks", _P),
         ("slot_bytes", _I),
         ("timeout_ms", _I),
+        ("endless_ms", _I),
         ("spin_us", _I),
     )
 
