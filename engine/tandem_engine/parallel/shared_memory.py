@@ -14,7 +14,7 @@ Python's signal handlers do not run inside a call: after `timeout_s` at most it 
 after `abort`, which another thread may call.
 """
 
-import os
+import math
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.cpu.native.library import Library
+from tandem_engine.device.cpu.threads.host_cores import read_host_cores
 from tandem_engine.parallel.arguments import (
     check_all_gather,
     check_place,
@@ -88,7 +89,8 @@ class SharedMemoryCommunicator:
             `timeout_s`.
         join_timeout_s: The same for a rank that has not joined yet.
         slot_bytes: As in `make_segment`.
-        spin_us: Microseconds to wait awake; None: 100, or 0 with more ranks than CPUs.
+        spin_us: Microseconds to wait awake; None: 100, or 0 with more ranks than CPUs that this
+            process may use.
         library: The native kernels; None: the best that this CPU can run.
 
     Raises:
@@ -248,4 +250,6 @@ def _milliseconds(name: str, seconds: float) -> int:
 
 
 def _default_spin_us(shape: WorldShape) -> int:
-    return SPIN_US if (os.cpu_count() or 1) >= shape.size else 0
+    cores = read_host_cores()
+    num_cpus = min(len(cores.allowed), cores.quota or math.inf)
+    return SPIN_US if num_cpus >= shape.size else 0
