@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from tandem_engine.parallel.communicator import Communicator
-from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator
+from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.parallel.world import WORLD, Group, WorldShape
+from tests.unit.engine.native import native_kernels
 from tests.unit.engine.parallel.rank_processes import (
     run_ranks,
     sum_in_order,
@@ -188,3 +190,25 @@ def test_the_reference_itself_depends_on_the_order() -> None:
     tensors = [tensor_of(rank, 1000, torch.float32) * 10.0 ** (3 * rank) for rank in range(3)]
 
     assert not torch.equal(sum_in_order(tensors), sum_in_order(tensors[::-1]))
+
+
+def test_more_members_than_a_small_slot_has_cache_lines() -> None:
+    """In threads: so many processes take minutes to start."""
+    members, library = 65, native_kernels().library
+    shape = WorldShape(members)
+
+    def scatter(rank: int) -> float:
+        tensor, out = torch.full((members, 3), float(rank)), torch.empty(3)
+        with SharedMemoryCommunicator(
+            segment.address, shape, rank, slot_bytes=4096, library=library
+        ) as communicator:
+            communicator.reduce_scatter(out, tensor)
+        return float(out.sum())
+
+    with (
+        make_segment(shape, slot_bytes=4096, library=library) as segment,
+        ThreadPoolExecutor(members) as pool,
+    ):
+        sums = list(pool.map(scatter, range(members)))
+
+    assert sums == [3.0 * sum(range(members))] * members

@@ -120,7 +120,8 @@ class World {
     const int64_t members = static_cast<int64_t>(lane.members.size());
     const uint64_t bytes = piece * members * sizeof(T);
     if (!begin(lane, {Operation::kReduceScatter, type, 0, bytes})) return false;
-    const int64_t each_at_once = slot_bytes_ / members / 64 * 64 / sizeof(T);
+    const int64_t share = slot_bytes_ / members;  // in whole cache lines, if it holds any
+    const int64_t each_at_once = (share < 64 ? share : share / 64 * 64) / sizeof(T);
     const auto part = [&](int64_t round) {
       return std::min(each_at_once, piece - round * each_at_once);
     };
