@@ -218,6 +218,29 @@ lengths = st.lists(st.integers(1, 30), min_size=1, max_size=5)
     prefix="",
     per_step=1,
 )
+@example(
+    # A batch of which one beam starts again without the other.
+    schedule=standard(
+        strategy="dynamic",
+        max_prefill_batch_size=0,
+        max_prefill_tokens=80,
+        prefill_policy_type=2,
+        decode_policy_type=3,
+        max_batch_size=7,
+        max_preempt_count=1,
+        max_queue_delay_microseconds=500,
+        max_first_token_wait_time=100,
+        enable_prefix_cache=False,
+        async_scheduling_enable=True,
+    ),
+    slo=Slo(),
+    num_blocks=13,
+    num_host_blocks=3,
+    prompts=[13, 7, 8, 1, 14],
+    outputs=[11],
+    prefix="long",
+    per_step=1,
+)
 @settings(max_examples=80, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_all_end_whatever_the_settings_and_arrivals(
     schedule: ScheduleConfig,

@@ -62,12 +62,24 @@ class Batch:
         if not builder.rows.prefills:
             self._is_open = False
             decode(builder)
+        if builder.rows.is_empty and queues.num_running and not builder.is_async:
+            _bring_beams_back(builder)
 
     def _may_join(self, builder: StepBuilder, sequence: Sequence) -> bool:
         rows = self._num_rows + builder.num_started_rows + sequence.rows
         is_first = rows == sequence.rows
         fits = is_first or rows <= builder.limits.max_batch_size
         return fits and sequence.arrived <= self._formed_at
+
+
+def _bring_beams_back(builder: StepBuilder) -> None:
+    """Start the beams that all of the batch waits for: they were in it, and lost their blocks.
+
+    Otherwise those that wait for them would lose theirs, to whom the next batch begins with, and so
+    on for ever.
+    """
+    groups = {sequence.group for sequence in builder.queues.running()}
+    start_whole_prompts(builder, lambda sequence: sequence.group in groups)
 
 
 def _is_formed(builder: StepBuilder, longest_wait_s: float) -> bool:
