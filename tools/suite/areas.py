@@ -121,7 +121,7 @@ AREAS: Final = (
         name="chart",
         holds="The Helm chart: templates, releases, rights, installation, images",
         paths=("integration/chart",),
-        code=("charts", "containers", "pyproject.toml", "constraints.txt"),
+        code=("charts", "containers"),
         minutes=14,
     ),
     Area(

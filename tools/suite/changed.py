@@ -6,7 +6,16 @@ from typing import Final
 
 from tools.suite.areas import AREAS, Area, area_of, below
 
-_ALL: Final = ("tests/conftest.py", "tests/cluster_fixture.py", "pyproject.toml", "tools/suite")
+_ALL: Final = (
+    "Makefile",
+    "constraints.txt",
+    "hatch_build.py",
+    "pyproject.toml",
+    "tests/cluster_fixture.py",
+    "tests/conftest.py",
+    "tests/e2e/harness.py",
+    "tools/suite",
+)
 """A change of these asks for every area."""
 
 

@@ -1,7 +1,7 @@
 """`python -m tools.suite`: runs `make test`, or areas of the tests."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -11,7 +11,7 @@ from rich.table import Table
 from tools.suite.areas import AREAS, Area
 from tools.suite.changed import areas_of_change
 from tools.suite.report import Part, report
-from tools.suite.run import area_run, build_parts, changed_files, check, execute, stage_runs
+from tools.suite.run import Run, area_run, build_parts, changed_files, check, execute, stage_runs
 
 _EXAMPLES: Final = """[bold]Examples[/bold]
 
@@ -56,12 +56,27 @@ def suite(
     runs = [area_run(area) for area in chosen] if chosen or changed else stage_runs()
     parts: list[Part] = []
     if every or not chosen:
-        parts += [check(), build_parts()]
-    if not any(part.outcomes.failures for part in parts):
-        for run in runs:
-            out.rule(run.name)
-            parts.append(execute(run))
+        parts.append(check())
+    if runs and not _have_failed(parts):
+        parts.append(build_parts())
+    if not _have_failed(parts):
+        parts += _execute(runs)
     _end(parts)
+
+
+def _have_failed(parts: Sequence[Part]) -> bool:
+    """Return True if anything has failed."""
+    return any(part.outcomes.failures for part in parts)
+
+
+def _execute(runs: Sequence[Run]) -> Iterator[Part]:
+    """Execute runs one after the other, until the user ends one."""
+    for run in runs:
+        out.rule(run.name)
+        part = execute(run)
+        yield part
+        if part.outcomes.is_interrupted:
+            return
 
 
 def _named(names: Sequence[str]) -> Sequence[Area]:
@@ -92,5 +107,5 @@ def _end(parts: Sequence[Part]) -> None:
     out.rule("summary")
     for line in report(parts):
         out.print(line, markup=False)
-    if any(part.outcomes.failures for part in parts):
+    if _have_failed(parts):
         raise typer.Exit(1)

@@ -1,18 +1,20 @@
 """What a run of pytest came to, read from the file that pytest-reportlog writes; pure."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 _NO_TESTS: Final = 5
 _ENDED_BY_ITSELF: Final = (0, 1)
 """Exit statuses of pytest that its tests explain: all passed, some failed."""
+_WORSE: Final = ("passed", "skipped", "failed")
+"""Outcomes of the phases of a test; the last of these is that of the test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A test that failed, or a file that could not be read."""
+    """A test that failed, a file that could not be read, or a run that ended early."""
 
     node_id: str
     reason: str
@@ -30,6 +32,10 @@ class Outcomes:
     """Failures of tests that passed when they were run once more."""
     skips: dict[str, int] = field(default_factory=dict)
     """Reasons for which tests were skipped → how many were."""
+    passed_ids: set[str] = field(default_factory=set)
+    """The tests that passed, of the run that was read."""
+    is_interrupted: bool = False
+    """True: the user ended the run."""
 
     @classmethod
     def of_log(cls, lines: Iterable[str], status: int, run: str) -> Self:
@@ -37,13 +43,16 @@ class Outcomes:
 
         A run whose end its tests do not explain has failed, whatever they did.
         """
-        outcomes = cls()
-        for line in lines:
-            outcomes._add_report(json.loads(line))
+        outcomes, reports = cls(), list(_parse(lines))
+        for node_id, (outcome, longrepr) in _tests(reports).items():
+            outcomes._add(node_id, outcome, longrepr)
+        has_ended = any(each.get("$report_type") == "SessionFinish" for each in reports)
         if status == _NO_TESTS:
             outcomes.failures.append(Failure(run, "no test was found; its paths hold none"))
         elif status not in _ENDED_BY_ITSELF or (status and not outcomes.failures):
             outcomes.failures.append(Failure(run, f"pytest ended with status {status}, see above"))
+        elif not has_ended or not (outcomes.passed or outcomes.skipped or outcomes.failures):
+            outcomes.failures.append(Failure(run, "pytest ended before its tests, see above"))
         return outcomes
 
     def add(self, other: "Outcomes") -> None:
@@ -56,41 +65,68 @@ class Outcomes:
             self.skips[reason] = self.skips.get(reason, 0) + count
 
     def failed_tests(self) -> list[str]:
-        """Return the ids of the tests that failed, each once."""
-        return list(dict.fromkeys(each.node_id for each in self.failures if "::" in each.node_id))
+        """Return the ids of the tests that failed."""
+        return [each.node_id for each in self.failures if "::" in each.node_id]
 
     def with_second_try(self, second: "Outcomes") -> "Outcomes":
-        """Return these outcomes after the tests that failed were run once more."""
+        """Return these outcomes after the tests that failed were run once more.
+
+        Only one that passed then has not failed: not one that was skipped, or was not reached.
+        """
         merged = Outcomes(passed=self.passed, skipped=self.skipped, skips=dict(self.skips))
         merged.add(second)
-        retried, failed = set(self.failed_tests()), set(second.failed_tests())
+        failed_again = {each.node_id for each in second.failures}
         for failure in self.failures:
-            if failure.node_id not in retried:
-                merged.failures.append(failure)
-            elif failure.node_id not in failed and not second.is_broken():
+            if failure.node_id in second.passed_ids:
                 merged.second_tries.append(failure)
+            elif failure.node_id not in failed_again:
+                merged.failures.append(failure)
+        merged.is_interrupted = second.is_interrupted
         return merged
 
-    def is_broken(self) -> bool:
-        """Return True when more than tests failed: a file could not be read, or pytest ended."""
-        return any("::" not in each.node_id for each in self.failures)
-
-    def _add_report(self, report: Mapping[str, Any]) -> None:
-        kind, outcome = report.get("$report_type"), report.get("outcome")
-        if kind not in ("TestReport", "CollectReport"):
-            return
+    def _add(self, node_id: str, outcome: str, longrepr: Any) -> None:
         if outcome == "failed":
-            self.failures.append(Failure(report["nodeid"], _reason(report["longrepr"])))
-        elif outcome == "skipped" and "wasxfail" not in report:
-            self._skip(report["longrepr"])
-        elif outcome == "passed" and report.get("when") == "call":
+            self.failures.append(Failure(node_id, _reason(longrepr)))
+        elif outcome == "skipped":
+            reason = str(longrepr[2] if isinstance(longrepr, list) else longrepr)
+            reason = reason.removeprefix("Skipped: ")
+            self.skipped += 1
+            self.skips[reason] = self.skips.get(reason, 0) + 1
+        else:
             self.passed += 1
+            self.passed_ids.add(node_id)
 
-    def _skip(self, longrepr: Any) -> None:
-        reason = str(longrepr[2] if isinstance(longrepr, list) else longrepr)
-        reason = reason.removeprefix("Skipped: ")
-        self.skipped += 1
-        self.skips[reason] = self.skips.get(reason, 0) + 1
+
+def _parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield reports up to a line that was cut off, as on a full disk."""
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def _tests(reports: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """Return the worst outcome of each test, and of each file that is worth a line."""
+    tests: dict[str, tuple[str, Any]] = {}
+    for report in reports:
+        outcome = _outcome(report)
+        if outcome is None:
+            continue
+        before, _ = tests.get(report["nodeid"], (_WORSE[0], None))
+        if report["nodeid"] not in tests or _WORSE.index(outcome) > _WORSE.index(before):
+            tests[report["nodeid"]] = (outcome, report["longrepr"])
+    return tests
+
+
+def _outcome(report: Mapping[str, Any]) -> str | None:
+    """The outcome of a phase; None: it says nothing, as the set-up of a test that goes on."""
+    kind, outcome = report.get("$report_type"), report.get("outcome")
+    if kind not in ("TestReport", "CollectReport") or "wasxfail" in report:
+        return None
+    if outcome == "passed" and report.get("when") != "call":
+        return None
+    return outcome
 
 
 def _reason(longrepr: Any) -> str:

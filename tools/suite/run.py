@@ -1,7 +1,9 @@
 """Runs pytest for a stage or an area: its output goes to the terminal, its outcomes come back."""
 
+import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -80,8 +82,10 @@ def changed_files(base: str) -> list[str]:
         subprocess.CalledProcessError: git does not know `base`.
     """
     start = _git("merge-base", base, "HEAD").strip()
-    changed = _git("diff", "--name-only", start)
-    return sorted({*changed.splitlines(), *_git("ls-files", "-o", "--exclude-standard").split()})
+    # A file that was renamed asks for the areas of both names.
+    changed = _git("diff", "--name-only", "--no-renames", "-z", start)
+    new = _git("ls-files", "--others", "--exclude-standard", "-z")
+    return sorted({path for path in (changed + new).split("\0") if path})
 
 
 def check() -> Part:
@@ -117,7 +121,7 @@ def execute(run: Run) -> Part:
     started = time.monotonic()
     outcomes = _pytest(run)
     failed = outcomes.failed_tests()
-    if run.has_second_try and failed:
+    if run.has_second_try and failed and not outcomes.is_interrupted:
         outcomes = outcomes.with_second_try(_pytest(replace(run, paths=tuple(failed))))
     return Part(run.name, time.monotonic() - started, outcomes)
 
@@ -125,9 +129,32 @@ def execute(run: Run) -> Part:
 def _pytest(run: Run) -> Outcomes:
     with TemporaryDirectory(prefix="tandem-suite-") as folder:
         log = Path(folder, "log")
-        status = subprocess.run(run.command(log), cwd=CHECKOUT, check=False).returncode
+        status, is_interrupted = _wait_for(subprocess.Popen(run.command(log), cwd=CHECKOUT))
         lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return Outcomes.of_log(lines, status, run.name)
+    outcomes = Outcomes.of_log(lines, status, run.name)
+    outcomes.is_interrupted = is_interrupted
+    return outcomes
+
+
+def _wait_for(process: "subprocess.Popen[bytes]") -> tuple[int, bool]:
+    """Wait for pytest; return its status, and True if the user has ended it.
+
+    It ends what its fixtures have started, however long that takes: a second Ctrl-C ends the wait.
+    """
+    ended = threading.Event()
+
+    def end(*_: object) -> None:
+        ended.set()
+        process.send_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return process.wait(), ended.is_set()
+    except KeyboardInterrupt:
+        # The terminal has sent it to pytest as well.
+        return process.wait(), True
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _git(*arguments: str) -> str:

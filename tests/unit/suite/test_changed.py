@@ -28,7 +28,9 @@ def test_what_operator_tests_share_is_for_operator_and_faults() -> None:
     assert "ranks" not in found
 
 
-@pytest.mark.parametrize("path", ["tests/conftest.py", "pyproject.toml", "tools/suite/run.py"])
+@pytest.mark.parametrize(
+    "path", ["tests/conftest.py", "pyproject.toml", "constraints.txt", "tools/suite/run.py"]
+)
 def test_what_all_tests_share_asks_for_all(path: str) -> None:
     assert areas_of_change([path]) == list(AREAS)
 

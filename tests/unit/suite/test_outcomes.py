@@ -1,5 +1,6 @@
 """Outcomes are those of real runs of pytest; the report ends with what failed, and the counts."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_a_run_that_was_killed_has_failed() -> None:
 
 def test_a_status_that_no_test_explains_is_a_failure() -> None:
     assert Outcomes.of_log([], 1, "it").failures
-    assert not Outcomes.of_log([], 0, "it").failures
+    assert Outcomes.of_log([], 0, "it").failures
 
 
 def test_the_report_ends_with_failures_how_to_repeat_one_and_the_counts() -> None:
@@ -103,7 +104,9 @@ def test_a_report_without_failures_has_only_times_and_counts() -> None:
 
 def test_a_test_that_passes_on_its_second_try_is_named_with_its_first_reason() -> None:
     first = Outcomes(passed=3, failures=[Failure("a.py::x", "late"), Failure("a.py::y", "wrong")])
-    second = Outcomes(passed=1, failures=[Failure("a.py::y", "wrong again")])
+    second = Outcomes(
+        passed=1, passed_ids={"a.py::x"}, failures=[Failure("a.py::y", "wrong again")]
+    )
 
     merged = first.with_second_try(second)
 
@@ -113,11 +116,49 @@ def test_a_test_that_passes_on_its_second_try_is_named_with_its_first_reason() -
     assert "passed on a second try: a.py::x" in list(report([Part("Kubernetes", 1, merged)]))
 
 
-def test_a_second_try_that_breaks_saves_no_test() -> None:
+@pytest.mark.parametrize(
+    "second",
+    [
+        Outcomes(failures=[Failure("it", "pytest ended with status 4, see above")]),
+        Outcomes(skipped=1, skips={"no cluster can run here": 1}),
+    ],
+    ids=["it breaks", "all is skipped"],
+)
+def test_a_test_that_did_not_pass_on_its_second_try_has_failed(second: Outcomes) -> None:
     first = Outcomes(failures=[Failure("a.py::x", "late"), Failure("b.py", "no such module")])
-    second = Outcomes(failures=[Failure("it", "pytest ended with status 4, see above")])
 
     merged = first.with_second_try(second)
 
-    assert {failure.node_id for failure in merged.failures} == {"it", "b.py"}
+    assert [*first.failures] == [each for each in merged.failures if each.node_id != "it"]
     assert not merged.second_tries
+
+
+def test_a_log_that_is_cut_off_is_read_up_to_there() -> None:
+    whole = {"$report_type": "TestReport", "when": "call", "outcome": "passed"}
+    lines = [json.dumps(whole | {"nodeid": "a.py::x", "longrepr": None}), '{"nodeid": "a.p']
+
+    found = Outcomes.of_log(lines, -9, "it")
+
+    assert found.passed == 1
+    assert found.failures == [Failure("it", "pytest ended with status -9, see above")]
+
+
+def test_a_run_that_ends_well_in_the_middle_has_failed(tmp_path: Path) -> None:
+    text = "import os\n\ndef test_x(): pass\n\ndef test_y(): os._exit(0)\n"
+
+    found = run(tmp_path, text)
+
+    assert found.failures == [Failure("it", "pytest ended before its tests, see above")]
+
+
+def test_a_test_counts_once_by_its_worst_phase(tmp_path: Path) -> None:
+    text = (
+        "import pytest\n\n@pytest.fixture\ndef it():\n    yield\n    raise OSError('no room')\n\n"
+        "def test_x(it): pass\n\ndef test_y(it): raise KeyError\n"
+    )
+
+    found = run(tmp_path, text)
+
+    assert found.passed == 0
+    assert found.failed_tests() == ["test_it.py::test_x", "test_it.py::test_y"]
+    assert found.failures[0].reason == "OSError: no room"
