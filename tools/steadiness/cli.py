@@ -85,7 +85,12 @@ def _run(line: list[str], file: Path, random: Random, stop_s: float, timeout_s: 
     report = file.with_suffix(".json")
     with file.with_suffix(".log").open("wb") as output:
         process = subprocess.Popen(
-            [*line, f"--report-log={report}"], cwd=CHECKOUT, stdout=output, stderr=output
+            [*line, f"--report-log={report}"],
+            cwd=CHECKOUT,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C reaches it once, from here.
+            start_new_session=True,
         )
     try:
         with random_stops(process.pid, random, stop_s):

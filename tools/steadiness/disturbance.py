@@ -26,7 +26,8 @@ _LONGEST_PAUSE_S: Final = 2.0
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Keep so many processes computing; they end with the block, or with this process."""
-    processes = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+    line = [sys.executable, "-c", _BUSY]
+    processes = [subprocess.Popen(line, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
