@@ -266,7 +266,9 @@ class Peers {
       silence = {due, progress, used};
       return true;
     }
-    const auto unpaid = silence.quiet + slice - kPaysFor * (used - silence.used);
+    // Less than before: it has just left, and has no time any more.
+    const auto work = std::max(std::chrono::nanoseconds{0}, used - silence.used);
+    const auto unpaid = silence.quiet + slice - kPaysFor * work;
     silence = {due, progress, used, std::max<Clock::duration>(Clock::duration{0}, unpaid),
                silence.unmoved + slice};
     return true;
@@ -300,7 +302,7 @@ class Peers {
   // The rank to blame for a silence: one that is stopped, which all others may wait for in ways that
   // are not seen here, or else the one whose turn it is.
   int silent_rank(int due) {
-    if (is_stopped(due)) return due;
+    if (!has_joined(due) || is_stopped(due)) return due;
     for (int rank = 0; rank < segment_.size(); ++rank) {
       if (rank != rank_ && is_stopped(rank)) return rank;
     }

@@ -97,8 +97,12 @@ class World {
   void abort(int64_t culprit, const char* cause, int64_t length) {
     RankHeader& own = segment_.rank(rank_);
     uint32_t none = 0;
-    // One cause a rank: a second thread would tear that of the first.
-    if (segment_.header().failed.load() != none || is_aborting_.exchange(true)) return;
+    if (segment_.header().failed.load() != none) return;
+    // One cause a rank: a second thread would tear that of the first, which it waits for.
+    if (is_aborting_.exchange(true)) {
+      while (segment_.header().failed.load() == none) sched_yield();
+      return;
+    }
     own.culprit = culprit;
     own.cause_length = std::min(length, kCauseBytes);
     memcpy(own.cause, cause, own.cause_length);
