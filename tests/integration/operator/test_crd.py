@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from kubernetes.client import ApiException, CustomObjectsApi
 from kubernetes.config import new_client_from_config
 
-from tandem_operator.crd.manifest import CRD_FILE, NAME
 from tandem_operator.crd.parse import parse_object
 from tandem_operator.crd.rules import RULES
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
 from tandem_serve.api.manifest import ManifestError
-from tests.patience import HANG_S
 from tests.unit.operator.crd.forms import Bad, manifest
 from tests.unit.operator.crd.manifests import BAD, GOOD
 from tests.unit.operator.crd.random_manifests import documents
@@ -80,17 +78,9 @@ STATUS = {
 
 
 @pytest.fixture(scope="module")
-def api(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with the CRD, which is removed again if this fixture installed it."""
-    there = cluster.kubectl("get", "crd", NAME, "--ignore-not-found", "-o", "name")
-    if not there:
-        cluster.kubectl("create", "-f", str(ROOT / CRD_FILE))
-    cluster.kubectl(
-        "wait", "--for=condition=Established", f"crd/{NAME}", f"--timeout={HANG_S:.0f}s"
-    )
-    yield cluster
-    if not there:
-        cluster.kubectl("delete", "crd", NAME)
+def api(crds: Cluster) -> Cluster:
+    """The cluster with the CRD."""
+    return crds
 
 
 @pytest.fixture
