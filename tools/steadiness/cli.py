@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from random import Random
@@ -14,7 +13,7 @@ import typer
 from tools.steadiness.disturbance import busy_processes, random_stops
 from tools.steadiness.failure_counts import FailureCounts
 from tools.suite.outcomes import Failure, Outcomes
-from tools.suite.run import CHECKOUT
+from tools.suite.run import CHECKOUT, Run
 
 _MAX_SEED: Final = 10**6
 _GRACE_S: Final = 30.0
@@ -57,12 +56,12 @@ def steadiness(
     first = Random().randrange(_MAX_SEED) if seed is None else seed
     folder, counts = Path(mkdtemp(prefix="tandem-steadiness-")), FailureCounts()
     typer.echo(f"Outputs of the runs: {folder}")
-    line = [*_pytest(marks, processes), *paths]
+    tests = Run(name="the run", paths=tuple(paths), marks=marks, processes=processes)
     try:
         with busy_processes(load):
             for number in range(first, first + times):
                 started = time.monotonic()
-                outcomes = _run(line, folder / f"{number}", Random(number), stop, timeout)
+                outcomes = _execute(tests, folder / f"{number}", Random(number), stop, timeout)
                 counts.add(number, outcomes)
                 typer.echo(
                     f"seed {number}: {outcomes.passed} passed, {len(outcomes.failures)} failed, "
@@ -75,17 +74,12 @@ def steadiness(
         raise typer.Exit(1)
 
 
-def _pytest(marks: str, processes: int) -> list[str]:
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks]
-    return [*line, f"--numprocesses={processes}", "--dist=loadfile"] if processes > 1 else line
-
-
-def _run(line: list[str], file: Path, random: Random, stop_s: float, timeout_s: float) -> Outcomes:
+def _execute(tests: Run, file: Path, random: Random, stop_s: float, timeout_s: float) -> Outcomes:
     """One run; its output goes to `file`.log, its outcomes to `file`.json."""
     report = file.with_suffix(".json")
     with file.with_suffix(".log").open("wb") as output:
         process = subprocess.Popen(
-            [*line, f"--report-log={report}"],
+            tests.command(report),
             cwd=CHECKOUT,
             stdout=output,
             stderr=output,
@@ -96,11 +90,11 @@ def _run(line: list[str], file: Path, random: Random, stop_s: float, timeout_s: 
         with random_stops(process.pid, random, stop_s):
             status = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        return Outcomes(failures=[Failure("the run", f"it did not end within {timeout_s:.0f} s")])
+        return Outcomes(failures=[Failure(tests.name, f"it did not end within {timeout_s:.0f} s")])
     finally:
         _end(process)
     lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
-    return Outcomes.of_log(lines, status, "the run")
+    return Outcomes.of_log(lines, status, tests.name)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
