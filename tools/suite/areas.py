@@ -65,7 +65,7 @@ AREAS: Final = (
         holds="Links, examples, tables and words of the documentation",
         paths=("unit/docs", "unit/test_vocabulary.py"),
         code=("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-        minutes=2,
+        minutes=1,
         processes=2,
     ),
     Area(
@@ -108,14 +108,14 @@ AREAS: Final = (
         holds="Hostile callers, endless requests, callers that leave; the real HAProxy",
         paths=("integration/hostile", "integration/test_haproxy.py"),
         code=("serve/tandem_serve/http", "serve/tandem_serve/pod"),
-        minutes=5,
+        minutes=1,
     ),
     Area(
         name="serve",
         holds="`tandem serve` and its sisters on a local Ray: life, load, drain, zero replicas",
         paths=("e2e",),
         code=("serve",),
-        minutes=12,
+        minutes=3,
     ),
     Area(
         name="chart",
@@ -136,7 +136,7 @@ AREAS: Final = (
         holds="The operator on a real API server: CRD, reconcile, rights, leases, 200 services",
         paths=("integration/operator",),
         code=("operator", "crds", "serve/tandem_serve/api"),
-        minutes=12,
+        minutes=10,
     ),
     Area(
         name="kubernetes",
@@ -162,7 +162,7 @@ AREAS: Final = (
             "operator/tandem_operator/reconcile",
             "operator/tandem_operator/ray",
         ),
-        minutes=20,
+        minutes=12,
     ),
     Area(
         name="autoscaling",
