@@ -113,7 +113,7 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         try:
-            if httpx.get(f"{url}/-/ready", trust_env=False).status_code == 200:
+            if httpx.get(f"{url}/-/ready", trust_env=False, timeout=HANG_S).status_code == 200:
                 return
         except httpx.TransportError:
             pass

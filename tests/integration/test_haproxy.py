@@ -43,7 +43,7 @@ def haproxy(folder: Path, *, health: int) -> Iterator[httpx.Client]:
     process = subprocess.Popen(command)
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, trust_env=False) as client:
+        with httpx.Client(base_url=url, trust_env=False, timeout=HANG_S) as client:
             wait_for(lambda: _answers(client), "HAProxy")
             yield client
     finally:
@@ -275,7 +275,7 @@ def demand(folder: Path) -> str:
     )
     url = f"http://127.0.0.1:{port}/metrics?scope=backend"
     name = 'haproxy_backend_http_requests_total{proxy="tandem_demand"}'
-    lines = httpx.get(url, trust_env=False).text.splitlines()
+    lines = httpx.get(url, trust_env=False, timeout=HANG_S).text.splitlines()
     return next((line.rpartition(" ")[2] for line in lines if line.startswith(name)), "")
 
 

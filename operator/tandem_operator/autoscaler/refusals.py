@@ -18,7 +18,8 @@ from tandem_serve.api.at_zero import DEMAND_BACKEND
 DEFAULT_ADDRESS: Final = f"http://{{ip}}:{names.PROXY_METRICS_PORT}/metrics?scope=backend"
 """Address of the metrics of a head's proxy."""
 
-_TIMEOUT_S: Final = 2.0
+TIMEOUT_S: Final = 2.0
+"""Seconds for the proxy's answer."""
 _COUNT: Final = re.compile(
     rb'^haproxy_backend_http_requests_total\{proxy="%s"\} ([0-9]{1,15})$' % DEMAND_BACKEND.encode(),
     re.MULTILINE,
@@ -28,9 +29,9 @@ _COUNT: Final = re.compile(
 class Refusals:
     """Counts the requests that services without replicas have refused."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout_s: float = TIMEOUT_S) -> None:
         """`address` has {ip} in the place of the address of the head's pod."""
-        self._address = address
+        self._address, self._timeout_s = address, timeout_s
 
     async def count(self, pods: Iterable[Mapping[str, Any]], cluster: str | None) -> int | None:
         """Return the requests that the head of the Ray cluster has refused; None: unknown."""
@@ -38,7 +39,7 @@ class Refusals:
         if ip is None:
             return None
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 page = await read_page(self._address.format(ip=f"[{ip}]" if ":" in ip else ip))
         except (TimeoutError, OSError, ValueError):
             return None

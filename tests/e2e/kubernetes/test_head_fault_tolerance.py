@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tandem_serve.api.draining import HEAD_TIMEOUT_S
 from tests.e2e.client_load import more_answers, openai_client, steady_load
 from tests.e2e.harness import wait_for
 from tests.e2e.kubernetes import store
@@ -163,7 +162,6 @@ def wait_until_gone(service: DeployedService, head: dict[str, Any]) -> None:
     wait_for(
         lambda: head["metadata"]["uid"] not in service.pod_uids("head"),
         "the head has gone",
-        timeout_s=HEAD_TIMEOUT_S / 4,
         instead=lambda: service.kubernetes.kubectl("get", "pods", "-o", "wide"),
     )
 

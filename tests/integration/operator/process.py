@@ -285,7 +285,9 @@ class OperatorProcess:
 
     def _get(self, path: str) -> str:
         try:
-            return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False).text
+            return httpx.get(
+                f"http://127.0.0.1:{self.port}{path}", trust_env=False, timeout=HANG_S
+            ).text
         except httpx.TransportError:
             return ""
 

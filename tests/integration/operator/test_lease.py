@@ -14,6 +14,7 @@ from tests.integration.operator.process import (
     manifest,
     until,
 )
+from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -28,7 +29,7 @@ def holder(namespace: Namespace) -> str | None:
 def is_ready(operator: OperatorProcess) -> bool:
     try:
         path = f"http://127.0.0.1:{operator.port}/readyz"
-        return httpx.get(path, trust_env=False).is_success
+        return httpx.get(path, trust_env=False, timeout=HANG_S).is_success
     except httpx.TransportError:
         return False
 

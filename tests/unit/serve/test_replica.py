@@ -82,7 +82,7 @@ async def test_a_replica_shows_its_metrics_on_the_port_that_its_pod_names(
     await replica.reconfigure(LiveSettings.of(service()).document())
     assert replica._metrics is not None
     await replica._metrics.bound()
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
         response = await client.get(f"http://127.0.0.1:{port}/metrics")
     await replica._metrics.stop()
 
