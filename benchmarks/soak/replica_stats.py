@@ -8,7 +8,7 @@ import httpx
 
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.soak.series import QUANTITIES
-from tandem_serve.processes import command_line, session_members
+from tandem_serve.processes import GONE, command_line, session_members
 
 _TITLE: Final = "ray::ServeReplica"
 _HELD: Final = re.compile(
@@ -42,7 +42,7 @@ async def read(client: httpx.AsyncClient, metrics_url: str, pid: int) -> dict[st
     try:
         status = (process / "status").read_text(encoding="utf-8")
         descriptors = len(list((process / "fd").iterdir()))
-    except OSError:
+    except GONE:
         raise BenchmarkError(f"The replica (process {pid}) has ended under load.") from None
     held = _HELD.search((await client.get(metrics_url)).text)
     values = (

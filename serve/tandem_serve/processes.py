@@ -14,6 +14,8 @@ from typing import Final
 
 _PROC: Final = Path("/proc")
 _POLL_S: Final = 0.02
+GONE: Final = (FileNotFoundError, ProcessLookupError)
+"""What reading a process's files raises when it has ended; any other error says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +31,14 @@ class Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """The process `pid`, or None when there is none."""
+    """The process `pid`, or None when there is none.
+
+    Raises:
+        OSError: It cannot be read now, as where no file can be opened; that is no end.
+    """
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except GONE:
         return None
     # The command may hold spaces and parentheses; what follows the last one does not.
     fields = stat.rpartition(")")[2].split()
@@ -49,7 +55,7 @@ def command_line(pid: int) -> list[str]:
     """Program and arguments of the process `pid`; empty when there is none, or it is a zombie."""
     try:
         text = (_PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:
+    except GONE:
         return []
     return text.decode(errors="replace").split("\0")[:-1]
 
@@ -57,7 +63,14 @@ def command_line(pid: int) -> list[str]:
 def all_processes() -> list[Process]:
     """Every process that this user can see."""
     pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
-    return [process for pid in pids if (process := read_process(pid)) is not None]
+    return [process for pid in pids if (process := _read_visible(pid)) is not None]
+
+
+def _read_visible(pid: int) -> Process | None:
+    try:
+        return read_process(pid)
+    except PermissionError:
+        return None  # /proc is mounted with hidepid, and it is another user's
 
 
 def descendants(root: int) -> list[Process]:
@@ -79,13 +92,21 @@ def session_members(session: int) -> list[Process]:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """True when `pid` is still the process that started at `started`."""
+    """True when `pid` is still the process that started at `started`.
+
+    Raises:
+        OSError: See `read_process`.
+    """
     process = read_process(pid)
     return process is not None and process.started == started and not process.is_zombie
 
 
 def wait_until_gone(pid: int, started: int, *, timeout_s: float) -> bool:
-    """Wait for a process that is not a child of ours; return True if it ended in time."""
+    """Wait for a process that is not a child of ours; return True if it ended in time.
+
+    Raises:
+        OSError: See `read_process`.
+    """
     deadline = time.monotonic() + timeout_s
     while is_alive(pid, started):
         if time.monotonic() > deadline:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from tandem_serve.processes import GONE
 from tools.cluster import cgroups, commands, control, machine, registry
 from tools.cluster.addresses import Slice
 from tools.cluster.errors import AlreadyUp, ClusterError
@@ -251,6 +252,7 @@ def _is_below_the_top(folder: Path) -> bool:
 
 
 def _pid_namespace(pid: int) -> str:
-    with suppress(OSError):
+    # One that may not be read is another user's, and none of the sandbox.
+    with suppress(*GONE, PermissionError):
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     return ""

@@ -165,7 +165,7 @@ def _open_process(pid: int) -> int:
     """A descriptor that becomes readable when the process ends."""
     try:
         return os.pidfd_open(pid)
-    except OSError as error:
+    except ProcessLookupError as error:
         raise ClusterError(f"the owner, process {pid}, does not run") from error
 
 

@@ -96,6 +96,8 @@ class PeerProcess:
                 self._pidfd = os.pidfd_open(process)
             except ProcessLookupError:
                 raise self._dead() from None
+            except OSError:
+                return  # as where no descriptor is left, which says nothing of it
             self._poll.register(self._pidfd, select.POLLIN)
 
     def _check_life(self, position: int) -> None:

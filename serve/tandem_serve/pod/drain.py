@@ -39,7 +39,7 @@ from typing import Final
 
 from tandem_serve.api.draining import GRACEFUL_SHUTDOWN_TIMEOUT_S, HEAD_TIMEOUT_S, SERVE_PORT
 from tandem_serve.pod.ray_cluster import ClusterDeleted, OwnRayCluster
-from tandem_serve.processes import Process, all_processes, command_line, is_alive
+from tandem_serve.processes import GONE, Process, all_processes, command_line, is_alive
 
 DASHBOARD: Final = "http://127.0.0.1:8265"
 
@@ -129,7 +129,7 @@ def request_drain_until_accepted(raylet: Raylet, *, time_left_s: int) -> bool:
         nonlocal has_logged
         try:
             request_drain(raylet, time_left_s=time_left_s)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+        except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
             if not has_logged:
                 _log(f"{error}; retrying")
             has_logged = True
@@ -200,17 +200,24 @@ def resolve_gcs(raylet: Process, gcs_address: str) -> str:
 
 
 def has_connections() -> bool:
-    """True while a connection is open over which this pod may have a request."""
-    ports = {connection.local_port for connection in connections_seen_by(os.getpid())}
+    """True while a connection is open over which this pod may have a request, or may be."""
+    try:
+        ports = {connection.local_port for connection in connections_seen_by(os.getpid())}
+    except OSError:
+        return True  # they cannot be read now
     return SERVE_PORT in ports or not ports.isdisjoint(_REPLICA_PORTS)
 
 
 def connections_seen_by(pid: int) -> Iterator[Connection]:
-    """The connections in the network namespace of a process."""
+    """The connections in the network namespace of a process; none if it has ended.
+
+    Raises:
+        OSError: They cannot be read now.
+    """
     for table in ("tcp", "tcp6"):
         try:
             text = Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii")
-        except OSError:
+        except GONE:
             continue
         yield from established_connections(text)
 
@@ -245,6 +252,7 @@ def request_drain(raylet: Raylet, *, time_left_s: int) -> None:
 
     Raises:
         RuntimeError, TimeoutExpired: Ray did not accept it.
+        OSError: It could not be asked.
     """
     # A process of its own: Ray's client takes the whole process down when Ray is not there.
     done = subprocess.run(  # noqa: S603  # Ray's own command
@@ -323,7 +331,7 @@ def wait_for_end(
     idle_s = _IDLE_S if idle_s is None else idle_s
     started = busy_at = time.monotonic()
     while (now := time.monotonic()) < started + timeout_s:
-        if not any(is_alive(process.pid, process.started) for process in processes):
+        if not any(map(_may_run, processes)):
             return False
         if is_enough():
             return True
@@ -334,6 +342,14 @@ def wait_for_end(
             return False
         time.sleep(_POLL_S)
     return False
+
+
+def _may_run(process: Process) -> bool:
+    """False when it has ended for certain."""
+    try:
+        return is_alive(process.pid, process.started)
+    except OSError:
+        return True
 
 
 def _log(text: str) -> None:

@@ -21,6 +21,7 @@ from tandem_engine.runner.step_channel import (
     StepWriter,
     channel_bytes,
 )
+from tests.descriptors import no_descriptor_left
 from tests.patience import HANG_S
 
 PEER = Path(__file__).with_name("step_channel_peer.py")
@@ -216,6 +217,20 @@ def test_a_killed_reader_is_named(channel: Channel, size: int) -> None:
     killed.send(signal.SIGKILL)
 
     assert "Rank 2 is dead" in publish_until_lost(writer, size)
+
+
+def test_a_reader_is_no_dead_one_where_no_descriptor_is_left(channel: Channel) -> None:
+    writer = channel.writer(1)
+    reader = channel.peer("read", 0)
+    messages = [bytes([number]) * 1000 for number in range(20)]
+
+    with no_descriptor_left():
+        for message in messages:
+            writer.publish(message)
+
+    assert [reader.line() for _ in messages] == lines_of(messages)
+    reader.send(signal.SIGKILL)
+    assert "Rank 1 is dead" in publish_until_lost(writer)
 
 
 def test_a_stopped_reader_is_named(channel: Channel) -> None:

@@ -14,6 +14,7 @@ import torch
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.parallel.world import WORLD, Group, WorldShape
+from tests.descriptors import no_descriptor_left
 from tests.unit.engine.parallel.rank_processes import Rank, ranks_of, run_ranks, two_by_two
 
 EIGHT = WorldShape(8, (*(Group("tp", (at, at + 1)) for at in (0, 2, 4, 6)), Group("ends", (0, 7))))
@@ -150,12 +151,8 @@ def test_a_rank_without_file_descriptors_takes_no_other_for_a_dead_one() -> None
 
 
 def ends_without_descriptors(communicator: Communicator, *_: Any) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
+    with no_descriptor_left():
         communicator.all_reduce(torch.ones(5))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_dead_rank_is_seen_without_file_descriptors() -> None:
