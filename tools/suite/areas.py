@@ -151,6 +151,7 @@ AREAS: Final = (
         paths=(
             "integration/test_micro_batch_faults.py",
             "integration/test_rank_faults.py",
+            "integration/test_starting_ranks.py",
             "integration/operator/test_faults.py",
             "e2e/kubernetes/test_faults.py",
             "e2e/kubernetes/test_head_fault_tolerance.py",

@@ -3,9 +3,7 @@
 `tandem_serve.rank_actors` has the launcher for Ray, where another process starts them.
 """
 
-import ctypes
 import multiprocessing
-import os
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +14,8 @@ from typing import Final, Protocol
 
 from tandem_engine.api.errors import EngineError
 from tandem_engine.runner.rank_process import GroupAddress, RankSettings, run_rank
+from tandem_engine.runner.rank_start import SealedTask, start_rank
 
-_PR_SET_PDEATHSIG: Final = 1
 REAP_TIMEOUT_S: Final = 1.0
 """Time between what others notice of the end of a process, and its exit status."""
 
@@ -155,25 +153,12 @@ def _start(task: RankTask) -> _RankProcess:
     context = multiprocessing.get_context("spawn")
     own, other = context.Pipe()
     process = context.Process(
-        target=_be_rank, args=(other, task), name=f"rank {task.rank}", daemon=True
+        target=start_rank,
+        args=(other, task.address.process, SealedTask(task)),
+        name=f"rank {task.rank}",
+        daemon=True,
     )
     process.start()
     # So that the end of the process is the end of the pipe.
     other.close()
     return _RankProcess(task.rank, process, own)
-
-
-def _be_rank(connection: Connection, task: RankTask) -> None:
-    _end_with(task.address.process)
-    # A terminal sends it to all processes; rank 0 decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    task.run(connection)
-
-
-def _end_with(process: int) -> None:
-    """Have this process killed when the one that started it ends, even while this is stopped."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != process:
-        raise SystemExit("Rank 0 has ended while this rank started.")
