@@ -112,7 +112,7 @@ def _side(path: str, link: str, *, micro_batch: bool) -> Side:
         num_threads=TP,
         num_blocks=max(load.num_blocks for load in LOADS),
         micro_batch=micro_batch,
-        over_gloo=link != LINKS[0],
+        over_loopback=link != LINKS[0],
     )
 
 

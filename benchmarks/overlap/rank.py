@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final, assert_never
@@ -23,6 +23,7 @@ from benchmarks.overlap.cases import (
 )
 from benchmarks.overlap.figures import Timed
 from benchmarks.overlap.link import End, enter
+from benchmarks.overlap.link_communicator import LinkAddress, LinkWorld
 from tandem_engine.device.registry import open_device
 from tandem_engine.microbatch.cut import Cut, RefusalReason
 from tandem_engine.microbatch.overlap import StepOverlap
@@ -30,8 +31,6 @@ from tandem_engine.microbatch.rows import StepRows
 from tandem_engine.model.decoder import allocate_kv_cache
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.errors import CollectiveError
-from tandem_engine.parallel.gloo import GlooCommunicator
-from tandem_engine.parallel.gloo_process_group import Store, start_store
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
 from tandem_engine.runner.micro_batch_control import EVERY_STEP
@@ -101,25 +100,14 @@ def main(place: RankPlace, port: int, connection: Connection) -> None:
 
 @contextmanager
 def _joined(place: RankPlace, port: int, connection: Connection) -> Iterator[Communicator]:
-    own = place.ends[place.rank].address
-    store: Store | None = None
-    if place.rank == 0:
-        # It ends with the object.
-        store = start_store(own)
-        port = store.port
-        connection.send(port)
-    communicator = GlooCommunicator(
-        (place.ends[0].address, port),
-        world_shape(_SHAPE),
-        place.rank,
-        hostname=own,
-        timeout_s=_TIMEOUT_S,
-        # The order of calls is the executor's, which every test checks.
-        checks_calls=False,
-    )
-    with closing(communicator):
-        yield communicator
-    del store
+    hostnames = tuple(end.address for end in place.ends)
+    with ExitStack() as stack:
+        address = LinkAddress(port, hostnames)
+        if place.rank == 0:
+            address = stack.enter_context(closing(LinkWorld(hostnames))).address
+            connection.send(address.port)
+        communicator = address.join(world_shape(_SHAPE), place.rank, timeout_s=_TIMEOUT_S)
+        yield stack.enter_context(closing(communicator))
 
 
 class _Rank:

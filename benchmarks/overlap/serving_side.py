@@ -22,6 +22,7 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.overlap.link import LOOPBACK, End, enter
+from benchmarks.overlap.link_communicator import LinkWorld
 from benchmarks.peers.shapes import MAX_POSITIONS, ModelShape
 from benchmarks.serving.endpoint import find_endpoint
 from benchmarks.serving.errors import BenchmarkError
@@ -35,7 +36,6 @@ from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.build import build_engine
 from tandem_engine.runner.rank_launcher import ProcessLauncher, RankHandle, RankTask
 from tandem_engine.runner.rank_process import run_rank
-from tandem_engine.runner.rank_world import GlooWorld
 from tandem_serve.http.app import build_app
 from tandem_serve.http.settings import HttpSettings
 
@@ -185,7 +185,7 @@ def _engine(replica: Replica) -> AsyncEngine:
         config,
         report=lambda _: None,
         launcher=_LinkLauncher(replica),
-        world=GlooWorld([end.address for end in replica.ends]),
+        world=LinkWorld([end.address for end in replica.ends]),
     )
 
 

@@ -22,13 +22,13 @@ Decode steps of 256 rows alone, while readers spin instead of sleeping:
 
     python -m benchmarks.parallel handover --case decode --rows 256 --spin-us 1000
 
-An all-reduce of 1 KB to 16 MB between two ranks, through shared memory and gloo:
+An all-reduce of 1 KB to 16 MB between two ranks:
 
     python -m benchmarks.parallel collectives --out benchmarks/results/collectives.json
 
-Four ranks, one size, without gloo:
+Four ranks, one size:
 
-    python -m benchmarks.parallel collectives --ranks 4 --size 8192 --no-gloo
+    python -m benchmarks.parallel collectives --ranks 4 --size 8192
 
 Two ranks with a thread each beside one with two, on the model M, and the memory of each rank:
 
@@ -99,7 +99,6 @@ def collectives(
         list[int] | None, typer.Option(min=2, help="Bytes of the tensor. [1 KB to 16 MB]")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="For each measurement.")] = 0.5,
-    gloo: Annotated[bool, typer.Option(help="Measure gloo, too.")] = True,
     pin: Annotated[bool, typer.Option(help="Pin each rank to a CPU.")] = True,
     out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:
@@ -112,7 +111,6 @@ def collectives(
                 ranks=ranks,
                 sizes=tuple(size or SIZES),
                 seconds=seconds,
-                gloo=gloo,
                 pin=pin,
             ),
             out=out,

@@ -4,7 +4,6 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -14,18 +13,14 @@ import torch
 from torch import Tensor
 
 from tandem_engine.parallel.communicator import Communicator
-from tandem_engine.parallel.gloo import GlooCommunicator
 from tandem_engine.parallel.segment import SegmentAddress
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator
 from tandem_engine.parallel.world import WorldShape
 
-LOCALHOST: Final = "127.0.0.1"
 COPIED_BYTES: Final = 32 << 20
 """Copied at once by each rank; with its target twice that, more than caches hold."""
 SHARED_MEMORY: Final = "shared memory"
 COLD: Final = "shared memory, tensors not in a cache"
-GLOO: Final = "gloo"
-GLOO_CHECKED: Final = "gloo, calls compared"
 _COLD_BYTES: Final = 64 << 20
 """Of the tensors that take turns in a rank."""
 _MIN_CALLS: Final = 10
@@ -41,8 +36,6 @@ class Case:
     seconds: float
     pin: bool
     segment: SegmentAddress
-    stores: tuple[int, ...]
-    """Ports of the stores of gloo's worlds: without and with comparing calls; none: no gloo."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,37 +54,20 @@ def main(case: Case, rank: int, sender: Connection) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
     shape = WorldShape(case.ranks)
-    with ExitStack() as stack:
-        shared = stack.enter_context(SharedMemoryCommunicator(case.segment, shape, rank))
-        ways: dict[str, Communicator] = {SHARED_MEMORY: shared}
-        for name, port in zip((GLOO, GLOO_CHECKED), case.stores, strict=False):
-            ways[name] = stack.enter_context(
-                closing(
-                    GlooCommunicator(
-                        (LOCALHOST, port),
-                        shape,
-                        rank,
-                        hostname=LOCALHOST,
-                        checks_calls=name == GLOO_CHECKED,
-                    )
-                )
-            )
-        for measured in _measure_all(case, shared, ways):
+    with SharedMemoryCommunicator(case.segment, shape, rank) as shared:
+        for measured in _measure_all(case, shared):
             if rank == 0:
                 sender.send(measured)
         if rank == 0:
             sender.send(None)
 
 
-def _measure_all(
-    case: Case, shared: SharedMemoryCommunicator, ways: dict[str, Communicator]
-) -> Iterator[Measured]:
+def _measure_all(case: Case, shared: SharedMemoryCommunicator) -> Iterator[Measured]:
     for size in case.sizes:
         # Beside each size: what else runs on the machine changes from minute to minute.
         yield Measured(way="copy", size=0, seconds=_time(case, shared, _copying(shared)))
-        for name, communicator in ways.items():
-            work = _reducing(communicator, [_tensor(size)])
-            yield Measured(way=name, size=size, seconds=_time(case, shared, work))
+        work = _reducing(shared, [_tensor(size)])
+        yield Measured(way=SHARED_MEMORY, size=size, seconds=_time(case, shared, work))
         if size >= _COLD_BYTES >> 6:
             tensors = [_tensor(size) for _ in range(max(2, _COLD_BYTES // size))]
             work = _reducing(shared, tensors)

@@ -20,11 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.parallel import collective_rank
-from benchmarks.parallel.collective_rank import COPIED_BYTES, LOCALHOST, Case, Measured
+from benchmarks.parallel.collective_rank import COPIED_BYTES, Case, Measured
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.machine import git_commit, machine_facts
 from tandem_engine.api.errors import EngineError
-from tandem_engine.parallel.gloo_process_group import start_store
 from tandem_engine.parallel.shared_memory import make_segment
 from tandem_engine.parallel.world import WorldShape
 
@@ -39,7 +38,6 @@ class Settings:
     ranks: int
     sizes: tuple[int, ...]
     seconds: float
-    gloo: bool
     pin: bool
 
 
@@ -83,7 +81,6 @@ def _measured(settings: Settings) -> Iterator[Measured]:
         segment = make_segment(WorldShape(settings.ranks))
     except EngineError as error:
         raise BenchmarkError(str(error)) from error
-    stores = [start_store(LOCALHOST) for _ in range(2 if settings.gloo else 0)]
     with segment:
         case = Case(
             ranks=settings.ranks,
@@ -91,7 +88,6 @@ def _measured(settings: Settings) -> Iterator[Measured]:
             seconds=settings.seconds,
             pin=settings.pin,
             segment=segment.address,
-            stores=tuple(store.port for store in stores),
         )
         yield from _run(case)
 

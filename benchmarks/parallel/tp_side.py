@@ -15,6 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from benchmarks.overlap.link import LOOPBACK
+from benchmarks.overlap.link_communicator import LinkWorld
 from tandem_engine.api.config import DType, Quantization
 from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.request import Request, SamplingParams
@@ -26,13 +28,11 @@ from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.group_executor import GroupExecutor
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_process import CacheSizes, RankSettings, load_part
-from tandem_engine.runner.rank_world import GlooWorld
 from tandem_engine.runner.runner import ModelRunner
 
 BLOCK_SIZE: Final = 128
 _ORDINARY: Final = 16
 """Token ids below are special ones."""
-_LOCALHOST: Final = "127.0.0.1"
 _MEMORY: Final = ("RssAnon", "RssFile", "RssShmem", "VmHWM")
 
 
@@ -70,7 +70,7 @@ class Side:
     lock the same cores, so ranks of neither do."""
     micro_batch: bool = False
     """Cut steps where the gate finds that it pays."""
-    over_gloo: bool = False
+    over_loopback: bool = False
     """Exchange tensors over loopback, not through memory."""
 
 
@@ -172,7 +172,7 @@ def _opened(side: Side) -> Iterator[tuple[Executor, Opened, list[int]]]:
         runtime.begin_steps()
         yield LocalExecutor(decoder, cache), _report(side, decoder, threads, base), [os.getpid()]
         return
-    world = GlooWorld([_LOCALHOST] * side.tp) if side.over_gloo else None
+    world = LinkWorld([LOOPBACK] * side.tp) if side.over_loopback else None
     with RankGroup(settings, world=world) as group:
         decoder = load_part(settings, runtime, 0)
         executor = group.join(decoder, sizes)

@@ -22,7 +22,6 @@ from tandem_engine.api.request import SamplingParams
 from tandem_engine.async_engine.async_engine import AsyncEngine
 from tandem_engine.runner import rank_group
 from tandem_engine.runner.rank_launcher import ProcessLauncher, RankHandle, RankTask
-from tandem_engine.runner.rank_world import World
 from tandem_engine.runner.stage_collectives import CommunicatorCollectives
 from tests.integration.bench import conversation
 from tests.integration.rank_processes import children, has_ended, memory_for_two, segments_of
@@ -82,14 +81,14 @@ class FaultyTask(RankTask):
 class FaultyLauncher(ProcessLauncher):
     """Starts ranks with a fault, as children of this process."""
 
-    def __init__(self, kind: type[RankTask], *values: Any) -> None:
+    def __init__(self, *values: Any) -> None:
         super().__init__()
-        self._kind, self._values = kind, values
+        self._values = values
 
     def launch(self, tasks: Sequence[RankTask]) -> Sequence[RankHandle]:
         names = [field.name for field in fields(RankTask)]
         return super().launch(
-            [self._kind(*(getattr(task, name) for name in names), *self._values) for task in tasks]
+            [FaultyTask(*(getattr(task, name) for name in names), *self._values) for task in tasks]
         )
 
 
@@ -140,15 +139,12 @@ class Replica:
         put_in: PutIn = behind_a_sum,
         *,
         settings: EngineConfig | None = None,
-        kind: type[FaultyTask] = FaultyTask,
-        place: tuple[Any, ...] = (),
-        world: World | None = None,
     ) -> None:
         before = children()
         context = multiprocessing.get_context("spawn")
         self.gate, other = context.Pipe()
-        launcher = FaultyLauncher(kind, other, fault, put_in, *place)
-        self.engine = build.build_engine(settings or config(), launcher=launcher, world=world)
+        launcher = FaultyLauncher(other, fault, put_in)
+        self.engine = build.build_engine(settings or config(), launcher=launcher)
         other.close()
         (self.pid,) = children() - before
 

@@ -6,29 +6,22 @@ that names rank and cause, and no process and no shared memory is left.
 
 import asyncio
 import multiprocessing
-import re
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import pytest
 
-from benchmarks.overlap.errors import LinkError
-from benchmarks.overlap.link import End, enter, shaped_link
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.micro_batches import StreamOptions
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.model.stages import Collective, Stages
-from tandem_engine.runner.rank_world import GlooWorld
 from tandem_engine.runner.stage_collectives import CommunicatorCollectives
 from tests.integration.faulty_ranks import (
     Fault,
-    FaultyTask,
     PutIn,
     Replica,
     answer,
@@ -44,7 +37,6 @@ from tests.integration.faulty_ranks import (
     wait_to_go_on,
 )
 from tests.integration.forced_cuts import forced_cuts
-from tests.integration.rank_processes import has_ended, holders_of, segments_of
 from tests.patience import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -109,17 +101,6 @@ def _put_in(
     fault: Fault, gate: Connection, put: Callable[..., None] = setattr, *, half: str
 ) -> None:
     SplitStep(half, fault, gate).put_in(put)
-
-
-@dataclass(frozen=True, slots=True)
-class FaultyTaskAtEnd(FaultyTask):
-    """A rank with a fault, in the namespace of one end of a link."""
-
-    namespace: str
-
-    def run(self, connection: Connection) -> None:
-        enter(self.namespace)
-        FaultyTask.run(self, connection)
 
 
 def cut_config() -> EngineConfig:
@@ -216,74 +197,3 @@ def test_rank_0_that_fails_in_a_half_ends_the_replica(
         gate.close()
         begin.close()
     assert cause == "Rank 0 cannot go on: RuntimeError: there is no such kernel."
-
-
-def be_rank_0_at_an_end(ends: tuple[End, End], half: str, connection: Connection) -> None:
-    """Be a replica over a link, of which a step waits until the link is cut."""
-    enter(ends[0].namespace)
-
-    async def scene(made: Replica) -> str:
-        await answer(made.engine)
-        asking = asyncio.create_task(lost_in_a_step(made))
-        assert await made.message() == "in a step"
-        connection.send((made.pid, segments_of(made.pid)))
-        assert await asyncio.to_thread(connection.poll, HANG_S)
-        made.gate.send(connection.recv())
-        return await asking
-
-    with pytest.MonkeyPatch.context() as patch, forced_cuts():
-        shorten_bounds(patch)
-        made = replica(
-            wait_to_go_on,
-            within(half),
-            settings=cut_config(),
-            kind=FaultyTaskAtEnd,
-            place=(ends[1].namespace,),
-            world=GlooWorld([end.address for end in ends]),
-        )
-        with made as over_link:
-            cause = asyncio.run(scene(over_link))
-        connection.send(cause)
-
-
-def take_down(end: End) -> None:
-    command = ("ip", "-n", str(end.namespace), "link", "set", "veth0", "down")
-    subprocess.run(command, check=True)
-
-
-@IN_EITHER
-def test_a_link_that_is_cut_in_a_half_ends_the_replica(
-    half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A namespace has no names of hosts, which torch's store warns of.
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
-    context = multiprocessing.get_context("spawn")
-    connection, other = context.Pipe()
-    try:
-        with shaped_link() as link:
-            rank_0 = context.Process(target=be_rank_0_at_an_end, args=(link.ends, half, other))
-            rank_0.start()
-            other.close()
-            try:
-                assert connection.poll(HANG_S)
-                pid, segments = connection.recv()
-                take_down(link.ends[0])
-                connection.send("go on")
-                assert connection.poll(HANG_S), "the replica hangs"
-                cause = connection.recv()
-                rank_0.join(HANG_S)
-            finally:
-                rank_0.kill()
-                rank_0.join()
-    except LinkError as error:
-        pytest.skip(f"there can be no link: {error}")
-
-    assert has_ended(pid)
-    assert holders_of(segments) == set()
-    addresses = [re.escape(end.address) for end in link.ends]
-    assert re.match(
-        rf"Rank 1 \({addresses[1]}\) has ended, hangs, or cannot be reached from rank 0 "
-        rf"\({addresses[0]}\): A rank was silent for longer than 2 s.",
-        cause,
-    )
-    assert "has made no call" not in cause

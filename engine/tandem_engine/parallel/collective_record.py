@@ -1,6 +1,5 @@
 """A rank's last collectives, and what two ranks' records say about each other."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -29,37 +28,11 @@ class RecordedCall(NamedTuple):
         return f"call {self.number} of group '{self.group}' ({self.contents})"
 
 
-class CollectiveRecord:
-    """The last calls of a rank, in their order.
-
-    Args:
-        length: Calls that are kept; older ones are forgotten.
-    """
-
-    def __init__(self, length: int = RECORD_LENGTH) -> None:
-        self._calls = deque[RecordedCall](maxlen=length)
-        self._numbers: dict[str, int] = {}
-
-    def add(self, group: str, operation: str, num_bytes: int, dtype: str) -> RecordedCall:
-        """Record the next call in `group`."""
-        number = self._numbers.get(group, 0) + 1
-        self._numbers[group] = number
-        call = RecordedCall(number, group, operation, num_bytes, dtype)
-        self._calls.append(call)
-        return call
-
-    @property
-    def calls(self) -> tuple[RecordedCall, ...]:
-        """The last calls, the oldest first."""
-        return tuple(self._calls)
-
-
 class RankCalls(NamedTuple):
-    """The last calls of a rank; `is_known` is false where its record cannot be read."""
+    """The last calls of a rank."""
 
     rank: int
     calls: Sequence[RecordedCall]
-    is_known: bool = True
 
 
 def first_mismatch(
@@ -102,8 +75,6 @@ def _mismatches(
 
 
 def _progress(rank: RankCalls) -> str:
-    if not rank.is_known:
-        return f"the last call of rank {rank.rank} is not known"
     if not rank.calls:
         return f"rank {rank.rank} has made no call"
     return f"rank {rank.rank} made {rank.calls[-1]} last"

@@ -1,16 +1,12 @@
-"""How the ranks of a group exchange tensors: through memory of this host, or over a network.
+"""How the ranks of a group exchange tensors: through memory of this host.
 
 Rank 0 makes the world before it starts the others, which get its address and join by that.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem_engine.api.errors import ConfigError
 from tandem_engine.parallel.communicator import Communicator
-from tandem_engine.parallel.gloo import GlooCommunicator
-from tandem_engine.parallel.gloo_process_group import Store, start_store
 from tandem_engine.parallel.segment import SegmentAddress
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.parallel.world import WorldShape
@@ -71,49 +67,3 @@ class SharedMemoryWorld:
     def close(self) -> None:
         """Free the segment."""
         self._segment.close()
-
-
-@dataclass(frozen=True, slots=True)
-class GlooAddress:
-    """Implements `WorldAddress` over TCP."""
-
-    port: int
-    """Of the store, on the host of rank 0."""
-    hostnames: tuple[str, ...]
-    """By rank: name or address by which the others reach its host."""
-
-    def join(self, shape: WorldShape, rank: int, *, timeout_s: float) -> Communicator:
-        """See `WorldAddress`."""
-        return GlooCommunicator(
-            (self.hostnames[0], self.port),
-            shape,
-            rank,
-            hostname=self.hostnames[rank],
-            timeout_s=timeout_s,
-            join_timeout_s=timeout_s,
-        )
-
-
-class GlooWorld:
-    """Implements `World` over TCP: the store, on the host of rank 0, which is this one.
-
-    Args:
-        hostnames: By rank: name or address by which the others reach its host.
-
-    Raises:
-        ConfigError: The store cannot listen at the first of them.
-    """
-
-    def __init__(self, hostnames: Sequence[str]) -> None:
-        try:
-            self._store: Store | None = start_store(hostnames[0])
-        except RuntimeError as error:
-            raise ConfigError(
-                f"The store of the ranks cannot listen at {hostnames[0]}; name an address of this "
-                "host."
-            ) from error
-        self.address = GlooAddress(self._store.port, tuple(hostnames))
-
-    def close(self) -> None:
-        """End the store."""
-        self._store = None

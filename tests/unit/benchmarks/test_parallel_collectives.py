@@ -24,7 +24,7 @@ def test_the_share_counts_each_tensor_read_and_written_once() -> None:
 def test_a_run_writes_its_figures(tmp_path: Path) -> None:
     native_kernels()
     out = tmp_path / "new" / "out.json"
-    command = ["collectives", "--size", "1024", "--seconds", "0", "--no-gloo", "--out", str(out)]
+    command = ["collectives", "--size", "1024", "--seconds", "0", "--out", str(out)]
 
     done = CliRunner().invoke(app, command)
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 import torch
 
 from tandem_engine.parallel.communicator import Communicator
-from tandem_engine.parallel.gloo import GlooCommunicator
-from tandem_engine.parallel.gloo_process_group import start_store
 from tandem_engine.parallel.segment import SegmentAddress
 from tandem_engine.parallel.shared_memory import SharedMemoryCommunicator, make_segment
 from tandem_engine.parallel.world import Group, WorldShape
@@ -24,7 +22,6 @@ Open = Callable[[tuple[Any, ...], WorldShape, int, dict[str, Any]], Communicator
 """Far above what any of these takes, and below what a test run may take."""
 SLOT_BYTES: Final = 4096
 """The smallest there are: a few KB take many rounds."""
-LOCALHOST: Final = "127.0.0.1"
 # Its processes come from one that has imported torch, and has no threads.
 CONTEXT: Final = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
@@ -115,32 +112,6 @@ def ranks_of(
             yield ranks
 
 
-@contextmanager
-def gloo_ranks_of(
-    shape: WorldShape,
-    scenario: Scenario,
-    *args: Any,
-    others: dict[int, Scenario] | None = None,
-    **options: Any,
-) -> Iterator[list[Rank]]:
-    """The same on gloo, over loopback."""
-    store = start_store(LOCALHOST)
-    ranks = [
-        _start(
-            _connect,
-            (LOCALHOST, store.port),
-            shape,
-            rank,
-            (others or {}).get(rank, scenario),
-            args,
-            options,
-        )
-        for rank in range(shape.size)
-    ]
-    with _ended(ranks):
-        yield ranks
-
-
 def run_ranks(shape: WorldShape, scenario: Scenario, *args: Any, **options: Any) -> list[Any]:
     """Results of all ranks of a world that shares memory."""
     with ranks_of(shape, scenario, *args, **options) as ranks:
@@ -166,13 +137,6 @@ def _share(
     return SharedMemoryCommunicator(
         SegmentAddress(*address), shape, rank, library=library, **options
     )
-
-
-def _connect(
-    address: tuple[Any, ...], shape: WorldShape, rank: int, options: dict[str, Any]
-) -> Communicator:
-    host, port = address
-    return GlooCommunicator((host, port), shape, rank, hostname=LOCALHOST, **options)
 
 
 def _start(

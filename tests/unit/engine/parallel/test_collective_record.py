@@ -1,5 +1,6 @@
 """The record of calls, and the sentence that two records make."""
 
+from collections import Counter
 from typing import Final
 
 import pytest
@@ -8,8 +9,6 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.parallel.collective_record import (
-    RECORD_LENGTH,
-    CollectiveRecord,
     RankCalls,
     RecordedCall,
     compare,
@@ -27,24 +26,14 @@ CONTENTS: Final = st.tuples(
 )
 
 
-def recorded(calls: list[Contents], length: int = RECORD_LENGTH) -> tuple[RecordedCall, ...]:
-    record = CollectiveRecord(length)
+def recorded(calls: list[Contents]) -> tuple[RecordedCall, ...]:
+    """Calls of one rank, numbered in their groups."""
+    numbers = Counter[str]()
+    found = []
     for call in calls:
-        record.add(*call)
-    return record.calls
-
-
-@given(st.lists(CONTENTS, max_size=40), st.integers(1, 12))
-def test_a_record_keeps_the_last_calls_with_their_numbers(
-    calls: list[Contents], length: int
-) -> None:
-    kept = recorded(calls, length)
-
-    assert [(one.group, one.operation, one.num_bytes, one.dtype) for one in kept] == calls[-length:]
-    for group in ("world", "tp", "pp"):
-        numbers = [one.number for one in kept if one.group == group]
-        count = sum(call[0] == group for call in calls)
-        assert numbers == list(range(count - len(numbers) + 1, count + 1))
+        numbers[call[0]] += 1
+        found.append(RecordedCall(numbers[call[0]], *call))
+    return tuple(found)
 
 
 @given(st.lists(CONTENTS, max_size=30), st.integers(0, 30), st.integers(0, 30))
@@ -114,15 +103,6 @@ SENTENCES: Final = {
 @pytest.mark.parametrize(("mine", "others", "text"), SENTENCES.values(), ids=SENTENCES.keys())
 def test_sentences(mine: list[Contents], others: list[Contents], text: str) -> None:
     assert compare(RankCalls(0, recorded(mine)), RankCalls(1, recorded(others))) == text
-
-
-def test_a_record_that_cannot_be_read_is_not_taken_for_none() -> None:
-    text = compare(RankCalls(0, recorded([GATHER])), RankCalls(1, (), is_known=False))
-
-    assert text == (
-        "Rank 0 made call 1 of group 'world' (all_gather, 64 B of float32) last; the last call of "
-        "rank 1 is not known."
-    )
 
 
 def test_an_error_tells_the_cause_once() -> None:

@@ -1,0 +1,43 @@
+"""The link of benchmarks.overlap carries every operation of a communicator, over loopback."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+import torch
+
+from benchmarks.overlap.link import LOOPBACK
+from benchmarks.overlap.link_communicator import LinkCommunicator, LinkWorld
+from tandem_engine.parallel.errors import CollectiveError
+from tandem_engine.parallel.world import Group, WorldShape
+from tests.patience import HANG_S
+from tests.unit.engine.parallel.scenarios import nearly_equal, wrong_results
+
+SHAPE = WorldShape(2, (Group("tp", (0, 1)),))
+
+
+def on_a_link(work: Callable[[LinkCommunicator], list[str]]) -> list[list[str]]:
+    """Run it on both ranks, which are threads."""
+    with closing(LinkWorld([LOOPBACK] * SHAPE.size)) as world, ThreadPoolExecutor(SHAPE.size) as to:
+
+        def be(rank: int) -> list[str]:
+            with closing(world.address.join(SHAPE, rank, timeout_s=HANG_S)) as communicator:
+                return work(communicator)
+
+        return list(to.map(be, range(SHAPE.size)))
+
+
+def test_all_operations_are_equal_to_torch() -> None:
+    assert on_a_link(lambda link: wrong_results(link, nearly_equal, (1, 1025))) == [[], []]
+
+
+def test_a_rank_that_has_left_fails_the_others() -> None:
+    def leave_or_fail(link: LinkCommunicator) -> list[str]:
+        if link.rank:
+            link.abort("It has seen enough.")
+        with pytest.raises(CollectiveError, match=r"^The link has failed: ") as raised:
+            link.all_reduce(torch.ones(5))
+        return [raised.value.cause]
+
+    assert len(on_a_link(leave_or_fail)) == SHAPE.size
