@@ -46,7 +46,6 @@ def make_config(
         mlp_bias=False,
         qk_norm=True,
         dtype="bfloat16",
-        eos_token_ids=(),
     )
 
 

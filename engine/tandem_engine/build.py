@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.engine_client import EngineLimits
@@ -51,6 +52,7 @@ from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.speculation.ngram_drafter import NgramDrafter
 from tandem_engine.text.codec import CheckpointCodec, load_codec
+from tandem_engine.text.end_tokens import EndTokens, read_end_tokens
 from tandem_engine.weights.checkpoint import check_readable
 
 _LOG = logging.getLogger(__name__)
@@ -90,11 +92,7 @@ def build_engine(
         CheckpointError: the checkpoint is missing, damaged or not understood.
         ConfigError: the settings do not fit the model or the memory.
     """
-    folder = Path(config.model_path)
-    if folder.is_dir():
-        check_readable(folder)
-    codec = load_codec(folder)
-    model = read_decoder_config(folder)
+    codec, model, ends = _describe(config, report)
     shape = ParallelShape.of(config.parallelism)
     shape.check_model(model)
     check_micro_batches(config, model)
@@ -173,10 +171,30 @@ def build_engine(
         codec=codec,
         limits=limits,
         schedule=in_use,
-        end_token_ids=_end_token_ids(decoder.config, codec),
+        end_token_ids=ends.ids,
         metrics=metrics,
         recordings=Recordings(executor),
     )
+
+
+class _Description(NamedTuple):
+    """The files of a checkpoint beside its weights."""
+
+    codec: CheckpointCodec
+    model: DecoderConfig
+    ends: EndTokens
+
+
+def _describe(config: EngineConfig, report: Report) -> _Description:
+    """Read the small files, so that what is wrong in them is said before memory is taken."""
+    folder = Path(config.model_path)
+    if folder.is_dir():
+        check_readable(folder)
+    codec = load_codec(folder)
+    model = read_decoder_config(folder)
+    ends = read_end_tokens(folder, codec, setting=config.eos_token_ids)
+    report(ends.in_words(codec))
+    return _Description(codec, model, ends)
 
 
 def _memory_of_a_rank(config: EngineConfig) -> int | None:
@@ -484,10 +502,3 @@ def _limits(
         max_sequences=capacity.max_sequences,
         max_batch_size=fitted.max_batch_size,
     )
-
-
-def _end_token_ids(model: DecoderConfig, codec: CheckpointCodec) -> frozenset[int]:
-    """The model's end tokens; the tokenizer's own when the configuration names none."""
-    if model.eos_token_ids:
-        return frozenset(model.eos_token_ids)
-    return frozenset() if codec.end_token_id is None else frozenset({codec.end_token_id})

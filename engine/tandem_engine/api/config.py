@@ -23,6 +23,9 @@ from tandem_engine.api.slo import Slo
 from tandem_engine.api.speculation import SpeculationConfig
 
 TILE = 16
+MAX_TOKEN_ID: Final = 2**24 - 1
+"""Far above any vocabulary."""
+MAX_EOS_TOKEN_IDS: Final = 64
 WHOLE_TILES: Final = MultipleOf(TILE)
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -55,6 +58,10 @@ _SIZE_OR_ALL_THAT_IS_LEFT: Final = NotEqual(
 )
 NpuMemSize = Annotated[int, Field(ge=-1, le=2147483647), AfterValidator(_SIZE_OR_ALL_THAT_IS_LEFT)]
 CpuMemSize = Annotated[int, Field(ge=0, le=1048576)]
+EosTokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+EosTokenIds = Annotated[
+    tuple[EosTokenId, ...], Field(min_length=1, max_length=MAX_EOS_TOKEN_IDS, strict=False)
+]
 
 
 class SplitFuseConfig(Model):
@@ -380,6 +387,9 @@ class EngineConfig(Model):
 
     max_input_token_len: MaxInputTokenLen | None = None
     """Longest prompt (MindIE maxInputTokenLen); None means max_seq_len − 1."""
+
+    eos_token_ids: EosTokenIds | None = None
+    """Tokens that end an answer; None: those that the checkpoint's files name. A JSON list."""
 
     npu_mem_size: NpuMemSize = -1
     """KV cache memory in GiB; -1: what is left after weights and the largest step."""

@@ -6,14 +6,11 @@ computed here is refused: a model that runs and is subtly wrong is worse than on
 """
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeGuard
 
-from tandem_engine.api.errors import CheckpointError
-from tandem_engine.documents import CONFIG_FILE, read_object
+from tandem_engine.documents import MOST_POSITIONS, WIDEST, Fields, read_config
 from tandem_engine.model.rope import (
     Rope,
     RopeDefault,
@@ -24,11 +21,6 @@ from tandem_engine.model.rope import (
     RopeYarn,
 )
 
-GENERATION_CONFIG_FILE = "generation_config.json"
-_MOST_POSITIONS: Final = 2**32 - 1
-"""MindIE's upper limit of maxSeqLen."""
-_WIDEST: Final = 2**24
-"""Far above any width, vocabulary or number of layers; a product of two of them fits 64 bits."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -61,8 +53,6 @@ class DecoderConfig:
     """True if each head of Q and K is normalised before it is rotated."""
     dtype: str | None
     """One of DTYPES; None when the checkpoint does not name it."""
-    eos_token_ids: tuple[int, ...]
-    """Tokens that end an answer; generation_config.json wins over config.json."""
 
     @property
     def model_type(self) -> str:
@@ -89,14 +79,13 @@ FAMILIES: Mapping[str, _Family] = {
 
 
 def read_decoder_config(folder: Path | str) -> DecoderConfig:
-    """Read config.json, and generation_config.json where there is one, of a checkpoint.
+    """Read config.json of a checkpoint.
 
     Raises:
         CheckpointError: A file is missing or garbled, a value cannot be, or the model needs
             something that this engine does not compute; the text names the file and the reason.
     """
-    folder = Path(folder)
-    fields = _read_fields(folder / CONFIG_FILE)
+    fields = read_config(Path(folder))
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
     _refuse_what_is_not_computed(fields)
@@ -127,75 +116,10 @@ def read_decoder_config(folder: Path | str) -> DecoderConfig:
         mlp_bias=family.has_mlp_bias and fields.flag("mlp_bias"),
         qk_norm=family.qk_norm,
         dtype=_dtype(fields),
-        eos_token_ids=_eos_token_ids(folder, fields),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """The fields of one JSON object, read with the type that they must have."""
-
-    path: Path
-    values: Mapping[str, Any]
-    within: str = ""
-
-    def error(self, reason: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {reason}")
-
-    def get(self, key: str) -> Any:
-        """The value, or None where there is none or it is null."""
-        return self.values.get(key)
-
-    def refuse(self, key: str, expected: str) -> CheckpointError:
-        if self.get(key) is None:
-            return self.error(f"{self.within}{key} is missing")
-        return self.error(f"{self.within}{key} is {json.dumps(self.get(key))}, not {expected}")
-
-    def count(self, key: str, default: int | None = None, *, most: int = _WIDEST) -> int:
-        value = default if self.get(key) is None else self.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise self.refuse(key, f"a whole number from 1 to {most}")
-        return value
-
-    def positions(self, key: str, default: int | None = None) -> int:
-        return self.count(key, default, most=_MOST_POSITIONS)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = default if self.get(key) is None else self.get(key)
-        if not _is_positive(value):
-            raise self.refuse(key, "a number above 0")
-        return float(value)
-
-    def optional(self, key: str) -> float | None:
-        return None if self.get(key) is None else self.number(key)
-
-    def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of so many numbers above 0."""
-        values = self.get(key)
-        is_list = isinstance(values, list) and len(values) == count
-        if not is_list or not all(map(_is_positive, values)):
-            raise self.refuse(key, f"a list of {count} numbers above 0")
-        return tuple(map(float, values))
-
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        value = default if self.get(key) is None else self.get(key)
-        if not isinstance(value, bool):
-            raise self.refuse(key, "true or false")
-        return value
-
-
-def _is_positive(value: Any) -> TypeGuard[int | float]:
-    # A whole number of JSON may be larger than any float.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value <= sys.float_info.max
-
-
-def _read_fields(path: Path) -> _Fields:
-    if_missing = f"a checkpoint is a folder with {CONFIG_FILE} in it"
-    return _Fields(path, read_object(path, if_missing=if_missing))
-
-
-def _architecture(fields: _Fields) -> str:
+def _architecture(fields: Fields) -> str:
     named = fields.get("architectures")
     if not isinstance(named, list) or not named:
         raise fields.refuse("architectures", "a list of names")
@@ -208,7 +132,7 @@ def _architecture(fields: _Fields) -> str:
     )
 
 
-def _refuse_what_is_not_computed(fields: _Fields) -> None:
+def _refuse_what_is_not_computed(fields: Fields) -> None:
     activation = fields.get("hidden_act")
     if activation not in (None, "silu"):
         raise fields.error(f"hidden_act is {json.dumps(activation)}; only silu is computed")
@@ -220,19 +144,19 @@ def _refuse_what_is_not_computed(fields: _Fields) -> None:
         raise fields.error("the model attends in a sliding window, which is not computed")
 
 
-def _head_dim(fields: _Fields, family: _Family, heads: int) -> int:
+def _head_dim(fields: Fields, family: _Family, heads: int) -> int:
     head_dim = fields.count("head_dim", family.head_dim or fields.count("hidden_size") // heads)
     if head_dim % 2:
         raise fields.error(f"head_dim is {head_dim}; it must be even to be rotated")
-    if heads * head_dim > _WIDEST:
+    if heads * head_dim > WIDEST:
         raise fields.error(
             f"{heads} attention heads of {head_dim} are {heads * head_dim} wide, "
-            f"which must be at most {_WIDEST}"
+            f"which must be at most {WIDEST}"
         )
     return head_dim
 
 
-def _dtype(fields: _Fields) -> str | None:
+def _dtype(fields: Fields) -> str | None:
     value = fields.get("dtype") or fields.get("torch_dtype")
     if value is None:
         return None
@@ -242,7 +166,7 @@ def _dtype(fields: _Fields) -> str | None:
     return name
 
 
-def _longest_sequence(fields: _Fields, rope: Rope) -> int:
+def _longest_sequence(fields: Fields, rope: Rope) -> int:
     """Tokens up to which the rope scaling extends the model.
 
     As in vLLM: max_position_embeddings is what the model saw with linear and dynamic scaling, what
@@ -257,22 +181,22 @@ def _longest_sequence(fields: _Fields, rope: Rope) -> int:
             extended = max(written, original * factor)
         case _:
             extended = written
-    if extended > _MOST_POSITIONS:
+    if extended > MOST_POSITIONS:
         raise fields.error(
             f"max_position_embeddings, rope scaling counted in, is {extended:.6g}; "
-            f"it must be at most {_MOST_POSITIONS}"
+            f"it must be at most {MOST_POSITIONS}"
         )
     return int(extended)
 
 
-def _rope(fields: _Fields, head_dim: int) -> Rope:
+def _rope(fields: Fields, head_dim: int) -> Rope:
     """Read rope_parameters (transformers 5) or rope_scaling beside rope_theta (before)."""
     max_positions = fields.positions("max_position_embeddings")
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     values = fields.get(key) or {}
     if not isinstance(values, dict):
         raise fields.refuse(key, "an object")
-    scaling = _Fields(fields.path, values, f"{key}.")
+    scaling = Fields(fields.path, values, f"{key}.")
     if any(part.get("partial_rotary_factor") not in (None, 1) for part in (fields, scaling)):
         raise fields.error("partial_rotary_factor is not 1; only whole heads are rotated")
     theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
@@ -301,7 +225,7 @@ def _rope(fields: _Fields, head_dim: int) -> Rope:
     )
 
 
-def _llama3(scaling: _Fields, theta: float, original: int) -> RopeLlama3:
+def _llama3(scaling: Fields, theta: float, original: int) -> RopeLlama3:
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if high <= low:
         raise scaling.error(f"high_freq_factor {high} is not above low_freq_factor {low}")
@@ -314,7 +238,7 @@ def _llama3(scaling: _Fields, theta: float, original: int) -> RopeLlama3:
     )
 
 
-def _dynamic(scaling: _Fields, theta: float, max_positions: int, head_dim: int) -> RopeDynamic:
+def _dynamic(scaling: Fields, theta: float, max_positions: int, head_dim: int) -> RopeDynamic:
     factor = scaling.number("factor")
     if factor < 1:
         raise scaling.refuse("factor", "a number from 1")
@@ -324,7 +248,7 @@ def _dynamic(scaling: _Fields, theta: float, max_positions: int, head_dim: int) 
 
 
 def _longrope(
-    scaling: _Fields, theta: float, original: int, max_positions: int, head_dim: int
+    scaling: Fields, theta: float, original: int, max_positions: int, head_dim: int
 ) -> RopeLong:
     if original <= 1:  # the amplitude divides by its logarithm
         raise scaling.error(f"original_max_position_embeddings is {original}, not above 1")
@@ -338,7 +262,7 @@ def _longrope(
     )
 
 
-def _yarn(scaling: _Fields, theta: float, original: int, max_positions: int) -> RopeYarn:
+def _yarn(scaling: Fields, theta: float, original: int, max_positions: int) -> RopeYarn:
     if theta <= 1:  # the ramp divides by its logarithm
         raise scaling.error(f"rope_theta is {theta}; YaRN needs one above 1")
     return RopeYarn(
@@ -352,22 +276,3 @@ def _yarn(scaling: _Fields, theta: float, original: int, max_positions: int) -> 
         mscale_all_dim=scaling.optional("mscale_all_dim"),
         truncate=scaling.flag("truncate", default=True),
     )
-
-
-def _eos_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
-    path = folder / GENERATION_CONFIG_FILE
-    sources = [_read_fields(path), fields] if path.exists() else [fields]
-    for source in sources:
-        value = source.get("eos_token_id")
-        if value is None:
-            continue
-        ids: Sequence[Any] = value if isinstance(value, list) else [value]
-        if not all(_is_token_id(one, fields) for one in ids):
-            raise source.refuse("eos_token_id", "a token id below vocab_size, or a list of them")
-        return tuple(dict.fromkeys(ids))
-    return ()
-
-
-def _is_token_id(value: Any, fields: _Fields) -> bool:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return is_whole and 0 <= value < fields.count("vocab_size")

@@ -14,6 +14,9 @@ from tandem_engine.text.detokenizer import PromptContext
 from tandem_engine.text.vocabulary import Vocabulary, decoder_kind
 
 SETTINGS_FILE: Final = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
+"""Of tokenizers saved before transformers 4.34, whose settings lack added_tokens_decoder: it goes
+before tokenizer_config.json there, as in transformers."""
 _SPECIAL_TOKENS: Final = tuple(
     f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
@@ -126,6 +129,8 @@ def load_codec(folder: Path) -> CheckpointCodec:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     settings = _read_settings(folder / SETTINGS_FILE)
+    if "added_tokens_decoder" not in settings:
+        settings |= _read_settings(folder / SPECIAL_TOKENS_FILE)
     end_token = _special_tokens(settings).get("eos_token")
     return CheckpointCodec(
         tokenizer,

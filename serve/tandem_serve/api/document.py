@@ -14,6 +14,7 @@ from pydantic import Field
 from tandem_engine.api.config import (
     DType,
     EngineConfig,
+    EosTokenIds,
     KVCacheDType,
     MetricAlias,
     ParallelismConfig,
@@ -53,6 +54,10 @@ def _is_one_stream(options: StreamOptions) -> bool:
     return options == StreamOptions()
 
 
+def _is_absent(value: object) -> bool:
+    return value is None
+
+
 def _is_off(speculation: SpeculationConfig) -> bool:
     return speculation == SpeculationConfig()
 
@@ -80,6 +85,9 @@ class EngineArgs(Model):
 
     max_input_token_len: int | None
     """Tokens of a prompt; None means max_seq_len − 1."""
+
+    eos_token_ids: Annotated[EosTokenIds | None, Field(exclude_if=_is_absent)] = None
+    """Tokens that end an answer; absent: those that the checkpoint's files name."""
 
     npu_mem_size: int
     """KV cache memory in GiB; -1: what is left."""
@@ -147,6 +155,7 @@ class AppArgs(Model):
                 quantization=model.quantization,
                 max_seq_len=model.max_seq_len,
                 max_input_token_len=model.max_input_token_len,
+                eos_token_ids=None if model.eos_token_ids is None else tuple(model.eos_token_ids),
                 npu_mem_size=engine.npu_mem_size,
                 cpu_mem_size=engine.cpu_mem_size,
                 memory_bytes=resources.memory_bytes,

@@ -125,6 +125,9 @@ def _sentence(model: type[BaseModel], details: ErrorDetails) -> str:
     return f"{path}: {text}" if path else text
 
 
+_LEAST: Final = {"string_too_short": "1 character", "too_short": "1 entry"}
+
+
 def _fault(details: ErrorDetails) -> str:
     """Describe the fault of one value, without its path and range."""
     value = details["input"]
@@ -143,8 +146,8 @@ def _fault(details: ErrorDetails) -> str:
             text = f"has {len(value)} entries; the limit is {details['ctx']['max_length']}"
         case "string_too_long":
             text = f"has {len(value)} characters; the limit is {details['ctx']['max_length']}"
-        case "string_too_short":
-            text = "is empty, expected at least 1 character; give a value or leave it out"
+        case "string_too_short" | "too_short" as kind:
+            text = f"is empty, expected at least {_LEAST[kind]}; give a value or leave it out"
         case kind if kind in _KINDS:
             text = _wrong_kind(value, _KINDS[kind])
         case _:

@@ -21,6 +21,8 @@ from tandem_engine.api.checks import (
     Written,
 )
 from tandem_engine.api.config import (
+    MAX_EOS_TOKEN_IDS,
+    EosTokenId,
     MaxInputTokenLen,
     MaxSeqLen,
     Quantization,
@@ -93,6 +95,12 @@ class ModelSpec(Source):
     quantization: Quantization = "auto"
     """Linear layers in 8 bits (W8A8). auto: as the checkpoint is; w8a8: a float checkpoint is
     quantised as it is read; none: a checkpoint in 8 bits is refused."""
+
+    eos_token_ids: (
+        Annotated[list[EosTokenId], Field(min_length=1, max_length=MAX_EOS_TOKEN_IDS)] | None
+    ) = None
+    """Ids of the tokens that end an answer, in place of those that the checkpoint's files name;
+    absent means all that config.json, generation_config.json and the tokenizer name."""
 
     max_seq_len: MaxSeqLen | None = None
     """Tokens of prompt and output of one request together; absent means the model's own limit, or

@@ -97,7 +97,6 @@ def test_the_layout_up_to_transformers_4_is_read(tmp_path: Path) -> None:
         mlp_bias=False,
         qk_norm=False,
         dtype="bfloat16",
-        eos_token_ids=(151643,),
     )
 
 
@@ -111,7 +110,6 @@ def test_the_layout_of_transformers_5_says_the_same(tmp_path: Path) -> None:
 
     assert new == old
     assert new.rope == LLAMA31_ROPE
-    assert new.eos_token_ids == (128001, 128008, 128009)
 
 
 @pytest.mark.parametrize(
@@ -314,16 +312,6 @@ def test_the_longest_sequence_counts_the_rope_scaling_in(
             'dtype is "float64", not one of bfloat16, float16, float32',
             id="dtype",
         ),
-        pytest.param(
-            {"eos_token_id": "</s>"},
-            'eos_token_id is "</s>", not a token id below vocab_size, or a list of them',
-            id="eos token",
-        ),
-        pytest.param(
-            {"eos_token_id": [2, 10**9]},
-            "eos_token_id is [2, 1000000000], not a token id below vocab_size, or a list of them",
-            id="an eos token that the model cannot yield",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_file_and_reason(
@@ -368,22 +356,6 @@ def test_a_missing_or_garbled_file_is_named(
     assert str(caught.value).startswith(f"{path} {reason}")
 
 
-@pytest.mark.parametrize(
-    ("generation", "expected"),
-    [
-        pytest.param({"eos_token_id": [5, 7, 5]}, (5, 7), id="a list"),
-        pytest.param({"eos_token_id": 9}, (9,), id="one"),
-        pytest.param({}, (151643,), id="silent: config.json"),
-    ],
-)
-def test_generation_config_says_what_ends_an_answer(
-    tmp_path: Path, generation: dict[str, Any], expected: tuple[int, ...]
-) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-
-    assert read(tmp_path, QWEN25).eos_token_ids == expected
-
-
 def test_what_transformers_saves_today_is_read(make_checkpoint: Callable[..., Path]) -> None:
     rope = {**LLAMA31["rope_scaling"], "rope_theta": LLAMA31["rope_theta"]}
 
@@ -392,4 +364,3 @@ def test_what_transformers_saves_today_is_read(make_checkpoint: Callable[..., Pa
     assert config.rope == LLAMA31_ROPE
     assert (config.hidden_size, config.head_dim, config.num_kv_heads) == (64, 16, 2)
     assert config.dtype == "float32"
-    assert config.eos_token_ids == (260,)

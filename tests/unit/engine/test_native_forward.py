@@ -43,7 +43,6 @@ SHAPE: dict[str, Any] = {
     "mlp_bias": False,
     "qk_norm": True,
     "dtype": None,
-    "eos_token_ids": (),
 }
 SHAPES = {
     "norms of heads, tied": {},

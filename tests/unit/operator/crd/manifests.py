@@ -44,6 +44,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         f"{SCHEDULE}.maxPrefillTokens": 100,
         f"{SCHEDULE}.templateType": "Mix",
     },
+    "ends of the manifest": {"spec.model.eosTokenIds": [0, 151645]},
     "the longest prompt": {"spec.model.maxSeqLen": 129, "spec.model.maxInputTokenLen": 128},
     "as much output as context": {"spec.model.maxSeqLen": 64, f"{SCHEDULE}.maxIterTimes": 64},
     "the smallest tiles": {f"{SCHEDULE}.cacheBlockSize": 16, f"{SPLIT}.splitChunkTokens": 16},
@@ -258,6 +259,12 @@ BAD: Final = (
     wrong_value("spec.model.maxSeqLen", 1, "greater than or equal to 2", "allowed: 2 or more"),
     wrong_value(
         "spec.model.maxSeqLen", "1024", "must be of type integer", "write it without quotes"
+    ),
+    wrong_value(
+        "spec.model.eosTokenIds",
+        [],
+        "should have at least 1 items",
+        "expected at least 1 entry",
     ),
     wrong_value(
         "spec.model.maxInputTokenLen", 4194305, "less than or equal to 4194304", "too large"

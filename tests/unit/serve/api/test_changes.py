@@ -86,6 +86,7 @@ specs = st.fixed_dictionaries(
             {"source": st.sampled_from(["file:///models/a", "pvc://models/a", "pvc://models/b"])},
             optional={
                 "name": st.sampled_from(["a", "b"]),
+                "eosTokenIds": st.lists(st.integers(0, 9), min_size=1, max_size=2),
                 "maxSeqLen": st.integers(1025, 2048),
                 "maxInputTokenLen": st.integers(1, 1024),
             },
