@@ -127,6 +127,8 @@ def execute(run: Run) -> Part:
 
 
 def _pytest(run: Run) -> Outcomes:
+    # A shell has what it runs in the background ignore Ctrl-C, and pytest would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory(prefix="tandem-suite-") as folder:
         log = Path(folder, "log")
         status, is_interrupted = _wait_for(subprocess.Popen(run.command(log), cwd=CHECKOUT))
