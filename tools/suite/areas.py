@@ -122,14 +122,14 @@ AREAS: Final = (
         holds="The Helm chart: templates, releases, rights, installation, images",
         paths=("integration/chart",),
         code=("charts", "containers"),
-        minutes=14,
+        minutes=7,
     ),
     Area(
         name="cluster",
         holds="The throw-away Kubernetes of `make up` itself",
         paths=("integration/cluster",),
         code=("tools/cluster", "tools/up.py"),
-        minutes=8,
+        minutes=4,
     ),
     Area(
         name="operator",
@@ -143,7 +143,7 @@ AREAS: Final = (
         holds="A service's whole life on Kubernetes, closed doors, versions that cannot start",
         paths=("e2e/kubernetes",),
         code=(*_KUBERNETES, "serve"),
-        minutes=18,
+        minutes=13,
     ),
     Area(
         name="faults",
