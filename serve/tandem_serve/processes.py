@@ -15,7 +15,7 @@ from typing import Final
 _PROC: Final = Path("/proc")
 _POLL_S: Final = 0.02
 GONE: Final = (FileNotFoundError, ProcessLookupError)
-"""What reading a process's files raises when it has ended; any other error says nothing of it."""
+"""Errors of reading a process's files when it has ended; any other one says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

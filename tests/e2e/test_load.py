@@ -147,7 +147,7 @@ def few_slots(document: dict[str, Any]) -> None:
 async def answer_of_a_full_queue(service: Service, http: httpx.AsyncClient) -> httpx.Response:
     """Return the answer to a fourth call while the first three have none.
 
-    A machine may be so late that the first ends before the fourth arrives: then they are sent anew.
+    On a late machine the first may end before the fourth arrives: then they are sent again.
     """
     url = f"{service.url}/v1/chat/completions"
     body = {"model": MODEL, "messages": LONG, "max_tokens": 1700, "ignore_eos": True}
