@@ -16,13 +16,11 @@ import torch.distributed
 from torch import Tensor
 
 from tandem_engine.parallel.collective_record import RankCalls
-from tandem_engine.parallel.communicator import CollectiveEvent, CompletedEvent
 from tandem_engine.parallel.errors import CollectiveError
 from tandem_engine.parallel.world import WORLD, WorldShape
 
 # torch has no types for what is used here.
 _TORCH: Final[Any] = torch.distributed
-_DONE: Final = CompletedEvent()
 
 
 class LinkWorld:
@@ -95,39 +93,40 @@ class LinkCommunicator:
         """All ranks, and their groups."""
         return self._shape
 
-    def all_reduce(self, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def all_reduce(self, tensor: Tensor, group: str = WORLD) -> None:
         """See `Communicator`, as for all methods."""
         total = tensor.float()
         self._carry_out(group, lambda members: members.allreduce([total]))
         if total is not tensor:
             tensor.copy_(total)
-        return _DONE
 
-    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> None:
         """Sum as float32."""
         piece, whole = out.float(), tensor.float()
         self._carry_out(group, lambda members: members._reduce_scatter_base(piece, whole))  # noqa: SLF001
         if piece is not out:
             out.copy_(piece)
-        return _DONE
 
-    def all_gather(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def all_gather(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> None:
         """Gather whole tensors."""
-        return self._carry_out(group, lambda members: members._allgather_base(out, tensor))  # noqa: SLF001
+        self._carry_out(group, lambda members: members._allgather_base(out, tensor))  # noqa: SLF001
 
-    def broadcast(self, tensor: Tensor, source: int, group: str = WORLD) -> CollectiveEvent:
+    def broadcast(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Send to all members."""
         options = _TORCH.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
-        return self._carry_out(group, lambda members: members.broadcast([tensor], options))
+        self._carry_out(group, lambda members: members.broadcast([tensor], options))
 
-    def send(self, tensor: Tensor, target: int, group: str = WORLD) -> CollectiveEvent:
+    def send(self, tensor: Tensor, target: int, group: str = WORLD) -> None:
         """Send to one member."""
-        return self._carry_out(group, lambda members: members.send([tensor], target, 0))
+        self._carry_out(group, lambda members: members.send([tensor], target, 0))
 
-    def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> CollectiveEvent:
+    def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Receive from one member."""
-        return self._carry_out(group, lambda members: members.recv([tensor], source, 0))
+        self._carry_out(group, lambda members: members.recv([tensor], source, 0))
+
+    def check(self) -> None:
+        """Do nothing: a call that has failed has raised."""
 
     def abort(self, cause: str) -> None:
         """Leave the world; `cause` is the log's."""
@@ -138,7 +137,7 @@ class LinkCommunicator:
         """Close the connections."""
         self._groups = {}
 
-    def _carry_out(self, group: str, start: Callable[[Any], Any]) -> CollectiveEvent:
+    def _carry_out(self, group: str, start: Callable[[Any], Any]) -> None:
         try:
             start(self._groups[group]).wait()
         except (KeyError, RuntimeError) as error:
@@ -146,4 +145,3 @@ class LinkCommunicator:
             raise CollectiveError(
                 rank=self._rank, cause=f"The link has failed: {error}.", own=nothing, peer=nothing
             ) from error
-        return _DONE

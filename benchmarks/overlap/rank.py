@@ -177,7 +177,7 @@ class _Rank:
 
     def _meet(self) -> None:
         """Wait for the other rank."""
-        self._communicator.all_reduce(torch.zeros(1), TP).wait()
+        self._communicator.all_reduce(torch.zeros(1), TP)
 
 
 def flat_batch(work: Work) -> FlatBatch:

@@ -80,7 +80,7 @@ def _tensor(size: int) -> Tensor:
 
 def _reducing(communicator: Communicator, tensors: list[Tensor]) -> Callable[[], None]:
     turns = cycle(tensors)
-    return lambda: communicator.all_reduce(next(turns)).wait()
+    return lambda: communicator.all_reduce(next(turns))
 
 
 def _copying(shared: SharedMemoryCommunicator) -> Callable[[], None]:

@@ -53,7 +53,7 @@ class HostStream:
 
 
 class ThreadStream:
-    """A thread of its own; implements `streams.Stream`.
+    """A thread of its own, from its first work on; implements `streams.Stream`.
 
     Once a piece of work has failed, each later one fails with the same error: carried out, a
     collective would be another than the one that the other ranks are at.

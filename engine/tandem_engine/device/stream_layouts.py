@@ -12,6 +12,8 @@ from tandem_engine.device.torch_streams import Accelerator
 
 COMPUTE: Final = "compute"
 COMMUNICATION: Final = "communication"
+SEND: Final = "send"
+LATER: Final = "later"
 
 
 class StreamsBy(StrEnum):
@@ -26,21 +28,26 @@ class StreamsBy(StrEnum):
 def open_streams(device: torch.device, by: StreamsBy = StreamsBy.KIND) -> StreamLayout:
     """Make the streams of a rank on its device."""
     if device.type == "cpu":
-        return arrange(HostStream(COMPUTE), ThreadStream, by)
+        return arrange(HostStream(COMPUTE), ThreadStream, by, later=HostStream(LATER))
     accelerator = Accelerator(device)
-    return arrange(accelerator.current_stream(COMPUTE), accelerator.stream, by)
+    later = accelerator.stream(LATER)
+    return arrange(accelerator.current_stream(COMPUTE), accelerator.stream, by, later=later)
 
 
-def arrange(current: Stream, new: Callable[[str], Stream], by: StreamsBy) -> StreamLayout:
+def arrange(
+    current: Stream, new: Callable[[str], Stream], by: StreamsBy, *, later: Stream
+) -> StreamLayout:
     """Lay streams out.
 
     Args:
         current: The one that all other work goes into.
         new: Makes a further one, by its name.
         by: The layout.
+        later: That of logits which other ranks compute; see `StreamLayout`.
     """
+    send = new(SEND)
     if by is StreamsBy.KIND:
-        communication = new(COMMUNICATION)
-        return StreamLayout(current, (current, current), (communication, communication))
+        link = new(COMMUNICATION)
+        return StreamLayout(current, (current, current), (link, link), send, later)
     halves = (new("micro-batch 0"), new("micro-batch 1"))
-    return StreamLayout(current, halves, halves)
+    return StreamLayout(current, halves, halves, send, later)

@@ -1,4 +1,4 @@
-"""The streams of a device: what a step in two halves is computed and communicated on.
+"""The streams of a device: what a step is computed and communicated on.
 
 A stream carries out work in the order in which it comes. Work of two streams runs side by side,
 but for what one is told to wait for. There is no separate event to record: a job is the point
@@ -70,7 +70,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamLayout:
-    """The streams on which the two halves of a step run."""
+    """The streams of a rank: of the two halves of a step, and of what goes between stages."""
 
     current: Stream
     """That of all other work of the rank: halves begin behind it, and it goes on behind them."""
@@ -78,9 +78,14 @@ class StreamLayout:
     """Those that each half computes on."""
     communication: tuple[Stream, Stream]
     """Those that each half communicates on."""
+    send: Stream
+    """That of what goes to the next stage, which may read it later."""
+    later: Stream
+    """That of logits which other ranks compute; a thread of its own puts work in, and waits."""
 
     def close(self) -> None:
         """Close each stream."""
-        for stream in {id(one): one for one in (*self.compute, *self.communication)}.values():
+        streams = (*self.compute, *self.communication, self.send, self.later)
+        for stream in {id(one): one for one in streams}.values():
             stream.close()
         self.current.close()

@@ -1,28 +1,30 @@
 """The interface by which the ranks of a replica exchange tensors.
 
-Implementations: `shared_memory` for ranks of one host, `gloo` between hosts. Others map to it so:
+Implementations: `shared_memory` for ranks of one host. Others map to it so:
 
 - nccl: `ncclAllReduce`, `ncclReduceScatter`, `ncclAllGather`, `ncclBroadcast`, `ncclSend`,
-  `ncclRecv` on one stream of communication, one communicator a group (ncclCommSplit); the event is
-  a CUDA event recorded behind the call, and a fault is `ncclCommGetAsyncError`, then
+  `ncclRecv` on torch's current stream, one communicator a group (ncclCommSplit); a thread of its
+  own asks `ncclCommGetAsyncError` and how long the first call has been under way, and ends both by
   `ncclCommAbort`.
-- hccl: `HcclAllReduce` and so on with the same arguments on an ACL stream, groups by
-  `HcclCreateSubCommConfig`; the event is an ACL event; `HcclGetCommAsyncError` and
-  `HcclCommDestroy`. The record of calls is the caller's in both.
+- hccl: `HcclAllReduce` and so on with the same arguments on the current ACL stream, groups by
+  `HcclCreateSubCommConfig`; `HcclGetCommAsyncError` and `HcclCommDestroy`. The record of calls is
+  the caller's in both.
 
 Rules that hold for all of them:
 
+- **Streams.** A call is work of the stream that it is made in (`device.streams.Stream.run`), as a
+  kernel is: it comes behind what the stream holds, and what is put in later comes behind it. So it
+  may return before it is done, and no caller waits for it on the host; on a host, whose streams are
+  threads, it is done when it returns. Until then tensors are kept, and other streams touch them
+  only behind a job that is behind the call.
 - **One order.** A rank makes its calls in one order, from one thread at a time; all members of a
-  group make the same calls in it. They are carried out in the order of the calls, whatever thread
-  or stream does it. What one rank sends to another is an order of its own, for which each of the
-  two may have a further thread: so a rank goes on while its peer has not read yet.
-- **Events.** From the call until its event has been waited for, the tensors belong to the
-  communicator: they may be neither read nor written. An implementation may be done when the call
-  returns (as `shared_memory` is), or carry calls out in a thread or stream of its own. An event
-  may be waited for again, then without effect.
+  group make the same calls in it. They are carried out in the order of the calls. What one rank
+  sends to another is an order of its own, for which each of the two may have a further thread: so
+  a rank goes on while its peer has not read yet.
 - **Faults.** A dead peer, a peer that calls something else, and silence beyond `timeout_s` raise
-  CollectiveError from a call or from the wait for its event. Then the world has failed: every later
-  call of every rank raises, and no tensor of an unfinished call can be relied on.
+  CollectiveError: from the call, or, where that has returned before it was done, from a later one
+  and from `check`. Then the world has failed: every later call of every rank raises, what is queued
+  ends, so that no job is waited for for ever, and no tensor of an unfinished call can be relied on.
 - **Misuse.** A wrong argument of one call raises ValueError before any other rank notices.
 """
 
@@ -31,24 +33,6 @@ from typing import Protocol
 from torch import Tensor
 
 from tandem_engine.parallel.world import WORLD, WorldShape
-
-
-class CollectiveEvent(Protocol):
-    """The point at which a collective is done."""
-
-    def wait(self) -> None:
-        """Block until the result is there.
-
-        Raises:
-            CollectiveError: The collective cannot be completed.
-        """
-
-
-class CompletedEvent:
-    """The event of a collective that was done when its call returned."""
-
-    def wait(self) -> None:
-        """Return at once."""
 
 
 class Communicator(Protocol):
@@ -62,7 +46,7 @@ class Communicator(Protocol):
     def shape(self) -> WorldShape:
         """All ranks, and their groups."""
 
-    def all_reduce(self, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def all_reduce(self, tensor: Tensor, group: str = WORLD) -> None:
         """Replace `tensor` by the sum of the members' tensors; all get the same bits.
 
         Args:
@@ -70,7 +54,7 @@ class Communicator(Protocol):
             group: Name of a group that this rank is in.
         """
 
-    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> None:
         """Sum the members' tensors, and put this member's piece of the sum into `out`.
 
         Args:
@@ -79,7 +63,7 @@ class Communicator(Protocol):
             group: Name of a group that this rank is in.
         """
 
-    def all_gather(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def all_gather(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> None:
         """Put the members' tensors one behind another into `out`.
 
         Args:
@@ -88,18 +72,28 @@ class Communicator(Protocol):
             group: Name of a group that this rank is in.
         """
 
-    def broadcast(self, tensor: Tensor, source: int, group: str = WORLD) -> CollectiveEvent:
+    def broadcast(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Replace `tensor` by that of the member at place `source`."""
 
-    def send(self, tensor: Tensor, target: int, group: str = WORLD) -> CollectiveEvent:
+    def send(self, tensor: Tensor, target: int, group: str = WORLD) -> None:
         """Send to the member at place `target`, which receives a tensor of the same size.
 
         Sends from one rank to another arrive in their order. A sender may be some calls ahead: it
         waits for its receiver only where no buffer is free.
         """
 
-    def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> CollectiveEvent:
+    def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Fill `tensor` with what the member at place `source` sends."""
+
+    def check(self) -> None:
+        """Make sure that no call has failed that the host has waited for.
+
+        To be called before the host relies on what a call has given: not for each call, but once
+        for the results of a step.
+
+        Raises:
+            CollectiveError: One has; see Faults.
+        """
 
     def abort(self, cause: str) -> None:
         """Make every call of every rank raise from now on; `cause` is a sentence.

@@ -33,7 +33,6 @@ from tandem_engine.parallel.arguments import (
     other_rank,
 )
 from tandem_engine.parallel.collective_record import RankCalls
-from tandem_engine.parallel.communicator import CollectiveEvent, CompletedEvent
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
 from tandem_engine.parallel.shared_world import (
     DTYPES,
@@ -57,7 +56,6 @@ SPIN_US: Final = 100
 
 _KINDS: Final = {dtype: kind for kind, dtype in enumerate(DTYPES)}
 _SUMMED: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_DONE: Final = CompletedEvent()
 
 
 def make_segment(
@@ -149,7 +147,7 @@ class SharedMemoryCommunicator:
         """All ranks, and their groups."""
         return self._shape
 
-    def all_reduce(self, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def all_reduce(self, tensor: Tensor, group: str = WORLD) -> None:
         """Replace `tensor` by the sum of the members', added in the order of their places."""
         # Checked by look-ups that have to be made anyway: at 8 KB each microsecond counts.
         try:
@@ -163,44 +161,44 @@ class SharedMemoryCommunicator:
         outcome = function(self._world.handle, lane, tensor.data_ptr(), tensor.numel(), kind)
         if outcome:
             raise self._world.failed(outcome)
-        return _DONE
 
-    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> None:
         """Put this member's piece of the sum into `out`."""
         lane = self._check(tensor, group, _SUMMED)
         check_reduce_scatter(out, tensor, self._groups[group])
         function = self._reduce_scatter[tensor.dtype]
-        return self._call(
+        self._call(
             function, lane, tensor.data_ptr(), out.data_ptr(), out.numel(), _KINDS[tensor.dtype]
         )
 
-    def all_gather(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> CollectiveEvent:
+    def all_gather(self, out: Tensor, tensor: Tensor, group: str = WORLD) -> None:
         """Put the members' tensors one behind another into `out`."""
         lane = self._check(tensor, group)
         check_all_gather(out, tensor, self._groups[group])
         kind = _KINDS[tensor.dtype]
-        return self._call(
-            self._all_gather, lane, tensor.data_ptr(), out.data_ptr(), tensor.nbytes, kind
-        )
+        self._call(self._all_gather, lane, tensor.data_ptr(), out.data_ptr(), tensor.nbytes, kind)
 
-    def broadcast(self, tensor: Tensor, source: int, group: str = WORLD) -> CollectiveEvent:
+    def broadcast(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Replace `tensor` by that of the member at place `source`."""
         lane = self._check(tensor, group)
         check_place(source, self._groups[group])
         kind = _KINDS[tensor.dtype]
-        return self._call(self._broadcast, lane, tensor.data_ptr(), tensor.nbytes, source, kind)
+        self._call(self._broadcast, lane, tensor.data_ptr(), tensor.nbytes, source, kind)
 
-    def send(self, tensor: Tensor, target: int, group: str = WORLD) -> CollectiveEvent:
+    def send(self, tensor: Tensor, target: int, group: str = WORLD) -> None:
         """Send to the member at place `target`; waits while that has four slots to read."""
-        return self._pass(tensor, self._rank, self._rank_at(target, group), group)
+        self._pass(tensor, self._rank, self._rank_at(target, group), group)
 
-    def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> CollectiveEvent:
+    def receive(self, tensor: Tensor, source: int, group: str = WORLD) -> None:
         """Fill `tensor` with what the member at place `source` sends."""
-        return self._pass(tensor, self._rank_at(source, group), self._rank, group)
+        self._pass(tensor, self._rank_at(source, group), self._rank, group)
 
     def calls(self, rank: int) -> RankCalls:
         """The last calls of any rank, oldest first; for tests, and for a log."""
         return self._world.calls(rank)
+
+    def check(self) -> None:
+        """Do nothing: a call that has failed has raised."""
 
     def abort(self, cause: str) -> None:
         """Make every call of every rank raise from now on. Any thread may call this."""
@@ -230,17 +228,16 @@ class SharedMemoryCommunicator:
     def _rank_at(self, place: int, group: str) -> int:
         return other_rank(place, group_of(self._groups, group, self._rank), self._rank)
 
-    def _pass(self, tensor: Tensor, source: int, target: int, group: str) -> CollectiveEvent:
+    def _pass(self, tensor: Tensor, source: int, target: int, group: str) -> None:
         lane, kind = self._check(tensor, group), _KINDS[tensor.dtype]
-        return self._call(
+        self._call(
             self._send_or_receive, source, target, tensor.data_ptr(), tensor.nbytes, lane, kind
         )
 
-    def _call(self, function: Any, *arguments: int) -> CollectiveEvent:
+    def _call(self, function: Any, *arguments: int) -> None:
         outcome = function(self._world.handle, *arguments)
         if outcome:
             raise self._world.failed(outcome)
-        return _DONE
 
 
 def _milliseconds(name: str, seconds: float) -> int:

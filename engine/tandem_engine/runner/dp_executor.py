@@ -1,7 +1,5 @@
 """One rank's part of each step, where dp ranks compute different rows with the same weights."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import torch
@@ -13,10 +11,10 @@ from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import RankPlan
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches, DPPart, merge_logits
-from tandem_engine.runner.executor import Computed, PendingLogits
+from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import DP
-from tandem_engine.runner.stage_executor import NO_LOGITS, Awaited, StageExecutor
+from tandem_engine.runner.stage_executor import NO_LOGITS, StageExecutor
 
 _RANK_0: Final = 0
 """Its place among the first ranks of all dp ranks."""
@@ -49,9 +47,6 @@ class DPExecutor:
         self._communicator = communicator
         self._plan = plan
         self._vocab_size = vocab_size
-        # Logits of a pipeline come later, while the rank computes further steps.
-        has_stages = plan.shape.pp > 1
-        self._later = ThreadPoolExecutor(1, thread_name_prefix="dp") if has_stages else None
 
     @property
     def recorder(self) -> Recorder:
@@ -79,23 +74,17 @@ class DPExecutor:
             return NO_LOGITS
         if self._plan.dp_rank:
             if len(part.yields[self._plan.dp_rank]):
-                self._do(lambda: self._hand_over(own))
+                self._stages.follow(lambda: self._hand_over(own))
             return NO_LOGITS
-        return self._do(lambda: self._merged(part, own))
+        return self._stages.follow(lambda: self._merged(part, own))
 
     def close(self) -> None:
         """End the threads; what they send and receive must come to an end by itself."""
         self._stages.close()
-        if self._later is not None:
-            self._later.shutdown()
-
-    def _do(self, work: Callable[[], Tensor]) -> PendingLogits:
-        """Do it now, or, where logits come later, on a thread that does one after another."""
-        return Computed(work()) if self._later is None else Awaited(self._later.submit(work))
 
     def _hand_over(self, own: PendingLogits) -> Tensor:
         logits = own.result()
-        self._communicator.send(logits, _RANK_0, DP).wait()
+        self._communicator.send(logits, _RANK_0, DP)
         return logits
 
     def _merged(self, part: DPPart, own: PendingLogits) -> Tensor:
@@ -103,7 +92,7 @@ class DPExecutor:
         parts = [(part.yields[_RANK_0], own.result())] if len(part.yields[_RANK_0]) else []
         for dp_rank, at in enumerate(part.yields):
             if dp_rank and len(at):
-                logits = torch.empty(len(at), self._vocab_size)
-                self._communicator.receive(logits, dp_rank, DP).wait()
+                logits = torch.empty(len(at), self._vocab_size, device=part.batch.token_ids.device)
+                self._communicator.receive(logits, dp_rank, DP)
                 parts.append((at, logits))
         return merge_logits(parts, self._vocab_size)

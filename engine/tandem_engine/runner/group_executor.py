@@ -37,6 +37,7 @@ class GroupExecutor:
         vocab_size: Of the whole model.
         num_stages: Pipeline stages.
         abort: Makes the other ranks give up a step, with the cause.
+        check: Raises where the logits of a step cannot be relied on, though they are there.
         exits: Describes ranks that have been ended; for the error.
         micro_batches: Says by which prices steps are cut; None: no step is.
         recorded: Waits for the steps that the other ranks have recorded.
@@ -50,6 +51,7 @@ class GroupExecutor:
         vocab_size: int,
         num_stages: int = 1,
         abort: Callable[[str], None],
+        check: Callable[[], None],
         exits: Callable[[], str],
         micro_batches: MicroBatchControl | None = None,
         recorded: Callable[[], Sequence[RankStep]] = tuple,
@@ -59,6 +61,7 @@ class GroupExecutor:
         self._vocab_size = vocab_size
         self._num_stages = num_stages
         self._abort = abort
+        self._check = check
         self._exits = exits
         self._micro_batches = micro_batches
         self._prices: CutPrices | None = None
@@ -103,7 +106,7 @@ class GroupExecutor:
         with self._beginning, self._together():
             self._hand_out_prices()
             self._publish(self._encoder.batch(columns_of(batch)))
-            return _OfGroup(self._local.compute(batch), self._together)
+            return _OfGroup(self._local.compute(batch), self._together, self._check)
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Logits of the yielding positions: float32 [yielding positions, vocabulary].
@@ -175,10 +178,14 @@ class _OfGroup:
     """Logits of a group; what they fail of is the end of it. Implements `PendingLogits`."""
 
     def __init__(
-        self, logits: PendingLogits, together: Callable[[], AbstractContextManager[None]]
+        self,
+        logits: PendingLogits,
+        together: Callable[[], AbstractContextManager[None]],
+        check: Callable[[], None],
     ) -> None:
         self._logits = logits
         self._together = together
+        self._check = check
 
     def then(self, go_on: Callable[[], None]) -> None:
         """See `PendingLogits`."""
@@ -187,4 +194,6 @@ class _OfGroup:
     def result(self) -> Tensor:
         """Wait for them; raise RankLost if a rank cannot go on."""
         with self._together():
-            return self._logits.result()
+            logits = self._logits.result()
+            self._check()
+            return logits

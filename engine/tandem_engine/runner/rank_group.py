@@ -316,6 +316,7 @@ class RankGroup:
             vocab_size=decoder.config.vocab_size,
             num_stages=self._settings.shape.pp,
             abort=self._joined().abort,
+            check=self._joined().check,
             exits=self.exits,
             micro_batches=control,
             recorded=self._recorded,

@@ -44,27 +44,27 @@ class CommunicatorCollectives:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """See `Collectives`, as for all methods."""
-        self._communicator.all_reduce(tensor, TP).wait()
+        self._communicator.all_reduce(tensor, TP)
 
     def reduce_scatter(self, tensor: Tensor) -> None:
         """Each rank's sum takes the place of its own rows."""
-        self._communicator.reduce_scatter(self._own(tensor), tensor, TP).wait()
+        self._communicator.reduce_scatter(self._own(tensor), tensor, TP)
 
     def all_gather(self, tensor: Tensor) -> None:
         """The ranks' rows, one behind another."""
-        self._communicator.all_gather(tensor, self._own(tensor), TP).wait()
+        self._communicator.all_gather(tensor, self._own(tensor), TP)
 
     def gather_columns(self, tensor: Tensor, num_columns: int) -> Tensor | None:
         """Send the tensor to the first rank, which alone needs all columns."""
         if self._tp_rank:
-            self._communicator.send(tensor, 0, TP).wait()
+            self._communicator.send(tensor, 0, TP)
             return None
         width = tensor.shape[1]
         gathered = tensor.new_empty(len(tensor), num_columns)
         gathered[:, :width] = tensor
         part = torch.empty_like(tensor)
         for place in range(1, self._tp):
-            self._communicator.receive(part, place, TP).wait()
+            self._communicator.receive(part, place, TP)
             columns = gathered[:, place * width : (place + 1) * width]
             columns.copy_(part[:, : columns.shape[1]])
         return gathered

@@ -2,14 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
-from tandem_engine.device.stream_layouts import StreamsBy, open_streams
+from tandem_engine.device.host_streams import HostStream
+from tandem_engine.device.stream_layouts import open_streams
+from tandem_engine.device.streams import Job, StreamLayout
 from tandem_engine.microbatch.cut import Cut, RefusalReason, cut
 from tandem_engine.microbatch.overlap import StepOverlap
 from tandem_engine.microbatch.prices import CutPrices
@@ -20,6 +22,7 @@ from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.executor import Computed, PendingLogits, make_copies
 from tandem_engine.runner.hand_over import drive_halves, drive_timed, drive_traced
+from tandem_engine.runner.later_work import LaterWork, Queued
 from tandem_engine.runner.micro_batches import MicroBatches, rows_of
 from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import PP, CommunicatorCollectives
@@ -39,7 +42,7 @@ NO_LOGITS: Final = Computed(torch.empty(0))
 class StageExecutor:
     """Computes the stages of one rank; implements `executor.RankExecutor`.
 
-    Between pipeline stages, what a rank sends goes out on a thread of its own, and the first stage
+    Between pipeline stages, what a rank sends goes out on a stream of its own, and the first stage
     receives logits on another one: no rank that computes ever waits for one behind it, so that
     ranks with large tensors for each other cannot wait for each other for ever.
 
@@ -49,7 +52,8 @@ class StageExecutor:
         communicator: Of the rank, in the world of `stage_collectives.world_shape`.
         host_cache: Blocks for swapped-out sequences; None: no step swaps.
         observe: Called with what each step was measured to take; None: it goes unmeasured.
-        streams_by: Layout of the streams of two halves.
+        streams: To compute on, and this executor's from now on; None: those of the decoder's
+            device.
 
     Attributes:
         recorder: Records steps for timelines.
@@ -63,7 +67,7 @@ class StageExecutor:
         *,
         host_cache: Tensor | None = None,
         observe: Observe | None = None,
-        streams_by: StreamsBy = StreamsBy.KIND,
+        streams: StreamLayout | None = None,
     ) -> None:
         self._decoder = decoder
         self._plan = decoder.plan
@@ -71,17 +75,16 @@ class StageExecutor:
         self._host_cache = host_cache
         self._communicator = communicator
         self._collectives = CommunicatorCollectives(communicator, decoder.plan)
-        self._sender = ThreadPoolExecutor(1, thread_name_prefix="send")
-        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="receive")
         self._observe = observe
-        self._streams = open_streams(decoder.device, streams_by)
+        self._streams = streams or open_streams(decoder.device)
+        self._later = LaterWork(self._streams.later)
         # Elsewhere a call returns before its work is done, and only events know when that was.
-        self._is_on_host = decoder.device.type == "cpu"
+        self._is_on_host = isinstance(self._streams.current, HostStream)
         self.recorder = Recorder(decoder.plan.rank)
         self._prices: CutPrices | None = None
         self._num_decoded = 0
-        # Each keeps its tensor until the next rank has read it.
-        self._sent: deque[Future[None]] = deque()
+        # Tensors are kept until the next rank has read them.
+        self._sent: deque[tuple[Job[None], Tensor]] = deque()
 
     def copy(self, step: Step) -> None:
         """Make the copies of `step` in the rank's own blocks."""
@@ -98,8 +101,17 @@ class StageExecutor:
         else:
             result = drive(self._stages(batch, self._hidden(batch)), self._collectives)
         if self._plan.shape.pp == 1:
-            return NO_LOGITS if result is None else Computed(result)
+            return NO_LOGITS if result is None else self.follow(lambda: result)
         return self._passed_on(result, len(batch.yield_at))
+
+    def follow(self, work: Callable[[], Tensor]) -> PendingLogits:
+        """Do `work` behind all steps so far; where logits come later, behind these on their stream.
+
+        It is the last to use the logits of these steps.
+        """
+        if self._plan.shape.pp > 1:
+            return self._later.do(work)
+        return Queued(self._streams.current.run(work))
 
     def _cut_or_whole(self, batch: FlatBatch) -> Tensor | None:
         """Compute a step in two halves where that is predicted to pay, and measure it."""
@@ -176,9 +188,8 @@ class StageExecutor:
 
     def close(self) -> None:
         """End the threads; what they send and receive must come to an end by itself."""
+        self._later.close()
         self._streams.close()
-        self._sender.shutdown()
-        self._receiver.shutdown()
 
     def _hidden(self, batch: FlatBatch) -> Tensor | None:
         """What the stage before gives; None: there is none."""
@@ -191,7 +202,7 @@ class StageExecutor:
             num_rows = own.stop - own.start
         # The table of angles is of the type that is computed in.
         hidden = packed_model.rope.new_empty(num_rows, packed_model.hidden_size)
-        self._communicator.receive(hidden, plan.pp_rank - 1, PP).wait()
+        self._communicator.receive(hidden, plan.pp_rank - 1, PP)
         return hidden
 
     def _passed_on(self, result: Tensor | None, num_logits: int) -> PendingLogits:
@@ -204,42 +215,32 @@ class StageExecutor:
             self._send(result, 0)
         if plan.pp_rank or plan.tp_rank:
             return NO_LOGITS
-        logits = torch.empty(num_logits, self._decoder.config.vocab_size)
         if not num_logits:
-            return Computed(logits)
-        return Awaited(self._receiver.submit(self._receive, logits))
+            return Computed(self._empty(0))
+        return self._later.do(partial(self._receive, num_logits))
 
     def _send(self, tensor: Tensor, stage: int) -> None:
         """Send without waiting; but a few tensors at most are on their way."""
         while len(self._sent) >= self._plan.shape.pp:
-            self._sent.popleft().result()
-        self._sent.append(
-            self._sender.submit(lambda: self._communicator.send(tensor, stage, PP).wait())
-        )
+            job, _ = self._sent.popleft()
+            job.wait()
+        sending: Callable[[], None] = partial(self._communicator.send, tensor, stage, PP)
+        computed: Job[Any] = self._streams.current.run(_nothing)
+        self._sent.append((self._streams.send.run(sending, after=[computed]), tensor))
 
-    def _receive(self, logits: Tensor) -> Tensor:
-        self._communicator.receive(logits, self._plan.shape.pp - 1, PP).wait()
+    def _receive(self, num_logits: int) -> Tensor:
+        logits = self._empty(num_logits)
+        self._communicator.receive(logits, self._plan.shape.pp - 1, PP)
         return logits
+
+    def _empty(self, num_logits: int) -> Tensor:
+        decoder = self._decoder
+        return torch.empty(num_logits, decoder.config.vocab_size, device=decoder.device)
 
 
 def _only_decodes(batch: FlatBatch) -> bool:
     return batch.attention.num_decode_rows == batch.attention.num_rows
 
 
-class Awaited:
-    """Logits that another rank computes; implements `PendingLogits`."""
-
-    def __init__(self, future: Future[Tensor]) -> None:
-        self._future = future
-
-    def then(self, go_on: Callable[[], None]) -> None:
-        """Call on the thread that receives them, or at once if they are there."""
-        self._future.add_done_callback(lambda _: go_on())
-
-    def result(self) -> Tensor:
-        """Wait for them.
-
-        Raises:
-            CollectiveError: They will never come.
-        """
-        return self._future.result()
+def _nothing() -> None:
+    """Work that only has a place in a stream."""

@@ -40,7 +40,7 @@ def simulated(draws: list[int], by: StreamsBy) -> tuple[SimulatedAccelerator, St
         new_event=device.event,
     )
     current = accelerator.current_stream("compute")
-    return device, arrange(current, accelerator.stream, by)
+    return device, arrange(current, accelerator.stream, by, later=accelerator.stream("later"))
 
 
 class SumOf:

@@ -45,13 +45,13 @@ def sums(
     place = ranks.index(communicator.rank)
 
     tensor = tensor_of(communicator.rank, count, dtype)
-    communicator.all_reduce(tensor, group).wait()
+    communicator.all_reduce(tensor, group)
     yield "all_reduce", equal(tensor, sum_in_order([tensor_of(one, count, dtype) for one in ranks]))
 
     whole = len(ranks) * count
     out = torch.empty(count, dtype=dtype)
     tensor = tensor_of(communicator.rank, whole, dtype)
-    communicator.reduce_scatter(out, tensor, group).wait()
+    communicator.reduce_scatter(out, tensor, group)
     total = sum_in_order([tensor_of(one, whole, dtype) for one in ranks])
     yield "reduce_scatter", equal(out, total[place * count : (place + 1) * count])
     yield "input of reduce_scatter", torch.equal(tensor, tensor_of(communicator.rank, whole, dtype))
@@ -64,29 +64,26 @@ def copies(
     place = ranks.index(communicator.rank)
 
     out = torch.empty(len(ranks) * count, dtype=dtype)
-    communicator.all_gather(out, tensor_of(communicator.rank, count, dtype), group).wait()
+    communicator.all_gather(out, tensor_of(communicator.rank, count, dtype), group)
     expected = torch.cat([tensor_of(one, count, dtype) for one in ranks])
     yield "all_gather", torch.equal(out, expected)
 
     for source, rank in enumerate(ranks):
         tensor = tensor_of(communicator.rank, count, dtype)
-        communicator.broadcast(tensor, source, group).wait()
+        communicator.broadcast(tensor, source, group)
         yield f"broadcast from {rank}", torch.equal(tensor, tensor_of(rank, count, dtype))
 
     # Along a ring, and the other way round at the same time.
     if len(ranks) > 1:
         for step in (1, -1):
             sent = tensor_of(communicator.rank, count, dtype)
-            event = None
             if place == 0:
-                event = communicator.send(sent, step % len(ranks), group)
+                communicator.send(sent, step % len(ranks), group)
             tensor = torch.empty(count, dtype=dtype)
             source = (place - step) % len(ranks)
-            communicator.receive(tensor, source, group).wait()
+            communicator.receive(tensor, source, group)
             if place != 0:
-                event = communicator.send(sent, (place + step) % len(ranks), group)
-            if event:
-                event.wait()
+                communicator.send(sent, (place + step) % len(ranks), group)
             yield f"receive, {step}", torch.equal(tensor, tensor_of(ranks[source], count, dtype))
 
 
@@ -95,5 +92,5 @@ def in_place_gather(communicator: Communicator) -> bool:
     size = communicator.shape.size
     out = torch.zeros(size, 3000)
     out[communicator.rank] = communicator.rank + 1
-    communicator.all_gather(out, out[communicator.rank], WORLD).wait()
+    communicator.all_gather(out, out[communicator.rank], WORLD)
     return torch.equal(out, torch.arange(1.0, size + 1)[:, None].expand(size, 3000))
