@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
 from tandem_engine.api.engine_client import EngineLimits
@@ -34,8 +32,9 @@ from tandem_engine.kvcache.rank_sizes import (
     share_of_rank,
     size_ranks,
 )
-from tandem_engine.model.config import DecoderConfig, read_decoder_config
+from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_kv_cache
+from tandem_engine.model.description import describe
 from tandem_engine.model.draft import check_draft
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.model.micro_batches import check_micro_batches
@@ -51,9 +50,6 @@ from tandem_engine.runner.rank_world import World
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.speculation.ngram_drafter import NgramDrafter
-from tandem_engine.text.codec import CheckpointCodec, load_codec
-from tandem_engine.text.end_tokens import EndTokens, read_end_tokens
-from tandem_engine.weights.checkpoint import check_readable
 
 _LOG = logging.getLogger(__name__)
 _MIB = 2**20
@@ -92,7 +88,7 @@ def build_engine(
         CheckpointError: the checkpoint is missing, damaged or not understood.
         ConfigError: the settings do not fit the model or the memory.
     """
-    codec, model, ends = _describe(config, report)
+    codec, model, ends, sampling_defaults = describe(config, report)
     shape = ParallelShape.of(config.parallelism)
     shape.check_model(model)
     check_micro_batches(config, model)
@@ -172,29 +168,10 @@ def build_engine(
         limits=limits,
         schedule=in_use,
         end_token_ids=ends.ids,
+        sampling_defaults=sampling_defaults,
         metrics=metrics,
         recordings=Recordings(executor),
     )
-
-
-class _Description(NamedTuple):
-    """The files of a checkpoint beside its weights."""
-
-    codec: CheckpointCodec
-    model: DecoderConfig
-    ends: EndTokens
-
-
-def _describe(config: EngineConfig, report: Report) -> _Description:
-    """Read the small files, so that what is wrong in them is said before memory is taken."""
-    folder = Path(config.model_path)
-    if folder.is_dir():
-        check_readable(folder)
-    codec = load_codec(folder)
-    model = read_decoder_config(folder)
-    ends = read_end_tokens(folder, codec, setting=config.eos_token_ids)
-    report(ends.in_words(codec))
-    return _Description(codec, model, ends)
 
 
 def _memory_of_a_rank(config: EngineConfig) -> int | None:

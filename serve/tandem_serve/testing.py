@@ -21,6 +21,7 @@ from tandem_engine.api.engine_client import EngineLimits, RequestTimeline
 from tandem_engine.api.errors import EngineStopped, InvalidParameter, PromptTooLong
 from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLogprob
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
+from tandem_engine.api.sampling_defaults import SamplingDefaults
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_engine.api.timeline import Timeline
@@ -118,6 +119,7 @@ class FakeEngine:
         failure: Exception | None = None,
         max_requests: int | None = None,
         max_n: int = 128,
+        sampling_defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
     ) -> None:
         """Make an engine.
 
@@ -128,7 +130,9 @@ class FakeEngine:
             failure: the exception raised then.
             max_requests: requests that it takes before it stops.
             max_n: sequences of a request at most.
+            sampling_defaults: parameters where a request is silent.
         """
+        self.sampling_defaults = sampling_defaults
         self._limits = limits
         self._pauses_after = pauses_after
         self._fails_after = fails_after

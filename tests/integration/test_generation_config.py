@@ -40,3 +40,41 @@ def test_the_ends_of_the_manifest_hold_in_place_of_the_checkpoints(tmp_path: Pat
 
     # As with every end token, it is counted, and its text is not part of the answer.
     assert answer == ("8", "stop")
+
+
+DRAWN = {"temperature": 100.0, "top_k": 0, "max_new_tokens": 5}
+
+
+def test_defaults_of_generation_config_hold_where_a_request_is_silent(tmp_path: Path) -> None:
+    folder = tiny_with(tmp_path / "model", generation_config={**DRAWN, "top_k": 1})
+    with served(folder) as server:
+        answers = [ask(server) for _ in range(3)]
+        longest = server.post(
+            "/v1/completions", {"model": MODEL, "prompt": "a", "ignore_eos": True}
+        )
+        hot = ask(server, top_k=-1, max_tokens=24, seed=1, ignore_eos=True)
+
+    # With top_k 1 the likeliest token alone stays, however hot.
+    assert answers == [(ANSWER, "stop")] * 3
+    assert longest.json()["usage"]["completion_tokens"] == DRAWN["max_new_tokens"]
+    assert hot[0] != ANSWER
+    [line] = [line for line in server.start if "Where a request is silent" in line]
+    assert "temperature 100.0, top_k 1, max_tokens 5" in line
+
+
+def test_generation_config_none_leaves_its_defaults_out_and_keeps_its_ends(tmp_path: Path) -> None:
+    folder = tiny_with(
+        tmp_path / "model",
+        config={"eos_token_id": None},
+        tokenizer_config={"eos_token": None},
+        generation_config=DRAWN,
+    )
+    with served(folder, generation_config="none") as server:
+        answer = ask(server, temperature=0, max_tokens=24)
+        longest = server.post(
+            "/v1/completions", {"model": MODEL, "prompt": "a", "ignore_eos": True}
+        )
+
+    assert answer == (ANSWER, "stop")
+    assert longest.json()["usage"]["completion_tokens"] == 16
+    assert not [line for line in server.start if "Where a request is silent" in line]

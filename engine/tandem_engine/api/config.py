@@ -30,6 +30,7 @@ WHOLE_TILES: Final = MultipleOf(TILE)
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "w8a8"]
+GenerationConfig = Literal["auto", "none"]
 KVCacheDType = Literal["auto", "int8"]
 MetricAlias = Literal["vllm", "mindie"]
 TemplateType = Literal["Standard", "Mix"]
@@ -390,6 +391,10 @@ class EngineConfig(Model):
 
     eos_token_ids: EosTokenIds | None = None
     """Tokens that end an answer; None: those that the checkpoint's files name. A JSON list."""
+
+    generation_config: GenerationConfig = "auto"
+    """Sampling parameters that hold where a request is silent. auto: those of the checkpoint's
+    generation_config.json; none: the engine's own."""
 
     npu_mem_size: NpuMemSize = -1
     """KV cache memory in GiB; -1: what is left after weights and the largest step."""

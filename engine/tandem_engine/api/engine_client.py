@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.output import EngineStats, Output
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
+from tandem_engine.api.sampling_defaults import SamplingDefaults
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_engine.api.timeline import Timeline
@@ -124,6 +125,10 @@ class EngineClient(Protocol):
     @property
     def codec(self) -> TextCodec:
         """The checkpoint's tokenizer."""
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Parameters of the checkpoint that hold where a request is silent; `submit` takes all."""
 
     def submit(
         self,

@@ -20,6 +20,7 @@ from tandem_engine.api.rewrites import (
     with_batch_size,
     with_longest_output,
 )
+from tandem_engine.api.sampling_defaults import SamplingDefaults
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.steps import MAX_KEPT_STEPS, StepExplanation
 from tandem_engine.api.timeline import Timeline
@@ -45,6 +46,7 @@ class AsyncEngine:
         limits: EngineLimits,
         schedule: ScheduleConfig,
         end_token_ids: frozenset[int],
+        sampling_defaults: SamplingDefaults,
         metrics: EngineMetrics,
         recordings: Recordings,
     ) -> None:
@@ -53,6 +55,7 @@ class AsyncEngine:
         self._limits = limits
         self._schedule = self._sized_for = schedule
         self._end_token_ids = end_token_ids
+        self._sampling_defaults = sampling_defaults
         self._metrics = metrics
         self._recordings = recordings
         self._numbers = itertools.count()
@@ -66,6 +69,11 @@ class AsyncEngine:
     def codec(self) -> CheckpointCodec:
         """The checkpoint's tokenizer."""
         return self._codec
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Parameters that hold where a request is silent."""
+        return self._sampling_defaults
 
     def submit(
         self,

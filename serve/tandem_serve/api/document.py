@@ -15,6 +15,7 @@ from tandem_engine.api.config import (
     DType,
     EngineConfig,
     EosTokenIds,
+    GenerationConfig,
     KVCacheDType,
     MetricAlias,
     ParallelismConfig,
@@ -54,6 +55,10 @@ def _is_one_stream(options: StreamOptions) -> bool:
     return options == StreamOptions()
 
 
+def _is_auto(value: str) -> bool:
+    return value == "auto"
+
+
 def _is_absent(value: object) -> bool:
     return value is None
 
@@ -88,6 +93,9 @@ class EngineArgs(Model):
 
     eos_token_ids: Annotated[EosTokenIds | None, Field(exclude_if=_is_absent)] = None
     """Tokens that end an answer; absent: those that the checkpoint's files name."""
+
+    generation_config: Annotated[GenerationConfig, Field(exclude_if=_is_auto)] = "auto"
+    """Sampling parameters where a request is silent; absent: generation_config.json's."""
 
     npu_mem_size: int
     """KV cache memory in GiB; -1: what is left."""
@@ -156,6 +164,7 @@ class AppArgs(Model):
                 max_seq_len=model.max_seq_len,
                 max_input_token_len=model.max_input_token_len,
                 eos_token_ids=None if model.eos_token_ids is None else tuple(model.eos_token_ids),
+                generation_config=model.generation_config,
                 npu_mem_size=engine.npu_mem_size,
                 cpu_mem_size=engine.cpu_mem_size,
                 memory_bytes=resources.memory_bytes,

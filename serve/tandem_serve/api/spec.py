@@ -23,6 +23,7 @@ from tandem_engine.api.checks import (
 from tandem_engine.api.config import (
     MAX_EOS_TOKEN_IDS,
     EosTokenId,
+    GenerationConfig,
     MaxInputTokenLen,
     MaxSeqLen,
     Quantization,
@@ -101,6 +102,10 @@ class ModelSpec(Source):
     ) = None
     """Ids of the tokens that end an answer, in place of those that the checkpoint's files name;
     absent means all that config.json, generation_config.json and the tokenizer name."""
+
+    generation_config: GenerationConfig = "auto"
+    """Sampling parameters that hold where a request is silent. auto: those of the checkpoint's
+    generation_config.json; none: the defaults of the HTTP interface."""
 
     max_seq_len: MaxSeqLen | None = None
     """Tokens of prompt and output of one request together; absent means the model's own limit, or

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from fastapi import Request, Response
 
-from tandem_engine.api.engine_client import EngineClient, EngineLimits, TextCodec
+from tandem_engine.api.engine_client import EngineClient, TextCodec
 from tandem_engine.api.request import (
     LOWEST_PRIORITY,
     MAX_N,
@@ -51,7 +51,7 @@ class RequestAdapter(Protocol):
             InvalidParameter: the chat template refuses the messages.
         """
 
-    def sampling(self, prompts: Sequence[list[int]], limits: EngineLimits) -> SamplingParams:
+    def sampling(self, prompts: Sequence[list[int]], engine: EngineClient) -> SamplingParams:
         """Return the parameters of all prompts.
 
         Raises:
@@ -125,7 +125,7 @@ async def _call(
         engine = http.engine()
         held.enter_context(http.admission.slots(_slot_request(body, adapter.num_prompts)))
         prompts = await adapter.encode(engine, max_inline_length)
-        sampling = adapter.sampling(prompts, engine.limits)
+        sampling = adapter.sampling(prompts, engine)
         return _Call(
             engine=engine,
             engine_requests=_engine_requests(body, prompts, sampling),

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fastapi import Request, Response
 
-from tandem_engine.api.engine_client import EngineClient, EngineLimits, TextCodec
+from tandem_engine.api.engine_client import EngineClient, TextCodec
 from tandem_engine.api.output import Output
 from tandem_engine.api.request import SamplingParams
 from tandem_serve.http.errors import ApiError
@@ -51,15 +51,15 @@ class ChatAdapter:
         check_length(len(token_ids), engine.limits, "messages")
         return [token_ids]
 
-    def sampling(self, prompts: Sequence[list[int]], limits: EngineLimits) -> SamplingParams:
+    def sampling(self, prompts: Sequence[list[int]], engine: EngineClient) -> SamplingParams:
         """Return the parameters; without max_tokens the answer may fill the context."""
         [token_ids] = prompts
-        max_new = limits.max_seq_len - len(token_ids)
         return sampling_params(
             self._body,
-            max_tokens=self._body.max_completion_tokens or self._body.max_tokens or max_new,
+            engine,
+            max_tokens=self._body.max_completion_tokens or self._body.max_tokens,
+            default_max_tokens=engine.limits.max_seq_len - len(token_ids),
             logprobs=self._num_logprobs,
-            vocab_size=limits.vocab_size,
         )
 
     async def formatter(self, codec: TextCodec, _max_inline_length: int) -> "ChatFormatter":

@@ -84,13 +84,14 @@ class CompletionAdapter:
                     check_token_ids(token_ids, engine.limits.vocab_size, "prompt")
                 return prompts
 
-    def sampling(self, _prompts: Sequence[list[int]], limits: EngineLimits) -> SamplingParams:
+    def sampling(self, _prompts: Sequence[list[int]], engine: EngineClient) -> SamplingParams:
         """Return the parameters of all prompts."""
         return sampling_params(
             self._body,
-            max_tokens=self._body.max_tokens or DEFAULT_COMPLETION_TOKENS,
+            engine,
+            max_tokens=self._body.max_tokens,
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             logprobs=self._body.logprobs,
-            vocab_size=limits.vocab_size,
         )
 
     async def formatter(self, codec: TextCodec, max_inline_length: int) -> "CompletionFormatter":

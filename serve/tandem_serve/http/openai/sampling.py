@@ -2,7 +2,9 @@
 
 from typing import Any, Final
 
+from tandem_engine.api.engine_client import EngineClient
 from tandem_engine.api.request import MAX_BIAS, SamplingParams
+from tandem_engine.api.sampling_defaults import SamplingDefaults
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.openai.protocol import GenerationRequest
 from tandem_serve.http.openai.validation import as_json
@@ -10,6 +12,7 @@ from tandem_serve.http.openai.validation import as_json
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's default of /v1/completions."""
 
+_OF_DRAWING: Final = frozenset({"temperature", "top_p", "top_k", "min_p"})
 _SAME_NAME: Final = (
     "n",
     "best_of",
@@ -32,12 +35,22 @@ _SAME_NAME: Final = (
 
 def sampling_params(
     body: GenerationRequest,
+    engine: EngineClient,
     *,
-    max_tokens: int,
+    max_tokens: int | None,
+    default_max_tokens: int,
     logprobs: int | None,
-    vocab_size: int,
 ) -> SamplingParams:
-    """The parameters of one prompt; what was not given takes the engine's default.
+    """The parameters of one prompt.
+
+    Of what was not given, the checkpoint's defaults go before the engine's.
+
+    Args:
+        body: The body.
+        engine: The engine that serves it.
+        max_tokens: Output tokens at most, as the body says; None: it does not.
+        default_max_tokens: The same, where neither the body nor the checkpoint says it.
+        logprobs: Likeliest tokens at each position; None: no log-probabilities.
 
     Raises:
         ApiError: a token id is outside of the vocabulary, or a bias out of its range.
@@ -46,16 +59,27 @@ def sampling_params(
     given: dict[str, Any] = {
         name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None
     }
+    defaults = _defaults(engine.sampling_defaults, use_beam_search=bool(body.use_beam_search))
+    vocab_size = engine.limits.vocab_size
     stop_token_ids = body.stop_token_ids or []
     check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
+    if max_tokens is not None:
+        given["max_tokens"] = max_tokens
     return SamplingParams(
-        max_tokens=max_tokens,
         logprobs=logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         stop=_stop_strings(body.stop),
         stop_token_ids=tuple(stop_token_ids),
-        **given,
+        **{"max_tokens": default_max_tokens, **defaults, **given},
     )
+
+
+def _defaults(defaults: SamplingDefaults, *, use_beam_search: bool) -> dict[str, Any]:
+    """The checkpoint's parameters, without those by which tokens are drawn if none is."""
+    named = defaults.named()
+    if not use_beam_search:
+        return named
+    return {name: value for name, value in named.items() if name not in _OF_DRAWING}
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:

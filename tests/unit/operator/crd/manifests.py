@@ -276,6 +276,7 @@ BAD: Final = (
         "maxInputTokenLen 512 leaves no room for a new token in maxSeqLen 512; "
         "lower it to at most 511 or raise maxSeqLen",
     ),
+    wrong_value("spec.model.generationConfig", "vllm", '"none"', "allowed: auto, none"),
     wrong_value("spec.model.quantization", "W8A8", '"w8a8"', "did you mean 'w8a8'?"),
     wrong_value("spec.engine.device", "npu", 'supported values: "cpu"', "allowed: cpu"),
     wrong_value("spec.engine.kvCacheDtype", "fp8", '"int8"', "allowed: auto, int8"),
