@@ -28,9 +28,6 @@ from tests.integration.bench import (
 )
 from tests.integration.test_ranks import assert_same, ranks_of, step_until_lost
 
-# Left out of CI until its bounds have been measured on a busy machine.
-pytestmark = pytest.mark.slow
-
 DP: Final = 2
 
 
@@ -65,6 +62,7 @@ def yielding_of(executor: GroupExecutor, monkeypatch: pytest.MonkeyPatch) -> lis
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("name", ["continuous", "splitfuse, 48 tokens"])
 def test_two_dp_ranks_give_the_tokens_of_one(
@@ -83,7 +81,12 @@ def test_two_dp_ranks_give_the_tokens_of_one(
     assert len(both) > len(yielding) / 2
 
 
-@pytest.mark.parametrize("swaps", [0, 8], ids=["recompute", "swap"])
+@pytest.mark.parametrize(
+    "swaps",
+    # `make test` takes the one that has most parts: choices, pre-emption and host blocks.
+    [pytest.param(0, marks=pytest.mark.slow), 8],
+    ids=["recompute", "swap"],
+)
 def test_preempted_sequences_and_choices_say_the_same_on_two_dp_ranks(
     scarce_pair: GroupExecutor, swaps: int
 ) -> None:
@@ -102,6 +105,7 @@ def test_preempted_sequences_and_choices_say_the_same_on_two_dp_ranks(
     assert (outcome.stats.num_swaps > 0) == bool(swaps)
 
 
+@pytest.mark.slow
 def test_a_dp_rank_without_rows_keeps_step(
     pair: GroupExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_dp_rank_without_rows_keeps_step(
     assert_same(Bench(SCHEDULES["continuous"], executor=pair, dp=DP).run(crowd()), truth())
 
 
+@pytest.mark.slow
 def test_a_killed_dp_rank_is_named() -> None:
     with ranks_of(ParallelShape(dp=DP), timeout_s=10.0) as (group, executor):
         (pid,) = group.pids
@@ -131,6 +136,7 @@ def test_a_killed_dp_rank_is_named() -> None:
         bench.engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [ParallelShape(tp=2, dp=DP), ParallelShape(pp=2, dp=DP)], ids=["tp2", "pp2"]
 )

@@ -21,9 +21,6 @@ from tests.integration.rank_processes import children, has_ended, memory_for_two
 from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
 
-# Left out of CI until its bounds have been measured on a busy machine.
-pytestmark = pytest.mark.slow
-
 NUM_TOKENS: Final = 12
 PRECISIONS: Final[dict[str, dict[str, Any]]] = {
     "float32": {"dtype": "float32"},
@@ -62,7 +59,11 @@ async def answers(engine: AsyncEngine, name: str) -> list[tuple[int, ...]]:
     return list(await asyncio.gather(*map(ask, (3, 5, 14, 15))))
 
 
-@pytest.mark.parametrize("precision", list(PRECISIONS))
+@pytest.mark.parametrize(
+    "precision",
+    # `make test` has two ranks in 8 bits already, in test_micro_batch_engine.py.
+    ["float32", pytest.param("w8a8", marks=pytest.mark.slow)],
+)
 async def test_an_engine_on_two_ranks_answers_like_one(precision: str) -> None:
     values, memory = PRECISIONS[precision], memory_for_two()
     alone: list[str] = []
