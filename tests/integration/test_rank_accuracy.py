@@ -4,6 +4,7 @@ With steps in two halves they answer each of them with the tokens of whole steps
 """
 
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -19,6 +20,7 @@ from tandem_engine.runner.rank_process import CacheSizes
 from tandem_engine.text.codec import load_codec
 from tests.integration.bench import BLOCK_SIZE, END, MAX_SEQ_LEN, Bench, mixed
 from tests.integration.forced_cuts import forced_cuts, no_cuts
+from tests.integration.four_shares import write_four_shares
 from tests.integration.test_micro_batch_combinations import num_splits
 from tests.integration.test_ranks import ranks_of
 from tests.tiny import LEAST_ACCURACY, MAX_ANSWER_TOKENS, TINY, accuracy, held_out, misses
@@ -34,8 +36,9 @@ SHAPES: Final = {
     "tp2-pp2": ParallelShape(tp=2, pp=2),
     "tp2-sp": ParallelShape(tp=2, sp=True),
     "dp2": ParallelShape(dp=2),
+    "tp2-dp2": ParallelShape(tp=2, dp=2),
+    "tp4": ParallelShape(tp=4),
 }
-"""tandem-tiny's 6 heads and 2 KV heads can be cut in two."""
 CUT_SHAPES: Final = {
     "tp2": ParallelShape(tp=2),
     "tp2-pp2": ParallelShape(tp=2, pp=2),
@@ -81,6 +84,13 @@ def answered(executor: Executor, *, dp: int = 1) -> dict[int, list[int]]:
     return {int(name): list(tokens) for name, tokens in said.items()}
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """tandem-tiny by the ranks of tp that share it; more than two have a form of their own."""
+    four = write_four_shares(tmp_path_factory.mktemp("four-shares") / "tandem-tiny")
+    return {1: TINY, 2: TINY, 4: four}
+
+
 @cache
 def share_of_one_rank(quantization: Quantization) -> float:
     return accuracy(held_out(), answers(one_rank(quantization)))
@@ -89,10 +99,15 @@ def share_of_one_rank(quantization: Quantization) -> float:
 @pytest.mark.parametrize("quantization", ["none", "w8a8"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 def test_ranks_answer_as_many_as_one_but_for_half_a_point(
-    shape: ParallelShape, quantization: Quantization
+    checkpoints: dict[int, Path], shape: ParallelShape, quantization: Quantization
 ) -> None:
-    sizes = CacheSizes(num_blocks=NUM_BLOCKS)
-    ranks = ranks_of(shape, sizes=sizes, dtype="auto", quantization=quantization)
+    ranks = ranks_of(
+        shape,
+        sizes=CacheSizes(num_blocks=NUM_BLOCKS),
+        model_path=str(checkpoints[shape.tp]),
+        dtype="auto",
+        quantization=quantization,
+    )
     with ranks as (_, executor):
         said = answers(executor, dp=shape.dp)
 

@@ -101,7 +101,7 @@ AREAS: Final = (
             "engine/tandem_engine/device/cpu/native",
             "serve/tandem_serve/rank_actors.py",
         ),
-        minutes=20,
+        minutes=22,
     ),
     Area(
         name="hostile",
