@@ -3,9 +3,18 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from tandem_engine.api.config import EngineConfig
 from tandem_engine.api.errors import ConfigError
+from tandem_engine.device.cpu.native.widths import (
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    InputWidth,
+    unpacked_reason,
+)
 from tandem_engine.kvcache.fit import Fit, ReplicaMemory
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.kvcache.rank_sizes import RankSizes, fit_ranks, share_of_rank
@@ -15,11 +24,16 @@ from tandem_engine.model.micro_batches import check_micro_batches
 from tandem_engine.model.precision import dtype_of, precision_of
 from tandem_engine.parallel.memory import (
     PROCESS_BYTES,
+    Precision,
     angle_bytes,
+    matrices,
     step_cost,
     weight_bytes,
 )
-from tandem_engine.parallel.plan import ParallelShape, RankPlan, plan_rank
+from tandem_engine.parallel.plan import ParallelShape, RankPlan, plan_rank, tp_degrees
+
+_WIDTHS: Final = MappingProxyType({"o_proj": HEADS, "down_proj": INTERMEDIATE})
+"""Last part of a linear layer's name → the size that its inputs are; else hidden_size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +107,30 @@ def check_ranks(config: EngineConfig) -> None:
     check_micro_batches(config, model)
 
 
+def native_problem(config: EngineConfig) -> str | None:
+    """Reason why steps of these ranks take several times as long as they could; None: they do not.
+
+    Raises:
+        CheckpointError: The checkpoint is missing, or its description is not understood.
+        ConfigError: The model cannot be cut into these ranks.
+    """
+    folder = Path(config.model_path)
+    model = read_decoder_config(folder)
+    precision = precision_of(model, folder, config.dtype, config.quantization)
+    shape = ParallelShape.of(config.parallelism)
+    reason = _unpacked_reason(shape, model, precision)
+    if reason is None:
+        return None
+    cuts = [replace(shape, tp=tp, sp=shape.sp and tp > 1) for tp in tp_degrees(model)]
+    native = [str(cut.tp) for cut in cuts if not _unpacked_reason(cut, model, precision)]
+    way_out = f"tp {' or '.join(native)}" if native else "no tp of this model"
+    share = "" if shape.tp == 1 else f"in the share of each of {shape.tp} ranks "
+    return (
+        "steps are computed in plain torch, and take several times as long as with the CPU's "
+        f"kernels: {share}{reason}; {way_out} avoids that"
+    )
+
+
 def check_draft_model(config: EngineConfig) -> None:
     """Make sure that the draft model guesses tokens of the model, and that both fit the memory.
 
@@ -101,6 +139,23 @@ def check_draft_model(config: EngineConfig) -> None:
         ConfigError: It does not; the text says what would do.
     """
     check_draft(config, read_decoder_config(Path(config.model_path)))
+
+
+def _unpacked_reason(
+    shape: ParallelShape, model: DecoderConfig, precision: Precision
+) -> str | None:
+    # Ranks that share a layer have as many inputs of it each.
+    plans = (plan_rank(shape, model, rank) for rank in shape.pp_group(0))
+    return unpacked_reason(
+        InputWidth(_width_name(one.name), one.inputs, precision.is_in_8_bits(one.name))
+        for plan in plans
+        for one in matrices(plan, model)
+    )
+
+
+def _width_name(layer: str) -> str:
+    """The size of config.json that a linear layer's inputs are, or are a share of."""
+    return _WIDTHS.get(layer.rpartition(".")[2], HIDDEN)
 
 
 def _draft_weights(draft: DraftPart | None, plan: RankPlan) -> int:

@@ -61,26 +61,31 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrix:
+class Matrix:
     """The part of one linear layer that a rank holds."""
 
     name: str
+    """Of the layer, as in the checkpoint."""
     outputs: int
     inputs: int
     has_bias: bool = False
 
 
+def matrices(plan: RankPlan, model: ModelParts) -> Iterator[Matrix]:
+    """Yield the part of each linear layer that a rank holds."""
+    for layer in plan.layers:
+        yield from _of_layer(f"model.layers.{layer}", plan, model)
+    if plan.is_last_stage:
+        yield Matrix(_HEAD, plan.vocab_width, model.hidden_size)
+
+
 def weight_bytes(plan: RankPlan, model: ModelParts, precision: Precision) -> int:
     """Bytes of all weights that a rank holds, without its table of angles."""
-    matrices = [
-        one for layer in plan.layers for one in _of_layer(f"model.layers.{layer}", plan, model)
-    ]
-    if plan.is_last_stage:
-        matrices.append(_Matrix(_HEAD, plan.vocab_width, model.hidden_size))
     # Where the two are tied, the head of a rank that has it serves as its embedding.
     has_table = plan.is_first_stage and not (model.tie_word_embeddings and plan.is_last_stage)
     table = len(plan.vocab) * model.hidden_size * precision.float_bytes if has_table else 0
-    return table + sum(_bytes_of(one, precision) for one in matrices) + _norm_bytes(plan, model)
+    linears = sum(_bytes_of(one, precision) for one in matrices(plan, model))
+    return table + linears + _norm_bytes(plan, model)
 
 
 def angle_bytes(model: ModelParts, num_positions: int) -> int:
@@ -101,20 +106,20 @@ def step_cost(plan: RankPlan, model: ModelParts, float_bytes: int) -> StepCost:
     return StepCost(fixed=_FEW_TOKENS * per_token, per_token=per_token, per_row=2 * logits)
 
 
-def _of_layer(name: str, plan: RankPlan, model: ModelParts) -> Iterator[_Matrix]:
+def _of_layer(name: str, plan: RankPlan, model: ModelParts) -> Iterator[Matrix]:
     hidden, query, kv = model.hidden_size, len(plan.query_rows), len(plan.kv_rows)
     width = len(plan.intermediate)
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    yield _Matrix(f"{attention}.q_proj", query, hidden, model.qkv_bias)
-    yield _Matrix(f"{attention}.k_proj", kv, hidden, model.qkv_bias)
-    yield _Matrix(f"{attention}.v_proj", kv, hidden, model.qkv_bias)
-    yield _Matrix(f"{attention}.o_proj", hidden, query, model.output_bias)
-    yield _Matrix(f"{mlp}.gate_proj", width, hidden, model.mlp_bias)
-    yield _Matrix(f"{mlp}.up_proj", width, hidden, model.mlp_bias)
-    yield _Matrix(f"{mlp}.down_proj", hidden, width, model.mlp_bias)
+    yield Matrix(f"{attention}.q_proj", query, hidden, model.qkv_bias)
+    yield Matrix(f"{attention}.k_proj", kv, hidden, model.qkv_bias)
+    yield Matrix(f"{attention}.v_proj", kv, hidden, model.qkv_bias)
+    yield Matrix(f"{attention}.o_proj", hidden, query, model.output_bias)
+    yield Matrix(f"{mlp}.gate_proj", width, hidden, model.mlp_bias)
+    yield Matrix(f"{mlp}.up_proj", width, hidden, model.mlp_bias)
+    yield Matrix(f"{mlp}.down_proj", hidden, width, model.mlp_bias)
 
 
-def _bytes_of(matrix: _Matrix, precision: Precision) -> int:
+def _bytes_of(matrix: Matrix, precision: Precision) -> int:
     bias = _FLOAT32_BYTES * matrix.outputs * matrix.has_bias
     values = matrix.outputs * matrix.inputs
     if precision.is_in_8_bits(matrix.name):

@@ -9,7 +9,7 @@ from tandem_serve.api.manifest import ManifestError
 from tandem_serve.api.pods import RuntimeSpec
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.commands.common import print_note
-from tandem_serve.commands.rank_table import check_draft, check_ranks
+from tandem_serve.commands.rank_table import check_draft, check_ranks, note_slow_sizes
 from tandem_serve.errors import ServeError
 
 _KUBECTL: Final = "or give the manifest to a Kubernetes with kubectl apply"
@@ -47,6 +47,7 @@ def check_runs_locally(service: InferenceService, *, api_keys: str | None) -> No
         _check_checkpoint(field, Path(source.path))
     check_ranks(service)
     check_draft(service)
+    note_slow_sizes(service)
     if service.spec.runtime != RuntimeSpec():
         print_note("spec.runtime describes pods and is ignored on this machine")
 

@@ -105,6 +105,25 @@ def show_ranks(service: InferenceService) -> None:
     print_table(_table(memories), err)
 
 
+def note_slow_sizes(service: InferenceService) -> None:
+    """Print a note where the shares of ranks have sizes that the CPU's kernels do not compute.
+
+    To be called once `check_ranks` has refused nothing.
+    """
+    if service.spec.engine.parallelism.ranks == 1 or not _is_here(service.spec.model):
+        return
+    try:
+        from tandem_engine import preview  # noqa: PLC0415  # check_ranks tells of it
+    except ImportError:
+        return
+    try:
+        problem = preview.native_problem(_engine_config(service))
+    except (ConfigError, CheckpointError):
+        return  # the replica refuses it
+    if problem:
+        print_note(problem)
+
+
 def _is_here(source: Source) -> bool:
     return source.claim is None and (Path(source.path) / "config.json").is_file()
 

@@ -6,7 +6,12 @@ import yaml
 
 from tandem_serve.api.notes import notes
 from tandem_serve.commands.common import out, print_note, read_manifest, report_errors
-from tandem_serve.commands.rank_table import check_draft, check_ranks, show_ranks
+from tandem_serve.commands.rank_table import (
+    check_draft,
+    check_ranks,
+    note_slow_sizes,
+    show_ranks,
+)
 
 
 def validate(file: Path) -> None:
@@ -22,4 +27,5 @@ def validate(file: Path) -> None:
         out.print(text, end="", markup=False)
         for note in notes(service.spec):
             print_note(note)
+        note_slow_sizes(service)
         show_ranks(service)

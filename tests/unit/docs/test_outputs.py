@@ -134,6 +134,18 @@ def memory_of_ranks(folder: Path, _: pytest.MonkeyPatch) -> str:
     return printed[printed.index(_MEMORY) :]
 
 
+def share_in_torch(folder: Path, _: pytest.MonkeyPatch) -> str:
+    """Return the note of `tandem validate` on a width of which two ranks have an odd half each."""
+    described = json.loads((TINY / "config.json").read_text(encoding="utf-8"))
+    (folder / "odd").mkdir()
+    changed = json.dumps(described | {"intermediate_size": 30})
+    (folder / "odd" / "config.json").write_text(changed, encoding="utf-8")
+    engine, resources = {"parallelism": {"tp": 2}}, {"cpu": 2, "memory": "6Gi"}
+    file = stepped.manifest(folder, "./odd", engine=engine, resources=resources)
+    lines = runner.invoke(app, ["validate", "-f", str(file)]).stderr.splitlines()
+    return "\n".join(line for line in lines if "plain torch" in line)
+
+
 def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the table of `tandem status` for one service that runs."""
     stepped.run_service(folder, monkeypatch)
@@ -184,6 +196,9 @@ PRINTED: Final[dict[str, Printed]] = {
     "25s ago.": lambda *_: explained.halves(),
     "memory: Rank 0: weights 1.1 MiB, largest step 21.4 MiB, KV cache 1.0 GiB, process 489.0 MiB; "
     "read 25s ago.": lambda *_: explained.memory(),
+    "note: steps are computed in plain torch, and take several times as long as with the CPU's "
+    "kernels: in the share of each of 2 ranks intermediate_size is 15, and in float it must be a "
+    "multiple of 2; tp 1 avoids that": share_in_torch,
     "error: spec.engine.streamOptions.microBatch is true, but the checkpoint is in float, and it "
     "is tested with linear layers in 8 bits only; quantise it as it is read (quantization w8a8), "
     "or set unsafeCombinations: true to run what is not tested.": micro_batches_in_float,

@@ -1,5 +1,6 @@
 """`tandem validate` of several ranks: the checkpoint decides, and each rank's memory is shown."""
 
+import json
 import re
 from pathlib import Path
 
@@ -111,3 +112,28 @@ def test_one_rank_has_no_table(tmp_path: Path) -> None:
 
     assert "Memory of each rank" not in done.stderr
     assert "not on this machine" not in done.stderr
+
+
+def with_sizes(folder: Path, **sizes: int) -> str:
+    """A checkpoint's description alone, of tandem-tiny with other sizes."""
+    described = json.loads((TINY / "config.json").read_text())
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(described | sizes))
+    return f"file://{folder}"
+
+
+def test_a_share_that_the_kernels_do_not_compute_is_noted_with_sizes_that_they_do(
+    tmp_path: Path,
+) -> None:
+    done = validated(tmp_path, "{tp: 2}", with_sizes(tmp_path / "odd", intermediate_size=30))
+
+    assert done.exit_code == 0
+    assert (
+        "note: steps are computed in plain torch, and take several times as long as with the CPU's "
+        "kernels: in the share of each of 2 ranks intermediate_size is 15, and in float it must be "
+        "a multiple of 2; tp 1 avoids that"
+    ) in done.stderr
+
+
+def test_shares_that_the_kernels_compute_are_not_noted(tmp_path: Path) -> None:
+    assert "plain torch" not in validated(tmp_path, "{tp: 2}").stderr

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from ctypes import addressof, byref
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,15 +23,18 @@ from tandem_engine.device.cpu.native.library import (
     StepArgs,
     computed_in,
 )
-from tandem_engine.device.cpu.native.linear import (
-    FLOAT_UNIT,
-    INT8_UNIT,
-    Int8PanelLinear,
-    PanelLinear,
+from tandem_engine.device.cpu.native.linear import Int8PanelLinear
+from tandem_engine.device.cpu.native.widths import (
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    InputWidth,
+    unpacked_reason,
 )
 from tandem_engine.device.packed_model import PackedLayer, PackedLinear, PackedModel
+from tandem_engine.device.reference.int8_linear import Int8Linear
 
-_PANELS: Final = (PanelLinear, Int8PanelLinear)
+_IN_8_BITS: Final = (Int8PanelLinear, Int8Linear)
 
 
 def unsupported_reason(packed_model: PackedModel) -> str | None:
@@ -38,19 +42,7 @@ def unsupported_reason(packed_model: PackedModel) -> str | None:
     if packed_model.dtype not in WEIGHT_KINDS:
         kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_KINDS)
         return f"the dtype is {str(packed_model.dtype).removeprefix('torch.')}, not one of {kinds}"
-    unpacked = {part.name for part in _parts(packed_model) if not isinstance(part.linear, _PANELS)}
-    if not unpacked:
-        return None
-    widths = {
-        "hidden_size": packed_model.hidden_size,
-        "num_attention_heads * head_dim": packed_model.num_heads * packed_model.head_dim,
-        "intermediate_size": packed_model.intermediate_size,
-    }
-    named = ", ".join(f"{name} is {width}" for name, width in widths.items() if width % INT8_UNIT)
-    return (
-        f"{named}, and the inputs of linear layers must be a multiple of {FLOAT_UNIT}, or of "
-        f"{INT8_UNIT} in 8 bits (here those of {', '.join(sorted(unpacked))} are not)"
-    )
+    return unpacked_reason(_widths(packed_model))
 
 
 class NativeForward:
@@ -272,19 +264,21 @@ class NativeStages:
         self._run(self._forward, self._at)
 
 
-class _Part(NamedTuple):
-    name: str
-    linear: PackedLinear
+def _widths(packed_model: PackedModel) -> Iterator[InputWidth]:
+    """Inputs of all linear layers."""
 
+    def width(name: str, inputs: int, linear: PackedLinear) -> InputWidth:
+        return InputWidth(name, inputs, isinstance(linear, _IN_8_BITS))
 
-def _parts(packed_model: PackedModel) -> Iterator[_Part]:
+    hidden = partial(width, HIDDEN, packed_model.hidden_size)
+    heads = packed_model.num_heads * packed_model.head_dim
     for layer in packed_model.layers:
-        yield _Part("qkv", layer.qkv)
-        yield _Part("output", layer.output)
-        yield _Part("gate_up", layer.gate_up)
-        yield _Part("down", layer.down)
+        yield hidden(layer.qkv)
+        yield width(HEADS, heads, layer.output)
+        yield hidden(layer.gate_up)
+        yield width(INTERMEDIATE, packed_model.intermediate_size, layer.down)
     if packed_model.head is not None:
-        yield _Part("head", packed_model.head)
+        yield hidden(packed_model.head)
 
 
 def _linear_args(linear: Any) -> LinearArgs:

@@ -23,8 +23,6 @@ from tandem_engine.device.cpu.native.arguments import (
 from tandem_engine.device.cpu.native.forward import NativeForward, unsupported_reason
 from tandem_engine.device.cpu.native.library import KINDS, WEIGHT_KINDS, Library, computed_in
 from tandem_engine.device.cpu.native.linear import (
-    FLOAT_UNIT,
-    INT8_UNIT,
     Int8PanelLinear,
     Int8PanelPacking,
     PanelLinear,
@@ -32,6 +30,7 @@ from tandem_engine.device.cpu.native.linear import (
     input_args,
 )
 from tandem_engine.device.cpu.native.sampling import NativeRowSampler
+from tandem_engine.device.cpu.native.widths import is_packed
 from tandem_engine.device.packed_model import ForwardPass, PackedLinear, PackedModel
 from tandem_engine.device.packing import Int8Packing, LinearPacking
 from tandem_engine.device.reference.kernels import ReferenceKernels
@@ -67,7 +66,7 @@ class NativeKernels:
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device | str
     ) -> LinearPacking:
         """Cut weights into panels, in huge pages."""
-        if dtype not in WEIGHT_KINDS or inputs % FLOAT_UNIT:
+        if dtype not in WEIGHT_KINDS or not is_packed(inputs, is_in_8_bits=False):
             return self._reference.packing(outputs, inputs, computed_in(dtype), device)
         return PanelPacking(self.library, self._pages, outputs, inputs, dtype)
 
@@ -75,7 +74,7 @@ class NativeKernels:
         self, outputs: int, inputs: int, device: torch.device | str, *, is_static: bool
     ) -> Int8Packing:
         """Cut weights into panels, in huge pages."""
-        if inputs % INT8_UNIT:
+        if not is_packed(inputs, is_in_8_bits=True):
             return self._reference.packing_int8(outputs, inputs, device, is_static=is_static)
         return Int8PanelPacking(self.library, self._pages, outputs, inputs)
 

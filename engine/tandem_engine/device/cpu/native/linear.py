@@ -1,7 +1,5 @@
 """Linear layers whose weights lie in panels: see linear.h and linear_int8.h."""
 
-from typing import Final
-
 import torch
 from torch import Tensor
 
@@ -15,11 +13,6 @@ from tandem_engine.device.cpu.native.library import (
 )
 from tandem_engine.device.packed_model import PackedLinear
 from tandem_engine.quantization.int8 import SHIFT, StaticInput
-
-FLOAT_UNIT: Final = 2
-"""Inputs of a layer come in whole units of so many; see units.h."""
-INT8_UNIT: Final = 4
-"""The same in 8 bits."""
 
 
 class PanelLinear(PackedLinear):
