@@ -4,8 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from tandem_operator.commands.snapshot import ranks_in
 from tandem_operator.commands.text import age_between, sentence, size_of
 from tandem_operator.k8s.objects import Object
+from tandem_serve.api.spec import ResourcesSpec
 
 MEMORY: Final = "memory"
 
@@ -18,17 +22,34 @@ _PARTS: Final = (
 
 
 def memory_lines(service: Object, now: str) -> list[str]:
-    """Return a sentence for ranks that hold the same; none: no replica has been read yet."""
+    """Return a sentence for ranks that hold the same; before one is read, for what all may take."""
     found = (service.get("status") or {}).get("ranks") or {}
     ranks = found.get("memory") or ()
     if not ranks:
-        return []
+        return [sentence(_unread(service.get("spec") or {}))]
     age = age_between(found["measuredAt"], now)
     alike = [list(group) for _, group in groupby(ranks, lambda one: list(_sizes(one)))]
     return [
         sentence(f"{_subject(group, len(ranks))}: {_text(group)}; read {age} ago")
         for group in alike
     ]
+
+
+def _unread(spec: Object) -> str:
+    """The part that the manifest decides on, and how to learn of the others."""
+    count = ranks_in(spec)
+    try:
+        resources = ResourcesSpec.model_validate(spec.get("resources") or {}, by_name=False)
+    except ValidationError:
+        return "no replica has been read yet"  # another sentence tells of a spec that is refused
+    owner = f"each of {count} ranks" if count > 1 else "a replica"
+    text = (
+        f"{owner} may take {size_of(resources.memory_bytes // count)}; what weights, KV cache and "
+        "largest step take of it is not known before a replica has started and been read"
+    )
+    if count == 1:
+        return text
+    return f"{text}; tandem validate estimates it where the checkpoint's config.json is"
 
 
 def _subject(group: Sequence[Mapping[str, Any]], count: int) -> str:

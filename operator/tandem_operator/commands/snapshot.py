@@ -25,6 +25,15 @@ RECONCILE_WITHIN_S: Final = 60.0
 _RECENT_S: Final = 900.0
 
 
+def ranks_in(spec: Object) -> int:
+    """Ranks of each replica that a spec asks for."""
+    try:
+        engine = spec.get("engine", {}).get("parallelism", {})
+        return ParallelismConfig.model_validate(engine).ranks
+    except (AttributeError, ValidationError):
+        return 1  # another sentence tells of a spec that is refused
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventInfo:
     """A Kubernetes Event: object, reason, message, last time and count."""
@@ -120,11 +129,7 @@ class ServiceSnapshot:
     @property
     def ranks(self) -> int:
         """Ranks of each replica."""
-        try:
-            engine = self.spec.get("engine", {}).get("parallelism", {})
-            return ParallelismConfig.model_validate(engine).ranks
-        except (AttributeError, ValidationError):
-            return 1  # another sentence tells of a spec that is refused
+        return ranks_in(self.spec)
 
     @property
     def needs_api_key(self) -> bool:

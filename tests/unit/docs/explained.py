@@ -135,8 +135,17 @@ def memory() -> str:
         rank: {part: round(size * 2**20) for part, size in parts.items()}
         for rank, parts in enumerate((first, other, other, other))
     }
-    found = {"status": {"ranks": ranks_document([replica], A_WHILE_AGO)}}
-    return "\n".join(f"{MEMORY}: {line}" for line in memory_lines(found, NOW))
+    return _memory({"status": {"ranks": ranks_document([replica], A_WHILE_AGO)}})
+
+
+def unread_memory() -> str:
+    """Explain the memory of such a service before one of its replicas has been read."""
+    engine = {"parallelism": {"worldSize": 4, "pp": 2}}
+    return _memory({"spec": {"engine": engine, "resources": {"memory": "6Gi"}}})
+
+
+def _memory(service: Mapping[str, Any]) -> str:
+    return "\n".join(f"{MEMORY}: {line}" for line in memory_lines(dict(service), NOW))
 
 
 def _service(name: str, namespace: str, *, model: str | None = None) -> InferenceService:

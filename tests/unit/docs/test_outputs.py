@@ -196,6 +196,9 @@ PRINTED: Final[dict[str, Printed]] = {
     "25s ago.": lambda *_: explained.halves(),
     "memory: Rank 0: weights 1.1 MiB, largest step 21.4 MiB, KV cache 1.0 GiB, process 489.0 MiB; "
     "read 25s ago.": lambda *_: explained.memory(),
+    "memory: Each of 4 ranks may take 1.5 GiB; what weights, KV cache and largest step take of it "
+    "is not known before a replica has started and been read; tandem validate estimates it where "
+    "the checkpoint's config.json is.": lambda *_: explained.unread_memory(),
     "note: steps are computed in plain torch, and take several times as long as with the CPU's "
     "kernels: in the share of each of 2 ranks intermediate_size is 15, and in float it must be a "
     "multiple of 2; tp 1 avoids that": share_in_torch,

@@ -156,5 +156,6 @@ def test_what_may_not_be_read_is_left_out_of_an_explanation(server: ApiServer) -
         "change",
         "in the way",
         "next",
+        "memory",
     ]
     assert "The operator seems not to run" in said[3]

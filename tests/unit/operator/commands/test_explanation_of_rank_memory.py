@@ -1,5 +1,7 @@
 """The memory of ranks in an explanation."""
 
+import pytest
+
 from tandem_operator.commands.rank_memory import memory_lines
 from tests.unit.operator.commands.test_explanation import NOW, READY, Object, service, status
 
@@ -28,9 +30,36 @@ def test_ranks_that_hold_the_same_are_one_line() -> None:
     ]
 
 
-def test_a_replica_of_one_process_has_one_line_and_one_unread_has_none() -> None:
+def test_a_replica_of_one_process_has_one_line() -> None:
     assert explained(rank(0, hostCacheBytes=GIB)) == [
         "A replica: weights 2.0 MiB, KV cache 3.0 GiB, host blocks 1.0 GiB, process 500.0 MiB; "
         "read 0s ago."
     ]
-    assert explained() == []
+
+
+UNKNOWN = (
+    "what weights, KV cache and largest step take of it is not known before a replica has started "
+    "and been read"
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ({}, f"A replica may take 4.0 GiB; {UNKNOWN}."),
+        (
+            {"engine": {"parallelism": {"tp": 2, "pp": 2}}, "resources": {"memory": "6Gi"}},
+            f"Each of 4 ranks may take 1.5 GiB; {UNKNOWN}; tandem validate estimates it where the "
+            "checkpoint's config.json is.",
+        ),
+        ({"resources": {"memory": "much"}}, "No replica has been read yet."),
+    ],
+    ids=["one process", "ranks", "refused"],
+)
+def test_before_a_replica_is_read_the_manifest_says_what_a_rank_may_take(
+    spec: Object, line: str
+) -> None:
+    found = service(None)
+    found["spec"] |= spec
+
+    assert memory_lines(found, NOW) == [line]
