@@ -78,3 +78,25 @@ def test_generation_config_none_leaves_its_defaults_out_and_keeps_its_ends(tmp_p
     assert answer == (ANSWER, "stop")
     assert longest.json()["usage"]["completion_tokens"] == 16
     assert not [line for line in server.start if "Where a request is silent" in line]
+
+
+def test_a_history_as_openais_client_keeps_it_is_answered(tmp_path: Path) -> None:
+    history: list[Any] = [
+        {"role": "developer", "content": "Compute."},
+        {"role": "user", "content": [{"type": "text", "text": "1+1=?"}]},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": None, "name": "bot"},
+        {"role": "user", "content": QUESTION, "timestamp": 7},
+    ]
+    with served(tiny_with(tmp_path / "model")) as server:
+        answer = server.openai().chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=history,
+            top_p=0,
+            stop=[],
+            max_tokens=24,
+            tool_choice="auto",
+            extra_body={"session": 7, "tools": []},
+        )
+
+    assert answer.headers["x-tandem-ignored-fields"] == "session, messages[].timestamp"
+    assert answer.parse().choices[0].message.content == ANSWER

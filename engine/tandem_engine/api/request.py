@@ -26,6 +26,7 @@ _SHOWN_CHARACTERS: Final = 60
 MAX_SEED: Final = 2**63 - 1
 _CLOSED_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
@@ -66,7 +67,7 @@ class SamplingParams:
     top_k: int = -1
     """Keep the k most likely tokens; -1 or 0 keeps all."""
     top_p: float = 1.0
-    """Keep the most likely tokens whose probabilities add up to top_p."""
+    """Keep the most likely tokens whose probabilities add up to top_p; 0 keeps the likeliest."""
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the likeliest."""
     repetition_penalty: float = 1.0
@@ -136,7 +137,6 @@ class SamplingParams:
 
     def _check_filters(self) -> None:
         self._require("top_k", ok=self.top_k >= -1, allowed="-1 or 0 (off), or at least 1")
-        self._require("top_p", ok=0.0 < self.top_p <= 1.0, allowed="in (0, 1]")
         self._require(
             "repetition_penalty",
             ok=0.0 < self.repetition_penalty <= MAX_PENALTY,
@@ -196,7 +196,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """True if the likeliest token is always taken."""
-        return self.temperature < GREEDY_BELOW
+        return self.temperature < GREEDY_BELOW or self.top_p == 0
 
 
 def _short(value: object) -> str:

@@ -142,6 +142,10 @@ class ServerSpec(Model):
     """Seconds from the first byte of a request to the last of its answer; then it ends with an
     error, and nothing more is computed for it. A caller may ask for less (X-Request-Timeout)."""
 
+    strict: bool = False
+    """Refuse requests with fields that are not known. false: they are ignored, and the answer's
+    header x-tandem-ignored-fields names them."""
+
     api_keys_secret: SecretName | None = None
     """Kubernetes Secret, in the service's namespace, whose values are the API keys; requests then
     need one of them as `Authorization: Bearer`. Absent: requests need no key."""

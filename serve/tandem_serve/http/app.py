@@ -16,6 +16,7 @@ from tandem_serve.http.metrics import ResponseCounts
 from tandem_serve.http.middleware import RequestMiddleware
 from tandem_serve.http.openai.chat import create_chat_completion
 from tandem_serve.http.openai.completions import create_completion
+from tandem_serve.http.openai.leniency import IgnoredFields
 from tandem_serve.http.openai.models import list_models, retrieve_model
 from tandem_serve.http.openai.tokenize import TEXT_LINKS, detokenize, tokenize
 from tandem_serve.http.operations import health, metrics
@@ -68,6 +69,7 @@ def build_app(
         ),
         counts=ResponseCounts(),
         tracing=Tracing(),
+        ignored_fields=IgnoredFields(),
     )
     # Requests are parsed by hand (errors in OpenAI's form), so FastAPI has no schema to show.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)

@@ -1,6 +1,7 @@
 """Middleware of every request: its id, its count, and the last exception handler."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -8,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem_serve.http.errors import STATUS_CLIENT_CLOSED_REQUEST, from_exception
 from tandem_serve.http.metrics import UNKNOWN_PATH
+from tandem_serve.http.openai.leniency import HEADER
 from tandem_serve.http.state import HttpState
 
 REQUEST_ID_HEADER: Final = "x-request-id"
@@ -28,7 +30,9 @@ class RequestMiddleware:
             return
         request_id = self._request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
-        watched = _WatchedSend(send, request_id if self._returns_request_id else None)
+        watched = _WatchedSend(
+            send, scope["state"], request_id if self._returns_request_id else None
+        )
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
@@ -55,10 +59,11 @@ class RequestMiddleware:
 
 
 class _WatchedSend:
-    """ASGI's send that remembers the status and adds the request id."""
+    """ASGI's send that remembers the status and adds the request id and the ignored fields."""
 
-    def __init__(self, send: Send, request_id: str | None) -> None:
+    def __init__(self, send: Send, state: Mapping[str, Any], request_id: str | None) -> None:
         self._send = send
+        self._state = state
         self._request_id = request_id
         self.status: int | None = None
 
@@ -67,4 +72,6 @@ class _WatchedSend:
             self.status = message["status"]
             if self._request_id is not None:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._request_id
+            if ignored := self._state.get("ignored_fields"):
+                MutableHeaders(scope=message)[HEADER] = ", ".join(ignored)
         await self._send(message)

@@ -50,6 +50,8 @@ class HttpSettings:
     longer ones in a thread, so that they do not block the streams of others."""
     api_keys_folder: Path | None = None
     """Folder of files with an API key each; None: requests need no key."""
+    strict: bool = False
+    """Refuse unknown fields of requests, which are ignored and named otherwise."""
     returns_request_id: bool = True
     """Put x-request-id on responses. Ray Serve does so itself: false there, or it comes twice."""
 

@@ -11,6 +11,7 @@ from tandem_serve.http.admission.body_budget import BodyBudget
 from tandem_serve.http.admission.recording import RecordingSlot
 from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.metrics import ResponseCounts
+from tandem_serve.http.openai.leniency import IgnoredFields
 from tandem_serve.http.settings import Dependencies, HttpSettings
 from tandem_serve.http.tracing import Tracing
 
@@ -32,6 +33,8 @@ class HttpState:
     body_budget: BodyBudget
     counts: ResponseCounts
     tracing: Tracing
+    ignored_fields: IgnoredFields
+    """Unknown fields of requests that were logged."""
 
     def engine(self) -> EngineClient:
         """The engine.

@@ -12,17 +12,16 @@ from tandem_engine.scheduler.reason import Reason
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.spec import InferenceServiceSpec
 from tandem_serve.http.openai.protocol import ChatRequest, CompletionRequest
-from tandem_serve.http.openai.unsupported import IGNORED
 from tandem_serve.testing import FakeEngine, fake_app
 from tests.unit.docs.pages import ROOT, code_spans, markdown_files, name_of, prose, rows
 from tests.unit.docs.test_conditions import documented as reasons_documented
 from tests.unit.serve.api.test_changes import fields_of
+from tools import http_fields
 
 HTTP: Final = ROOT / "docs" / "reference" / "http.md"
 KUBERNETES: Final = ROOT / "docs" / "guides" / "kubernetes.md"
 MINDIE: Final = ROOT / "docs" / "coming-from-mindie.md"
 TROUBLESHOOTING: Final = ROOT / "docs" / "guides" / "troubleshooting.md"
-WITHOUT_EFFECT: Final = "are accepted and change nothing"
 OF_HAPROXY: Final = {"no_replica", "invalid_http"}
 _CODE: Final = re.compile(r"[a-z]+(_[a-z]+)+")
 
@@ -54,10 +53,10 @@ def test_every_parameter_is_documented_and_no_other() -> None:
     assert told == {*ChatRequest.model_fields, *CompletionRequest.model_fields}
 
 
-def test_parameters_without_effect_are_documented_and_no_other() -> None:
-    [line] = [line for line in prose(HTTP) if WITHOUT_EFFECT in line]
+def test_the_table_of_fields_is_as_the_code_has_it() -> None:
+    page = HTTP.read_text()
 
-    assert {*code_spans(line)} == IGNORED
+    assert page == http_fields.written(page), "run python -m tools.http_fields"
 
 
 def codes() -> Iterator[str]:

@@ -15,6 +15,7 @@ from tandem_serve.http.admission.json_cost import JsonCostCounter, cost_upper_bo
 from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.offload import PARSER_POOL
+from tandem_serve.http.openai.leniency import drop_unknown
 from tandem_serve.http.openai.protocol import RequestModel
 from tandem_serve.http.openai.validation import validate, value_kind
 from tandem_serve.http.state import HttpState, state_of
@@ -59,8 +60,13 @@ async def _read(request: Request, model: type[T], reader: "_BodyReader") -> T:
             refusal = await reader.read(request, timer)
     if refusal is not None:
         raise refusal
-    body = reader.body
-    return await PARSER_POOL.run(len(body) > http.settings.max_inline_length, _parse, body, model)
+    body, strict = reader.body, http.settings.strict
+    is_long = len(body) > http.settings.max_inline_length
+    parsed, ignored = await PARSER_POOL.run(is_long, _parse, body, model, strict)
+    if ignored:
+        request.state.ignored_fields = ignored
+        http.ignored_fields.log(ignored)
+    return parsed
 
 
 class _BodyReader:
@@ -156,8 +162,13 @@ def max_cost(http: HttpState) -> int:
     return max(MAX_COST, COST_PER_TOKEN * engine.limits.max_seq_len if engine else 0)
 
 
-def _parse(body: bytearray, model: type[T]) -> T:
-    return validate(model, _json_object(body))
+def _parse(body: bytearray, model: type[T], strict: bool) -> tuple[T, list[str]]:
+    """The checked body, and the names of fields in it that are ignored."""
+    document = _json_object(body)
+    if strict:
+        return validate(model, document), []
+    document, ignored = drop_unknown(model, document)
+    return validate(model, document), ignored
 
 
 def _json_object(body: bytearray) -> dict[str, Any]:

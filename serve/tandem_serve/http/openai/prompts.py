@@ -83,9 +83,10 @@ async def encode_messages(
 
     def encode() -> list[int]:
         plain = template_messages(messages)
-        num_characters = sum(len(message["content"]) for message in plain) + num_of_kwargs
+        texts = [text for message in plain for text in _texts(message)]
+        num_characters = sum(map(len, texts)) + num_of_kwargs
         _check_characters(num_characters, codec, limit, "messages")
-        _check_pieces("\n".join(message["content"] for message in plain), codec, limit, "messages")
+        _check_pieces("\n".join(texts), codec, limit, "messages")
         return codec.encode_chat(
             plain,
             add_generation_prompt=add_generation_prompt is not False,
@@ -97,7 +98,22 @@ async def encode_messages(
 
 def _cost(messages: Sequence[dict[str, Any]]) -> int:
     """Cost of rendering the messages, in characters."""
-    return sum(MESSAGE_COST + _cost_of_content(message.get("content")) for message in messages)
+    return sum(
+        MESSAGE_COST
+        + _cost_of_content(message.get("content"))
+        + sum(len(text) for name, text in message.items() if _is_other_text(name, text))
+        for message in messages
+    )
+
+
+def _texts(message: dict[str, Any]) -> Iterator[str]:
+    """What a template may write of a rendered message beside its role."""
+    yield message["content"]
+    yield from (text for name, text in message.items() if _is_other_text(name, text))
+
+
+def _is_other_text(name: str, value: Any) -> bool:
+    return name not in ("role", "content") and isinstance(value, str)
 
 
 def _cost_of_content(content: Any) -> int:

@@ -135,12 +135,17 @@ class RequestModel(BaseModel):
     unsupported: ClassVar[dict[str, Unsupported]] = {}
     """Fields that are refused with a reason unless their value is harmless."""
 
+    @classmethod
+    def known(cls) -> frozenset[str]:
+        """Names of the fields that are implemented, without effect, or refused by name."""
+        return frozenset({*cls.model_fields, *cls.ignored, *cls.unsupported})
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        known = cls.model_fields.keys() | cls.ignored | cls.unsupported.keys()
+        known = cls.known()
         for name in data:
             if name not in known:
                 short = truncate(name)
