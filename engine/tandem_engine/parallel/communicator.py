@@ -17,10 +17,10 @@ Rules that hold for all of them:
   may return before it is done, and no caller waits for it on the host; on a host, whose streams are
   threads, it is done when it returns. Until then tensors are kept, and other streams touch them
   only behind a job that is behind the call.
-- **One order.** A rank makes its calls in one order, from one thread at a time; all members of a
-  group make the same calls in it. They are carried out in the order of the calls. What one rank
-  sends to another is an order of its own, for which each of the two may have a further thread: so
-  a rank goes on while its peer has not read yet.
+- **One order.** A rank makes its calls in a group in one order, from one thread at a time; all
+  members make the same calls in it, and they are carried out in that order. Another thread has
+  groups of its own, as sends against the usual direction have: so a rank goes on while its peer has
+  not read yet.
 - **Faults.** A dead peer, a peer that calls something else, and silence beyond `timeout_s` raise
   CollectiveError: from the call, or, where that has returned before it was done, from a later one
   and from `check`. Then the world has failed: every later call of every rank raises, what is queued

@@ -1,5 +1,6 @@
 """The groups of a replica's ranks, and the collectives of its stages, by a communicator."""
 
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -11,20 +12,34 @@ from tandem_engine.parallel.world import Group, WorldShape
 
 TP: Final = "tp"
 """Ranks that share layers; places are tp ranks."""
-PP: Final = "pp"
-"""Ranks that hidden states pass; places are stages."""
+LOGITS: Final = "logits"
+"""The first rank of the first stage, which receives logits, and that of the last one."""
 DP: Final = "dp"
 """Ranks that hold the same; places are dp ranks."""
 
 
+def hidden_group(stage: int) -> str:
+    """The group by which a stage hands its hidden states, from place 0, to the next, at place 1."""
+    return f"pp {stage}→{stage + 1}"
+
+
 def world_shape(shape: ParallelShape) -> WorldShape:
-    """The world of a replica's ranks; groups of one rank are left out, as they exchange nothing."""
+    """The world of a replica's ranks; groups of one rank are left out, as they exchange nothing.
+
+    Each group is one communicator of a device, and all calls in it are made by one thread: two
+    that send both ways in one group could wait for each other for ever on NCCL and HCCL. So each
+    stage sends in a group that it does not receive in, and logits have one of their own.
+    """
     groups = dict[Group, None]()
     for rank in range(shape.world_size):
         if shape.tp > 1:
             groups[Group(TP, tuple(shape.tp_group(rank)))] = None
         if shape.pp > 1:
-            groups[Group(PP, tuple(shape.pp_group(rank)))] = None
+            stages = shape.pp_group(rank)
+            for stage, pair in enumerate(pairwise(stages)):
+                groups[Group(hidden_group(stage), pair)] = None
+            if rank % shape.tp == 0:
+                groups[Group(LOGITS, (stages[0], stages[-1]))] = None
         if shape.dp > 1:
             groups[Group(DP, tuple(shape.dp_group(rank)))] = None
     return WorldShape(shape.world_size, tuple(groups))

@@ -25,7 +25,7 @@ from tandem_engine.runner.hand_over import drive_halves, drive_timed, drive_trac
 from tandem_engine.runner.later_work import LaterWork, Queued
 from tandem_engine.runner.micro_batches import MicroBatches, rows_of
 from tandem_engine.runner.recording import Recorder
-from tandem_engine.runner.stage_collectives import PP, CommunicatorCollectives
+from tandem_engine.runner.stage_collectives import LOGITS, CommunicatorCollectives, hidden_group
 from tandem_engine.runner.step_trace import StepTrace
 
 Observe = Callable[[StepRows | None, Cut | RefusalReason, StepOverlap], None]
@@ -202,7 +202,7 @@ class StageExecutor:
             num_rows = own.stop - own.start
         # The table of angles is of the type that is computed in.
         hidden = packed_model.rope.new_empty(num_rows, packed_model.hidden_size)
-        self._communicator.receive(hidden, plan.pp_rank - 1, PP)
+        self._communicator.receive(hidden, 0, hidden_group(plan.pp_rank - 1))
         return hidden
 
     def _passed_on(self, result: Tensor | None, num_logits: int) -> PendingLogits:
@@ -210,27 +210,27 @@ class StageExecutor:
         plan = self._plan
         if not plan.is_last_stage:
             assert result is not None, "inner stages give hidden states; this is a bug"  # noqa: S101
-            self._send(result, plan.pp_rank + 1)
+            self._send(result, 1, hidden_group(plan.pp_rank))
         elif result is not None and num_logits:
-            self._send(result, 0)
+            self._send(result, 0, LOGITS)
         if plan.pp_rank or plan.tp_rank:
             return NO_LOGITS
         if not num_logits:
             return Computed(self._empty(0))
         return self._later.do(partial(self._receive, num_logits))
 
-    def _send(self, tensor: Tensor, stage: int) -> None:
+    def _send(self, tensor: Tensor, place: int, group: str) -> None:
         """Send without waiting; but a few tensors at most are on their way."""
         while len(self._sent) >= self._plan.shape.pp:
             job, _ = self._sent.popleft()
             job.wait()
-        sending: Callable[[], None] = partial(self._communicator.send, tensor, stage, PP)
+        sending: Callable[[], None] = partial(self._communicator.send, tensor, place, group)
         computed: Job[Any] = self._streams.current.run(_nothing)
         self._sent.append((self._streams.send.run(sending, after=[computed]), tensor))
 
     def _receive(self, num_logits: int) -> Tensor:
         logits = self._empty(num_logits)
-        self._communicator.receive(logits, self._plan.shape.pp - 1, PP)
+        self._communicator.receive(logits, 1, LOGITS)
         return logits
 
     def _empty(self, num_logits: int) -> Tensor:
