@@ -39,6 +39,7 @@ from tandem_engine.model.draft import check_draft
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.model.micro_batches import check_micro_batches
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
+from tandem_engine.parallel.rank_world import World
 from tandem_engine.runner.executor import Executor, LocalExecutor
 from tandem_engine.runner.group_executor import GroupExecutor
 from tandem_engine.runner.loaded_draft import LoadedDraft
@@ -46,7 +47,6 @@ from tandem_engine.runner.profile import profile_steps
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_launcher import RankLauncher
 from tandem_engine.runner.rank_process import CacheSizes, Loaded, RankMemory, RankSettings
-from tandem_engine.runner.rank_world import World
 from tandem_engine.runner.runner import ModelRunner
 from tandem_engine.scheduler.scheduler import Scheduler
 from tandem_engine.speculation.ngram_drafter import NgramDrafter
@@ -82,7 +82,7 @@ def build_engine(
         model_name: The label of its metrics.
         report: Called with one line for a person at each stage of the start.
         launcher: Starts the ranks from 1 on; None: they are children of this process.
-        world: Where the ranks exchange tensors; None: memory of this host.
+        world: Where the ranks exchange tensors; None: that of their device.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged or not understood.

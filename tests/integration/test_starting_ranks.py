@@ -14,9 +14,9 @@ import pytest
 
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.parallel.segment import SegmentAddress
+from tandem_engine.parallel.shared_memory import SharedMemoryAddress
 from tandem_engine.runner.rank_launcher import ProcessLauncher, RankTask
 from tandem_engine.runner.rank_process import GroupAddress, RankSettings
-from tandem_engine.runner.rank_world import SharedMemoryAddress
 from tests.patience import HANG_S
 
 _NOWHERE = SegmentAddress(pid=0, fd=0, size=0, nonce="")

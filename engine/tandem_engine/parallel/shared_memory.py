@@ -15,6 +15,7 @@ after `abort`, which another thread may call.
 """
 
 import math
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -238,6 +239,36 @@ class SharedMemoryCommunicator:
         outcome = function(self._world.handle, *arguments)
         if outcome:
             raise self._world.failed(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryAddress:
+    """Implements `rank_world.WorldAddress` on this host."""
+
+    segment: SegmentAddress
+
+    def join(self, shape: WorldShape, rank: int, *, timeout_s: float) -> SharedMemoryCommunicator:
+        """See `WorldAddress`. All ranks have loaded their weights, and do nothing in between."""
+        return SharedMemoryCommunicator(
+            self.segment, shape, rank, timeout_s=timeout_s, join_timeout_s=timeout_s
+        )
+
+
+class SharedMemoryWorld:
+    """Implements `rank_world.World` on this host.
+
+    Raises:
+        ConfigError: There are no native kernels.
+        SegmentError: The kernel has no memory for it.
+    """
+
+    def __init__(self, shape: WorldShape) -> None:
+        self._segment = make_segment(shape)
+        self.address = SharedMemoryAddress(self._segment.address)
+
+    def close(self) -> None:
+        """Free the segment."""
+        self._segment.close()
 
 
 def _milliseconds(name: str, seconds: float) -> int:

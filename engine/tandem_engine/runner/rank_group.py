@@ -16,6 +16,7 @@ from tandem_engine.device.runtime import DeviceRuntime
 from tandem_engine.kvcache.capacity import StepCost
 from tandem_engine.model.decoder import Decoder
 from tandem_engine.parallel.communicator import Communicator
+from tandem_engine.parallel.rank_world import World, open_world
 from tandem_engine.parallel.segment import SharedSegment
 from tandem_engine.runner.executor import RankExecutor
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
@@ -48,7 +49,6 @@ from tandem_engine.runner.rank_process import (
     prepare_executor,
 )
 from tandem_engine.runner.rank_watch import RankWatch
-from tandem_engine.runner.rank_world import SharedMemoryWorld, World
 from tandem_engine.runner.stage_collectives import world_shape
 from tandem_engine.runner.stage_executor import StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepWriter, channel_bytes
@@ -78,8 +78,8 @@ class RankGroup:
         settings: Of all ranks.
         launcher: Starts their processes, and is this group's from now on; None: they are children
             of this process.
-        world: Where the ranks exchange tensors, and this group's from now on; None: memory of this
-            host.
+        world: Where the ranks exchange tensors, and this group's from now on; None: that of their
+            device.
         start_timeout_s: Longest time that a rank may take to load its weights.
 
     Raises:
@@ -108,7 +108,7 @@ class RankGroup:
         self._watch: RankWatch | None = None
         self._reaping = threading.Lock()
         others = range(1, settings.shape.world_size)
-        self._world = world or SharedMemoryWorld(world_shape(settings.shape))
+        self._world = world or open_world(settings.device, world_shape(settings.shape))
         # The steps that are measured have a channel of their own, whose end is the end of those.
         self._profile_channel, self._channel = (_Channel(settings, others) for _ in range(2))
         try:

@@ -26,6 +26,7 @@ from tandem_engine.model.decoder import Decoder, allocate_host_cache, allocate_k
 from tandem_engine.model.load_decoder import load_decoder
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.parallel.rank_world import WorldAddress
 from tandem_engine.parallel.segment import SegmentAddress, SharedSegment
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPBatches
@@ -45,7 +46,6 @@ from tandem_engine.runner.rank_batches import (
     read_prices,
     read_recording,
 )
-from tandem_engine.runner.rank_world import WorldAddress
 from tandem_engine.runner.stage_collectives import world_shape
 from tandem_engine.runner.stage_executor import Observe, StageExecutor
 from tandem_engine.runner.step_channel import StepChannelClosed, StepReader
