@@ -20,6 +20,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from tandem_engine.runner.cache_line import CACHE_LINE
 from tandem_engine.runner.peer_process import PeerProcess
 from tandem_engine.runner.shared_position import SharedPosition
 
@@ -28,8 +29,6 @@ MAGIC: Final = 0x54444D53_54455031
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_SPIN_S: Final = 20e-6
 
-_LINE: Final = 64
-"""Bytes of a cache line; what one process writes stands in lines of its own."""
 _HEADER: Final = struct.Struct("<QII Q")  # magic, number of readers, unused, bytes of the ring
 _FRAME: Final = struct.Struct("<II")  # bytes, and what follows
 _LAST, _MORE, _SKIP, _END = 0, 1, 2, 3
@@ -52,7 +51,7 @@ class StepChannelClosed(Exception):
 
 def channel_bytes(*, num_readers: int, ring_bytes: int) -> int:
     """Size of the memory of a channel."""
-    return _LINE * (2 + num_readers) + ring_bytes
+    return CACHE_LINE * (2 + num_readers) + ring_bytes
 
 
 class StepWriter:
@@ -237,7 +236,7 @@ class StepReader:
 
 def _opened(memory: memoryview) -> "_Ring":
     """Return the ring in the memory of a writer."""
-    if len(memory) < _LINE:
+    if len(memory) < CACHE_LINE:
         raise NoChannel(f"The memory of {len(memory)} bytes holds no channel of steps.")
     magic, num_readers, _, ring_bytes = _HEADER.unpack_from(memory)
     if magic != MAGIC:
@@ -265,7 +264,7 @@ class _Ring:
 
     def position(self, line: int) -> SharedPosition:
         """The position that stands in a line of the memory."""
-        return SharedPosition(self._memory, line * _LINE)
+        return SharedPosition(self._memory, line * CACHE_LINE)
 
     def to_end(self, position: int) -> int:
         """Bytes from `position` to the end of the ring."""

@@ -3,6 +3,7 @@
 import mmap
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem_engine.device.cpu.native.build import HERE
+from tandem_engine.runner.cache_line import cache_line
 from tandem_engine.runner.peer_process import PeerLost
 from tandem_engine.runner.step_channel import (
     UNREAD,
@@ -361,3 +364,14 @@ def test_a_frame_that_cannot_be_is_refused(channel: Channel) -> None:
 def test_a_channel_without_room_or_readers_is_refused(ranks: tuple[int, ...], size: int) -> None:
     with pytest.raises(ValueError, match="reader"):
         StepWriter(memoryview(bytearray(size)), ranks=ranks)
+
+
+def test_a_cache_line_is_as_long_as_the_kernels_say_on_arm_and_elsewhere() -> None:
+    header = (HERE / "cache_line.h").read_text()
+    found = re.search(
+        r"__aarch64__.*?kCacheLine = (\d+);.*?#else.*?kCacheLine = (\d+);", header, re.DOTALL
+    )
+
+    assert found is not None
+    assert [int(size) for size in found.groups()] == [cache_line("aarch64"), cache_line("x86_64")]
+    assert cache_line("aarch64") == 128

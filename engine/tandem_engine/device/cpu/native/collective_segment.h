@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache_line.h"
 #include "vectors.h"
 
 namespace tandem {
@@ -28,7 +29,7 @@ struct WorldArgs {
   int64_t num_groups;
   const int64_t* group_sizes;
   const int64_t* group_ranks;  // of all groups, one behind another
-  int64_t slot_bytes;          // a power of 2, 64 at least
+  int64_t slot_bytes;          // a power of 2, a cache line at least
   int64_t timeout_ms;
   int64_t endless_ms;
   int64_t spin_us;
@@ -69,7 +70,7 @@ struct alignas(kPage) Member {
   std::atomic<int32_t> cpu;         // that it ran on when it made its last call
   std::atomic<int32_t> waits_for;   // 1 + the rank that it sleeps for; 0: none
   std::atomic<uint64_t> signature;  // of that call
-  alignas(128) CallRecord records[kNumRecords];
+  alignas(kApart) CallRecord records[kNumRecords];
 };
 
 using Counter = std::atomic<uint32_t> Member::*;

@@ -125,7 +125,8 @@ class World {
     const uint64_t bytes = piece * members * sizeof(T);
     if (!begin(lane, {Operation::kReduceScatter, type, 0, bytes})) return false;
     const int64_t share = slot_bytes_ / members;  // in whole cache lines, if it holds any
-    const int64_t each_at_once = (share < 64 ? share : share / 64 * 64) / sizeof(T);
+    const int64_t whole = share < kCacheLine ? share : share / kCacheLine * kCacheLine;
+    const int64_t each_at_once = whole / sizeof(T);
     const auto part = [&](int64_t round) {
       return std::min(each_at_once, piece - round * each_at_once);
     };
@@ -319,7 +320,7 @@ class World {
     int64_t first(int64_t round, int64_t member) const {
       const int64_t length = length_of(round);
       const int64_t each = (length + members - 1) / members;
-      return std::min(length, member * round_up(each, 64 / static_cast<int64_t>(sizeof(T))));
+      return std::min(length, member * round_up(each, kCacheLine / int64_t{sizeof(T)}));
     }
     int64_t length(int64_t round, int64_t member) const {
       return first(round, member + 1) - first(round, member);

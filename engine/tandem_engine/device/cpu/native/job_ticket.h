@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "cache_line.h"
 #include "futex_event.h"
 
 namespace tandem {
@@ -51,7 +52,7 @@ class JobTicket {
   static constexpr uint32_t kAdmission = 1 << 16;
   static constexpr uint32_t kAdmissions = ~(kAdmission - 1);
 
-  alignas(64) AtomicPair state_;  // the number of the job, and its threads
+  alignas(kCacheLine) AtomicPair state_;  // the number of the job, and its threads
   FutexEvent<true> opened_{state_};
   FutexEvent<false> left_{state_};
 

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "cache_line.h"
 #include "futex_event.h"
 
 namespace tandem {
@@ -42,9 +43,9 @@ class WorkPhases {
   void wait(uint32_t phase, bool spins) { next_.wait(phase, spins); }
 
  private:
-  alignas(64) AtomicPair now_;  // the phase, and its next piece
-  alignas(64) std::atomic<int64_t> done_{0};
-  alignas(64) FutexEvent<true> next_{now_};
+  alignas(kCacheLine) AtomicPair now_;  // the phase, and its next piece
+  alignas(kCacheLine) std::atomic<int64_t> done_{0};
+  alignas(kCacheLine) FutexEvent<true> next_{now_};
 };
 
 class WorkerContext;
