@@ -133,6 +133,45 @@ def test_a_compiler_that_fails_is_named_with_its_words(
         make(tmp_path, Compiler(tmp_path, then), monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("machine", "says", "least"),
+    [
+        pytest.param(
+            "x86_64",
+            "cc1plus: error: bad value (‘x86-64-v4’) for ‘-march=’ switch",
+            11,
+            id="g++ 10 on x86",
+        ),
+        pytest.param(
+            "x86_64",
+            "g++: error: unrecognized command-line option ‘-mamx-tile’",
+            11,
+            id="g++ 10 on x86, another flag",
+        ),
+        pytest.param(
+            "aarch64",
+            "cc1plus: error: invalid feature modifier ‘bf16’ in ‘-march=armv8.2-a+dotprod+bf16’",
+            10,
+            id="g++ 9 on Arm",
+        ),
+    ],
+)
+def test_a_compiler_that_is_too_old_is_named_with_the_version_that_is_needed(
+    tmp_path: Path, machine: str, says: str, least: int
+) -> None:
+    compiler = Compiler(tmp_path, f'echo "{says}" >&2; echo valid arguments are many >&2; exit 1')
+
+    with pytest.raises(build.BuildFailed) as failed:
+        build.build(
+            tmp_path, cache=tmp_path / "cache", machine=machine, compiler=str(compiler.path)
+        )
+
+    assert str(failed.value) == (
+        f"g++ 99 does not know a flag of the kernels ({says}); install g++ {least} or newer, and "
+        f"set CXX to it where it is not the default, as in CXX=g++-{least}"
+    )
+
+
 def test_without_a_compiler_the_build_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +237,37 @@ def test_variants_are_those_that_the_cpu_has_the_instructions_for(
     assert runnable_variants(cpuinfo(tmp_path, flags)) == expected
 
 
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        pytest.param("fp asimd evtstrm aes crc32 cpuid", ["portable"], id="a Cortex-A57"),
+        pytest.param(
+            "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt "
+            "fcma dcpop asimddp asimdfhm",
+            ["neon-dotprod", "portable"],
+            id="a Kunpeng 920",
+        ),
+        pytest.param(
+            "fp asimd crc32 atomics asimdrdm asimddp bf16",
+            ["neon-dotprod", "portable"],
+            id="one without products of small matrices of bytes",
+        ),
+        pytest.param(
+            "fp asimd crc32 atomics asimdrdm asimddp sve i8mm bf16",
+            ["neon-bf16", "neon-dotprod", "portable"],
+            id="one with all of it",
+        ),
+    ],
+)
+def test_arm_variants_are_those_that_the_cpu_has_the_instructions_for(
+    tmp_path: Path, features: str, expected: list[str]
+) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor\t: 0\nBogoMIPS\t: 200.00\nFeatures\t: {features}\n")
+
+    assert runnable_variants(path, machine="aarch64") == expected
+
+
 @pytest.mark.skipif("amx" not in build.variants(), reason="this is no x86 machine")
 @pytest.mark.parametrize("may_use_tiles", [True, False])
 def test_tiles_are_used_where_the_kernel_gives_them(tmp_path: Path, may_use_tiles: bool) -> None:
@@ -221,7 +291,7 @@ def test_missing_kernels_are_warned_about_once_with_the_way_out(
         assert load_library(folder=tmp_path) is None
 
     (warning,) = caplog.messages
-    assert "Install g++ 11 or newer" in warning
+    assert f"Install g++ {build.needed_gcc()} or newer" in warning
     assert "python -m tandem_engine.device.cpu.native.build" in warning
 
 

@@ -18,12 +18,26 @@ struct PlainQueries {
   PlainQueries from(int64_t head) const { return {q + head * dim, 0, dim, nullptr}; }
 };
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr int64_t kQuad = 4 * kLanes;  // bytes of a vector
 
+#if defined(__AVX512VNNI__)
+using KeyBytes = Words;
+constexpr uint32_t kKeyShift = 128;
+inline uint32_t sum_of(Ints x) {
+  return static_cast<uint32_t>(_mm512_reduce_add_epi32(same_bits<__m512i>(x)));
+}
+#else
+using KeyBytes = Ints;  // with their sign
+constexpr uint32_t kKeyShift = 0;
+inline uint32_t sum_of(Ints x) {
+  return static_cast<uint32_t>(vaddvq_s32(same_bits<int32x4_t>(x)));
+}
+#endif
+
 // For K in 8 bits and queries in bfloat16: q is a number of 16 bits times a scale, 256 times finer
-// than its own type asks for, and 256 * high + low, so that q . k is two products of bytes. K takes
-// the part that has no sign:
+// than its own type asks for, and 256 * high + low, so that q . k is two products of bytes. Where
+// one operand has no sign, that is K:
 //
 //     sum of (k + 128) * q = sum of k * q + 128 * sum of q
 //
@@ -52,21 +66,20 @@ class TwoByteQueries {
   const int8_t* high(int64_t head) const { return parts_ + head * 2 * width_; }
   const int8_t* low(int64_t head) const { return high(head) + width_; }
 
-  // Some values of K plus 128; lanes behind the last meet zeros of the queries.
-  static Words shifted(const int8_t* k, int64_t left) {
-    Words words = {};
+  // Some values of K plus the shift; lanes behind the last meet zeros of the queries.
+  static KeyBytes shifted(const int8_t* k, int64_t left) {
+    KeyBytes words = {};
     if (left >= kQuad) {
       std::memcpy(&words, k, kQuad);
     } else {
       std::memcpy(&words, k, left);
     }
-    return words ^ 0x80808080u;
+    return kKeyShift ? words ^ 0x80808080u : words;
   }
 
   // Partial sums may overflow; the result fits for heads of up to 512.
   float score(int64_t head, Ints sums) const {
-    const uint32_t sum = static_cast<uint32_t>(_mm512_reduce_add_epi32(same_bits<__m512i>(sums)));
-    return static_cast<float>(static_cast<int32_t>(sum - shifts_[head])) * scales_[head];
+    return static_cast<float>(static_cast<int32_t>(sum_of(sums) - shifts_[head])) * scales_[head];
   }
 
  private:
@@ -95,14 +108,17 @@ class TwoByteQueries {
       put(high_of(head) + width_ + at, whole - (upper << 8));
     }
     scales_[head] = scale;
-    shifts_[head] =
-        128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(same_bits<__m512i>(sums)));
+    shifts_[head] = kKeyShift * sum_of(sums);
   }
 
   int8_t* high_of(int64_t head) { return parts_ + head * 2 * width_; }
 
   static void put(int8_t* to, Ints x) {
+#if defined(__AVX512VNNI__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(same_bits<__m512i>(x)));
+#else
+    for (int lane = 0; lane < kLanes; ++lane) to[lane] = static_cast<int8_t>(x[lane]);
+#endif
   }
 };
 #endif
@@ -111,7 +127,7 @@ template <class T, class C>
 struct QueriesOf {
   using Type = PlainQueries<T>;
 };
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 template <>
 struct QueriesOf<Bf16, int8_t> {
   using Type = TwoByteQueries;

@@ -78,7 +78,7 @@ inline void score(const PlainQueries<T>& queries, const SplitKeys<C>& keys, int6
   }
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 // The same in integers; see TwoByteQueries.
 template <int kHeads>
 inline void score(const TwoByteQueries& queries, const SplitKeys<int8_t>& keys, int64_t dim,
@@ -87,7 +87,7 @@ inline void score(const TwoByteQueries& queries, const SplitKeys<int8_t>& keys, 
     prefetch(keys.v[key], dim);
     Ints high[kHeads] = {}, low[kHeads] = {};
     for (int64_t at = 0; at < dim; at += kQuad) {
-      const Words k = queries.shifted(keys.k[key] + at, dim - at);
+      const KeyBytes k = queries.shifted(keys.k[key] + at, dim - at);
       for (int head = 0; head < kHeads; ++head) {
         high[head] = multiply_add(high[head], k, load_units(queries.high(head) + at));
         low[head] = multiply_add(low[head], k, load_units(queries.low(head) + at));

@@ -11,11 +11,12 @@ milliseconds while they wait, also where others want the core.
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,21 @@ X86_FLAGS: Final = {
     "avx512": _AVX512,
     "avx2": ("-march=x86-64-v3",),
 }
+ARM_FLAGS: Final = {
+    "neon-bf16": ("-march=armv8.2-a+dotprod+bf16+i8mm",),
+    "neon-dotprod": ("-march=armv8.2-a+dotprod",),
+}
+_FLAGS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "x86_64": X86_FLAGS,
+    "AMD64": X86_FLAGS,
+    "aarch64": ARM_FLAGS,
+}
+"""Kind of machine → variant → flags."""
+_NEEDED_GCC: Final = {"x86_64": 11, "AMD64": 11, "aarch64": 10}
+_UNKNOWN_FLAG: Final = re.compile(
+    r"unrecognized command[- ]line option|(bad|invalid|unknown) (value|feature)"
+)
+"""Complaints of g++ about a flag that it does not know."""
 LINK_FLAGS: Final = (
     "-shared",
     "-pthread",
@@ -58,10 +74,9 @@ class BuildFailed(Exception):
     """The kernels cannot be built; the engine runs without, slower."""
 
 
-def variants() -> dict[str, tuple[str, ...]]:
-    """Variant → compiler flags, best first, of this kind of machine."""
-    x86 = X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {}
-    return {**x86, "portable": ()}
+def variants(machine: str = platform.machine()) -> dict[str, tuple[str, ...]]:
+    """Variant → compiler flags, best first, of a kind of machine, as `uname -m` names it."""
+    return {**_FLAGS.get(machine, {}), "portable": ()}
 
 
 def sources_hash(folder: Path = HERE) -> str:
@@ -83,23 +98,31 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "tandem" / "kernels"
 
 
-def build(target: Path = LIBRARIES, *, cache: Path | None = None) -> list[Path]:
+def build(
+    target: Path = LIBRARIES,
+    *,
+    cache: Path | None = None,
+    machine: str = platform.machine(),
+    compiler: str | None = None,
+) -> list[Path]:
     """Bring the libraries of all variants to `target`, and remove older ones there.
 
     Args:
         target: A folder; created if missing.
         cache: Folder of libraries compiled before, and of new ones; None: `cache_folder()`.
+        machine: The kind of machine that the compiler compiles for.
+        compiler: Name of a g++; None: what CXX says, or g++.
 
     Raises:
         BuildFailed: There is no compiler, or it fails.
     """
-    compiler = _compiler()
-    kept = (cache or cache_folder()) / _build_hash(compiler)
-    names = [library_name(variant, sources_hash()) for variant in variants()]
+    compiler = _path_of(compiler or os.environ.get("CXX", "g++"), machine)
+    kept = (cache or cache_folder()) / _build_hash(compiler, machine)
+    names = [library_name(variant, sources_hash()) for variant in variants(machine)]
     target.mkdir(parents=True, exist_ok=True)
     if not all((kept / name).is_file() for name in names):
         with tempfile.TemporaryDirectory(prefix="tandem-kernels-") as folder:
-            made = _compile_all(compiler, Path(folder))
+            made = _compile_all(compiler, Path(folder), machine)
             _install(made, target)
             _keep(made, kept)
     else:
@@ -109,12 +132,17 @@ def build(target: Path = LIBRARIES, *, cache: Path | None = None) -> list[Path]:
     return [target / name for name in names]
 
 
-def _compiler() -> str:
-    name = os.environ.get("CXX", "g++")
-    path = shutil.which(name)
+def needed_gcc(machine: str = platform.machine()) -> int:
+    """The oldest g++ that knows the flags of all variants."""
+    return _NEEDED_GCC.get(machine, min(_NEEDED_GCC.values()))
+
+
+def _path_of(compiler: str, machine: str) -> str:
+    path = shutil.which(compiler)
     if path is None:
         raise BuildFailed(
-            f"there is no compiler '{name}'; install g++ 11 or newer, or set CXX to one"
+            f"there is no compiler '{compiler}'; install g++ {needed_gcc(machine)} or newer, or "
+            "set CXX to one"
         )
     return path
 
@@ -129,29 +157,30 @@ def _version(compiler: str) -> str:
     return version
 
 
-def _build_hash(compiler: str) -> str:
+def _build_hash(compiler: str, machine: str) -> str:
     """Sources, flags and compiler: what a library follows from."""
-    parts = [sources_hash(), _version(compiler), platform.machine(), *COMMON_FLAGS, *LINK_FLAGS]
-    for variant, flags in variants().items():
+    parts = [sources_hash(), _version(compiler), machine, *COMMON_FLAGS, *LINK_FLAGS]
+    for variant, flags in variants(machine).items():
         parts += [variant, *flags]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _compile_all(compiler: str, folder: Path) -> list[Path]:
+def _compile_all(compiler: str, folder: Path, machine: str) -> list[Path]:
     """Compile all variants side by side, then link each."""
     sources = sources_hash()
-    libraries = {name: folder / library_name(name, sources) for name in variants()}
+    libraries = {name: folder / library_name(name, sources) for name in variants(machine)}
     running = [
         _start(
             [compiler, *COMMON_FLAGS, *flags, "-c", str(HERE / "kernels.cpp"), "-o", f"{path}.o"]
         )
-        for path, flags in zip(libraries.values(), variants().values(), strict=True)
+        for path, flags in zip(libraries.values(), variants(machine).values(), strict=True)
     ]
     # All are waited for before the first complaint is raised: none outlives the folder.
     for said in [_end(process) for process in running]:
-        _check(said)
+        _check(said, compiler, machine)
     for path in libraries.values():
-        _check(_end(_start([compiler, *LINK_FLAGS, f"{path}.o", "-o", str(path)])))
+        said = _end(_start([compiler, *LINK_FLAGS, f"{path}.o", "-o", str(path)]))
+        _check(said, compiler, machine)
     return list(libraries.values())
 
 
@@ -165,7 +194,14 @@ def _end(process: "subprocess.Popen[str]") -> str:
     return complaint.strip()[-2000:] or "no output" if process.returncode else ""
 
 
-def _check(complaint: str) -> None:
+def _check(complaint: str, compiler: str, machine: str) -> None:
+    if unknown := next(filter(_UNKNOWN_FLAG.search, complaint.splitlines()), None):
+        least = needed_gcc(machine)
+        raise BuildFailed(
+            f"{_version(compiler)} does not know a flag of the kernels ({unknown}); install g++ "
+            f"{least} or newer, and set CXX to it where it is not the default, as in "
+            f"CXX=g++-{least}"
+        )
     if complaint:
         raise BuildFailed(f"the compiler failed on the kernels:\n{complaint}")
 

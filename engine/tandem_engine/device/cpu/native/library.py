@@ -13,7 +13,13 @@ from typing import Any, ClassVar, Final
 import torch
 
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.device.cpu.native.build import LIBRARIES, library_name, sources_hash, variants
+from tandem_engine.device.cpu.native.build import (
+    LIBRARIES,
+    library_name,
+    needed_gcc,
+    sources_hash,
+    variants,
+)
 from tandem_engine.device.cpu.native.collectives import CollectiveFunctions
 from tandem_engine.device.cpu.threads.cores import ThreadPlan
 
@@ -26,10 +32,13 @@ AUTO: Final = "auto"
 _AVX512: Final = frozenset(
     ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 )
+_ARMV8_2: Final = frozenset(("atomics", "asimdrdm", "crc32"))
 NEEDED_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
     "avx512": _AVX512,
     "avx2": frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")),
+    "neon-bf16": _ARMV8_2 | {"asimddp", "bf16", "i8mm"},
+    "neon-dotprod": _ARMV8_2 | {"asimddp"},
     "portable": frozenset(),
 }
 """Variant → flags of /proc/cpuinfo that its instructions need."""
@@ -306,13 +315,15 @@ def may_use_tiles() -> bool:
 
 
 def runnable_variants(
-    cpuinfo: Path = Path("/proc/cpuinfo"), may_use_tiles: Callable[[], bool] = may_use_tiles
+    cpuinfo: Path = Path("/proc/cpuinfo"),
+    may_use_tiles: Callable[[], bool] = may_use_tiles,
+    machine: str = platform.machine(),
 ) -> list[str]:
     """The variants that this CPU has the instructions for, best first."""
-    flags = _cpu_flags(cpuinfo) if platform.machine() in ("x86_64", "AMD64") else set()
+    flags = _cpu_flags(cpuinfo)
     return [
         name
-        for name in variants()
+        for name in variants(machine)
         if flags >= NEEDED_FLAGS[name] and (name != "amx" or may_use_tiles())
     ]
 
@@ -322,7 +333,7 @@ def _cpu_flags(cpuinfo: Path) -> set[str]:
         text = cpuinfo.read_text()
     except OSError:
         return set()
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     return set(found[1].split()) if found else set()
 
 
@@ -357,9 +368,10 @@ def load_library(choice: str = AUTO, folder: Path = LIBRARIES) -> Library | None
             return _opened(variant, path)
     _LOG.warning(
         "There are no native kernels in %s for this version, so the engine computes in plain "
-        "torch, several times slower. Install g++ 11 or newer, then run "
+        "torch, several times slower. Install g++ %d or newer, then run "
         "`python -m tandem_engine.device.cpu.native.build`.",
         folder,
+        needed_gcc(),
     )
     return None
 

@@ -16,6 +16,7 @@
 
 #include "worker_context.h"
 #include "amx.h"
+#include "neon.h"
 #include "units.h"
 #include "vectors.h"
 
@@ -50,14 +51,18 @@ template <int kRows, class X, class W>
 inline Tile<kRows, W> multiply_tile(const X* x, int64_t x_stride, const W* panel,
                                        int64_t inputs) {
   Tile<kRows, W> tile = {};
-  for (int64_t input = 0; input < inputs; input += kUnit<W>) {
-    const auto low = load_units(panel);
-    const auto high = load_units(panel + kLanes * kUnit<W>);
-    panel += kPanel * kUnit<W>;
-    for (int row = 0; row < kRows; ++row) {
-      const auto value = spread(x + row * x_stride + input);
-      tile.sums[row][0] = multiply_add(tile.sums[row][0], value, low);
-      tile.sums[row][1] = multiply_add(tile.sums[row][1], value, high);
+  if constexpr (kOnNeon<W>) {
+    NeonTile<kRows, W>::multiply(x, x_stride, panel, inputs, tile.sums);
+  } else {
+    for (int64_t input = 0; input < inputs; input += kUnit<W>) {
+      const auto low = load_units(panel);
+      const auto high = load_units(panel + kLanes * kUnit<W>);
+      panel += kPanel * kUnit<W>;
+      for (int row = 0; row < kRows; ++row) {
+        const auto value = spread(x + row * x_stride + input);
+        tile.sums[row][0] = multiply_add(tile.sums[row][0], value, low);
+        tile.sums[row][1] = multiply_add(tile.sums[row][1], value, high);
+      }
     }
   }
   return tile;

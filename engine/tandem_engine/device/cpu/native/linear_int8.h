@@ -34,7 +34,8 @@ struct Int8Weight {
   const int8_t* panel(int64_t number) const { return panels + number * kPanel * inputs; }
 };
 
-// The epilogue of integer sums: out = (sums - zero * sums of w) * scales + bias + residual.
+// The epilogue of integer sums: out = (sums - zero * sums of w) * scales + bias + residual, where
+// the rows of the sums may have been shifted already.
 template <class Out, class T>
 struct Rescaled {
   Out* out;           // [rows, outputs], contiguous
@@ -48,7 +49,8 @@ struct Rescaled {
   void put(int64_t row, int64_t output, int64_t count, Ints sums) const {
     const int64_t at = row * weight.outputs + output;
     const Floats shift = load_up_to(reinterpret_cast<const float*>(weight.sums) + output, count);
-    const Ints centred = sums - same_bits<Ints>(shift) * static_cast<int32_t>(weight.input.zero);
+    const int32_t zero = static_cast<int32_t>(weight.input.zero) - kRowShift;
+    const Ints centred = sums - same_bits<Ints>(shift) * zero;
     Floats result = __builtin_convertvector(centred, Floats) * x_scales[row] *
                     load_up_to(weight.scales + output, count);
     if (weight.bias) result += load_up_to(weight.bias + output, count);

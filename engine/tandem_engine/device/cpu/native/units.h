@@ -31,13 +31,8 @@ inline Floats multiply_add(Floats sum, Floats x, Floats w) { return sum + x * w;
 // Of weights alone: rows by them are floats.
 inline Floats load_units(const F16* w) { return load(w); }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(TANDEM_NEON_MATRICES)
 typedef Ints Pairs;
-inline Pairs spread(const Bf16* x) {
-  int32_t pair;
-  std::memcpy(&pair, x, sizeof(pair));
-  return Pairs{} + pair;
-}
 inline Pairs load_units(const Bf16* w) {
   Pairs pairs;
   std::memcpy(&pairs, w, sizeof(pairs));
@@ -48,26 +43,45 @@ inline Pairs load_some_units(const Bf16* w, int64_t count) {
   std::memcpy(&pairs, w, count * sizeof(Bf16));
   return pairs;
 }
+#if defined(__AVX512BF16__)
+inline Pairs spread(const Bf16* x) {
+  int32_t pair;
+  std::memcpy(&pair, x, sizeof(pair));
+  return Pairs{} + pair;
+}
 inline Floats multiply_add(Floats sum, Pairs x, Pairs w) {
   return _mm512_dpbf16_ps(sum, same_bits<__m512bh>(x), same_bits<__m512bh>(w));
 }
+#else  // tiles spread nothing there: see neon.h
+inline Floats multiply_add(Floats sum, Pairs x, Pairs w) {
+  return same_bits<Floats>(vbfdotq_f32(same_bits<float32x4_t>(sum), same_bits<bfloat16x8_t>(x),
+                                       same_bits<bfloat16x8_t>(w)));
+}
+#endif
 #else
 inline Floats spread(const Bf16* x) { return splat(to_float(*x)); }
 inline Floats load_units(const Bf16* w) { return load(w); }
 inline Floats load_some_units(const Bf16* w, int64_t count) { return load_some(w, count); }
 #endif
 
+inline Ints load_units(const int8_t* w) {
+  Ints fours;
+  std::memcpy(&fours, w, sizeof(fours));
+  return fours;
+}
+
+#if defined(__ARM_FEATURE_DOTPROD)
+// Four values with sign by four others; tiles have their own (see neon.h).
+inline Ints multiply_add(Ints sum, Ints x, Ints w) {
+  return same_bits<Ints>(vdotq_s32(same_bits<int32x4_t>(sum), same_bits<int8x16_t>(x),
+                                   same_bits<int8x16_t>(w)));
+}
+#else
 // Four int8 of a weight by four values of 8 bits without sign.
 inline Words spread(const uint8_t* x) {
   uint32_t four;
   std::memcpy(&four, x, sizeof(four));
   return Words{} + four;
-}
-
-inline Ints load_units(const int8_t* w) {
-  Ints fours;
-  std::memcpy(&fours, w, sizeof(fours));
-  return fours;
 }
 
 inline Ints multiply_add(Ints sum, Words x, Ints w) {
@@ -82,5 +96,6 @@ inline Ints multiply_add(Ints sum, Words x, Ints w) {
   return sum;
 #endif
 }
+#endif
 
 }  // namespace tandem

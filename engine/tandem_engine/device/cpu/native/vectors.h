@@ -12,6 +12,13 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// Armv8.6's products of small matrices of bfloat16 and of bytes.
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
+#define TANDEM_NEON_MATRICES
 #endif
 
 namespace tandem {
@@ -24,7 +31,7 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(TANDEM_NEON_MATRICES)
 constexpr bool kHasPairs = true;  // products of bfloat16 pairs, summed in float32
 #else
 constexpr bool kHasPairs = false;
@@ -70,6 +77,11 @@ inline Floats load(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__aarch64__)
+  uint32_t four;
+  std::memcpy(&four, p, sizeof(four));
+  const int16x8_t wide = vmovl_s8(vcreate_s8(four));
+  return same_bits<Floats>(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))));
 #else
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   Bytes bytes;
@@ -86,6 +98,8 @@ inline Words widened(Halves bits) {
   return same_bits<Words>(_mm512_cvtepu16_epi32(same_bits<__m256i>(bits)));
 #elif defined(__AVX2__)
   return same_bits<Words>(_mm256_cvtepu16_epi32(same_bits<__m128i>(bits)));
+#elif defined(__aarch64__)
+  return same_bits<Words>(vmovl_u16(same_bits<uint16x4_t>(bits)));
 #else
   return __builtin_convertvector(bits, Words);
 #endif
@@ -102,6 +116,10 @@ inline Floats load(const F16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  float16x4_t halves;
+  std::memcpy(&halves, p, sizeof(halves));
+  return same_bits<Floats>(vcvt_f32_f16(halves));
 #else
   Halves halves;
   std::memcpy(&halves, p, sizeof(halves));
@@ -123,6 +141,8 @@ inline Halves to_f16(Floats x) {
   return same_bits<Halves>(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__F16C__)
   return same_bits<Halves>(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  return same_bits<Halves>(vcvt_f16_f32(same_bits<float32x4_t>(x)));
 #else
   const Words bits = same_bits<Words>(x);
   const Words magnitude = bits & 0x7fffffffu;
@@ -149,6 +169,8 @@ inline void store(F16* p, Floats x) {
 inline Halves to_bf16(Floats x) {
 #if defined(__AVX512BF16__)
   return same_bits<Halves>(_mm512_cvtneps_pbh(x));
+#elif defined(TANDEM_NEON_MATRICES)
+  return same_bits<Halves>(vcvt_bf16_f32(same_bits<float32x4_t>(x)));
 #else
   const Words bits = same_bits<Words>(x);
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -253,6 +275,8 @@ inline Floats larger(Floats a, Floats b) {
 inline float sum_of(Floats x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(x);
+#elif defined(__aarch64__)
+  return vaddvq_f32(same_bits<float32x4_t>(x));
 #else
   float sum = 0;
   for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
@@ -263,6 +287,8 @@ inline float sum_of(Floats x) {
 inline float largest_of(Floats x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(x);
+#elif defined(__aarch64__)
+  return vmaxvq_f32(same_bits<float32x4_t>(x));
 #else
   float largest = x[0];
   for (int lane = 1; lane < kLanes; ++lane) largest = x[lane] > largest ? x[lane] : largest;
