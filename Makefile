@@ -10,7 +10,7 @@ NATIVE  := hatch_build.py $(wildcard engine/tandem_engine/device/cpu/native/*.[h
 UV      := $(shell sed -n 's/^uv==\([^ ]*\).*/uv==\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help up serve down test test-all test-changed test-areas check check-native format crds bench
+.PHONY: help up serve down test test-all test-changed test-areas check check-native check-arm format crds bench
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ check: $(READY)  ## Lint, type-check, and hold the layers apart
 
 check-native: $(READY)  ## Run the native kernels' tests under ASan, UBSan and TSan; not part of CI
 	$(BIN)/python -m tools.check_native
+
+check-arm: $(READY)  ## Build the native kernels for aarch64, and run their tests under qemu
+	$(BIN)/python -m tools.check_arm
 
 format: $(READY)  ## Lay out the code
 	$(BIN)/ruff check --fix .

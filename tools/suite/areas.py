@@ -104,6 +104,13 @@ AREAS: Final = (
         minutes=22,
     ),
     Area(
+        name="arm",
+        holds="The native kernels for aarch64: results under qemu, of each variant",
+        paths=("integration/test_arm.py",),
+        code=("engine/tandem_engine/device/cpu/native", "tests/native", "tools/check_arm.py"),
+        minutes=6,
+    ),
+    Area(
         name="hostile",
         holds="Hostile callers, endless requests, callers that leave; the real HAProxy",
         paths=("integration/hostile", "integration/test_haproxy.py"),
