@@ -138,6 +138,7 @@ def _http_settings(args: AppArgs) -> HttpSettings:
         max_request_bytes=args.server.max_request_length * 2**20,
         e2e_timeout_s=args.server.e2e_timeout,
         strict=args.server.strict,
+        allowed_origins=tuple(args.server.allowed_origins),
         api_keys_folder=Path(args.api_keys_folder) if args.api_keys_folder else None,
         returns_request_id=False,
     )

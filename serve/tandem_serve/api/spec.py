@@ -57,6 +57,17 @@ _MODEL_NAME: Final = TextFormat(
     "a letter or digit first and last",
     longest=256,
 )
+Origin = Annotated[
+    str,
+    AfterValidator(
+        TextFormat(
+            matches=(r"(\*|https?://[-.a-z0-9]+(:[0-9]{1,5})?)",),
+            problem="is not the origin of a web page; write https:// or http://, its host in "
+            "lower case and, unless it is the usual one, its port, without a path; or '*' for all",
+            longest=256,
+        )
+    ),
+]
 PROGRESS_DEADLINE_S: Final = 600
 """Default of spec.progressDeadlineSeconds."""
 
@@ -145,6 +156,10 @@ class ServerSpec(Model):
     strict: bool = False
     """Refuse requests with fields that are not known. false: they are ignored, and the answer's
     header x-tandem-ignored-fields names them."""
+
+    allowed_origins: Annotated[list[Origin], Field(max_length=32)] = Field(default_factory=list)
+    """Origins of web pages whose scripts may call the service (CORS), such as
+    https://chat.example.com; "*" is every one. Absent: none."""
 
     api_keys_secret: SecretName | None = None
     """Kubernetes Secret, in the service's namespace, whose values are the API keys; requests then

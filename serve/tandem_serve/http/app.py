@@ -4,6 +4,7 @@ from typing import Final
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from tandem_engine.api.errors import EngineError
 from tandem_serve.http import errors
@@ -13,10 +14,10 @@ from tandem_serve.http.admission.recording import RecordingSlot
 from tandem_serve.http.admission.slots import AdmissionControl
 from tandem_serve.http.debug import steps
 from tandem_serve.http.metrics import ResponseCounts
-from tandem_serve.http.middleware import RequestMiddleware
+from tandem_serve.http.middleware import REQUEST_ID_HEADER, RequestMiddleware
 from tandem_serve.http.openai.chat import create_chat_completion
 from tandem_serve.http.openai.completions import create_completion
-from tandem_serve.http.openai.leniency import IgnoredFields
+from tandem_serve.http.openai.leniency import HEADER, IgnoredFields
 from tandem_serve.http.openai.models import list_models, retrieve_model
 from tandem_serve.http.openai.tokenize import TEXT_LINKS, detokenize, tokenize
 from tandem_serve.http.operations import health, metrics
@@ -79,6 +80,15 @@ def build_app(
         app.add_middleware(KeyMiddleware, keys=keys)
     # The last one added is the first to see a request.
     app.add_middleware(RequestMiddleware, state=state)
+    if settings.allowed_origins:
+        # Outside of all others, so that a page can read a refusal, too.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_HEADER, HEADER, "retry-after"],
+        )
     for method, path, endpoint in _ROUTES:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     app.add_exception_handler(errors.ApiError, errors.answer_error)

@@ -52,6 +52,8 @@ class HttpSettings:
     """Folder of files with an API key each; None: requests need no key."""
     strict: bool = False
     """Refuse unknown fields of requests, which are ignored and named otherwise."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages whose scripts may call the service; "*" is every one."""
     returns_request_id: bool = True
     """Put x-request-id on responses. Ray Serve does so itself: false there, or it comes twice."""
 

@@ -33,9 +33,14 @@ class KeyMiddleware:
         Raises:
             ApiError: it needs a key and has none that is valid (401).
         """
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope):
             check_key(scope["headers"], await self._keys.digests())
         await self._app(scope, receive, send)
+
+
+def _is_open(scope: Scope) -> bool:
+    # A browser asks by OPTIONS, without the key, whether a page may send it; no path answers more.
+    return scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
 
 
 class KeyFolder:

@@ -105,6 +105,8 @@ specs = st.fixed_dictionaries(
         .flatmap(lambda engine: micro_batches.map(lambda more: engine | more)),
         "slo": targets,
         "server": optional(
+            strict=st.booleans(),
+            allowedOrigins=st.lists(st.sampled_from(["*", "https://a.b"]), max_size=1),
             maxLinkNum=st.integers(1, 4096),
             maxRequestLength=st.integers(1, 100),
             e2eTimeout=st.integers(1, 65535),

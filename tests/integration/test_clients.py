@@ -1,10 +1,13 @@
-"""What a checkpoint's files say about answers holds over HTTP: their ends."""
+"""What checkpoints say about answers, and what clients send, over real HTTP to a real engine."""
 
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tandem_engine.text.codec import load_codec
 from tests.integration.served import MODEL, Served, served, tiny_with
+from tests.patience import HANG_S
 from tests.tiny import TINY
 
 QUESTION = "47+38=?"
@@ -100,3 +103,29 @@ def test_a_history_as_openais_client_keeps_it_is_answered(tmp_path: Path) -> Non
 
     assert answer.headers["x-tandem-ignored-fields"] == "session, messages[].timestamp"
     assert answer.parse().choices[0].message.content == ANSWER
+
+
+def test_a_page_of_an_allowed_origin_streams_a_chat(tmp_path: Path) -> None:
+    page = {"origin": "http://localhost:3000"}
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "a").write_text("sk-1")
+    settings = {"allowed_origins": (page["origin"],), "api_keys_folder": keys}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "stream": True,
+        "temperature": 0,
+    }
+    with served(tiny_with(tmp_path / "model"), settings=settings) as server:
+        url = f"{server.url}/v1/chat/completions"
+        asks = {"access-control-request-method": "POST"}
+        asked = httpx.options(url, headers=page | asks, timeout=HANG_S)
+        sent = httpx.post(
+            url, headers=page | {"authorization": "Bearer sk-1"}, json=body, timeout=HANG_S
+        )
+
+    assert asked.status_code == sent.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == page["origin"]
+    assert sent.headers["access-control-allow-origin"] == page["origin"]
+    assert sent.text.endswith("data: [DONE]\n\n")
