@@ -81,14 +81,14 @@ class FaultyTask(RankTask):
 class FaultyLauncher(ProcessLauncher):
     """Starts ranks with a fault, as children of this process."""
 
-    def __init__(self, *values: Any) -> None:
+    def __init__(self, kind: type[RankTask], *values: Any) -> None:
         super().__init__()
-        self._values = values
+        self._kind, self._values = kind, values
 
     def launch(self, tasks: Sequence[RankTask]) -> Sequence[RankHandle]:
         names = [field.name for field in fields(RankTask)]
         return super().launch(
-            [FaultyTask(*(getattr(task, name) for name in names), *self._values) for task in tasks]
+            [self._kind(*(getattr(task, name) for name in names), *self._values) for task in tasks]
         )
 
 
@@ -143,7 +143,7 @@ class Replica:
         before = children()
         context = multiprocessing.get_context("spawn")
         self.gate, other = context.Pipe()
-        launcher = FaultyLauncher(other, fault, put_in)
+        launcher = FaultyLauncher(FaultyTask, other, fault, put_in)
         self.engine = build.build_engine(settings or config(), launcher=launcher)
         other.close()
         (self.pid,) = children() - before
