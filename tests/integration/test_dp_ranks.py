@@ -128,6 +128,8 @@ def test_a_killed_dp_rank_is_named() -> None:
             bench.engine.add(one)
         bench.engine.step(lambda: 0.0)
         os.kill(pid, signal.SIGKILL)
+        # So that it is found when the next step is handed out, and its error holds the channel.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
         reason = step_until_lost(bench)
 

@@ -403,6 +403,8 @@ class _Channel:
 
     def close(self) -> None:
         """Free its memory."""
+        if self._writer is not None:
+            self._writer.release()
         self._writer = None
         self._segment.close()
 

@@ -76,6 +76,11 @@ class SharedPosition:
         timeout = _Timespec(whole, int((timeout_s - whole) * 1e9))
         _wait(_SYS_FUTEX, self._address, _WAIT, position & _LOW, timeout)
 
+    def release(self) -> None:
+        """Let go of the memory; nothing else may be called then."""
+        self._position.release()
+        self._process.release()
+
     def _order(self) -> None:
         """Keep reads and writes on their side of this point; Arm's processors move them.
 

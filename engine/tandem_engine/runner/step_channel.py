@@ -128,6 +128,11 @@ class StepWriter:
         if self._at + _FRAME.size <= read + self._ring.num_bytes:
             self._put(b"", _END)
 
+    def release(self) -> None:
+        """Let go of the memory, though an error of `publish` may hold this writer."""
+        for position in (self._position, *(reader.position for reader in self._readers)):
+            position.release()
+
     def _put(self, piece: bytes | memoryview, follows: int) -> None:
         size = _FRAME.size + (len(piece) + _ALIGN - 1 & -_ALIGN)
         to_end = self._ring.to_end(self._at)
