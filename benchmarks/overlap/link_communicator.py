@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tandem_engine.parallel.collective_record import RankCalls
 from tandem_engine.parallel.errors import CollectiveError
+from tandem_engine.parallel.silence import UNHEARD, Silence
 from tandem_engine.parallel.world import WORLD, WorldShape
 
 # torch has no types for what is used here.
@@ -127,6 +128,17 @@ class LinkCommunicator:
 
     def check(self) -> None:
         """Do nothing: a call that has failed has raised."""
+
+    def expect(self, seconds: float) -> None:
+        """Do nothing: each wait is bounded by `timeout_s`."""
+
+    def silence_of(self, rank: int) -> Silence:  # noqa: ARG002 - as the interface has it
+        """None is heard outside of calls."""
+        return UNHEARD
+
+    def failure(self) -> str | None:
+        """None: a call that fails raises."""
+        return None
 
     def abort(self, cause: str) -> None:
         """Leave the world; `cause` is the log's."""

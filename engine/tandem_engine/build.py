@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig
@@ -156,7 +156,9 @@ def build_engine(
             ),
         )
         halves = None if group is None else _watched_halves(group, metrics, capacity, report)
-        loop = EngineLoop(engine, metrics, in_use, halves)
+        loop = EngineLoop(
+            engine, metrics, in_use, halves, turn=nullcontext if group is None else group.turn
+        )
         loop.start()
         # From now on the loop ends the ranks.
         stack.pop_all()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from tandem_engine import build
-from tandem_engine.api.errors import CheckpointError
+from tandem_engine.api.errors import CheckpointError, EngineStopped, ReplicaLost
 from tandem_engine.runner import rank_process
 from tandem_engine.runner.rank_launcher import RankStartError, RankTask
 from tests.integration.faulty_ranks import (
@@ -160,6 +161,55 @@ def test_rank_0_that_fails_in_a_step_ends_the_replica(monkeypatch: pytest.Monkey
         gate.close()
         begin.close()
     assert cause == "Rank 0 cannot go on: RuntimeError: there is no such kernel."
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_short_silence")
+def test_rank_0_that_hangs_in_its_step_loop_is_lost_though_its_process_computes() -> None:
+    goes_on = threading.Event()
+
+    def hang(*_: Any) -> None:
+        goes_on.wait()
+        raise RuntimeError("it went on")
+
+    async def scene(made: Replica) -> str:
+        # By as many steps as it takes to learn what one takes.
+        await answer(made.engine)
+        made.engine._loop._engine._scheduler.schedule = hang  # type: ignore[method-assign,assignment]
+        asking = asyncio.create_task(answer(made.engine))
+        async with asyncio.timeout(HANG_S):
+            cause = await health_lost(made)
+        goes_on.set()
+        with pytest.raises(EngineStopped):
+            await asking
+        return cause
+
+    with replica() as made:
+        busy = threading.Thread(target=answer_callers, args=(goes_on,))
+        busy.start()
+        try:
+            cause = asyncio.run(scene(made))
+        finally:
+            goes_on.set()
+            busy.join()
+
+    assert cause.startswith(f"Rank 0 (process {os.getpid()}) has ")
+
+
+def answer_callers(until: threading.Event) -> None:
+    """Use the processor as the threads of an HTTP server do."""
+    while not until.is_set():
+        sum(range(1000))
+
+
+async def health_lost(made: Replica) -> str:
+    """The cause for which the replica is unhealthy, while its step loop still hangs."""
+    while True:
+        try:
+            made.engine.check_health()
+        except ReplicaLost as lost:
+            return str(lost)
+        await asyncio.sleep(0.05)
 
 
 def cannot_load(*_: Any) -> None:

@@ -64,6 +64,8 @@ class Step:
     """Sequence id → its move since the last step; all moves happen at once."""
     preempted: tuple[str, ...] = ()
     """Sequences that lost their blocks in this step and wait to be computed again."""
+    expected_s: float | None = None
+    """Seconds that it is predicted to take; None: it is empty, or nothing was learnt from yet."""
 
     @property
     def total_tokens(self) -> int:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -53,6 +54,7 @@ class EngineLoop:
         metrics: Takes the figures of the steps.
         schedule: The settings that the engine was made with.
         micro_batches: Logs what they bring; None: there are none.
+        turn: Entered for each step, and left when its outputs are delivered.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class EngineLoop:
         metrics: EngineMetrics,
         schedule: ScheduleConfig,
         micro_batches: MicroBatchLog | None = None,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._micro_batches = micro_batches
+        self._turn = turn
         self._pacer = Pacer[Delivery](schedule)
         self._commands: queue.SimpleQueue[_Command | ReplicaLost | None] = queue.SimpleQueue()
         self._choices: dict[str, Choice] = {}
@@ -156,8 +160,11 @@ class EngineLoop:
     def lose(self, reason: ReplicaLost) -> None:
         """End the thread after the step that runs, since no other can be computed; from any thread.
 
-        Running and new requests end with `reason`.
+        Running and new requests end with `reason`. The engine is unhealthy at once: the step that
+        runs may never end.
         """
+        with self._ending:
+            self.stopped = self.stopped or reason
         self._commands.put(reason)
 
     def join(self) -> None:
@@ -167,7 +174,8 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                self._step()
+                with self._turn():
+                    self._step()
             self._end(EngineStopped("The engine has stopped."))
         except ReplicaLost as reason:
             _LOG.error("The replica is lost: %s", reason)

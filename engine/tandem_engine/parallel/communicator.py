@@ -32,6 +32,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tandem_engine.parallel.silence import Silence
 from tandem_engine.parallel.world import WORLD, WorldShape
 
 
@@ -95,10 +96,23 @@ class Communicator(Protocol):
             CollectiveError: One has; see Faults.
         """
 
+    def expect(self, seconds: float) -> None:
+        """Bound the time for which ranks may compute between two calls, by what a step may take.
+
+        Args:
+            seconds: Time on top of the longest silence; 0: there is no prediction.
+        """
+
+    def silence_of(self, rank: int) -> Silence:
+        """The silence of a rank for which one thread is about to wait."""
+
+    def failure(self) -> str | None:
+        """The cause of which the world has failed, a sentence; None: it has not. Any thread."""
+
     def abort(self, cause: str) -> None:
         """Make every call of every rank raise from now on; `cause` is a sentence.
 
-        For a rank that cannot go on. The only method that any thread may call at any time.
+        For a rank that cannot go on. Any thread may call it at any time.
         """
 
     def close(self) -> None:

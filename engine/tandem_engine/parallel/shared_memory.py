@@ -41,6 +41,7 @@ from tandem_engine.parallel.shared_world import (
     SharedWorld,
     collective_functions,
 )
+from tandem_engine.parallel.silence import Silence
 from tandem_engine.parallel.world import WORLD, WorldShape
 
 SLOT_BYTES: Final = 256 << 10
@@ -48,8 +49,9 @@ SLOT_BYTES: Final = 256 << 10
 has four such slots; their memory is taken when they are written for the first time."""
 TIMEOUT_S: Final = 30.0
 ENDLESS: Final = 30
-"""Times `timeout_s`: so long a rank may compute between two collectives. An endless loop uses its
-processor as a long step does, but no step takes that long."""
+"""Times `timeout_s`: so long a rank may compute between two collectives where no prediction says
+how long a step takes. An endless loop uses its processor as a long step does, but none is so
+long."""
 JOIN_TIMEOUT_S: Final = 120.0
 """Ranks load torch first, and perhaps weights."""
 SPIN_US: Final = 100
@@ -84,8 +86,8 @@ class SharedMemoryCommunicator:
         rank: This one.
         timeout_s: The longest silence of the rank whose turn it is: time without a collective of
             it, while it computes little or is stopped.
-        endless_s: The longest time without a collective of it while it computes; None: 30 times
-            `timeout_s`.
+        endless_s: The longest time without a collective of it while it computes, where `expect` has
+            told no other; None: 30 times `timeout_s`.
         join_timeout_s: The same for a rank that has not joined yet.
         slot_bytes: As in `make_segment`.
         spin_us: Microseconds to wait awake; None: 100, or 0 with more ranks than CPUs that this
@@ -201,6 +203,18 @@ class SharedMemoryCommunicator:
     def check(self) -> None:
         """Do nothing: a call that has failed has raised."""
 
+    def expect(self, seconds: float) -> None:
+        """Let ranks compute for so much longer than `timeout_s`; 0: for `endless_s`."""
+        self._world.expect(seconds)
+
+    def silence_of(self, rank: int) -> Silence:
+        """The silence of a rank that this one waits for outside of calls."""
+        return _SilenceOf(self._world, rank)
+
+    def failure(self) -> str | None:
+        """The cause of which the world has failed; None: it has not. Any thread may call this."""
+        return self._world.failure()
+
     def abort(self, cause: str) -> None:
         """Make every call of every rank raise from now on. Any thread may call this."""
         self._world.abort(self._rank, cause)
@@ -269,6 +283,20 @@ class SharedMemoryWorld:
     def close(self) -> None:
         """Free the segment."""
         self._segment.close()
+
+
+class _SilenceOf:
+    """Implements `Silence`."""
+
+    def __init__(self, world: SharedWorld, rank: int) -> None:
+        self._world = world
+        self._rank = rank
+
+    def listen(self, seconds: float, *, begins: bool) -> None:
+        self._world.listen(self._rank, seconds, begins=begins)
+
+    def end(self) -> None:
+        self._world.stop_listening()
 
 
 def _milliseconds(name: str, seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import math
 import os
 import re
 from enum import IntEnum
@@ -154,6 +155,29 @@ class SharedWorld:
         if self.handle is not None:
             self._functions("world_abort")(self.handle, culprit, text, len(text))
 
+    def expect(self, seconds: float) -> None:
+        """Let a rank compute for so much longer than it may be silent; 0: that is not known."""
+        if self.handle is not None:
+            self._functions("world_expect")(self.handle, math.ceil(seconds * 1e3))
+
+    def listen(self, rank: int, seconds: float, *, begins: bool) -> None:
+        """Add a time of waiting for a rank to its silence; see `Silence.listen`."""
+        if self.handle is None:
+            raise self.failed(_Fault.CLOSED)
+        outcome = self._functions("world_listen")(self.handle, rank, int(seconds * 1e3), begins)
+        if outcome:
+            raise self.failed(outcome)
+
+    def stop_listening(self) -> None:
+        """Wait for no rank any more."""
+        if self.handle is not None:
+            self._functions("world_stop_listening")(self.handle)
+
+    def failure(self) -> str | None:
+        """The cause of which the world has failed; None: it has not, or is closed."""
+        finder = -1 if self.handle is None else self._functions("world_failed")(self.handle)
+        return None if finder < 0 else self._header(finder).cause_text
+
     def close(self, *, has_joined: bool = True) -> None:
         """Leave the world and unmap the segment. May be called again."""
         handle, self.handle = self.handle, None
@@ -227,9 +251,8 @@ class SharedWorld:
                 stopped = _stopped(self._header(culprit).pid)
                 return f"{process} has been silent for {self._args.timeout_ms / 1e3:g} s{stopped}."
             case _Fault.ENDLESS:
-                return (
-                    f"{process} has computed for {self._args.endless_ms / 1e3:g} s without an end."
-                )
+                seconds = self._functions("world_longest_work")(self.handle) / 1e3
+                return f"{process} has computed for {seconds:g} s without an end."
             case _:
                 return compare(self.calls(self._rank), self.calls(culprit))
 

@@ -48,6 +48,8 @@ class FlatBatch:
     is_simple: bool = False
     """True if every row that yields does so for itself alone, and one token: there are no drafts,
     no beams, and no choices to create."""
+    expected_s: float | None = None
+    """See `Step.expected_s`."""
 
 
 @dataclass(frozen=True, slots=True)

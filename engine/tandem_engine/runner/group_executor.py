@@ -1,8 +1,11 @@
 """The executor of a group of ranks, as the runner of rank 0 sees it."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from math import inf
+from typing import Final
 
 from torch import Tensor
 
@@ -19,6 +22,9 @@ from tandem_engine.runner.peer_process import PeerLost
 from tandem_engine.runner.rank_batches import columns_of, prices_message, recording_message
 from tandem_engine.runner.rank_messages import StepEncoder
 from tandem_engine.runner.step_channel import StepChannelClosed
+
+SLOWER: Final = 10
+"""Times the prediction: so much slower than predicted a step may be."""
 
 
 class RankLost(ReplicaLost):
@@ -38,6 +44,8 @@ class GroupExecutor:
         num_stages: Pipeline stages.
         abort: Makes the other ranks give up a step, with the cause.
         check: Raises where the logits of a step cannot be relied on, though they are there.
+        expect: Takes the time that ranks may compute on top of the longest silence; 0: it is not
+            known.
         exits: Describes ranks that have been ended; for the error.
         micro_batches: Says by which prices steps are cut; None: no step is.
         recorded: Waits for the steps that the other ranks have recorded.
@@ -52,6 +60,7 @@ class GroupExecutor:
         num_stages: int = 1,
         abort: Callable[[str], None],
         check: Callable[[], None],
+        expect: Callable[[float], None],
         exits: Callable[[], str],
         micro_batches: MicroBatchControl | None = None,
         recorded: Callable[[], Sequence[RankStep]] = tuple,
@@ -62,6 +71,9 @@ class GroupExecutor:
         self._num_stages = num_stages
         self._abort = abort
         self._check = check
+        self._expect = expect
+        # Of the steps that are under way.
+        self._expected_s: deque[float] = deque(maxlen=num_stages)
         self._exits = exits
         self._micro_batches = micro_batches
         self._prices: CutPrices | None = None
@@ -104,6 +116,7 @@ class GroupExecutor:
             RankLost: A rank cannot go on.
         """
         with self._beginning, self._together():
+            self._expect_end_of(batch)
             self._hand_out_prices()
             self._publish(self._encoder.batch(columns_of(batch)))
             return _OfGroup(self._local.compute(batch), self._together, self._check)
@@ -140,12 +153,18 @@ class GroupExecutor:
             raise self._lost
         try:
             self._publish(recording_message(num_steps))
-        except (PeerLost, StepChannelClosed) as error:
+        except (CollectiveError, PeerLost, StepChannelClosed) as error:
             raise RankLost(str(error)) from error
 
     def micro_batch_stats(self) -> MicroBatchStats | None:
         """What micro-batches bring and cost; None: they are off. From any thread."""
         return None if self._micro_batches is None else self._micro_batches.stats()
+
+    def _expect_end_of(self, batch: FlatBatch) -> None:
+        """Let ranks compute for as long as the longest step under way may take."""
+        self._expected_s.append(inf if batch.expected_s is None else batch.expected_s)
+        longest_s = max(self._expected_s)
+        self._expect(0.0 if longest_s == inf else SLOWER * longest_s)
 
     def _hand_out_prices(self) -> None:
         """Have all ranks cut the next step by the prices of this moment."""

@@ -3,9 +3,11 @@
 import os
 import select
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tandem_engine.parallel.silence import UNHEARD, Silence
 from tandem_engine.runner.shared_position import SharedPosition
 
 _CHECK_EVERY_S: Final = 0.2
@@ -17,17 +19,30 @@ class PeerLost(Exception):
     """A process is dead, stopped or silent; the text is one sentence that names it."""
 
 
+def _always() -> int:
+    return 1
+
+
 class PeerProcess:
     """The process that stores a position.
 
     Args:
         name: As errors name it, at the beginning of a sentence.
         position: The position.
-        timeout_s: Longest time to wait for a process that does nothing.
+        timeout_s: Longest time for which it may be stopped, or not be there yet.
+        silence: Its silence as a rank, while it owes something.
     """
 
-    def __init__(self, name: str, position: SharedPosition, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        position: SharedPosition,
+        *,
+        timeout_s: float,
+        silence: Silence = UNHEARD,
+    ) -> None:
         self.position = position
+        self.silence = silence
         self._name = name
         self._timeout_s = timeout_s
         self._pidfd: int | None = None
@@ -61,32 +76,57 @@ class PeerProcess:
         elif now - self._seen_at > self._timeout_s and self._is_stopped():
             raise self._silent(fault)
 
-    def await_change(self, position: int, *, spin_s: float, fault: str | None) -> None:
+    def await_change(
+        self,
+        position: int,
+        *,
+        spin_s: float,
+        fault: str | None,
+        turn: Callable[[], int] = _always,
+    ) -> None:
         """Wait until its position is not `position` any more.
 
         Args:
             position: Its position as of now.
             spin_s: Time to spin before sleeping.
-            fault: Its fault meanwhile, for the error; None: it may take any time, as long as its
-                process runs.
+            fault: Its fault meanwhile, for the error; None: it has none.
+            turn: Number of what it owes at that moment; 0: it owes nothing, and may take any time.
 
         Raises:
-            PeerLost: It has died, or has been silent or stopped for too long.
+            PeerLost: It has died, or has been stopped for too long.
+            CollectiveError: It owes something, and a rank has been silent for too long.
         """
-        silent_since = time.monotonic()
-        spin_until = silent_since + spin_s
+        spin_until = time.monotonic() + spin_s
         while self.position.load() == position:
-            if time.monotonic() < spin_until:
-                continue
-            self.position.wait(position, _CHECK_EVERY_S)
-            if self.position.load() != position:
+            if time.monotonic() >= spin_until:
+                self._sleep(position, fault, turn)
                 return
-            self._check_life(position)
-            now = time.monotonic()
-            if fault is None and not self._is_stopped():
-                silent_since = now
-            elif now - silent_since > self._timeout_s:
-                raise self._silent(fault)
+
+    def _sleep(self, position: int, fault: str | None, turn: Callable[[], int]) -> None:
+        heard, absent_s = 0, 0.0
+        try:
+            while True:
+                begin = time.monotonic()
+                self.position.wait(position, _CHECK_EVERY_S)
+                if self.position.load() != position:
+                    return
+                self._check_life(position)
+                # A time for which this process was stopped itself is no silence of another.
+                waited_s = min(time.monotonic() - begin, 2 * _CHECK_EVERY_S)
+                absent_s = absent_s + waited_s if self._is_absent() else 0.0
+                if absent_s > self._timeout_s:
+                    raise self._silent(fault)
+                heard = self._listen(waited_s, turn(), heard)
+        finally:
+            self.silence.end()
+
+    def _listen(self, seconds: float, turn: int, heard: int) -> int:
+        """Add a time to its silence if it owes something; return the number of that."""
+        if turn and self.position.process:
+            self.silence.listen(seconds, begins=turn != heard)
+        elif heard:
+            self.silence.end()
+        return turn
 
     def _watch(self) -> None:
         """Open the process, if it is there and was not opened."""
@@ -105,6 +145,9 @@ class PeerProcess:
         # What it has stored before its end counts.
         if self._poll.poll(0) and self.position.load() == position:
             raise self._dead()
+
+    def _is_absent(self) -> bool:
+        return not self.position.process or self._is_stopped()
 
     def _is_stopped(self) -> bool:
         return _state_of(self.position.process) in _STOPPED

@@ -4,7 +4,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -18,6 +25,7 @@ from tandem_engine.model.decoder import Decoder
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.rank_world import World, open_world
 from tandem_engine.parallel.segment import SharedSegment
+from tandem_engine.parallel.silence import Silence
 from tandem_engine.runner.executor import RankExecutor
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.micro_batch_control import EVERY_STEP, MicroBatchControl
@@ -234,9 +242,18 @@ class RankGroup:
         """
 
         def tell() -> None:
-            lose(RankLost(f"{self.exits() or 'A rank has ended.'} See the log of the replica."))
+            cause = self._joined().failure()
+            what = " ".join(filter(None, (cause, self.exits()))) or "A rank has ended."
+            lose(RankLost(f"{what} See the log of the replica."))
 
         self._watch = RankWatch([rank.sentinel for rank in self._ranks], tell)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """A turn of the step loop, in which the other ranks may expect the next step.
+
+        One that hangs in it is found by them; without one they wait for ever.
+        """
+        return self._channel.turn()
 
     def exits(self) -> str:
         """Sentences about the ranks that something has ended; empty: there are none."""
@@ -301,6 +318,8 @@ class RankGroup:
             self._communicator = self._world.address.join(
                 world_shape(settings.shape), 0, timeout_s=settings.timeout_s
             )
+            for channel in (self._profile_channel, self._channel):
+                channel.hear(self._communicator.silence_of)
         return self._communicator
 
     def _executor(
@@ -317,6 +336,7 @@ class RankGroup:
             num_stages=self._settings.shape.pp,
             abort=self._joined().abort,
             check=self._joined().check,
+            expect=self._joined().expect,
             exits=self.exits,
             micro_batches=control,
             recorded=self._recorded,
@@ -383,6 +403,15 @@ class _Channel:
             self._segment.buffer, ranks=others, timeout_s=settings.timeout_s
         )
         self.num_messages = 0
+
+    def hear(self, silence_of: Callable[[int], Silence]) -> None:
+        """Bound the waits for a rank by its silence."""
+        if self._writer is not None:
+            self._writer.hear(silence_of)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """See `StepWriter.turn`."""
+        return nullcontext() if self._writer is None else self._writer.turn()
 
     def publish(self, message: bytes) -> None:
         """Hand a message to all other ranks.

@@ -277,7 +277,12 @@ class _RankPart:
         channel = SharedSegment.attach(address)
         self._channels.append(channel)
         timeout_s = self._settings.timeout_s
-        return StepReader(channel.buffer, place=self._rank - 1, timeout_s=timeout_s)
+        return StepReader(
+            channel.buffer,
+            place=self._rank - 1,
+            timeout_s=timeout_s,
+            silence=self._communicator.silence_of(0),
+        )
 
     def _batches(self) -> RankBatches:
         return RankBatches(block_size=self._settings.block_size, device=self._runtime.device)

@@ -209,6 +209,7 @@ class ModelRunner:
                 device=self._runtime.device,
                 awaited=self._awaited(),
             )
+        batch.expected_s = step.expected_s
         self._decode_batches.remember(step, batch)
         return batch
 

@@ -6,25 +6,29 @@ It lives in memory that the processes share, which the caller provides:
                                                                    [length|more|bytes …][…
 
 Positions count the bytes ever written or read. The writer publishes a frame by storing its position
-behind it, and waits, for a bounded time, while the slowest reader is a whole ring behind; a message
-that is longer than a quarter of the ring goes in several frames.
+behind it, and waits while the slowest reader is a whole ring behind; a message that is longer than
+a quarter of the ring goes in several frames.
 
 A reader spins for a moment and then sleeps until the writer's position changes, the writer until
 that of the slowest reader does. `peer_process` says how they notice that the other one is dead or
-stopped.
+stopped. One that runs may take any time, unless it owes something and its rank is silent: a reader
+owes it to read where the ring is full, and the writer owes the rest of a message, and, while it is
+in a turn of its step loop, the next one.
 
 Not thread-safe: one thread writes, and one of each reading process reads.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
+from tandem_engine.parallel.silence import UNHEARD, Silence
 from tandem_engine.runner.cache_line import CACHE_LINE
 from tandem_engine.runner.peer_process import PeerProcess
-from tandem_engine.runner.shared_position import SharedPosition
+from tandem_engine.runner.shared_position import POSITION_BYTES, SharedPosition
 
-MAGIC: Final = 0x54444D53_54455031
+MAGIC: Final = 0x54444D53_54455032
 """First eight bytes of the memory; another layout has another number."""
 DEFAULT_TIMEOUT_S: Final = 30.0
 DEFAULT_SPIN_S: Final = 20e-6
@@ -60,7 +64,8 @@ class StepWriter:
     Args:
         memory: At least `channel_bytes`, writable, zeroed and shared with the readers.
         ranks: Ranks of the readers, in the order of their places.
-        timeout_s: Longest time that a reader may go without reading while messages wait for it.
+        timeout_s: Longest time that a reader may be stopped while messages wait for it, or may take
+            to open the channel.
         spin_s: Time to spin for a slow reader before sleeping.
 
     Raises:
@@ -89,6 +94,7 @@ class StepWriter:
             PeerProcess(f"Rank {rank}", self._ring.position(2 + place), timeout_s=timeout_s)
             for place, rank in enumerate(ranks)
         ]
+        self._ranks = tuple(ranks)
         self._spin_s = spin_s
         self._at = 0
         # The end of what all readers are known to have read, one ring further.
@@ -99,11 +105,29 @@ class StepWriter:
         _HEADER.pack_into(memory, 0, MAGIC, len(ranks), 0, ring_bytes)
         self._is_closed = False
 
+    def hear(self, silence_of: Callable[[int], Silence]) -> None:
+        """Bound the waits for a reader by its rank's silence from now on."""
+        for rank, reader in zip(self._ranks, self._readers, strict=True):
+            reader.silence = silence_of(rank)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Owe the readers a message meanwhile; its end settles it.
+
+        A writer that has nothing to do owes nothing.
+        """
+        self._ring.turn += 1
+        try:
+            yield
+        finally:
+            self._ring.turn += 1
+
     def publish(self, message: bytes) -> None:
         """Hand a message to all readers, without waiting for them unless the ring is full.
 
         Raises:
-            PeerLost: A reader has died or does not read; the channel is of no use then.
+            PeerLost: A reader has died, or is stopped; the channel is of no use then.
+            CollectiveError: The ring is full, and a rank has been silent for too long.
             StepChannelClosed: `close` was called before.
         """
         if self._is_closed:
@@ -132,6 +156,7 @@ class StepWriter:
         """Let go of the memory, though an error of `publish` may hold this writer."""
         for position in (self._position, *(reader.position for reader in self._readers)):
             position.release()
+        self._ring.release()
 
     def _put(self, piece: bytes | memoryview, follows: int) -> None:
         size = _FRAME.size + (len(piece) + _ALIGN - 1 & -_ALIGN)
@@ -171,9 +196,9 @@ class StepReader:
     Args:
         memory: That of the writer.
         place: Place of this rank among the writer's `ranks`.
-        timeout_s: Longest time for which the writer's process may be stopped, or a message of
-            several frames incomplete.
+        timeout_s: Longest time for which the writer's process may be stopped.
         spin_s: Time to spin for a message before sleeping.
+        silence: That of rank 0, which bounds the time for what it owes.
 
     Raises:
         NoChannel: The memory holds no channel, or the place is taken.
@@ -186,6 +211,7 @@ class StepReader:
         place: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         spin_s: float = DEFAULT_SPIN_S,
+        silence: Silence = UNHEARD,
     ) -> None:
         self._ring = _opened(memory)
         if not 0 <= place < self._ring.num_readers:
@@ -198,17 +224,20 @@ class StepReader:
             raise NoChannel(
                 f"The place {place} of the channel is taken by process {self._position.process}."
             )
-        self._writer = PeerProcess("Rank 0", self._ring.position(1), timeout_s=timeout_s)
+        self._writer = PeerProcess(
+            "Rank 0", self._ring.position(1), timeout_s=timeout_s, silence=silence
+        )
         self._spin_s = spin_s
         self._at = 0
         self._position.sign()
 
     def receive(self) -> bytes:
-        """Wait for the next message, for as long as the writer lives and runs.
+        """Wait for the next message, for as long as the writer lives and runs, and owes none.
 
         Raises:
             StepChannelClosed: There is none: the writer has closed the channel.
             PeerLost: The writer has died, or is stopped for too long.
+            CollectiveError: It owes the message, and a rank has been silent for too long.
             NoChannel: The memory was written by others.
         """
         piece, follows = self._take(is_due=False)
@@ -228,8 +257,12 @@ class StepReader:
         """
         while True:
             if self._writer.position.load() == self._at:
-                fault = UNFINISHED if is_due else None
-                self._writer.await_change(self._at, spin_s=self._spin_s, fault=fault)
+                if is_due:
+                    self._writer.await_change(self._at, spin_s=self._spin_s, fault=UNFINISHED)
+                else:
+                    self._writer.await_change(
+                        self._at, spin_s=self._spin_s, fault=None, turn=self._turn
+                    )
             piece, follows, size = self._ring.take(self._at)
             self._at += size
             self._position.store(self._at)
@@ -237,6 +270,11 @@ class StepReader:
                 raise StepChannelClosed("Rank 0 has closed the channel of steps.")
             if follows != _SKIP:
                 return piece, follows
+
+    def _turn(self) -> int:
+        """Number of the turn in which the writer is; 0: in none."""
+        turn = self._ring.turn
+        return turn if turn % 2 else 0
 
 
 def _opened(memory: memoryview) -> "_Ring":
@@ -266,6 +304,21 @@ class _Ring:
         self.num_bytes = num_bytes
         self._memory = memory
         self._begin = channel_bytes(num_readers=num_readers, ring_bytes=0)
+        at = CACHE_LINE + POSITION_BYTES
+        self._turn = memory[at : at + 8].cast("Q")
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._turn.release()
+
+    @property
+    def turn(self) -> int:
+        """Begins and ends of the writer's turns: odd within one."""
+        return self._turn[0]
+
+    @turn.setter
+    def turn(self, count: int) -> None:
+        self._turn[0] = count
 
     def position(self, line: int) -> SharedPosition:
         """The position that stands in a line of the memory."""

@@ -356,7 +356,12 @@ class Scheduler:
             for row in builder.rows:
                 row.num_in_flight += 1
         load = builder.rows.load(self._blocks.block_size)
-        return self.records.open(builder, load, predicted_s=self._policies.predict(load))
+        return self.records.open(
+            builder,
+            load,
+            predicted_s=self._policies.predict(load),
+            has_learnt=self._policies.model.num_fits > 0,
+        )
 
     def _starved(self, now: float) -> Sequence | None:
         """Return a request that found no blocks for maxFirstTokenWaitTime, if there is one."""

@@ -212,8 +212,8 @@ class StepBuilder:
         )
         return max(1, sequence.num_tokens - found)
 
-    def build(self) -> Step:
-        """Return the step as plain data."""
+    def build(self, expected_s: float | None = None) -> Step:
+        """Return the step as plain data; see `Step.expected_s`."""
         decodes, prefills = self.rows.decodes, self.rows.prefills
         rows = [*decodes, *prefills]
         copies = self.blocks.take_copies()
@@ -230,6 +230,7 @@ class StepBuilder:
             moved=self._moved(rows),
             beam_moves=_take_moves(rows) if self.queues.num_beam_groups else {},
             preempted=tuple(self.preemptor.recomputed),
+            expected_s=expected_s,
         )
 
     def _moved(self, rows: Collection[Sequence]) -> tuple[str, ...]:

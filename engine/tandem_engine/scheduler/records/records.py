@@ -116,10 +116,24 @@ class Records:
         slots = ((at, self._ring[at % MAX_KEPT_STEPS]) for at in numbers)
         return [record for at, record in slots if record is not None and record.number == at]
 
-    def open(self, builder: StepBuilder, load: StepLoad, *, predicted_s: float | None) -> Step:
-        """Note a step that is about to be computed, and return it as data."""
+    def open(
+        self,
+        builder: StepBuilder,
+        load: StepLoad,
+        *,
+        predicted_s: float | None,
+        has_learnt: bool = False,
+    ) -> Step:
+        """Note a step that is about to be computed, and return it as data.
+
+        Args:
+            builder: Has its rows.
+            load: Of it.
+            predicted_s: Predicted duration; None: it is empty.
+            has_learnt: True if the prediction is of measured steps.
+        """
         self._note_waiting(builder)
-        step = builder.build()
+        step = builder.build(predicted_s if has_learnt else None)
         self.num_recomputed += len(builder.preemptor.recomputed)
         self.num_swapped += len(builder.preemptor.swapped)
         record = self._ring[self._number % MAX_KEPT_STEPS] = StepRecord(

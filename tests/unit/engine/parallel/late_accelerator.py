@@ -24,6 +24,7 @@ from tandem_engine.device.streams import StreamLayout
 from tandem_engine.device.torch_streams import Accelerator
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.errors import CollectiveError
+from tandem_engine.parallel.silence import Silence
 from tandem_engine.parallel.world import WORLD, WorldShape
 from tests.patience import HANG_S
 
@@ -194,6 +195,15 @@ class LateCommunicator:
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def expect(self, seconds: float) -> None:
+        self._communicator.expect(seconds)
+
+    def silence_of(self, rank: int) -> Silence:
+        return self._communicator.silence_of(rank)
+
+    def failure(self) -> str | None:
+        return self._communicator.failure()
 
     def abort(self, cause: str) -> None:
         self._communicator.abort(cause)

@@ -184,6 +184,7 @@ def _group_of(local: RankExecutor, communicator: Communicator) -> GroupExecutor:
         vocab_size=0,
         abort=communicator.abort,
         check=communicator.check,
+        expect=communicator.expect,
         exits=str,
     )
 

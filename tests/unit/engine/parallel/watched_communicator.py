@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from tandem_engine.parallel.communicator import Communicator
+from tandem_engine.parallel.silence import Silence
 from tandem_engine.parallel.world import WORLD, WorldShape
 
 
@@ -66,6 +67,15 @@ class WatchedCommunicator:
 
     def check(self) -> None:
         self._communicator.check()
+
+    def expect(self, seconds: float) -> None:
+        self._communicator.expect(seconds)
+
+    def silence_of(self, rank: int) -> Silence:
+        return self._communicator.silence_of(rank)
+
+    def failure(self) -> str | None:
+        return self._communicator.failure()
 
     def abort(self, cause: str) -> None:
         self._communicator.abort(cause)

@@ -137,6 +137,24 @@ class Peers {
     return true;
   }
 
+  // Adds a time of waiting for a rank outside of calls to its silence, or to that of the rank that it
+  // waits for; false: see fault(). `begins`: the time before does not count.
+  bool listen_to(int rank, std::chrono::milliseconds slice, bool begins) {
+    static thread_local Silence silence;
+    if (begins) silence = {};
+    segment_.rank(rank_).listens_to.store(1 + rank, std::memory_order_relaxed);
+    if (!is_well() || has_left(rank) || has_ended(rank)) return false;
+    return is_in_time(silence, rank, slice, timeout_);
+  }
+
+  void stop_listening() { segment_.rank(rank_).listens_to.store(0, std::memory_order_relaxed); }
+
+  // The longest time for which a rank may compute between two calls.
+  std::chrono::milliseconds longest_work() const {
+    const int64_t expected = segment_.header().expected_ms.load(std::memory_order_relaxed);
+    return expected > 0 ? timeout_ + std::chrono::milliseconds(expected) : endless_;
+  }
+
   bool wait(const Lane& lane, size_t member, Counter counter, uint64_t rounds) {
     Member& peer = *lane.members[member];
     Member& own = *lane.members[lane.me];
@@ -180,13 +198,17 @@ class Peers {
   // core on any machine, and one that only keeps threads alive uses far less.
   static constexpr int kPaysFor = 20;
 
+  // And for so much of a step that is due: of a rank with a fifth of a core all time counts, as of
+  // one with a core, and of one that gets less in proportion.
+  static constexpr int kCountsFor = 5;
+
   // The time for which the rank whose turn it is has made no progress.
   struct Silence {
     int due = -1;
     uint64_t progress = 0;
     std::chrono::nanoseconds used{0};  // of its time on CPUs, at the last slice
     Clock::duration quiet{0};          // less what its work has paid for
-    Clock::duration unmoved{0};        // all of it
+    Clock::duration worked{0};         // in which it has computed
   };
 
   WorldSegment& segment_;
@@ -247,13 +269,18 @@ class Peers {
       // The first fault of the world is the cause of a rank's leaving.
       if (!is_well() || is_gone) return false;
       if (!is_due) continue;
-      if (!listen(silence, rank, unchecked)) return false;
-      if (silence.quiet >= timeout) return fail(Fault::kSilent, silent_rank(silence.due));
-      if (silence.unmoved >= endless_ && has_joined(silence.due)) {
-        return fail(Fault::kEndless, silence.due);
-      }
+      if (!is_in_time(silence, rank, unchecked, timeout)) return false;
       unchecked = Clock::duration{0};
     }
+  }
+
+  // Adds a slice to the silence of the rank that `rank` waits for; false: it lasts too long.
+  bool is_in_time(Silence& silence, int rank, Clock::duration slice,
+                  std::chrono::milliseconds timeout) {
+    if (!listen(silence, rank, slice)) return false;
+    if (silence.quiet >= timeout) return fail(Fault::kSilent, silent_rank(silence.due));
+    const bool is_endless = silence.worked >= longest_work() && has_joined(silence.due);
+    return !is_endless || fail(Fault::kEndless, silence.due);
   }
 
   // Adds a slice to the silence of the rank that `rank` waits for; false: that has ended.
@@ -270,7 +297,7 @@ class Peers {
     const auto work = std::max(std::chrono::nanoseconds{0}, used - silence.used);
     const auto unpaid = silence.quiet + slice - kPaysFor * work;
     silence = {due, progress, used, std::max<Clock::duration>(Clock::duration{0}, unpaid),
-               silence.unmoved + slice};
+               silence.worked + std::min<Clock::duration>(slice, kCountsFor * work)};
     return true;
   }
 
@@ -286,8 +313,10 @@ class Peers {
     return rank;
   }
 
-  // The rank that another one sleeps for; -1: for none.
+  // The rank that another one waits for; -1: for none.
   int waited_for_by(int rank) {
+    const int listens_to = segment_.rank(rank).listens_to.load(std::memory_order_relaxed);
+    if (listens_to > 0) return listens_to - 1;
     for (int64_t at = 0; at < segment_.num_lanes(); ++at) {
       const Lane& lane = segment_.lane(at);
       for (size_t member = 0; member < lane.ranks.size(); ++member) {

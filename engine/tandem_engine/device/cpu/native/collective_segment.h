@@ -39,6 +39,9 @@ enum class RankState : uint32_t { kAbsent, kJoining, kJoined, kLeft };
 
 struct alignas(kPage) WorldHeader {
   std::atomic<uint32_t> failed;  // 1 + the rank that found the first fault; 0: none
+  // By how much longer than `timeout_ms` a rank may compute between two calls, given the steps at
+  // hand; 0: that is not known.
+  std::atomic<int64_t> expected_ms;
 };
 
 struct alignas(kPage) RankHeader {
@@ -52,6 +55,7 @@ struct alignas(kPage) RankHeader {
   char cause[kCauseBytes];
   // Calls that it has begun, and rounds that it has published. Only native code reads it.
   std::atomic<uint64_t> progress;
+  std::atomic<int32_t> listens_to;  // 1 + the rank that it waits for outside of calls; 0: none
 };
 
 struct CallRecord {

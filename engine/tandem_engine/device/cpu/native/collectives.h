@@ -68,6 +68,7 @@ class World {
   Fault fault() const { return peers_.fault(); }
   int culprit() const { return peers_.culprit(); }
   WorldSegment& segment() { return segment_; }
+  Peers& peers() { return peers_; }
 
   bool join(int64_t pid, uint64_t digest, int64_t timeout_ms) {
     RankHeader& own = segment_.rank(rank_);

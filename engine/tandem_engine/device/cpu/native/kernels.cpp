@@ -318,6 +318,21 @@ void tandem_world_abort(World* world, int64_t culprit, const char* cause, int64_
   world->abort(culprit, cause, length);
 }
 
+// Says how much longer than its bound of silence a rank may compute, until the next such call.
+void tandem_world_expect(World* world, int64_t milliseconds) {
+  world->segment().header().expected_ms.store(milliseconds, std::memory_order_relaxed);
+}
+
+int64_t tandem_world_longest_work(World* world) { return world->peers().longest_work().count(); }
+
+// See Peers::listen_to.
+int64_t tandem_world_listen(World* world, int64_t rank, int64_t milliseconds, int64_t begins) {
+  return outcome(*world, world->peers().listen_to(static_cast<int>(rank),
+                                                  std::chrono::milliseconds(milliseconds), begins));
+}
+
+void tandem_world_stop_listening(World* world) { world->peers().stop_listening(); }
+
 // The rank that found the first fault of the world; -1: there is none.
 int64_t tandem_world_failed(World* world) {
   return int64_t{world->segment().header().failed.load()} - 1;

@@ -1,0 +1,38 @@
+"""The interface by which a rank waits for another one outside of collectives; without torch."""
+
+from typing import Final, Protocol
+
+
+class Silence(Protocol):
+    """The silence of a rank that this one waits for outside of collectives, as for its next step.
+
+    It ends as that of a rank that is waited for in a collective, and the same rank is blamed: the
+    one whose turn it is.
+    """
+
+    def listen(self, seconds: float, *, begins: bool) -> None:
+        """Add a time of waiting.
+
+        Args:
+            seconds: Time since the last call.
+            begins: True if what was before does not count.
+
+        Raises:
+            CollectiveError: A rank has ended, or has been silent for too long.
+        """
+
+    def end(self) -> None:
+        """Stop waiting."""
+
+
+class _Unheard:
+    """Implements `Silence` where a rank's progress is not known: it may take any time."""
+
+    def listen(self, seconds: float, *, begins: bool) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+UNHEARD: Final[Silence] = _Unheard()
