@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,14 +27,17 @@ MODEL: Final = "tandem-tiny"
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs, and the lines of its start."""
+    """A server that runs, the lines of its start, and the clients that end before it."""
 
     url: str
     start: list[str]
+    clients: ExitStack
 
     def openai(self) -> openai.OpenAI:
         """OpenAI's client, without its retries."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        return self.clients.enter_context(
+            openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        )
 
     def post(self, path: str, body: Any) -> httpx.Response:
         """Send a body as JSON."""
@@ -69,7 +72,9 @@ def served(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", start)
+            # A connection that is collected open is an error of whichever test runs then.
+            with ExitStack() as clients:
+                yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", start, clients)
         finally:
             server.should_exit = True
             thread.join(HANG_S)
