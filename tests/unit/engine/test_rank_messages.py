@@ -247,8 +247,12 @@ class Traffic:
         self.handing.engine.reconfigure(self.rng.choice(self.changes))
 
 
-# Not shrunk: the traffic is by chance, so a smaller seed is no smaller case.
-@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+# Not shrunk: the traffic is by chance, so a smaller seed is no smaller case. An example takes up to
+# a second: 10 of the same, 40 drawn ones.
+@settings(
+    max_examples=settings().max_examples // 5,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
 @given(
     changes=st.lists(schedules(), min_size=1, max_size=3),
     blocks=st.integers(6, 16),

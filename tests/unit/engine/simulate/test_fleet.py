@@ -38,8 +38,9 @@ def make_of(kind: str) -> Make:
     return schedulers(3) if kind == "scheduler" else flows
 
 
+# An example takes a second or two: 5 of the same, 20 drawn ones.
 @KINDS
-@hypothesis_settings(deadline=None, max_examples=15)
+@hypothesis_settings(max_examples=hypothesis_settings().max_examples // 10)
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=8),
     rate=st.floats(0.5, 12.0),
