@@ -17,6 +17,7 @@ from tandem_engine.documents import CONFIG_FILE, read_object
 from tandem_engine.model.config import DecoderConfig, read_decoder_config
 from tandem_engine.model.parameters import allocate_parameters, checkpoint_parts, is_harmless
 from tandem_engine.model.quantized import QuantizedLinear
+from tandem_engine.model.tied_head import EMBEDDING
 from tandem_engine.quantization.compressed_tensors import compressed_tensors_config
 from tandem_engine.quantization.int8 import quantize_rows, relative_error
 from tandem_engine.quantization.modelslim import DESCRIPTION_FILE, modelslim_description
@@ -31,7 +32,6 @@ _STEMS: Final = {
     "compressed-tensors": "model",
     "msmodelslim": "quant_model_weight_w8a8_dynamic",
 }
-_EMBEDDING: Final = "model.embed_tokens.weight"
 _COPIED: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*")
 _INDEX: Final = ".index.json"
 
@@ -120,13 +120,15 @@ class _Job:
         self._has_offsets = output_format == "msmodelslim"
         linears = _check(checkpoint, config, head=head)
         self.unties = head and config.tie_word_embeddings
+        self.stays_tied = config.tie_word_embeddings and not head
+        self._table = f"{config.embedding}.weight"
         names = sorted(checkpoint.names(), key=checkpoint.file_position)
         if config.tie_word_embeddings:
-            names = [name for name in names if name != f"{HEAD}.weight"]
+            names = [name for name in names if name == self._table or name != f"{HEAD}.weight"]
         stems = {f"{linear}.weight": linear for linear in linears}
         self._steps = [(name, stems.get(name)) for name in names]
         if self.unties:
-            self._steps.append((_EMBEDDING, HEAD))
+            self._steps.append((self._table, HEAD))
         self.plan = [tensor for step in self._steps for tensor in self._planned(*step)]
         self.bytes_before = sum(checkpoint.entry(name).num_bytes for name in names)
         self.bytes_after = sum(tensor.num_bytes for tensor in self.plan)
@@ -156,7 +158,8 @@ class _Job:
         entry = self._checkpoint.entry(name)
         if stem is None:
             _ = entry.dtype  # refuses one that is not known
-            yield NewTensor(name, entry.dtype_name, entry.shape)
+            written = f"{EMBEDDING}.weight" if name == self._table else name
+            yield NewTensor(written, entry.dtype_name, entry.shape)
             return
         column = (entry.shape[0], 1)
         yield NewTensor(f"{stem}.weight", "I8", entry.shape)
@@ -253,7 +256,7 @@ def _write_descriptions(
     source: Path, folder: Path, job: _Job, output_format: OutputFormat, *, head: bool
 ) -> None:
     document = read_object(source / CONFIG_FILE)
-    if job.unties:
+    if not job.stays_tied:
         document["tie_word_embeddings"] = False
     if output_format == "compressed-tensors":
         document["quantization_config"] = compressed_tensors_config(head=head)

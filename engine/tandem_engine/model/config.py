@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem_engine.documents import MOST_POSITIONS, WIDEST, Fields, read_config
+from tandem_engine.model.not_computed import refuse_what_is_not_computed
 from tandem_engine.model.rope import (
     Rope,
     RopeDefault,
@@ -20,6 +21,8 @@ from tandem_engine.model.rope import (
     RopeLong,
     RopeYarn,
 )
+from tandem_engine.model.tied_head import EMBEDDING, TiedHead, read_tied_head
+from tandem_engine.weights.checkpoint import has_weights
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -45,6 +48,10 @@ class DecoderConfig:
     rope: Rope
     tie_word_embeddings: bool
     """True if the output head is the embedding."""
+    embedding: str = EMBEDDING
+    """Stem of the embedding's tensor; the head's name where the files hold the two under that."""
+    disagreement: str = ""
+    """A sentence about files that say otherwise than config.json; empty: none do."""
     qkv_bias: bool
     output_bias: bool
     """True if the projection after attention has a bias."""
@@ -57,7 +64,7 @@ class DecoderConfig:
     @property
     def model_type(self) -> str:
         """Hugging Face's and MindIE's name of the architecture, such as qwen3."""
-        return self.architecture.removesuffix("ForCausalLM").lower()
+        return model_type_of(self.architecture)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,7 @@ FAMILIES: Mapping[str, _Family] = {
 
 
 def read_decoder_config(folder: Path | str) -> DecoderConfig:
-    """Read config.json of a checkpoint.
+    """Read config.json of a checkpoint, and the files where they decide what it means.
 
     Raises:
         CheckpointError: A file is missing or garbled, a value cannot be, or the model needs
@@ -88,7 +95,7 @@ def read_decoder_config(folder: Path | str) -> DecoderConfig:
     fields = read_config(Path(folder))
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
-    _refuse_what_is_not_computed(fields)
+    refuse_what_is_not_computed(fields, model_type_of(architecture))
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -98,6 +105,7 @@ def read_decoder_config(folder: Path | str) -> DecoderConfig:
     head_dim = _head_dim(fields, family, heads)
     rope = _rope(fields, head_dim)
     attention_bias = fields.flag("attention_bias")
+    head = _head(Path(folder), fields)
     return DecoderConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
@@ -110,13 +118,20 @@ def read_decoder_config(folder: Path | str) -> DecoderConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position_embeddings=_longest_sequence(fields, rope),
         rope=rope,
-        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        tie_word_embeddings=head.is_tied,
+        embedding=head.embedding,
+        disagreement=head.disagreement,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
         mlp_bias=family.has_mlp_bias and fields.flag("mlp_bias"),
         qk_norm=family.qk_norm,
         dtype=_dtype(fields),
     )
+
+
+def model_type_of(architecture: str) -> str:
+    """Hugging Face's name of an architecture in config.json, such as qwen3 of Qwen3ForCausalLM."""
+    return architecture.removesuffix("ForCausalLM").lower()
 
 
 def _architecture(fields: Fields) -> str:
@@ -132,16 +147,11 @@ def _architecture(fields: Fields) -> str:
     )
 
 
-def _refuse_what_is_not_computed(fields: Fields) -> None:
-    activation = fields.get("hidden_act")
-    if activation not in (None, "silu"):
-        raise fields.error(f"hidden_act is {json.dumps(activation)}; only silu is computed")
-    layer_types = fields.get("layer_types")
-    has_window = isinstance(layer_types, list) and any(
-        kind != "full_attention" for kind in layer_types
-    )
-    if has_window or fields.flag("use_sliding_window"):
-        raise fields.error("the model attends in a sliding window, which is not computed")
+def _head(folder: Path, fields: Fields) -> TiedHead:
+    # A folder without weights, of which only the shapes are asked for, is as config.json says.
+    if fields.flag("tie_word_embeddings") and has_weights(folder):
+        return read_tied_head(folder)
+    return TiedHead(is_tied=fields.flag("tie_word_embeddings"), embedding=EMBEDDING)
 
 
 def _head_dim(fields: Fields, family: _Family, heads: int) -> int:
@@ -197,8 +207,8 @@ def _rope(fields: Fields, head_dim: int) -> Rope:
     if not isinstance(values, dict):
         raise fields.refuse(key, "an object")
     scaling = Fields(fields.path, values, f"{key}.")
-    if any(part.get("partial_rotary_factor") not in (None, 1) for part in (fields, scaling)):
-        raise fields.error("partial_rotary_factor is not 1; only whole heads are rotated")
+    if scaling.get("partial_rotary_factor") not in (None, 1):
+        raise fields.error(f"{key}.partial_rotary_factor is not 1; only whole heads are rotated")
     theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
     # The field beside the object goes first, as in transformers.
     original = fields.get("original_max_position_embeddings") and fields.positions(

@@ -34,6 +34,8 @@ def describe(config: EngineConfig, report: Callable[[str], None]) -> Description
         check_readable(folder)
     codec = load_codec(folder)
     model = read_decoder_config(folder)
+    if model.disagreement:
+        report(model.disagreement)
     ends = read_end_tokens(folder, codec, setting=config.eos_token_ids)
     report(ends.in_words(codec))
     defaults = read_sampling_defaults(folder, config.generation_config)

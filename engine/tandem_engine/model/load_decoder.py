@@ -24,7 +24,7 @@ from tandem_engine.model.quantized import QuantizedLinear
 from tandem_engine.model.rope import RopeTable
 from tandem_engine.parallel.plan import ParallelShape, plan_rank
 from tandem_engine.quantization.read import resolve_scheme
-from tandem_engine.quantization.scheme import Scheme
+from tandem_engine.quantization.scheme import HEAD, Scheme
 from tandem_engine.weights.checkpoint import Checkpoint
 from tandem_engine.weights.fill import Progress, check, fill
 
@@ -112,6 +112,7 @@ def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> fro
     last = f"model.layers.{config.num_layers - 1}"
     if not any(name.startswith(f"{last}.") for name in names):
         checkpoint.entry(f"{last}.input_layernorm.weight")  # raises: it is missing
+    _check_head(checkpoint, config)
     layout = allocate_parameters(
         config, dtype=torch.bfloat16, device="meta", kernels=ShapesOnly(), scheme=scheme
     )
@@ -119,6 +120,18 @@ def _check(checkpoint: Checkpoint, config: DecoderConfig, scheme: Scheme) -> fro
     check(checkpoint, parts, is_harmless=lambda name: is_harmless(config, layout, name))
     skipped = (one.skipped for one in layout.linears() if isinstance(one, QuantizedLinear))
     return frozenset(part.name for part in parts).union(*skipped)
+
+
+def _check_head(checkpoint: Checkpoint, config: DecoderConfig) -> None:
+    """Refuse a checkpoint of which the head is missing; config.json may just not tie it."""
+    try:
+        if not config.tie_word_embeddings:
+            checkpoint.entry(f"{HEAD}.weight")
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; where the output head is the embedding, {checkpoint.folder / CONFIG_FILE} "
+            "has to say tie_word_embeddings: true"
+        ) from error
 
 
 @contextmanager
@@ -147,7 +160,7 @@ def _describe(scheme: Scheme, parameters: Parameters) -> str | None:
 def _resolve_dtype(requested: DType, config: DecoderConfig, checkpoint: Checkpoint) -> torch.dtype:
     name = config.dtype if requested == "auto" else requested
     if name is None:
-        return checkpoint.entry("model.embed_tokens.weight").dtype
+        return checkpoint.entry(f"{config.embedding}.weight").dtype
     resolved = getattr(torch, name)
     assert isinstance(resolved, torch.dtype), "names of dtypes are torch's; this is a bug"  # noqa: S101
     return resolved

@@ -7,7 +7,6 @@ several small ones: Q, K and V, and the gate and up projections of the feed-forw
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,8 +24,6 @@ from tandem_engine.model.quantized import (
 from tandem_engine.parallel.plan import RankPlan, whole_plan
 from tandem_engine.quantization.scheme import FLOAT_SCHEME, HEAD, LinearKind, Scheme
 from tandem_engine.weights.fill import Part
-
-_EMBEDDING: Final = "model.embed_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +186,7 @@ class _Allocator:
     def head(self) -> AnyLinear:
         """The embedding where the two are tied, which is in float always."""
         plan, config = self._plan, self._config
-        name = _EMBEDDING if config.tie_word_embeddings else HEAD
+        name = config.embedding if config.tie_word_embeddings else HEAD
         projection = self._by_rows(name, plan.vocab, outputs=config.vocab_size)
         padding = plan.vocab_width - len(plan.vocab)
         if config.tie_word_embeddings:
@@ -278,8 +275,9 @@ def checkpoint_parts(parameters: Parameters, held: Collection[str] = ()) -> Iter
     """
     plan = parameters.plan
     if parameters.embedding is not None:
-        table, num_tokens = parameters.embedding, parameters.config.vocab_size
-        yield Part.copy_rows(f"{_EMBEDDING}.weight", table, plan.vocab, num_tokens)
+        config, table = parameters.config, parameters.embedding
+        name = f"{config.embedding}.weight"
+        yield Part.copy_rows(name, table, plan.vocab, config.vocab_size)
     for number, layer in zip(plan.layers, parameters.layers, strict=True):
         yield from _layer_parts(layer, f"model.layers.{number}", held)
     if parameters.norm is not None:

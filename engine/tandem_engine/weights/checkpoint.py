@@ -46,6 +46,7 @@ DTYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+_COMPARED_ROWS = 4096
 LFS_MARK = b"version "  # a Git LFS pointer: a few lines of text in place of the file
 
 
@@ -97,7 +98,7 @@ class Checkpoint:
     """The tensors of a folder, by name. Use it as a context manager: it holds files open."""
 
     def __init__(self, folder: Path, entries: Mapping[str, Entry]) -> None:
-        self._folder = folder
+        self.folder = folder
         self._entries = entries
         self._maps: dict[Path, mmap.mmap] = {}
         self._open = ExitStack()
@@ -110,19 +111,14 @@ class Checkpoint:
             CheckpointError: A file is missing, cut off, or not what its name says.
         """
         folder = Path(folder)
-        single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-        if single.exists():
-            return cls(folder, _read_header(single))
-        if index.exists():
-            return cls(folder, _read_shards(index))
-        if other := _only(folder, MODELSLIM_INDEX):
-            return cls(folder, _read_shards(other))
-        if other := _only(folder, MODELSLIM_FILES):
-            return cls(folder, _read_header(other))
-        raise CheckpointError(
-            f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; "
-            "weights are read from safetensors files only"
-        )
+        file = _main_file(folder)
+        if file is None:
+            raise CheckpointError(
+                f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; "
+                "weights are read from safetensors files only"
+            )
+        is_index = file.suffix == ".json"
+        return cls(folder, _read_shards(file) if is_index else _read_header(file))
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +145,7 @@ class Checkpoint:
         if name not in self._entries:
             files = sorted({entry.path.name for entry in self._entries.values()})
             held = files[0] if len(files) == 1 else f"{INDEX_FILE} ({len(files)} files)"
-            raise CheckpointError(f"{self._folder / held} lacks the tensor {name}")
+            raise CheckpointError(f"{self.folder / held} lacks the tensor {name}")
         return self._entries[name]
 
     def path_of(self, name: str) -> Path:
@@ -160,6 +156,28 @@ class Checkpoint:
         """A key that sorts tensors as they lie on disk."""
         entry = self.entry(name)
         return str(entry.path), entry.start
+
+    def is_same(self, name: str, other: str) -> bool:
+        """True if two tensors are equal byte by byte; they are read up to the first difference."""
+        entry, beside = self.entry(name), self.entry(other)
+        if (entry.dtype_name, entry.shape) != (beside.dtype_name, beside.shape):
+            return False
+        num_rows = entry.shape[0] if entry.shape else 0
+        return all(
+            self._have_same_rows(name, other, range(at, min(at + _COMPARED_ROWS, num_rows)))
+            for at in range(0, num_rows, _COMPARED_ROWS)
+        )
+
+    def _have_same_rows(self, name: str, other: str, rows: range) -> bool:
+        outcome: list[bool] = []
+
+        def compare(tensor: Tensor) -> None:
+            self.hand_over(
+                other, lambda beside: outcome.append(_equal_bytes(tensor, beside)), rows=rows
+            )
+
+        self.hand_over(name, compare, rows=rows)
+        return all(outcome)
 
     def check(
         self,
@@ -233,6 +251,10 @@ class Checkpoint:
         return self._maps[path]
 
 
+def _equal_bytes(tensor: Tensor, other: Tensor) -> bool:
+    return torch.equal(tensor.view(torch.uint8), other.view(torch.uint8))
+
+
 def _typed(view: Tensor, entry: Entry) -> Tensor:
     if entry.start % entry.dtype.itemsize:
         view = view.clone()  # only old files are not aligned
@@ -244,6 +266,23 @@ def _give_back(data: mmap.mmap, entry: Entry) -> None:
     start = entry.start - entry.start % mmap.PAGESIZE
     with suppress(OSError):  # advice
         data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+
+def has_weights(folder: Path) -> bool:
+    """True if the folder holds weights, whatever their state.
+
+    Raises:
+        CheckpointError: It holds those of several checkpoints.
+    """
+    return _main_file(folder) is not None
+
+
+def _main_file(folder: Path) -> Path | None:
+    """The one file that holds the weights, or the index of several; None: there are none."""
+    for name in (SINGLE_FILE, INDEX_FILE):
+        if (folder / name).exists():
+            return folder / name
+    return _only(folder, MODELSLIM_INDEX) or _only(folder, MODELSLIM_FILES)
 
 
 def _only(folder: Path, pattern: str) -> Path | None:

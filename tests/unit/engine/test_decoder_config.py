@@ -258,7 +258,7 @@ def test_the_longest_sequence_counts_the_rope_scaling_in(
             id="uneven heads",
         ),
         pytest.param(
-            {"use_sliding_window": True},
+            {"use_sliding_window": True, "max_window_layers": 21},
             "the model attends in a sliding window, which is not computed",
             id="sliding window",
         ),
@@ -301,11 +301,28 @@ def test_the_longest_sequence_counts_the_rope_scaling_in(
         ),
         pytest.param(
             {"partial_rotary_factor": 0.5},
-            "partial_rotary_factor is not 1; only whole heads are rotated",
+            "partial_rotary_factor is 0.5, which is not computed; only 1 is",
             id="partial rope",
         ),
         pytest.param(
-            {"hidden_act": "gelu"}, 'hidden_act is "gelu"; only silu is computed', id="activation"
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.5}},
+            "rope_scaling.partial_rotary_factor is not 1; only whole heads are rotated",
+            id="partial rope in the object",
+        ),
+        pytest.param(
+            {"hidden_act": "gelu"},
+            'hidden_act is "gelu", which is not computed; only "silu" is',
+            id="activation",
+        ),
+        pytest.param(
+            {"model_type": "mistral"},
+            'model_type is "mistral", which is not the architecture\'s, qwen2',
+            id="another model's type",
+        ),
+        pytest.param(
+            {"final_logit_softcapping": 30.0},
+            "final_logit_softcapping is 30.0, which is not computed",
+            id="a cap of logits",
         ),
         pytest.param(
             {"torch_dtype": "float64"},
