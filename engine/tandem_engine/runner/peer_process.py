@@ -65,6 +65,7 @@ class PeerProcess:
 
         Raises:
             PeerLost: So it is.
+            CollectiveError: It has ended of what this says.
         """
         if self._pidfd is None:
             self._watch()
@@ -153,6 +154,9 @@ class PeerProcess:
         return _state_of(self.position.process) in _STOPPED
 
     def _dead(self) -> PeerLost:
+        # A rank that has found a fault ends of it: the fault is to blame, and is raised here.
+        self.silence.listen(0.0, begins=True)
+        self.silence.end()
         return PeerLost(
             f"{self._name} is dead (process {self.position.process}); no more steps can be "
             f"computed, and its group of ranks must start again."

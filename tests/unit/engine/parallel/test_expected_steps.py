@@ -133,7 +133,8 @@ def test_a_rank_that_hangs_and_does_not_read_is_named_by_all() -> None:
     ):
         cause = cause_of(ranks, 3)
 
-    assert cause == "has been silent for 2 s."
+    # Perhaps also "and is stopped", on a machine that stops it.
+    assert cause.startswith("has been silent for 2 s")
 
 
 def test_a_rank_0_that_hangs_in_its_step_loop_is_named_though_its_process_computes() -> None:
