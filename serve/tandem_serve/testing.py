@@ -265,13 +265,13 @@ class FakeEngine:
             )
 
     async def before_output(self, num_done: int) -> None:
-        """Pause or fail after as many outputs as the constructor was given."""
-        if num_done == self._fails_after and self._failure is not None:
-            raise self._failure
+        """Pause, or fail, or both, after as many outputs as the constructor was given."""
         if num_done == self._pauses_after:
             self.num_paused += 1
             self.paused.set()
             await self.resume.wait()
+        if num_done == self._fails_after and self._failure is not None:
+            raise self._failure
 
 
 def _without_decodes(step: StepExplanation) -> StepExplanation:
@@ -370,13 +370,20 @@ def fake_app(
 ) -> FastAPI:
     """The HTTP application over `engine` for the model `tiny`; clocks stand still, ids count.
 
+    A stream's head waits for its first event, and nothing breaks a silence.
+
     Args:
         engine: the engine, or None for one that is still starting.
         monotonic_s: the clock that the rate of completions is taken with.
         settings: settings of the HTTP layer that are not to have their defaults.
     """
     numbers = count(1)
-    named: dict[str, Any] = {"model_name": "tiny", "created_s": 1_700_000_000} | settings
+    named: dict[str, Any] = {
+        "model_name": "tiny",
+        "created_s": 1_700_000_000,
+        "head_after_s": inf,
+        "comment_after_s": inf,
+    } | settings
     dependencies = Dependencies(
         unix_time_s=lambda: 1_800_000_000.0,
         monotonic_s=monotonic_s,

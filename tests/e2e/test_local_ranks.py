@@ -109,8 +109,9 @@ class Stream:
         last = ""
         with httpx.stream("POST", url, json=body, timeout=HANG_S, trust_env=False) as response:
             for line in response.iter_lines():
-                self.begun.set()
-                last = line.removeprefix("data: ") or last
+                if line.startswith("data: "):  # not a comment, which keeps a stream alive
+                    self.begun.set()
+                    last = line.removeprefix("data: ")
         if last != "[DONE]":
             self.error = json.loads(last)["error"]["message"]
 

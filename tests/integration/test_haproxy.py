@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tandem_serve.api.ray_env import RAY_ENV
+from tandem_serve.http.openai.streaming import COMMENT
 from tandem_serve.pod import haproxy as wrapper
 from tests.e2e.harness import wait_for
 from tests.patience import HANG_S
@@ -87,8 +88,14 @@ HAProxyApi(config, {"http-tiny": backend} if server else {})._generate_config_fi
 """
 
 
+SILENT_STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"%x\r\n%s\r\n" % (len(COMMENT), COMMENT)
+)
+
+
 class FakeReplica(socketserver.ThreadingTCPServer):
-    """A server that answers at `/`, and at `/wait` when it is told to."""
+    """A server that answers at `/`; at `/wait`, and after a comment at `/stream`, when told to."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -109,6 +116,11 @@ class FakeReplicaHandler(socketserver.StreamRequestHandler):
         with suppress(ConnectionError):
             while line := self.rfile.readline():
                 self.rfile.read(self._content_length())
+                if b"/stream" in line:
+                    self.wfile.write(SILENT_STREAM)
+                    self.server.may_answer.wait()
+                    self.wfile.write(b"0\r\n\r\n")
+                    continue
                 if b"/wait" in line:
                     self.server.is_requested.set()
                     self.server.may_answer.wait()
@@ -232,6 +244,20 @@ def test_there_may_be_more_connections_than_the_largest_replica_has_slots(
     enough = int(RAY_ENV["RAY_SERVE_HAPROXY_MAXCONN"])
     assert enough > 3 * 4096
     assert int(info["Maxconn"]) == min(enough, int((max_files - 512) / 2.5))
+
+
+def test_the_head_and_a_comment_of_a_silent_stream_are_passed_on_at_once(
+    tmp_path: Path, replica: FakeReplica
+) -> None:
+    with ray_s_haproxy(tmp_path, replica.port) as client, client.stream("GET", "/stream") as answer:
+        pieces = answer.iter_raw()
+        begin = next(pieces)
+        assert not replica.may_answer.is_set()
+        replica.may_answer.set()
+        rest = b"".join(pieces)
+
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert (begin, rest) == (COMMENT, b"")
 
 
 SLOW = {

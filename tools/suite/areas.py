@@ -112,8 +112,12 @@ AREAS: Final = (
     ),
     Area(
         name="hostile",
-        holds="Hostile callers, endless requests, callers that leave; the real HAProxy",
-        paths=("integration/hostile", "integration/test_haproxy.py"),
+        holds="Hostile callers, endless requests, callers that leave, silent streams; real HAProxy",
+        paths=(
+            "integration/hostile",
+            "integration/test_haproxy.py",
+            "integration/test_silent_streams.py",
+        ),
         code=("serve/tandem_serve/http", "serve/tandem_serve/pod"),
         minutes=1,
     ),

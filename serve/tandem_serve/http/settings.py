@@ -45,6 +45,12 @@ class HttpSettings:
     e2e_timeout_s: float = 600.0
     """MindIE's e2eTimeout: how long a call may take from its first byte to its last; callers may
     set less."""
+    head_after_s: float = 0.5
+    """Seconds after which a stream's head is sent though it has no event yet; a request that fails
+    before has a status."""
+    comment_after_s: float = 15.0
+    """Seconds of silence after which a stream has a comment, or twice as many: far from the minute
+    after which proxies end a connection."""
     max_inline_length: int = 8192
     """Bodies (bytes) and prompts (characters) up to this are handled on the event loop at once;
     longer ones in a thread, so that they do not block the streams of others."""

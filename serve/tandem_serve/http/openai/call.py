@@ -209,5 +209,10 @@ async def _respond(
         model=http.settings.model_name,
     )
     if call.is_stream:
-        return EventStream(answer.events(includes_usage=call.includes_usage), held.pop_all())
+        return EventStream(
+            answer.events(includes_usage=call.includes_usage),
+            held.pop_all(),
+            head_after_s=http.settings.head_after_s,
+            comment_after_s=http.settings.comment_after_s,
+        )
     return await until_disconnect(request.receive, answer.whole())

@@ -5,14 +5,32 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
-from tandem_engine.api.errors import RequestFailed
+from tandem_engine.api.errors import DeadlineExceeded, EngineStopped, RequestFailed
+from tandem_serve.http.admission.slots import SlotRequest
+from tandem_serve.http.openai.streaming import COMMENT
 from tandem_serve.testing import Caller, FakeEngine, client_of, fake_app
+from tests.patience import HANG_S
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 CHAT_BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TWO_PROMPTS = {"model": "tiny", "prompt": ["ab", "cd"], "n": 2}
+AT_ONCE: dict[str, Any] = {"head_after_s": 0.001, "comment_after_s": 0.001}
+
+
+async def called(app: FastAPI, change: dict[str, Any]) -> Caller:
+    """The caller of a chat that has ended."""
+    caller = Caller(app, CHAT, CHAT_BODY | change)
+    await caller.call()
+    return caller
+
+
+def bodies(caller: Caller) -> list[bytes]:
+    """The pieces of the body that were not taken yet."""
+    messages = [caller.received.get_nowait() for _ in range(caller.received.qsize())]
+    return [message["body"] for message in messages if message["type"] == "http.response.body"]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -69,7 +87,7 @@ async def test_events_are_sent_as_they_come() -> None:
     await call
 
 
-async def test_the_head_waits_for_the_first_event() -> None:
+async def test_the_head_waits_for_an_event_that_comes_soon() -> None:
     engine = FakeEngine(pauses_after=0)
     caller = Caller(fake_app(engine), CHAT, CHAT_BODY | {"stream": True})
     call = asyncio.create_task(caller.call())
@@ -80,6 +98,85 @@ async def test_the_head_waits_for_the_first_event() -> None:
     engine.resume.set()
     await call
     assert (await caller.received.get())["status"] == 200
+
+
+@pytest.mark.parametrize("pauses_after", [0, 1], ids=["in the queue", "after a token"])
+async def test_comments_keep_a_silent_stream_alive(pauses_after: int) -> None:
+    engine = FakeEngine(pauses_after=pauses_after)
+    app = fake_app(engine, **AT_ONCE)
+    caller = Caller(app, CHAT, CHAT_BODY | {"stream": True})
+    call = asyncio.create_task(caller.call())
+
+    begin = [await caller.received.get() for _ in range(4 + pauses_after)]
+    engine.resume.set()
+    await call
+
+    assert begin[0]["type"] == "http.response.start"
+    assert begin[0]["status"] == 200
+    pieces = [message["body"] for message in begin[1:]] + bodies(caller)
+    assert pieces.count(COMMENT) >= 3
+    events = [piece for piece in pieces if piece != COMMENT]
+    assert events == bodies(await called(fake_app(FakeEngine()), {"stream": True}))
+
+
+async def test_a_stream_that_is_not_silent_has_no_comment() -> None:
+    caller = await called(fake_app(FakeEngine()), {"stream": True})
+
+    assert COMMENT not in bodies(caller)
+
+
+async def test_an_error_after_the_head_is_the_last_event() -> None:
+    engine = FakeEngine(pauses_after=0, fails_after=0, failure=EngineStopped("It has stopped."))
+    caller = Caller(fake_app(engine, **AT_ONCE), CHAT, CHAT_BODY | {"stream": True})
+    call = asyncio.create_task(caller.call())
+    head, _ = [await caller.received.get() for _ in range(2)]
+
+    engine.resume.set()
+    await call
+
+    assert head["status"] == 200
+    *_, last, end = bodies(caller)
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_stopped"
+    assert end == b""
+
+
+@pytest.mark.parametrize(
+    ("engine", "change", "status"),
+    [
+        (FakeEngine(), {"n": 5}, 429),
+        (FakeEngine(), {"temperature": -1}, 400),
+        (FakeEngine(), {"model": "large"}, 404),
+        (FakeEngine(max_requests=0), {}, 503),
+        (FakeEngine(fails_after=0, failure=RequestFailed("It died.")), {}, 500),
+        (FakeEngine(fails_after=0, failure=DeadlineExceeded("Too late.")), {}, 504),
+    ],
+)
+async def test_what_is_decided_at_once_is_a_status(
+    engine: FakeEngine, change: dict[str, Any], status: int
+) -> None:
+    app = fake_app(engine, max_link_num=2, head_after_s=HANG_S, comment_after_s=0.001)
+    busy = app.state.http.admission.slots(SlotRequest(num_each=2))
+    with busy:
+        caller = await called(app, {"stream": True} | change)
+
+    head = await caller.received.get()
+    assert head["status"] == status
+    assert (b"content-type", b"application/json") in head["headers"]
+
+
+async def test_a_caller_that_goes_away_between_comments_ends_its_request() -> None:
+    engine = FakeEngine(pauses_after=0)
+    app = fake_app(engine, **AT_ONCE)
+    caller = Caller(app, CHAT, CHAT_BODY | {"stream": True})
+    call = asyncio.create_task(caller.call())
+    for _ in range(3):
+        await caller.received.get()
+
+    caller.hang_up()
+    await call
+
+    assert len(engine.aborted) == 1
+    assert app.state.http.admission.num_in_flight == 0
 
 
 @pytest.mark.parametrize(
