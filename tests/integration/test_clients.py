@@ -1,5 +1,6 @@
 """What checkpoints say about answers, and what clients send, over real HTTP to a real engine."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,40 @@ def test_a_page_of_an_allowed_origin_streams_a_chat(tmp_path: Path) -> None:
     assert asked.headers["access-control-allow-origin"] == page["origin"]
     assert sent.headers["access-control-allow-origin"] == page["origin"]
     assert sent.text.endswith("data: [DONE]\n\n")
+
+
+def test_the_prefixes_of_one_key_are_not_another_s(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for key in ("sk-1", "sk-2"):
+        (keys / key).write_text(key)
+    body = {"model": MODEL, "prompt": "Once upon a time, " * 20, "max_tokens": 1}
+    calls: list[tuple[str, str | None]] = [
+        *[("sk-1", None), ("sk-2", None), ("sk-1", "a"), ("sk-2", "a")],
+        *[("sk-1", None), ("sk-2", "a")],
+    ]
+    settings = {"api_keys_folder": keys}
+    model = tiny_with(tmp_path / "model")
+    with served(model, settings=settings, num_kv_blocks=256) as server:
+        hits = [0.0]
+        for key, salt in calls:
+            headers = {"authorization": f"Bearer {key}"}
+            answer = httpx.post(
+                f"{server.url}/v1/completions",
+                json=body | {"cache_salt": salt},
+                headers=headers,
+                timeout=HANG_S,
+            )
+            assert answer.status_code == 200
+            metrics = httpx.get(f"{server.url}/metrics", headers=headers, timeout=HANG_S).text
+            hits.append(sample(metrics, "tandem_prefix_cache_hit_tokens_total"))
+
+    new = [after - before for before, after in pairwise(hits)]
+    assert new[:4] == [0, 0, 0, 0]
+    assert new[4] == new[5] > 0
+
+
+def sample(text: str, name: str) -> float:
+    """The value of a series without labels but the model's."""
+    [line] = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+    return float(line.rsplit(" ", 1)[1])

@@ -81,6 +81,23 @@ def test_a_longer_lead_outweighs_the_prefix_which_is_found_in_its_own_dp_rank_on
     assert bench.engine.stats().num_hit_tokens == 0
 
 
+@pytest.mark.parametrize("dp", [1, 2, 3])
+def test_no_dp_rank_gives_one_salt_s_blocks_to_another(dp: int) -> None:
+    prompt = tokens("same", 5 * BLOCK_SIZE)
+    first = [request(f"first {at}", 0, 1, prompt=prompt, salt="a") for at in range(dp)]
+    bench = Bench(mix(512), *first, dp=dp)
+    bench.finish()
+    bench.add(*(request(f"other {at}", 0, 1, prompt=prompt, salt="b") for at in range(dp)))
+    bench.step()
+
+    assert bench.record.skipped == ()
+    assert bench.engine.stats().num_hit_tokens == 0
+    bench.finish()
+    bench.add(request("own", 0, 1, prompt=prompt, salt="a"))
+    bench.finish()
+    assert bench.engine.stats().num_hit_tokens == len(prompt) - 1
+
+
 def test_equal_prompts_that_come_together_are_computed_once_in_each_dp_rank() -> None:
     prompt = tokens("same", 3 * BLOCK_SIZE)
     bench = Bench(mix(512), *(request(name, 0, prompt=prompt) for name in "abcd"), dp=2)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem_serve.http import errors
@@ -34,7 +35,8 @@ class KeyMiddleware:
             ApiError: it needs a key and has none that is valid (401).
         """
         if scope["type"] == "http" and not _is_open(scope):
-            check_key(scope["headers"], await self._keys.digests())
+            digest = check_key(scope["headers"], await self._keys.digests())
+            scope.setdefault("state", {})["key_digest"] = digest
         await self._app(scope, receive, send)
 
 
@@ -62,8 +64,8 @@ class KeyFolder:
         return self._digests
 
 
-def check_key(headers: Iterable[tuple[bytes, bytes]], digests: Sequence[bytes]) -> None:
-    """Refuse a request without a key that is among `digests`.
+def check_key(headers: Iterable[tuple[bytes, bytes]], digests: Sequence[bytes]) -> bytes:
+    """Return the digest of a request's key, which must be among `digests`.
 
     Raises:
         ApiError: its key is missing or unknown, or there are no keys (401).
@@ -73,14 +75,32 @@ def check_key(headers: Iterable[tuple[bytes, bytes]], digests: Sequence[bytes]) 
     given = _bearer_token(headers)
     if not given:
         raise errors.key_missing()
-    if not is_known_key(given, digests):
+    digest = _digest(given)
+    if not is_known(digest, digests):
         raise errors.key_invalid()
+    return digest
 
 
-def is_known_key(key: bytes, digests: Sequence[bytes]) -> bool:
-    """True when `key` is one of the keys; takes equally long for every key, known or not."""
-    given = _digest(key)
+def is_known(given: bytes, digests: Sequence[bytes]) -> bool:
+    """True when a digest is one of the keys'; takes equally long for every one, known or not."""
     return sum(hmac.compare_digest(given, digest) for digest in digests) > 0
+
+
+def cache_salt_of(request: Request, salt: str) -> str:
+    """The salt with which the engine is to keep a request's prefixes apart.
+
+    With API keys it is one of the key and the caller's own together: no salt of a caller brings it
+    to the prefixes of another key, and each keeps apart what it would without.
+
+    Args:
+        request: The call.
+        salt: `cache_salt` of its body; empty: it has none.
+    """
+    key_digest: bytes | None = getattr(request.state, "key_digest", None)
+    if key_digest is None:
+        return salt
+    # A digest is of fixed length, so that no two pairs are written the same.
+    return hashlib.sha256(key_digest + salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_digests(folder: Path) -> tuple[bytes, ...]:

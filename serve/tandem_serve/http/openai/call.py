@@ -18,6 +18,7 @@ from tandem_engine.api.request import (
     check_cache_salt,
     check_priority,
 )
+from tandem_serve.http.admission.api_keys import cache_salt_of
 from tandem_serve.http.admission.body_reader import read_body
 from tandem_serve.http.admission.deadline import Deadline
 from tandem_serve.http.admission.slots import SlotRequest
@@ -128,7 +129,7 @@ async def _call(
         sampling = adapter.sampling(prompts, engine)
         return _Call(
             engine=engine,
-            engine_requests=_engine_requests(body, prompts, sampling),
+            engine_requests=_engine_requests(request, body, prompts, sampling),
             formatter=await adapter.formatter(engine.codec, max_inline_length),
             choices_per_prompt=body.n or 1,
             is_stream=bool(body.stream),
@@ -172,12 +173,16 @@ def _slot_request(body: GenerationRequest, num_prompts: int) -> SlotRequest:
 
 
 def _engine_requests(
-    body: GenerationRequest, prompts: Sequence[list[int]], sampling: SamplingParams
+    request: Request,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    sampling: SamplingParams,
 ) -> list[EngineRequest]:
     priority = LOWEST_PRIORITY if body.priority is None else body.priority
-    salt = body.cache_salt or ""
+    given_salt = body.cache_salt or ""
     check_priority(priority)
-    check_cache_salt(salt)
+    check_cache_salt(given_salt)
+    salt = cache_salt_of(request, given_salt)
     return [
         EngineRequest(
             prompt_token_ids=token_ids, sampling=sampling, priority=priority, cache_salt=salt

@@ -8,13 +8,15 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
+from fastapi import Request
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tandem_engine.api.request import check_cache_salt
 from tandem_serve.http.admission.api_keys import (
     REREAD_AFTER_S,
+    cache_salt_of,
     check_key,
-    is_known_key,
     read_digests,
 )
 from tandem_serve.http.errors import ApiError
@@ -92,10 +94,18 @@ def message_of(response: httpx.Response) -> str:
     return str(error["message"])
 
 
+tokens = st.binary(min_size=1).map(bytes.strip).filter(bool)
+
+
 @settings(deadline=None)
-@given(st.sets(st.binary(min_size=1), min_size=1), st.binary(min_size=1))
+@given(st.sets(tokens, min_size=1), tokens)
 def test_a_key_is_valid_when_it_is_one_of_them(keys: set[bytes], given_key: bytes) -> None:
-    assert is_known_key(given_key, digests_of(keys)) == (given_key in keys)
+    headers = [(b"authorization", b"Bearer " + given_key)]
+    if given_key in keys:
+        assert check_key(headers, digests_of(keys)) == hashlib.sha256(given_key).digest()
+    else:
+        with pytest.raises(ApiError):
+            check_key(headers, digests_of(keys))
 
 
 def test_each_file_is_a_key(tmp_path: Path) -> None:
@@ -217,6 +227,75 @@ async def test_no_key_is_ever_logged(folder: Path, caplog: pytest.LogCaptureFixt
 
     assert KEY not in caplog.text
     assert "sk-secret" not in caplog.text
+
+
+def call_with(key: bytes | None) -> Request:
+    """A call as the middleware passes it on; None: no keys are in use."""
+    state = {} if key is None else {"key_digest": hashlib.sha256(key).digest()}
+    return Request({"type": "http", "state": state})
+
+
+calls = st.tuples(st.sampled_from([b"sk-1", b"sk-2", b"sk-11"]), st.text(max_size=8))
+
+
+@given(calls, calls)
+@example((b"sk-1", "1"), (b"sk-11", ""))
+@example((b"sk-1", "\ud800"), (b"sk-1", ""))
+def test_prefixes_are_shared_by_calls_of_one_key_and_one_salt_alone(
+    first: tuple[bytes, str], second: tuple[bytes, str]
+) -> None:
+    one, other = (cache_salt_of(call_with(key), salt) for key, salt in (first, second))
+
+    assert (one == other) == (first == second)
+    check_cache_salt(one)
+
+
+@given(calls)
+def test_no_salt_of_a_caller_leads_into_the_prefixes_of_another_key(
+    victim: tuple[bytes, str],
+) -> None:
+    key, salt = victim
+    aim = cache_salt_of(call_with(key), salt)
+
+    assert cache_salt_of(call_with(b"sk-thief"), aim) != aim
+    assert cache_salt_of(call_with(key), aim) != aim
+
+
+@given(st.text(max_size=8))
+def test_without_keys_the_salt_is_the_caller_s(salt: str) -> None:
+    assert cache_salt_of(call_with(None), salt) == salt
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_engine_gets_a_salt_of_the_key(tmp_path: Path, path: str) -> None:
+    for name in ("sk-a", "sk-b"):
+        (tmp_path / name).write_text(name)
+    engine = FakeEngine()
+    fields = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    name = "messages" if "chat" in path else "prompt"
+    body = {"model": "tiny", name: fields[name]}
+    async with client_of(fake_app(engine, api_keys_folder=tmp_path)) as client:
+        for key, salt in [("sk-a", {}), ("sk-b", {}), ("sk-a", {"cache_salt": "s"}), ("sk-a", {})]:
+            await client.post(path, json=body | salt, headers=bearer(key))
+
+    salts = [submitted.cache_salt for submitted in engine.submitted]
+    assert len(set(salts)) == 3
+    assert salts[0] == salts[3]
+    assert not any("sk-" in salt for salt in salts)
+
+
+async def test_the_longest_salt_is_taken_with_a_key(folder: Path) -> None:
+    async with client_of(fake_app(FakeEngine(), api_keys_folder=folder)) as client:
+        answers = [
+            await client.post(
+                "/v1/completions",
+                json={"model": "tiny", "prompt": "hi", "cache_salt": "é" * length},
+                headers=bearer(KEY),
+            )
+            for length in (256, 257)
+        ]
+
+    assert [answer.status_code for answer in answers] == [200, 400]
 
 
 async def test_what_is_refused_is_counted(folder: Path) -> None:
