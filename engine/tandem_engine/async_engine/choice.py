@@ -38,7 +38,7 @@ class Choice:
         """The sequence that it shows."""
         self.index = index
         self.stream = stream
-        self.timeline = Timeline(request.arrived)
+        self.timeline = Timeline(request.arrived, priority=request.priority)
         self._text = text
         self._stops = stops
         self._num_tokens = 0

@@ -93,13 +93,19 @@ class Histogram:
         self._edge = edge
         self._take(tuple(bounds), counts)
 
-    def family(self, model_name: str) -> HistogramMetricFamily:
-        """Return the counts in Prometheus' form: cumulative."""
-        labels, counts = self._table
-        family = HistogramMetricFamily(f"tandem_{self._name}", self._text, labels=["model_name"])
-        buckets = list(zip(labels, accumulate(list(counts)), strict=True))
-        family.add_metric([model_name], buckets=buckets, sum_value=self._sum)
+    def family(self, model_name: str, **labels: str) -> HistogramMetricFamily:
+        """Return the counts in Prometheus' form: cumulative, with these labels."""
+        family = HistogramMetricFamily(
+            f"tandem_{self._name}", self._text, labels=["model_name", *labels]
+        )
+        self.add_to(family, model_name, *labels.values())
         return family
+
+    def add_to(self, family: HistogramMetricFamily, *labels: str) -> None:
+        """Put the counts into the family of a histogram of the same name, under other labels."""
+        bounds, counts = self._table
+        buckets = list(zip(bounds, accumulate(list(counts)), strict=True))
+        family.add_metric(labels, buckets=buckets, sum_value=self._sum)
 
     def _take(self, bounds: tuple[float, ...], counts: list[int]) -> None:
         self._bounds, self._counts = bounds, counts

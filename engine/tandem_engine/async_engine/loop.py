@@ -247,7 +247,9 @@ class EngineLoop:
         )
 
     def _begin(self, request: Request, choices: Sequence[Choice]) -> None:
-        self._metrics.received(len(request.prompt_token_ids), len(choices))
+        self._metrics.received(
+            len(request.prompt_token_ids), len(choices), priority=request.priority
+        )
         try:
             self._engine.add(request)
         except Exception:

@@ -19,6 +19,7 @@ from tandem_engine.api.micro_batch_stats import MicroBatchStats
 from tandem_engine.api.output import EngineStats
 from tandem_engine.api.parallelism import ParallelismConfig
 from tandem_engine.api.rank_bytes import RankBytes
+from tandem_engine.api.request import LOWEST_PRIORITY
 from tandem_engine.api.slo import Slo
 from tandem_engine.async_engine import buckets
 from tandem_engine.async_engine.draft_metrics import draft_series
@@ -26,6 +27,7 @@ from tandem_engine.async_engine.families import Families
 from tandem_engine.async_engine.histogram import Histogram
 from tandem_engine.async_engine.metric_aliases import aliases_of
 from tandem_engine.async_engine.micro_batch_metrics import micro_batch_series
+from tandem_engine.async_engine.priority_metrics import PriorityMetrics
 from tandem_engine.async_engine.rank_metrics import rank_series
 from tandem_engine.async_engine.recent_requests import RecentRequests
 from tandem_engine.async_engine.slo_metrics import SloResults, predictions
@@ -122,6 +124,7 @@ class EngineMetrics(Collector):
         )
         self._schedule = schedule or ScheduleConfig()
         self._slo_results = SloResults(slo or Slo())
+        self._priorities = PriorityMetrics(model_name)
         self._set_edges()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -142,14 +145,18 @@ class EngineMetrics(Collector):
 
     def _set_edges(self) -> None:
         slo = self._slo_results.slo
+        self._priorities.set_edges(slo)
         for histogram in (self._queue, self._ttft):
             histogram.set_edge(slo.ttft_s)
         for histogram in (self._tpot, self._itl):
             histogram.set_edge(slo.tpot_s)
 
-    def received(self, num_prompt: int, num_choices: int) -> None:
+    def received(
+        self, num_prompt: int, num_choices: int, *, priority: int = LOWEST_PRIORITY
+    ) -> None:
         """Count the choices of a request that was taken, whose prompt has `num_prompt` tokens."""
         self._counts["request_received"] += num_choices
+        self._priorities.received(priority, num_choices)
         self._recent.arrived(num_prompt, num_choices)
 
     def admitted(self, num_prompt: int, num_cached: int, num_choices: int) -> None:
@@ -170,6 +177,7 @@ class EngineMetrics(Collector):
         """Note that a choice has its first token."""
         if timeline.ttft is not None:
             self._ttft.observe(timeline.ttft)
+        self._priorities.first_token(timeline)
 
     def next_tokens(self, since_last: Sequence[float]) -> None:
         """Note the gaps before tokens that are not the first, those of one step."""
@@ -183,6 +191,7 @@ class EngineMetrics(Collector):
         self._e2e.observe(now - timeline.arrived)
         if tpot_s is not None:
             self._tpot.observe(tpot_s)
+        self._priorities.finished(timeline)
         self._slo_results.finished(timeline.ttft, tpot_s)
         self._recent.ended(num_prompt, timeline.num_tokens)
 
@@ -257,6 +266,7 @@ class EngineMetrics(Collector):
             yield self._families.counter(name, text, self._counts[name])
         for histogram in self._histograms():
             yield histogram.family(self._model)
+        yield from self._priorities.series(self._families)
         yield self._families.counters(
             "request_wait_seconds",
             "Request-seconds spent waiting, by the reason of the first in line.",

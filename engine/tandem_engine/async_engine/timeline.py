@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tandem_engine.api.request import LOWEST_PRIORITY
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -15,6 +17,7 @@ class Timeline:
     chunks: list[tuple[float, int]] | None = None
     """Start of each step that computed a part of its prompt, and the tokens of that part; None: it
     is not traced."""
+    priority: int = LOWEST_PRIORITY
 
     def token(self, now: float) -> float | None:
         """Note a token; return the seconds since the one before (ITL), None for the first."""

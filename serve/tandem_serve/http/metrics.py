@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-UNKNOWN_PATH = "unknown"
+UNKNOWN: Final = "unknown"
+"""The label of a path or method that no route has."""
 
 _STARTED_S: Final = time.time()
 

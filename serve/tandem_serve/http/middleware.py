@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from http import HTTPMethod
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem_serve.http.errors import STATUS_CLIENT_CLOSED_REQUEST, from_exception
-from tandem_serve.http.metrics import UNKNOWN_PATH
+from tandem_serve.http.metrics import UNKNOWN
 from tandem_serve.http.openai.leniency import HEADER
 from tandem_serve.http.state import HttpState
 
@@ -53,9 +54,10 @@ class RequestMiddleware:
         return self._state.dependencies.new_id()
 
     def _count(self, scope: Scope, status: int | None) -> None:
-        # The route's template, not the path: callers can make up paths without end.
-        path: Any = getattr(scope.get("route"), "path", UNKNOWN_PATH)
-        self._state.counts.record(path, scope["method"], status or STATUS_CLIENT_CLOSED_REQUEST)
+        # The route's template, not the path: callers can make up paths and methods without end.
+        path: Any = getattr(scope.get("route"), "path", UNKNOWN)
+        method = scope["method"] if scope["method"] in HTTPMethod.__members__ else UNKNOWN
+        self._state.counts.record(path, method, status or STATUS_CLIENT_CLOSED_REQUEST)
 
 
 class _WatchedSend:

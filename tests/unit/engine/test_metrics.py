@@ -14,6 +14,7 @@ from tandem_engine.api.output import DraftCounts, EngineStats
 from tandem_engine.api.parallelism import ParallelismConfig
 from tandem_engine.api.rank_bytes import RankBytes
 from tandem_engine.api.request import Request, SamplingParams
+from tandem_engine.api.slo import LatencyTarget, Slo
 from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.async_engine.timeline import Timeline
 from tandem_engine.kvcache.pool import BlockPool
@@ -276,6 +277,39 @@ def test_waiting_is_told_by_reason_as_of_the_moment_of_asking() -> None:
     told = samples(metrics)
     assert told["tandem_request_wait_seconds_total", "kv_blocks"] == 2.5
     assert told["tandem_request_wait_seconds_total", "token_budget"] == 0.0
+
+
+def test_each_priority_that_had_a_request_has_its_own_series() -> None:
+    metrics = EngineMetrics("tiny", slo=Slo(ttft=LatencyTarget(target="700ms")))
+    for priority, first_s in ((1, 0.25), (1, 0.7), (4, 8.0)):
+        timeline = Timeline(arrived=10.0, priority=priority)
+        metrics.received(num_prompt=3, num_choices=1, priority=priority)
+        for now in (10.0 + first_s, 10.25 + first_s):
+            timeline.token(now)
+        metrics.first_token(timeline)
+        metrics.finished(timeline, 20.0, num_prompt=3)
+    metrics.received(num_prompt=3, num_choices=2, priority=4)
+
+    values = samples(metrics)
+    requests, ttft, tpot = (
+        "tandem_request_received_by_priority_total",
+        "tandem_time_to_first_token_by_priority_seconds",
+        "tandem_time_per_output_token_by_priority_seconds",
+    )
+    assert {key[1:]: value for key, value in values.items() if key[0] == requests} == {
+        ("1",): 2.0,
+        ("4",): 3.0,
+    }
+    assert values[f"{ttft}_count", "1"] == values[f"{tpot}_count", "1"] == 2.0
+    assert values[f"{ttft}_count", "4"] == values[f"{tpot}_count", "4"] == 1.0
+    assert values[f"{ttft}_sum", "4"] == 8.0
+    assert values[f"{ttft}_bucket", "0.7", "1"] == 2.0
+    assert values[f"{ttft}_bucket", "0.7", "4"] == 0.0
+    assert values["tandem_time_to_first_token_seconds_count",] == 3.0
+
+
+def test_without_a_request_no_priority_has_series() -> None:
+    assert not [name for name in families(EngineMetrics("tiny")) if "priority" in name]
 
 
 def test_requests_are_counted_and_their_latencies_are_in_buckets() -> None:

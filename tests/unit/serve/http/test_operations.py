@@ -99,6 +99,23 @@ async def test_metrics_are_the_engines_and_this_layers() -> None:
     }
 
 
+async def test_no_caller_makes_up_a_label() -> None:
+    app = fake_app(FakeEngine())
+    async with client_of(app) as client:
+        for _ in range(2):
+            await client.request("MADE-UP", "/made/up")
+        await client.request("MADE-UP", "/v1/models", headers={"authorization": "Bearer made-up"})
+        await client.post(
+            "/v1/completions", json={"model": "made-up", "prompt": "made-up", "user": "made-up"}
+        )
+
+    assert {labels[:2] for labels, _ in app.state.http.counts.items()} == {
+        ("unknown", "unknown"),
+        ("/v1/models", "unknown"),
+        ("/v1/completions", "POST"),
+    }
+
+
 async def test_the_callers_request_id_is_kept() -> None:
     engine = FakeEngine()
     async with client_of(fake_app(engine)) as client:
