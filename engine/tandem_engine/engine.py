@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.drafts import DraftLimits
 from tandem_engine.api.errors import ReplicaLost
-from tandem_engine.api.output import EngineStats
+from tandem_engine.api.output import EngineStats, PromptLogprobs
 from tandem_engine.api.request import Request
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.step import Advance, Runner, Step, StepHandle, StepResult
@@ -34,6 +34,8 @@ class Progress:
     """Sequences that failed in this step → the cause; their blocks are free again."""
     expired: Sequence[str] = ()
     """Sequences that were not in this step because their deadline was over; they are forgotten."""
+    prompt_logprobs: Mapping[str, PromptLogprobs] = field(default_factory=dict)
+    """See `StepResult`."""
     record: StepRecord | None = None
     """Its inputs and its duration."""
 
@@ -155,6 +157,7 @@ class Engine:
             advances=advances,
             failed=failed,
             expired=expired,
+            prompt_logprobs=result.prompt_logprobs,
             record=current.record,
         )
 

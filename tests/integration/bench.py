@@ -5,13 +5,13 @@ with transformers. All is float32.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import cycle
 from typing import Any, Final
 
 from tandem_engine.api.config import EngineConfig, ScheduleConfig, SplitFuseConfig
-from tandem_engine.api.output import EngineStats
+from tandem_engine.api.output import EngineStats, PromptLogprobs
 from tandem_engine.api.request import Request, SamplingParams
 from tandem_engine.api.slo import Slo
 from tandem_engine.api.speculation import SpeculationConfig
@@ -195,6 +195,8 @@ class Outcome:
     """The last steps."""
     num_computed: int
     """Tokens of all steps."""
+    prompt_logprobs: dict[str, list[PromptLogprobs]] = field(default_factory=dict)
+    """Parts of the prompt, by the sequence that computes it."""
 
 
 class Bench:
@@ -255,6 +257,7 @@ class Bench:
         coming = iter(requests)
         tokens: dict[str, Tokens] = {name: () for one in requests for name in one.sequences}
         logprobs: dict[str, list[float]] = {name: [] for name in tokens}
+        prompt_logprobs: dict[str, list[PromptLogprobs]] = {}
         num_steps = num_computed = 0
         is_last = False
         while not is_last or self.engine.has_work:
@@ -265,6 +268,8 @@ class Bench:
             self.engine.check_integrity()
             num_steps += 1
             num_computed += progress.step.total_tokens
+            for name, part in progress.prompt_logprobs.items():
+                prompt_logprobs.setdefault(name, []).append(part)
             for advance in progress.advances:
                 tokens[advance.sequence_id] += tuple(token.token_id for token in advance.tokens)
                 logprobs[advance.sequence_id] += [
@@ -280,6 +285,7 @@ class Bench:
             stats=self.engine.stats(),
             records=self.engine.records.since(0),
             num_computed=num_computed,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _add(self, coming: Iterator[Request], count: int | None) -> bool:

@@ -1,7 +1,9 @@
 """Outputs of the engine: pieces of text with the tokens that they came from."""
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from tandem_engine.api.drafts import DraftMethod
@@ -20,6 +22,47 @@ class TokenLogprob:
     """The likeliest token ids with their log-probabilities, best first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobs:
+    """Log-probabilities of tokens of a prompt, each given those before it.
+
+    A prompt's first token has none. Numbers are kept in arrays: a prompt has thousands of them.
+    """
+
+    token_ids: tuple[int, ...]
+    """The tokens."""
+    logprobs: Sequence[float]
+    """[tokens]: like `TokenLogprob.logprob`."""
+    ranks: Sequence[int]
+    """[tokens]: 1 where no token is likelier, 2 where one is, and so on."""
+    num_top: int
+    """Likeliest tokens in the place of each."""
+    top_ids: Sequence[int]
+    """[tokens · num_top]: those of the first token, best first, then those of the second …"""
+    top_logprobs: Sequence[float]
+    """[tokens · num_top]: their log-probabilities."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def top(self, at: int) -> tuple[tuple[int, float], ...]:
+        """The likeliest token ids in the place of one, with their log-probabilities."""
+        own = slice(at * self.num_top, (at + 1) * self.num_top)
+        return tuple(zip(self.top_ids[own], self.top_logprobs[own], strict=True))
+
+
+def join_prompt_logprobs(parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
+    """Parts of one prompt in their order, as one; there must be one at least."""
+    return PromptLogprobs(
+        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
+        logprobs=array("f", chain.from_iterable(part.logprobs for part in parts)),
+        ranks=array("i", chain.from_iterable(part.ranks for part in parts)),
+        num_top=parts[0].num_top,
+        top_ids=array("i", chain.from_iterable(part.top_ids for part in parts)),
+        top_logprobs=array("f", chain.from_iterable(part.top_logprobs for part in parts)),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """New text and tokens of one choice, from one step or several if the reader was slow."""
@@ -34,6 +77,9 @@ class Output:
     """One entry a new token when log-probabilities were asked for, else empty."""
     finish_reason: FinishReason | None = None
     """Set in the last output of a choice."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """In the first output of each choice, where they were asked for: of all tokens of the prompt
+    but the first. None also where the prompt has no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ _CLOSED_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "frequency_penalty": (-2.0, 2.0),
     "seed": (-MAX_SEED - 1, MAX_SEED),
     "logprobs": (0, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
     "length_penalty": (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
     "n": (1, MAX_N),
 }
@@ -58,7 +59,8 @@ class SamplingParams:
     """
 
     max_tokens: int
-    """Output tokens at most; the engine lowers it to maxIterTimes and to what maxSeqLen leaves."""
+    """Output tokens at most; the engine lowers it to maxIterTimes and to what maxSeqLen leaves. 0:
+    the prompt is computed, and nothing behind it is shown."""
     min_tokens: int = 0
     """Output tokens before an end token or stop id may come. A stop string that ends within them
     is text like any other, as in vLLM; one that ends later may begin within them."""
@@ -90,6 +92,9 @@ class SamplingParams:
     """Go on past the model's own end tokens."""
     logprobs: int | None = None
     """None: no log-probabilities. k: those of the token and of the k likeliest ones."""
+    prompt_logprobs: int | None = None
+    """None: no log-probabilities of the prompt. k: those of its tokens, and of the k likeliest ones
+    in their place. The prefix cache is not read then: it has no logits."""
     use_beam_search: bool = False
     """Keep the best_of (or n) likeliest beginnings instead of drawing tokens. Then what would
     draw them or end them by their text is refused, as vLLM and MindIE do: temperature other than
@@ -123,7 +128,7 @@ class SamplingParams:
             self._check_no_beams()
 
     def _check_lengths(self) -> None:
-        self._require("max_tokens", ok=self.max_tokens >= 1, allowed="at least 1")
+        self._require("max_tokens", ok=self.max_tokens >= 0, allowed="at least 0")
         self._require(
             "min_tokens",
             ok=0 <= self.min_tokens <= self.max_tokens,

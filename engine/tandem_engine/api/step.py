@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tandem_engine.api.drafts import DraftLimits, Proposals
-from tandem_engine.api.output import FinishReason, TokenLogprob
+from tandem_engine.api.output import FinishReason, PromptLogprobs, TokenLogprob
 from tandem_engine.api.request import Request
 
 
@@ -104,6 +104,9 @@ class StepResult:
     them goes on is the scheduler's choice."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Sequence id → why this row, and no other, came to nothing."""
+    prompt_logprobs: Mapping[str, PromptLogprobs] = field(default_factory=dict)
+    """Sequence id → those of the part of its prompt that the step has computed: each part once, in
+    order, however often it is computed. The last part comes with the first token or before."""
 
 
 class Advance(NamedTuple):

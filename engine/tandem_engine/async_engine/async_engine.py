@@ -182,6 +182,9 @@ class AsyncEngine:
         indices = range(sampling.num_sequences)
         if len(indices) > sampling.n and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)  # the choices are ranked by them
+        if sampling.prompt_logprobs is not None:
+            num_top = min(sampling.prompt_logprobs, self._limits.vocab_size)
+            sampling = replace(sampling, prompt_logprobs=num_top)
         return Request(
             request_id=name,
             prompt_token_ids=prompt,
@@ -207,7 +210,8 @@ class AsyncEngine:
 
     def _max_new_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         tokens_left = self._limits.max_seq_len - num_prompt
-        return min(sampling.max_tokens, self._schedule.max_iter_times, tokens_left)
+        # One token at least: it is the end of the prompt.
+        return min(max(1, sampling.max_tokens), self._schedule.max_iter_times, tokens_left)
 
     def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         if not prompt:

@@ -2,7 +2,13 @@
 
 from collections.abc import Sequence
 
-from tandem_engine.api.output import FinishReason, Output, TokenLogprob
+from tandem_engine.api.output import (
+    FinishReason,
+    Output,
+    PromptLogprobs,
+    TokenLogprob,
+    join_prompt_logprobs,
+)
 from tandem_engine.api.request import Request
 from tandem_engine.api.step import Advance, SampledToken
 from tandem_engine.async_engine.stream import RequestStream
@@ -21,6 +27,7 @@ class Choice:
         stream: Takes the outputs.
         text: Decodes its tokens.
         stops: Finds the request's stop strings in its text.
+        prompt_logprobs: Parts of the prompt's log-probabilities so far; one list for all choices.
     """
 
     def __init__(
@@ -31,6 +38,7 @@ class Choice:
         stream: RequestStream,
         text: Detokenizer,
         stops: StopStrings,
+        prompt_logprobs: list[PromptLogprobs],
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -45,13 +53,22 @@ class Choice:
         self._min_tokens = sampling.min_tokens
         # Beams are compared by log-probabilities, which the request may not have asked for.
         self._shows_logprobs = sampling.logprobs is not None
-        self._is_simple = not sampling.stop and not self._shows_logprobs
+        self.prompt_logprobs = prompt_logprobs
+        """Those so far; the choice's first output has all of them."""
+        self._shows_prompt = sampling.prompt_logprobs is not None
+        self._is_prompt_only = not sampling.max_tokens
+        self._is_simple = not (
+            sampling.stop or self._shows_logprobs or self._shows_prompt or self._is_prompt_only
+        )
 
     def output(self, advance: Advance) -> Output:
         """Turn new tokens into an output; a stop string may end the choice at any of them."""
         if advance.finish_reason is None and self._is_simple and len(advance.tokens) == 1:
             token_id = advance.tokens[0].token_id
             return Output(index=self.index, text=self._text.push(token_id), token_ids=(token_id,))
+        if self._is_prompt_only:
+            # The token behind the prompt was sampled for nothing but to end it.
+            return self._output("", [], "length")
         text, shown, met = "", list[SampledToken](), False
         for number, token in enumerate(advance.tokens, 1):
             is_last = number == len(advance.tokens)
@@ -60,13 +77,30 @@ class Choice:
             shown.append(token)
             if met:
                 break
+        return self._output(text, shown, "stop" if met else advance.finish_reason)
+
+    def _output(
+        self, text: str, shown: Sequence[SampledToken], reason: FinishReason | None
+    ) -> Output:
         return Output(
             index=self.index,
             text=text,
             token_ids=tuple(token.token_id for token in shown),
             logprobs=self._logprobs(shown),
-            finish_reason="stop" if met else advance.finish_reason,
+            finish_reason=reason,
+            prompt_logprobs=self._take_prompt_logprobs(),
         )
+
+    def _take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt, once."""
+        if not self._shows_prompt:
+            return None
+        self._shows_prompt = False
+        parts = self.prompt_logprobs
+        if len(parts) > 1:
+            # Joined once for all choices.
+            parts[:] = [join_prompt_logprobs(parts)]
+        return parts[0] if parts else None
 
     def _push(self, token_id: int, reason: FinishReason | None) -> tuple[str, bool]:
         """Text that a token adds, and whether a stop string was met."""
@@ -101,6 +135,7 @@ def choices_of(
         request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
     )
     automaton = StopAutomaton(sampling.stop)
+    prompt_logprobs: list[PromptLogprobs] = []
     return [
         Choice(
             request,
@@ -108,6 +143,7 @@ def choices_of(
             stream=stream,
             text=context.detokenizer(),
             stops=StopStrings(automaton),
+            prompt_logprobs=prompt_logprobs,
         )
         for index in range(count)
     ]

@@ -234,6 +234,7 @@ class EngineLoop:
         now = time.perf_counter()
         self._sleeps_until = -inf if progress.step.sequence_ids else self._engine.wake_at
         self._observe(progress)
+        self._note_prompt_logprobs(progress)
         self._publish()
         if self._micro_batches is not None:
             self._micro_batches.step(now)
@@ -316,6 +317,12 @@ class EngineLoop:
                 choice.timeline.scheduled = started
                 self._metrics.scheduled(choice.timeline)
 
+    def _note_prompt_logprobs(self, progress: Progress) -> None:
+        for sequence_id, part in progress.prompt_logprobs.items():
+            choice = self._choices.get(sequence_id)
+            if choice is not None:
+                choice.prompt_logprobs.append(part)
+
     def _outputs(self, progress: Progress, now: float) -> list[Delivery]:
         deliveries: list[Delivery] = []
         gaps: list[float] = []
@@ -335,7 +342,8 @@ class EngineLoop:
             output = choice.output(advance)
         except Exception as error:  # noqa: BLE001 - one text that cannot be decoded, one request
             return self._fail(advance.sequence_id, f"{type(error).__name__}: {error}", now)
-        for _ in output.token_ids:
+        # With max_tokens 0 there is none to show, and its moment is the prompt's end.
+        for _ in output.token_ids or (None,):
             since_last = choice.timeline.token(now)
             if since_last is None:
                 self._note_first_token(choice)

@@ -130,6 +130,7 @@ def merge(outputs: Sequence[Output]) -> Output:
         text="".join(output.text for output in outputs),
         token_ids=tuple(token for output in outputs for token in output.token_ids),
         logprobs=tuple(entry for output in outputs for entry in output.logprobs),
+        prompt_logprobs=outputs[0].prompt_logprobs,
     )
 
 

@@ -110,8 +110,11 @@ class StepStages(Protocol):
     def leave(self, rows: slice | None) -> None:
         """Set `hidden` to the residual with `hidden` added; there is no residual then."""
 
-    def logits(self) -> Tensor:
-        """[logits rows, vocab_size] float32."""
+    def logits(self, rows: slice) -> Tensor:
+        """[rows, vocab_size] float32, of some of the logits rows.
+
+        Each row is asked for once. The next call may overwrite what this one gave.
+        """
 
     def close(self) -> None:
         """Give memory back; no other method may be called any more."""

@@ -13,6 +13,8 @@ from tandem_engine.api.errors import ConfigError
 from tandem_engine.kvcache.layout import CacheLayout
 
 GIB: Final = 2**30
+MAX_SCORED_ROWS: Final = 64
+"""Rows whose logits are there at once where tokens of a prompt are scored (prompt_logprobs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import Final
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.api.rewrites import rewrite, with_batch_size
-from tandem_engine.kvcache.capacity import GIB, StepCost, in_gib
+from tandem_engine.kvcache.capacity import GIB, MAX_SCORED_ROWS, StepCost, in_gib
 from tandem_engine.kvcache.layout import CacheLayout
 
 _ROWS_SHARE: Final = 4
@@ -171,7 +171,12 @@ class _Sizes:
         # With async scheduling the logits of two steps are there at once.
         next_step = rows * self.required.vocab_size * _LOGIT_BYTES
         measured += next_step * self.required.schedule.async_scheduling_enable
+        measured += self._scored_rows(length, rows) * self.required.vocab_size * _LOGIT_BYTES
         return int(measured * (1 + _MARGIN))
+
+    def _scored_rows(self, length: int, rows: int) -> int:
+        """Rows of logits that are there at once where tokens of a prompt are scored."""
+        return min(MAX_SCORED_ROWS, self.step_tokens(length, rows))
 
     def sequence(self, length: int) -> int:
         """Bytes of the KV blocks of one sequence."""

@@ -33,6 +33,8 @@ class RefusalReason(StrEnum):
     """It has no prefill, and such steps are not cut."""
     PREFIX_PARTED = "prefix_parted"
     """A row of the first half would read blocks that the second one writes."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """It scores tokens of prompts: its head takes longer than cuts are predicted for."""
     NO_GAIN = "no_gain"
     """It would be faster by less than the margin."""
 

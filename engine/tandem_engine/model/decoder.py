@@ -15,11 +15,13 @@ from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.cpu.huge_pages import zeros_in_huge_pages
 from tandem_engine.device.packed_model import PackedModel, StepStages
 from tandem_engine.device.runtime import Kernels
+from tandem_engine.device.sampling import RowSampler
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.model.config import DecoderConfig
 from tandem_engine.model.kernel_stages import KernelStages, KernelStep, LayerCache
 from tandem_engine.model.stages import (
     NoPeers,
+    Scoring,
     StageInputs,
     Stages,
     check_has_no_decodes,
@@ -92,6 +94,10 @@ class Decoder:
         """Tokens that one sequence may have."""
         return len(self.packed_model.rope)
 
+    def row_sampler(self) -> RowSampler | None:
+        """A sampler of the kernels' device for what its logits are reduced to; None: torch does."""
+        return self._kernels.row_sampler()
+
     def kv_dtype(self, kv_cache_dtype: KVCacheDType) -> torch.dtype:
         """Type of the KV cache where the settings say `kv_cache_dtype`."""
         return torch.int8 if kv_cache_dtype == "int8" else self.dtype
@@ -122,6 +128,7 @@ class Decoder:
         metadata: AttentionMetadata,
         *,
         logits_rows: Tensor,
+        scoring: Scoring | None = None,
     ) -> Tensor:
         """Compute one step: write the tokens' K and V, return the logits that are asked for.
 
@@ -131,13 +138,20 @@ class Decoder:
             token_ids: [tokens] int64, all rows one after another.
             kv_cache: Written at the slots of the step, read up to each row's context.
             metadata: Rows, contexts and blocks of the step.
-            logits_rows: [n] int64, tokens of the flat batch whose next token is sampled.
+            logits_rows: [n] int64, tokens of the flat batch whose next token is sampled; before
+                them those that are scored.
+            scoring: Takes the logits of the scored ones; None: there are none.
 
         Returns:
-            [n, vocab] float32.
+            [n, vocab] float32, of those that are sampled.
         """
         if not self._is_whole:
             raise AssertionError("ranks that share a model compute its stages; this is a bug")
+        if scoring is not None:
+            stages = self.stages(
+                token_ids, kv_cache, metadata, logits_rows=logits_rows, scoring=scoring
+            )
+            return _present(drive(stages, NoPeers()))
         if self._forward_pass is not None:
             return self._forward_pass(token_ids, kv_cache.blocks, metadata, logits_rows)
         return self.forward_by_kernels(token_ids, kv_cache, metadata, logits_rows=logits_rows)
@@ -158,9 +172,7 @@ class Decoder:
             logits_rows=logits_rows,
             num_rows=len(token_ids),
         )
-        logits = drive(self._all_stages(lambda: self._by_kernels(step), step), NoPeers())
-        assert logits is not None, "the first rank of tp gives logits; this is a bug"  # noqa: S101
-        return logits
+        return _present(drive(self._all_stages(lambda: self._by_kernels(step), step), NoPeers()))
 
     def reserve(self, num_tokens: int) -> None:
         """Have room for steps that are under way at once and have so many tokens together.
@@ -181,6 +193,7 @@ class Decoder:
         logits_rows: Tensor,
         hidden: Tensor | None = None,
         sequence_parallel: bool = False,
+        scoring: Scoring | None = None,
     ) -> Stages:
         """Compute one step of this rank's part of the model, to be driven: see `stages.drive`.
 
@@ -193,6 +206,7 @@ class Decoder:
             logits_rows: As for `forward`.
             hidden: Result of the pipeline stage before, on this rank of tp; None for the first.
             sequence_parallel: True if the ranks of tp share the rows between layers' matrices.
+            scoring: As for `forward`.
 
         Raises:
             AssertionError: `sequence_parallel`, but a row decodes.
@@ -211,7 +225,7 @@ class Decoder:
         )
         forward_pass = self._forward_pass
         if forward_pass is None:
-            return self._all_stages(lambda: self._by_kernels(step), step, hidden, rows)
+            return self._all_stages(lambda: self._by_kernels(step), step, hidden, rows, scoring)
         return self._all_stages(
             lambda: forward_pass.stages(
                 token_ids, kv_cache.blocks, metadata, logits_rows, num_rows=num_rows
@@ -219,6 +233,7 @@ class Decoder:
             step,
             hidden,
             rows,
+            scoring,
         )
 
     def _by_kernels(self, step: KernelStep) -> StepStages:
@@ -230,19 +245,26 @@ class Decoder:
         step: KernelStep,
         hidden: Tensor | None = None,
         rows: slice | None = None,
+        scoring: Scoring | None = None,
     ) -> Stages:
         """`begin` is called when the first stage is due: one that never is holds no memory."""
         inputs = StageInputs(
-            num_logits=len(step.logits_rows),
+            num_logits=len(step.logits_rows) - (scoring.num_rows if scoring else 0),
             vocab_size=self.config.vocab_size,
             hidden=hidden,
             rows=rows,
+            scoring=scoring,
         )
         stages = begin()
         try:
             return (yield from compute_stages(stages, self.plan, inputs))
         finally:
             stages.close()
+
+
+def _present(logits: Tensor | None) -> Tensor:
+    assert logits is not None, "the first rank of tp gives logits; this is a bug"  # noqa: S101
+    return logits
 
 
 def allocate_kv_cache(

@@ -41,6 +41,8 @@ class KernelStages:
         self._packed_model, self._kernels, self._step = packed_model, kernels, step
         self._hidden: Tensor | None = None
         self._residual: Tensor | None = None
+        # What the head reads, of all rows of the logits.
+        self._final: Tensor | None = None
 
     @property
     def hidden(self) -> Tensor:
@@ -103,11 +105,13 @@ class KernelStages:
         self._residual = None
         self._hidden = total if rows is None else self._spread(total, rows)
 
-    def logits(self) -> Tensor:
+    def logits(self, rows: slice) -> Tensor:
         """The head's columns of this rank."""
         norm, head = self._packed_model.norm, self._packed_model.head
         assert norm is not None, "another rank computes logits; this is a bug"  # noqa: S101
-        return self._kernels.linear(self._normed(norm), _present(head)).float()
+        if self._final is None:
+            self._final = self._normed(norm)
+        return self._kernels.linear(self._final[rows], _present(head)).float()
 
     def close(self) -> None:
         """Do nothing: tensors go by themselves."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tandem_engine.device.attention import AttentionMetadata
 from tandem_engine.device.packed_model import StepStages
+from tandem_engine.kvcache.capacity import MAX_SCORED_ROWS
 from tandem_engine.parallel.plan import RankPlan
 
 
@@ -174,18 +175,36 @@ def check_has_no_decodes(metadata: AttentionMetadata) -> None:
         )
 
 
+class Scoring(Protocol):
+    """Positions of a step whose next token is known: their logits are reduced slice by slice."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many; their rows of the logits come before those that are sampled from."""
+
+    def score(self, rows: slice, logits: Tensor) -> None:
+        """Reduce the logits of some of them: float32 [rows, vocabulary], overwritten afterwards."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInputs:
     """The part of a step that decides on its stages; the same on all ranks of tp."""
 
     num_logits: int
-    """Rows of the logits."""
+    """Rows of the logits, those that are scored not included."""
     vocab_size: int
     """Columns of them."""
     hidden: Tensor | None
     """Result of the pipeline stage before; None: this one embeds tokens."""
     rows: slice | None
     """The rank's own under sequence parallelism; None: it is not used."""
+    scoring: Scoring | None = None
+    """None: no position is scored."""
+
+    @property
+    def num_scored(self) -> int:
+        """Positions that are scored."""
+        return 0 if self.scoring is None else self.scoring.num_rows
 
 
 def compute_stages(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
@@ -208,9 +227,9 @@ def compute_stages(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Sta
             step.attention_norm(layer, rows)
             yield AllGather(step.hidden, StageName("attention norm", layer))
         step.attention(layer, is_normed=rows is not None)
-        if is_end and not inputs.num_logits:
+        if is_end and not inputs.num_logits and not inputs.num_scored:
             # K and V are written.
-            return None if plan.tp_rank else step.hidden.new_empty(0, inputs.vocab_size).float()
+            return _no_logits(step, plan, inputs)
         yield from _completed(step, plan, rows, StageName("attention", layer))
         if rows is not None:
             step.mlp_norm(layer, rows)
@@ -243,7 +262,32 @@ def _left(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
         step.leave(inputs.rows)
         # A copy, as the next step may come before it is sent.
         return (step.hidden if inputs.rows is None else step.hidden[inputs.rows]).clone()
-    logits = step.logits()
+    yield from _scored(step, plan, inputs)
+    if not inputs.num_logits:
+        return _no_logits(step, plan, inputs)
+    first = inputs.num_scored
+    return (yield from _logits(step, plan, inputs, slice(first, first + inputs.num_logits)))
+
+
+def _scored(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
+    """Reduce the logits of the positions that are scored, on the first rank of tp."""
+    if inputs.scoring is None:
+        return None
+    for first in range(0, inputs.num_scored, MAX_SCORED_ROWS):
+        rows = slice(first, min(first + MAX_SCORED_ROWS, inputs.num_scored))
+        logits = yield from _logits(step, plan, inputs, rows)
+        if logits is not None:
+            inputs.scoring.score(rows, logits)
+    return None
+
+
+def _logits(step: StepStages, plan: RankPlan, inputs: StageInputs, rows: slice) -> Stages:
+    """Logits of some rows, on the first rank of tp."""
+    logits = step.logits(rows)
     if plan.num_tp == 1:
         return logits
     return (yield GatherColumns(logits, _LOGITS, inputs.vocab_size))
+
+
+def _no_logits(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Tensor | None:
+    return None if plan.tp_rank else step.hidden.new_empty(0, inputs.vocab_size).float()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem_engine.api.step import Step
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
+from tandem_engine.runner.prompt_scoring import PromptScoring, ScoredColumns
 from tandem_engine.sampling.row import Row
 
 PADDING: Final = 0
@@ -50,6 +51,15 @@ class FlatBatch:
     no beams, and no choices to create."""
     expected_s: float | None = None
     """See `Step.expected_s`."""
+    scoring: PromptScoring | None = None
+    """Positions at which tokens of prompts are scored; None: there are none."""
+
+    @property
+    def logits_at(self) -> Tensor:
+        """int64: tokens whose logits are computed, those that are scored first."""
+        return (
+            self.yield_at if self.scoring is None else torch.cat((self.scoring.at, self.yield_at))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,8 @@ def flatten(
         row = rows[sequence_id]
         end = start + length
         drafts = step.drafts.get(sequence_id, ()) if step.drafts else ()
+        if row.sampling.prompt_logprobs is not None:
+            columns.scored.add(row, start, end, len(columns.token_ids))
         num_known = columns.add_known(row, start, end, awaited)
         if end - len(drafts) == num_known:
             columns.add_yielding(row, num_known)
@@ -125,6 +137,7 @@ def flatten(
         sequence_ids=step.sequence_ids,
         block_tables=step.block_tables,
         is_simple=columns.are_simple and not step.drafts,
+        scoring=columns.scored.scoring(device),
     )
 
 
@@ -138,6 +151,7 @@ class _Columns:
     yielding: list[Row] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
+    scored: ScoredColumns = field(default_factory=ScoredColumns)
     are_simple: bool = True
     """True while every row that yields does so for itself alone."""
 

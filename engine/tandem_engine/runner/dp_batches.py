@@ -24,6 +24,7 @@ from tandem_engine.device.attention import (
     lay_out_attention,
 )
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
+from tandem_engine.runner.prompt_scoring import PromptScoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,17 @@ class DPPart:
     """By dp rank: indices of its yielding positions among those of all."""
     rows: Ints
     """Indices of its rows among those of all."""
+    scored: tuple[Ints, ...] = ()
+    """By dp rank: indices of its positions among those that the step scores; empty: it does not."""
 
     @property
     def is_empty(self) -> bool:
         """True if it has no rows."""
         return not len(self.rows)
+
+    def gives(self, dp_rank: int) -> bool:
+        """Return True if a dp rank has logits or scores in this step."""
+        return bool(len(self.yields[dp_rank]) or (self.scored and len(self.scored[dp_rank])))
 
 
 class DPBatches:
@@ -92,10 +99,10 @@ class DPBatches:
         rows = np.flatnonzero(dp_rank_of == self._dp_rank)
         queries = np.diff(attention.row_starts)
         yield_at = batch.yield_at.cpu().numpy()
-        row_of_yield = np.repeat(np.arange(len(queries)), queries)[yield_at]
-        yields = tuple(
-            np.flatnonzero(dp_rank_of[row_of_yield] == dp_rank) for dp_rank in range(self._dp)
-        )
+        dp_rank_of_token = np.repeat(dp_rank_of, queries)
+        yields = self._shared_out(dp_rank_of_token[yield_at])
+        scoring = batch.scoring
+        scored = () if scoring is None else self._shared_out(dp_rank_of_token[scoring.at.cpu()])
         tokens = _spans(attention.row_starts[rows], queries[rows])
         own_blocks = _spans(attention.first_block[rows], np.diff(attention.first_block)[rows])
         device = batch.token_ids.device
@@ -114,8 +121,15 @@ class DPBatches:
             ).to(device),
             yielding=(),
             drafts=NO_DRAFTS,
+            scoring=None
+            if scoring is None
+            else _own_scoring(scoring, scored[self._dp_rank], tokens),
         )
-        return DPPart(batch=own, yields=yields, rows=rows)
+        return DPPart(batch=own, yields=yields, rows=rows, scored=scored)
+
+    def _shared_out(self, dp_rank_of: Int32s) -> tuple[Ints, ...]:
+        """By dp rank: indices of what is its own."""
+        return tuple(np.flatnonzero(dp_rank_of == dp_rank) for dp_rank in range(self._dp))
 
     def _advanced(self, batch: FlatBatch, last: DPPart) -> DPPart:
         """The part of a batch whose rows go on by one token each, which yields."""
@@ -156,6 +170,15 @@ def merge_logits(parts: Iterable[tuple[Ints, Tensor]], vocab_size: int) -> Tenso
     for at, logits in every:
         merged[torch.from_numpy(at)] = logits
     return merged
+
+
+def _own_scoring(scoring: PromptScoring, chosen: Ints, tokens: Ints) -> PromptScoring | None:
+    """The positions of a dp rank, which has `tokens` of the whole batch; None: it has none."""
+    if not len(chosen):
+        return None
+    device = scoring.at.device
+    at = np.searchsorted(tokens, scoring.at.cpu().numpy()[chosen]).astype(np.int64)
+    return scoring.part(torch.from_numpy(chosen).to(device), at=torch.from_numpy(at).to(device))
 
 
 def _continues(batch: FlatBatch, last: FlatBatch) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tandem_engine.api.step import Step
+from tandem_engine.device.attention import Ints
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.parallel.communicator import Communicator
 from tandem_engine.parallel.plan import RankPlan
@@ -14,7 +15,7 @@ from tandem_engine.runner.dp_batches import DPBatches, DPPart, merge_logits
 from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import DP
-from tandem_engine.runner.stage_executor import NO_LOGITS, StageExecutor
+from tandem_engine.runner.stage_executor import NO_LOGITS, StageExecutor, results_of
 
 _RANK_0: Final = 0
 """Its place among the first ranks of all dp ranks."""
@@ -73,26 +74,45 @@ class DPExecutor:
         if self._plan.tp_rank or self._plan.pp_rank:
             return NO_LOGITS
         if self._plan.dp_rank:
-            if len(part.yields[self._plan.dp_rank]):
-                self._stages.follow(lambda: self._hand_over(own))
+            if part.gives(self._plan.dp_rank):
+                self._stages.follow(lambda: self._hand_over(part.batch, own))
             return NO_LOGITS
-        return self._stages.follow(lambda: self._merged(part, own))
+        return self._stages.follow(lambda: self._merged(batch, part, own))
 
     def close(self) -> None:
         """End the threads; what they send and receive must come to an end by itself."""
         self._stages.close()
 
-    def _hand_over(self, own: PendingLogits) -> Tensor:
+    def _hand_over(self, batch: FlatBatch, own: PendingLogits) -> Tensor:
         logits = own.result()
-        self._communicator.send(logits, _RANK_0, DP)
+        for tensor in results_of(batch, logits):
+            self._communicator.send(tensor, _RANK_0, DP)
         return logits
 
-    def _merged(self, part: DPPart, own: PendingLogits) -> Tensor:
-        """The logits of all dp ranks, which rank 0 receives."""
-        parts = [(part.yields[_RANK_0], own.result())] if len(part.yields[_RANK_0]) else []
+    def _merged(self, batch: FlatBatch, part: DPPart, own: PendingLogits) -> Tensor:
+        """The logits of all dp ranks, and their scores, which rank 0 receives."""
+        parts = [(part.yields[_RANK_0], own.result())] if part.gives(_RANK_0) else []
+        if part.batch.scoring is not None:
+            _put_scores(batch, part.scored[_RANK_0], part.batch.scoring.scores)
         for dp_rank, at in enumerate(part.yields):
             if dp_rank and len(at):
                 logits = torch.empty(len(at), self._vocab_size, device=part.batch.token_ids.device)
                 self._communicator.receive(logits, dp_rank, DP)
                 parts.append((at, logits))
+            if dp_rank:
+                self._receive_scores(batch, part, dp_rank)
         return merge_logits(parts, self._vocab_size)
+
+    def _receive_scores(self, batch: FlatBatch, part: DPPart, dp_rank: int) -> None:
+        if batch.scoring is None or not len(part.scored[dp_rank]):
+            return
+        scores = batch.scoring.scores.new_empty(
+            len(part.scored[dp_rank]), batch.scoring.scores.shape[1]
+        )
+        self._communicator.receive(scores, dp_rank, DP)
+        _put_scores(batch, part.scored[dp_rank], scores)
+
+
+def _put_scores(batch: FlatBatch, at: Ints, scores: Tensor) -> None:
+    if batch.scoring is not None:
+        batch.scoring.scores[torch.from_numpy(at).to(scores.device)] = scores

@@ -21,6 +21,7 @@ from tandem_engine.model.decoder import Decoder, KVCache
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.step_trace import StepTrace
+from tandem_engine.sampling.token_scores import TokenScorer
 
 
 class PendingLogits(Protocol):
@@ -56,7 +57,8 @@ class Executor(Protocol):
         To be called under torch.inference_mode; every token of the batch is known.
 
         Returns:
-            Logits of the yielding positions: float32 [yielding positions, vocabulary].
+            Logits of the yielding positions: float32 [yielding positions, vocabulary]. Once they
+            are there, `batch.scoring` has its scores.
         """
 
     def forward(self, batch: FlatBatch) -> Tensor:
@@ -151,6 +153,7 @@ class LocalExecutor:
         self._host_cache = host_cache
         self._recorder = Recorder(decoder.plan.rank)
         self._stream = HostStream(COMPUTE)
+        self._scorer = TokenScorer(decoder.row_sampler())
         # Held by a step, so that a recording begins and ends between two.
         self._computing = threading.Lock()
 
@@ -201,8 +204,14 @@ class LocalExecutor:
             return Timeline(steps=self._recorder.end())
 
     def _forward(self, batch: FlatBatch) -> Tensor:
+        if batch.scoring is not None:
+            batch.scoring.scorer = self._scorer
         return self._decoder.forward(
-            batch.token_ids, self._kv_cache, batch.attention, logits_rows=batch.yield_at
+            batch.token_ids,
+            self._kv_cache,
+            batch.attention,
+            logits_rows=batch.logits_at,
+            scoring=batch.scoring,
         )
 
 

@@ -20,7 +20,13 @@ from tandem_engine.device.attention import (
 )
 from tandem_engine.microbatch.prices import CutPrices
 from tandem_engine.runner.batch import NO_DRAFTS, FlatBatch
-from tandem_engine.runner.rank_messages import BatchColumns, DecodedBatch, StepDecoder
+from tandem_engine.runner.prompt_scoring import PromptScoring
+from tandem_engine.runner.rank_messages import (
+    BatchColumns,
+    DecodedBatch,
+    ScoredTokens,
+    StepDecoder,
+)
 
 _NO_ROWS: Final = ()
 _PRICES: Final = b"\xff" * 4
@@ -77,7 +83,12 @@ def columns_of(batch: FlatBatch) -> BatchColumns:
         context_lens=batch.attention.context_lens,
         token_ids=batch.token_ids.cpu().numpy(),
         yield_at=batch.yield_at.cpu().numpy(),
+        scored=None if batch.scoring is None else _scored_tokens(batch.scoring),
     )
+
+
+def _scored_tokens(scoring: PromptScoring) -> ScoredTokens:
+    return ScoredTokens(scoring.at.cpu().numpy(), scoring.token_ids.cpu().numpy(), scoring.num_top)
 
 
 class RankBatches:
@@ -117,8 +128,16 @@ class RankBatches:
             yield_at=yield_at,
             yielding=_NO_ROWS,
             drafts=NO_DRAFTS,
+            scoring=None if decoded.scored is None else self._scoring(decoded.scored),
         )
         return self._last
+
+    def _scoring(self, scored: ScoredTokens) -> PromptScoring:
+        return PromptScoring(
+            at=torch.from_numpy(scored.at).to(self._device),
+            token_ids=torch.from_numpy(scored.token_ids).to(self._device),
+            num_top=scored.num_top,
+        )
 
     def _laid_out(self, decoded: DecodedBatch) -> AttentionMetadata:
         num_blocks = -(-decoded.context_lens // self._block_size)

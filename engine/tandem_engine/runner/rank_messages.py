@@ -6,6 +6,7 @@ they keep is the block table of each sequence, under a small number: rank 0 give
 sequence with its first step, and to another one later. So a message has
 
     header | table ids, tokens and contexts of the rows | yielding positions | tables | token ids
+           | scored positions | the tokens behind them
 
 where of a table only the blocks behind the common part with the last one are sent, and the first
 two parts are missing where all rows of the last batch go on by one token. The numbers are int32.
@@ -49,6 +50,18 @@ class BadMessage(Exception):
     """A message is not the next of its encoder, or damaged; the text is one sentence."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Positions at which tokens of prompts are scored."""
+
+    at: Ints
+    """[positions]: indices of tokens."""
+    token_ids: Ints
+    """[positions]: the tokens that follow."""
+    num_top: int
+    """Likeliest tokens at each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchColumns:
     """A flat batch as rank 0 has laid it out; see `tandem_engine.runner.batch`."""
@@ -64,6 +77,8 @@ class BatchColumns:
     """[tokens]."""
     yield_at: Ints
     """[yielding positions]: indices of tokens."""
+    scored: "ScoredTokens | None" = None
+    """None: no token of a prompt is scored."""
 
     @property
     def decodes_only(self) -> bool:
@@ -99,6 +114,8 @@ class DecodedBatch:
     """[yielding positions]: indices of tokens."""
     tables: "BlockTables"
     """The tables as they are now; later messages change them."""
+    scored: ScoredTokens | None = None
+    """None: no token of a prompt is scored."""
 
 
 class _Change(NamedTuple):
@@ -180,11 +197,13 @@ class StepEncoder:
             len(columns.yield_at),
             len(changes),
             num_blocks,
+            0 if columns.scored is None else len(columns.scored.at),
         )
         for change in changes:
             self._tables[change.table_id] = change.table
         self._last = _Rows(columns, table_ids)
-        return b"".join((header, rows, tables, _int32(columns.token_ids)))
+        scored = _scored_part(columns.scored)
+        return b"".join((header, rows, tables, _int32(columns.token_ids), scored))
 
     def _table_ids_of(self, sequence_ids: Sequence[str]) -> list[int]:
         known = self._table_ids
@@ -286,7 +305,7 @@ class StepDecoder:
         raise BadMessage(f"Message {number} of rank 0 is of the unknown kind {kind}.")
 
     def _batch(self, parts: "_Parts", lengths: list[int], *, is_continued: bool) -> DecodedBatch:
-        num_rows, num_tokens, num_yielding, num_changes, num_blocks, *_ = lengths
+        num_rows, num_tokens, num_yielding, num_changes, num_blocks, num_scored, *_ = lengths
         last = self._last
         if is_continued and last is not None:
             table_ids, query_lens, yield_at = last.table_ids, last.query_lens, last.yield_at
@@ -298,6 +317,7 @@ class StepDecoder:
             yield_at = parts.take(num_yielding).astype(np.int64)
         self._change_tables(parts, num_changes, num_blocks)
         token_ids = parts.take(num_tokens).astype(np.int64)
+        scored = _scored_tokens(parts, num_scored) if num_scored else None
         parts.end()
         self._last = DecodedBatch(
             is_continued=is_continued,
@@ -307,6 +327,7 @@ class StepDecoder:
             token_ids=token_ids,
             yield_at=yield_at,
             tables=self._tables,
+            scored=scored,
         )
         return self._last
 
@@ -390,6 +411,20 @@ def _tables_part(changes: list[_Change]) -> tuple[bytes, int]:
         numbers.extend((table_id, num_kept, len(table) - num_kept))
         blocks.extend(table[num_kept:])
     return numbers.tobytes() + blocks.tobytes(), len(blocks)
+
+
+def _scored_part(scored: ScoredTokens | None) -> bytes:
+    if scored is None:
+        return b""
+    return b"".join(
+        (array(_INT, (scored.num_top,)).tobytes(), _int32(scored.at), _int32(scored.token_ids))
+    )
+
+
+def _scored_tokens(parts: _Parts, count: int) -> ScoredTokens:
+    (num_top,) = parts.take(1).tolist()
+    at, token_ids = (parts.take(count).astype(np.int64) for _ in range(2))
+    return ScoredTokens(at, token_ids, num_top)
 
 
 def _int32(numbers: Ints) -> bytes:

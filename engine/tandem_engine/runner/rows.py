@@ -52,6 +52,7 @@ class Rows:
             if sequence_id in self._pending_forks
         ]
         for other in others:
+            other.num_scored = row.num_scored
             self._pending_forks.discard(other.sequence_id)
             self.by_id[other.sequence_id] = other
         return others

@@ -18,6 +18,7 @@ from tandem_engine.runner.decode_batches import DecodeBatches
 from tandem_engine.runner.drafts import Drafter, ModelDrafter, Proposer, accepted
 from tandem_engine.runner.executor import Computed, Executor, PendingLogits
 from tandem_engine.runner.logits_rows import LogitsRows, split
+from tandem_engine.runner.prompt_scoring import note_scored
 from tandem_engine.runner.rows import Rows
 from tandem_engine.runner.step_handle import NOT_FINITE, ModelStepHandle
 from tandem_engine.sampling.candidates import candidates_of
@@ -209,6 +210,8 @@ class ModelRunner:
                 device=self._runtime.device,
                 awaited=self._awaited(),
             )
+            if batch.scoring is not None:
+                note_scored(batch.scoring.parts, self._rows.by_id)
         batch.expected_s = step.expected_s
         self._decode_batches.remember(step, batch)
         return batch

@@ -1,7 +1,7 @@
 """One rank's part of each step, where several ranks compute one model."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from tandem_engine.runner.micro_batches import MicroBatches, rows_of
 from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import LOGITS, CommunicatorCollectives, hidden_group
 from tandem_engine.runner.step_trace import StepTrace
+from tandem_engine.sampling.token_scores import TokenScorer
 
 Observe = Callable[[StepRows | None, Cut | RefusalReason, StepOverlap], None]
 """Takes the rows of a step (None: there is nothing to learn), how it was cut or why not, and what
@@ -81,6 +82,7 @@ class StageExecutor:
         # Elsewhere a call returns before its work is done, and only events know when that was.
         self._is_on_host = isinstance(self._streams.current, HostStream)
         self.recorder = Recorder(decoder.plan.rank)
+        self._scorer = TokenScorer(decoder.row_sampler())
         self._prices: CutPrices | None = None
         self._num_decoded = 0
         # Tensors are kept until the next rank has read them.
@@ -96,13 +98,15 @@ class StageExecutor:
 
     def compute(self, batch: FlatBatch) -> PendingLogits:
         """See `RankExecutor`; the first rank of each dp rank has the logits."""
+        if batch.scoring is not None:
+            batch.scoring.scorer = self._scorer
         if self._observe is not None or self._prices is not None or self.recorder.is_on:
             result = self._cut_or_whole(batch)
         else:
             result = drive(self._stages(batch, self._hidden(batch)), self._collectives)
         if self._plan.shape.pp == 1:
             return NO_LOGITS if result is None else self.follow(lambda: result)
-        return self._passed_on(result, len(batch.yield_at))
+        return self._passed_on(result, batch)
 
     def follow(self, work: Callable[[], Tensor]) -> PendingLogits:
         """Do `work` behind all steps so far; where logits come later, behind these on their stream.
@@ -145,6 +149,8 @@ class StageExecutor:
             is_learnt_from = not self._num_decoded % _LEARN_EVERY
             reason = RefusalReason.OFF if prices is None else RefusalReason.DECODE_ONLY
             return rows_of(batch) if is_learnt_from else None, reason
+        if batch.scoring is not None:
+            return None, RefusalReason.PROMPT_LOGPROBS
         rows = rows_of(batch)
         # Under sp a later stage is handed rows of its own, and not those of a half.
         is_solid = self._plan.shape.pp > 1 and self._is_sequence_parallel(batch)
@@ -177,8 +183,9 @@ class StageExecutor:
             batch.token_ids,
             self._kv_cache,
             batch.attention,
-            logits_rows=batch.yield_at,
+            logits_rows=batch.logits_at,
             hidden=hidden,
+            scoring=batch.scoring,
             sequence_parallel=self._is_sequence_parallel(batch if like is None else like),
         )
 
@@ -205,19 +212,22 @@ class StageExecutor:
         self._communicator.receive(hidden, 0, hidden_group(plan.pp_rank - 1))
         return hidden
 
-    def _passed_on(self, result: Tensor | None, num_logits: int) -> PendingLogits:
+    def _passed_on(self, result: Tensor | None, batch: FlatBatch) -> PendingLogits:
         """Send hidden states to the next stage, or logits to the first; await them there."""
         plan = self._plan
         if not plan.is_last_stage:
             assert result is not None, "inner stages give hidden states; this is a bug"  # noqa: S101
             self._send(result, 1, hidden_group(plan.pp_rank))
-        elif result is not None and num_logits:
-            self._send(result, 0, LOGITS)
+        elif result is not None:
+            for tensor in results_of(batch, result):
+                self._send(tensor, 0, LOGITS)
         if plan.pp_rank or plan.tp_rank:
             return NO_LOGITS
-        if not num_logits:
-            return Computed(self._empty(0))
-        return self._later.do(partial(self._receive, num_logits))
+        logits = self._empty(len(batch.yield_at))
+        awaited = results_of(batch, logits)
+        if not awaited:
+            return Computed(logits)
+        return self._later.do(partial(self._receive, logits, awaited))
 
     def _send(self, tensor: Tensor, place: int, group: str) -> None:
         """Send without waiting; but a few tensors at most are on their way."""
@@ -228,14 +238,20 @@ class StageExecutor:
         computed: Job[Any] = self._streams.current.run(_nothing)
         self._sent.append((self._streams.send.run(sending, after=[computed]), tensor))
 
-    def _receive(self, num_logits: int) -> Tensor:
-        logits = self._empty(num_logits)
-        self._communicator.receive(logits, 1, LOGITS)
+    def _receive(self, logits: Tensor, awaited: Sequence[Tensor]) -> Tensor:
+        for tensor in awaited:
+            self._communicator.receive(tensor, 1, LOGITS)
         return logits
 
     def _empty(self, num_logits: int) -> Tensor:
         decoder = self._decoder
         return torch.empty(num_logits, decoder.config.vocab_size, device=decoder.device)
+
+
+def results_of(batch: FlatBatch, logits: Tensor) -> list[Tensor]:
+    """What a step gives: logits and scores, without those that it has none of."""
+    scores = [] if batch.scoring is None else [batch.scoring.scores]
+    return [*([logits] if len(batch.yield_at) else []), *scores]
 
 
 def _only_decodes(batch: FlatBatch) -> bool:

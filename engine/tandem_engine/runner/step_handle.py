@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from tandem_engine.api.errors import ReplicaLost
 from tandem_engine.api.step import SampledToken, Step, StepResult
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.executor import PendingLogits
+from tandem_engine.runner.prompt_scoring import PromptScoring
 from tandem_engine.sampling.sampler import to_sampled_tokens
 from tandem_engine.sampling.step_tokens import StepTokens
 
@@ -134,7 +136,10 @@ class ModelStepHandle:
             self._catch(self._finish)
         if self._error is not None:
             return self._lost(self._error)
-        return self._result or StepResult()
+        result = self._result or StepResult()
+        if self.batch is None or self.batch.scoring is None:
+            return result
+        return _with_scores(result, self.batch.scoring)
 
     def _end(self) -> None:
         self.before = self.pending = None
@@ -162,6 +167,12 @@ class ModelStepHandle:
             raise error
         cause = f"{type(error).__name__}: {error}"
         return StepResult(failed=dict.fromkeys(self.step.sequence_ids, cause))
+
+
+def _with_scores(result: StepResult, scoring: PromptScoring) -> StepResult:
+    prompt_logprobs, not_finite = scoring.by_sequence()
+    failed = {**dict.fromkeys(not_finite, NOT_FINITE), **result.failed}
+    return replace(result, prompt_logprobs=prompt_logprobs, failed=failed)
 
 
 def _append(batch: FlatBatch, tokens: list[SampledToken | None]) -> StepResult:

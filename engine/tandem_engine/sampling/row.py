@@ -33,6 +33,9 @@ class Row:
     """True if it is the only sequence of its request, and no beam."""
     output: list[int] = field(default_factory=list)
     """Tokens so far, beside the prompt."""
+    num_scored: int = 0
+    """Positions of the prompt whose log-probabilities are known, or computed in a step on its
+    way."""
     _token_counts: TokenCounts | None = None
     _params: RowSamplingParams | None = None
 
@@ -97,6 +100,7 @@ class Row:
             is_plain=self.is_plain,
             is_single=self.is_single,
             output=output,
+            num_scored=self.num_scored,
             _params=self._params,
         )
 

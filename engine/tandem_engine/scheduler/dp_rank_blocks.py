@@ -90,7 +90,9 @@ class DPRankBlocks:
 
     def find(self, sequence: Sequence) -> list[int]:
         """Blocks that the prefix cache has of a waiting sequence, from its first token on."""
-        return self.pool.find(split_keys(sequence.keys)) if sequence.keys else []
+        if not sequence.keys or sequence.is_scored:
+            return []
+        return self.pool.find(split_keys(sequence.keys))
 
     def missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that it lacks to have slots for `num_tokens` tokens and write into them."""
@@ -256,7 +258,7 @@ class DPRankBlocks:
 
     def _is_prefix_pending(self, sequence: Sequence, num_found: int) -> bool:
         """Return True if a running sequence computes the next block of this one too."""
-        if num_found >= sequence.num_keys:
+        if num_found >= sequence.num_keys or sequence.is_scored:
             return False
         return self._pending.owner_of(sequence.key(num_found)) is not None
 

@@ -165,6 +165,11 @@ class Sequence(_EveryStep):
         return self.num_tokens - self.num_prompt
 
     @property
+    def is_scored(self) -> bool:
+        """True while its prompt is computed for log-probabilities: all of it, then."""
+        return self.group.request.sampling.prompt_logprobs is not None and not self.num_output
+
+    @property
     def is_fresh(self) -> bool:
         """True if it never had a token computed."""
         return self.num_attained == 0

@@ -79,5 +79,6 @@ class StepRows:
             num_rows=len(self),
             chunk_context=sum(chunk * (start + chunk / 2) for chunk, start in chunks),
             decode_context=self.decode_context,
+            num_scored=sum(chunk for row, chunk in self.prefills.items() if row.is_scored),
             num_blocks=self.decode_context // block_size + len(self.decodes),
         )

@@ -1,11 +1,12 @@
 """Streams, timelines and metrics of AsyncEngine, without a model."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tandem_engine.api.errors import RequestFailed
-from tandem_engine.api.output import EngineStats, Output, TokenLogprob
+from tandem_engine.api.output import EngineStats, Output, PromptLogprobs, TokenLogprob
 from tandem_engine.async_engine.metrics import EngineMetrics
 from tandem_engine.async_engine.stream import BestOfStream, RequestStream
 from tandem_engine.async_engine.timeline import Timeline
@@ -38,6 +39,17 @@ async def test_a_slow_reader_gets_what_it_missed_in_one_output() -> None:
 
     assert (first.text, first.token_ids) == ("abc", (97, 98, 99))
     assert [output.text async for output in stream] == ["d"]
+
+
+async def test_log_probabilities_of_the_prompt_stay_where_outputs_are_merged() -> None:
+    prompt = PromptLogprobs(
+        token_ids=(1,), logprobs=[-1.0], ranks=[2], num_top=0, top_ids=[], top_logprobs=[]
+    )
+    stream = RequestStream(1, Aborts())
+    stream.feed(replace(piece("a"), prompt_logprobs=prompt))
+    stream.feed(piece("b", last=True))
+
+    assert [output.prompt_logprobs async for output in stream] == [prompt]
 
 
 async def test_choices_keep_their_order_and_their_own_text() -> None:

@@ -61,7 +61,9 @@ class Bench:
         stream = RequestStream(len(request.sequences), abort=lambda: None)
         stops = StopStrings(StopAutomaton(()))
         return [
-            Choice(request, index=index, stream=stream, text=Mute(), stops=stops)
+            Choice(
+                request, index=index, stream=stream, text=Mute(), stops=stops, prompt_logprobs=[]
+            )
             for index in range(len(request.sequences))
         ]
 

@@ -93,6 +93,8 @@ class HandingExecutor:
             raise RuntimeError("no such kernel")
         generator = torch.Generator().manual_seed(sum(self.kinds.values()))
         logits = torch.randn((len(batch.yield_at), VOCAB), generator=generator)
+        if batch.scoring is not None:
+            batch.scoring.scores.zero_()
         if self.spoils and len(logits):
             logits[0] = torch.nan
             self.spoils = False
@@ -119,7 +121,15 @@ class HandingExecutor:
         for ours, theirs in ((got.token_ids, batch.token_ids), (got.yield_at, batch.yield_at)):
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours, theirs)
+        if batch.scoring is None:
+            assert got.scoring is None
+        else:
+            assert got.scoring is not None
+            assert torch.equal(got.scoring.at, batch.scoring.at)
+            assert torch.equal(got.scoring.token_ids, batch.scoring.token_ids)
+            assert got.scoring.scores.shape == batch.scoring.scores.shape
         self.kinds["batches"] += 1
+        self.kinds["scored"] += batch.scoring is not None
         self.kinds["fed"] += batch.fed is not None
         self.kinds["drafts"] += bool(batch.drafts)
 
@@ -190,6 +200,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"use_beam_search": True, "n": 3, "temperature": 0.0},
     {"stop_token_ids": (1, 2, 3)},
     {"repetition_penalty": 1.5, "logprobs": 2},
+    {"prompt_logprobs": 2},
 ]
 
 
@@ -275,6 +286,7 @@ def test_a_rank_gets_the_batches_of_rank_0(
         ({"max_preempt_count": 8, "max_batch_size": 8}, {"blocks": 20, "host": 32}, "swapped_out"),
         ({"async_scheduling_enable": True}, {"blocks": 256}, "fed"),
         ({}, {"blocks": 256, "drafts": 3}, "drafts"),
+        ({"max_prefill_tokens": 16}, {"blocks": 256}, "scored"),
     ],
 )
 def test_a_rank_gets_the_batches_of_busy_schedules(
@@ -283,7 +295,10 @@ def test_a_rank_gets_the_batches_of_busy_schedules(
     handing = Handing(standard(**schedule), **given)
     for number in range(12):
         prompt = tuple(range(number, 12)) * 4
-        handing.add(request(f"r{number}", 0, 50, prompt=prompt, temperature=0.0))
+        scores: dict[str, Any] = (
+            {"prompt_logprobs": number % 3} if kind == "scored" and number % 2 else {}
+        )
+        handing.add(request(f"r{number}", 0, 50, prompt=prompt, temperature=0.0, **scores))
 
     handing.finish()
 

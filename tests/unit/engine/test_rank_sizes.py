@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandem_engine.api.config import EngineConfig, ParallelismConfig, ScheduleConfig
 from tandem_engine.api.errors import ConfigError
-from tandem_engine.kvcache.capacity import GIB, StepCost
+from tandem_engine.kvcache.capacity import GIB, MAX_SCORED_ROWS, StepCost
 from tandem_engine.kvcache.fit import ReplicaMemory
 from tandem_engine.kvcache.layout import CacheLayout
 from tandem_engine.kvcache.rank_sizes import (
@@ -116,7 +116,9 @@ def test_only_the_rank_that_samples_keeps_logits() -> None:
         config, [rank_of(0, 16), rank_of(1, 16)], model_limit=LIMIT, vocab_size=VOCAB
     )
 
-    assert first.step - second.step == pytest.approx(1.1 * 200 * VOCAB * 4, rel=1e-6)
+    assert first.step - second.step == pytest.approx(
+        1.1 * (200 + MAX_SCORED_ROWS) * VOCAB * 4, rel=1e-6
+    )
 
 
 def test_given_sizes_are_shared_by_the_ranks() -> None:

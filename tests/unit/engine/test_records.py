@@ -31,6 +31,17 @@ def test_the_load_of_decodes_counts_their_context_and_blocks() -> None:
     assert bench.record.load.num_blocks == 2 + 2
 
 
+def test_the_load_counts_prompt_tokens_that_are_scored_until_they_are() -> None:
+    bench = Bench(mix(32), request("a", 20), request("b", 40, prompt_logprobs=0))
+    bench.run(1)
+    first = bench.record.load
+    bench.run(3)
+
+    # 20 of a's and 12 of b's.
+    assert (first.num_tokens, first.num_scored) == (32, 12)
+    assert bench.record.load.num_scored == 0
+
+
 def test_a_strategy_without_a_budget_records_none() -> None:
     bench = Bench(standard(), request("a", 4))
     bench.now = 1.0

@@ -15,5 +15,7 @@ class StepLoad:
     """Sum over the prompt rows of chunk · (start + chunk / 2): pairs of tokens that attend."""
     decode_context: int
     """Sum over the decode rows of the cached tokens."""
+    num_scored: int = 0
+    """Prompt tokens whose logits are computed, too: each costs what a row does."""
     num_blocks: int = 0
     """KV blocks of the decode rows; only MindIE's decode model asks for them."""

@@ -1,7 +1,7 @@
 """The time of a step as a sum of five parts whose prices are learnt while serving.
 
 time = base + token · max(tokens, knee) + chunk_context · Σ chunk · (start + chunk / 2)
-     + decode_context · Σ context + row · rows
+     + decode_context · Σ context + row · (rows + scored prompt tokens)
 
 over the rows of a step: the fixed cost of a step, the weights' share of every token, attention of
 prompt chunks, reading of the decode rows' KV cache, and what every row costs. Models of this shape
@@ -223,7 +223,7 @@ class StepTimeModel:
             tokens = token * load.num_tokens
             chunks = chunk_context * load.chunk_context
             context = decode_context * load.decode_context
-            rows = row * load.num_rows
+            rows = row * (load.num_rows + load.num_scored)
             scale = 1.0 / (base + tokens + chunks + context + rows)
             kinds[chunks > 0.0].append(
                 (
@@ -274,7 +274,7 @@ def _seconds(coefficients: Coefficients, knee: int, load: StepLoad) -> float:
         + token * max(load.num_tokens, knee)
         + chunk_context * load.chunk_context
         + decode_context * load.decode_context
-        + row * load.num_rows
+        + row * (load.num_rows + load.num_scored)
     )
 
 

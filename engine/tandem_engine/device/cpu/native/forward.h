@@ -131,7 +131,8 @@ struct Stage {
   int64_t kind, layer;
   int64_t is_normed;         // of kAttention and kMlp: x is the norm already
   int64_t has_residual;      // or else x is its first part
-  int64_t first_row, rows;   // of kAttentionNorm, kMlpNorm and kLeave; of others, all
+  // Of kAttentionNorm, kMlpNorm, kLeave and, among the rows of the logits, kLogits; of others, all.
+  int64_t first_row, rows;
 };
 
 template <class E>
@@ -160,7 +161,7 @@ class Forward {
       case Stage::kMlp:
         return tokens * model_.hidden * 3 * model_.intermediate;
       case Stage::kLogits:
-        return step_.num_logits_rows * model_.hidden * model_.num_tokens;
+        return stage.rows * model_.hidden * model_.num_tokens;
       default:
         return tokens * model_.hidden;
     }
@@ -180,16 +181,17 @@ class Forward {
       case Stage::kLeave:
         return add(worker, stage.has_residual, stage.first_row, stage.rows, memory_.x);
       case Stage::kAttention:
-        enter(worker, stage, layer.attention_norm, layer.qkv, slots_.tokens);
+        enter(worker, stage, layer.attention_norm, layer.qkv, 0, slots_.tokens);
         attention_of_any(worker, layer, stage.layer);
         if (cuts(stage)) keep_logits_rows(worker);
         return project(worker, layer, rows_after(stage), kNone, memory_.x);
       case Stage::kMlp:
-        enter(worker, stage, layer.mlp_norm, layer.gate_up, rows_);
+        enter(worker, stage, layer.mlp_norm, layer.gate_up, 0, rows_);
         return feed_forward(worker, layer, rows_, kNone, memory_.x);
       case Stage::kLogits:
-        enter(worker, stage, model_.norm, model_.head, rows_);
-        return product(worker, memory_.x, rows_, model_.head, kNone, step_.logits);
+        enter(worker, stage, model_.norm, model_.head, stage.first_row, stage.rows);
+        return product(worker, memory_.x + stage.first_row * model_.hidden, stage.rows, model_.head,
+                       kNone, step_.logits);
     }
   }
 
@@ -199,7 +201,7 @@ class Forward {
   void operator()(WorkerContext& worker) {
     embed(worker, memory_.residual);
     int64_t rows = slots_.tokens;
-    norm_for(worker, model_.layers[0].attention_norm, model_.layers[0].qkv, rows);
+    norm_for(worker, model_.layers[0].attention_norm, model_.layers[0].qkv, 0, rows);
     for (int64_t number = 0; number < model_.num_layers; ++number) {
       const Layer<E>& layer = model_.layers[number];
       const bool is_last = number + 1 == model_.num_layers;
@@ -211,13 +213,13 @@ class Forward {
         keep_logits_rows(worker);
       }
       project(worker, layer, rows, memory_.residual, memory_.residual);
-      norm_for(worker, layer.mlp_norm, layer.gate_up, rows);
+      norm_for(worker, layer.mlp_norm, layer.gate_up, 0, rows);
       feed_forward(worker, layer, rows, memory_.residual, memory_.residual);
       if (is_last) break;
       const Layer<E>& next = model_.layers[number + 1];
-      norm_for(worker, next.attention_norm, next.qkv, rows);
+      norm_for(worker, next.attention_norm, next.qkv, 0, rows);
     }
-    norm_for(worker, model_.norm, model_.head, rows);
+    norm_for(worker, model_.norm, model_.head, 0, rows);
     product(worker, memory_.x, rows, model_.head, kNone, step_.logits);
   }
 
@@ -272,10 +274,10 @@ class Forward {
 
   // Prepares what `reader` reads.
   void enter(WorkerContext& worker, const Stage& stage, const T* weight, const Linear<E>& reader,
-             int64_t rows) const {
+             int64_t first, int64_t rows) const {
     if (!stage.is_normed) {
-      add(worker, stage.has_residual, 0, rows, memory_.residual);
-      norm_for(worker, weight, reader, rows);
+      add(worker, stage.has_residual, first, rows, memory_.residual);
+      norm_for(worker, weight, reader, first, rows);
     } else if (reader.is_int8()) {
       quantize(worker, memory_.x, rows, model_.hidden, reader.in_int8.input,
                quantized_.bytes.get(), quantized_.scales.get());
@@ -306,16 +308,17 @@ class Forward {
     }
   }
 
-  // Writes the norm of the residual in the form that `reader` reads.
-  void norm_for(WorkerContext& worker, const T* weight, const Linear<E>& reader,
+  // Writes the norm of some rows of the residual in the form that `reader` reads: bytes from the
+  // front, whichever rows they are of.
+  void norm_for(WorkerContext& worker, const T* weight, const Linear<E>& reader, int64_t first,
                 int64_t rows) const {
     const float eps = static_cast<float>(model_.eps);
+    const int64_t width = model_.hidden, at = first * width;
     if (reader.is_int8()) {
-      quantize_norm(worker, memory_.residual, weight, rows, model_.hidden, eps,
-                    reader.in_int8.input, quantized_.bytes.get(), quantized_.scales.get());
+      quantize_norm(worker, memory_.residual + at, weight, rows, width, eps, reader.in_int8.input,
+                    quantized_.bytes.get(), quantized_.scales.get());
     } else {
-      rms_norm(worker, memory_.residual, model_.hidden, weight, rows, model_.hidden, eps,
-               memory_.x);
+      rms_norm(worker, memory_.residual + at, width, weight, rows, width, eps, memory_.x + at);
     }
   }
 

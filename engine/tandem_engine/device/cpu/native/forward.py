@@ -186,10 +186,7 @@ class NativeStages:
         self._x = activations[: 2 * shape[1] * shape[2]].view(shape)[1]
         self._hidden = self._x
         self._num_logits = int(step.num_logits_rows)
-        self._logits = torch.empty(
-            self._num_logits if packed_model.head is not None else 0, packed_model.vocab_size
-        )
-        step.logits = self._logits.data_ptr()
+        self._logits = torch.empty(0, packed_model.vocab_size)
         self._stage = StageArgs()
         self._at = byref(self._stage)
         self._forward: int | None = library("begin", packed_model.dtype)(byref(model), byref(step))
@@ -241,10 +238,14 @@ class NativeStages:
         self._compute(_Kind.LEAVE, rows=rows or slice(0, len(self._x)))
         self._stage.has_residual = False
 
-    def logits(self) -> Tensor:
+    def logits(self, rows: slice) -> Tensor:
         """The head's columns of this rank."""
-        self._compute(_Kind.LOGITS)
-        return self._logits
+        count = rows.stop - rows.start
+        if count != len(self._logits):
+            self._logits = torch.empty(count, self._packed_model.vocab_size)
+        self._step.logits = self._logits.data_ptr()
+        self._compute(_Kind.LOGITS, rows=rows)
+        return self._logits[:count]
 
     def close(self) -> None:
         """Give back the memory of activations."""
