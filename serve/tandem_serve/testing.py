@@ -19,7 +19,13 @@ from starlette.types import ASGIApp, Message
 from tandem_engine.api.config import ScheduleConfig
 from tandem_engine.api.engine_client import EngineLimits, RequestTimeline
 from tandem_engine.api.errors import EngineStopped, InvalidParameter, PromptTooLong
-from tandem_engine.api.output import EngineStats, FinishReason, Output, TokenLogprob
+from tandem_engine.api.output import (
+    EngineStats,
+    FinishReason,
+    Output,
+    PromptLogprobs,
+    TokenLogprob,
+)
 from tandem_engine.api.request import LOWEST_PRIORITY, SamplingParams
 from tandem_engine.api.sampling_defaults import SamplingDefaults
 from tandem_engine.api.slo import Slo
@@ -107,7 +113,8 @@ class FakeEngine:
     """An engine that answers with the prompt's bytes in reverse, then `<end>`; one byte an output.
 
     All choices of a request say the same, choice 0 first at every token. The log-probability of
-    each token is -0.5, those of the likeliest are -0.5, -1.5, … for the token and the ids above.
+    each token, of the prompt as well, is -0.5, those of the likeliest are -0.5, -1.5, … for the
+    token and the ids above.
     """
 
     def __init__(
@@ -304,6 +311,16 @@ class FakeStream:
         sampling = self._submitted.sampling
         room = self._engine.limits.max_seq_len - len(self._submitted.prompt_token_ids)
         num_tokens = min(sampling.max_tokens, room)
+        prompt_logprobs = _prompt_logprobs(self._submitted)
+        if not num_tokens:
+            for index in range(sampling.n):
+                yield Output(
+                    index=index,
+                    text="",
+                    token_ids=(),
+                    finish_reason="length",
+                    prompt_logprobs=prompt_logprobs,
+                )
         tokens = list(islice(_reversed_then_end(self._submitted), num_tokens))
         texts, is_stopped = _texts(tokens, sampling.stop)
         tokens = tokens[: len(texts)]
@@ -317,6 +334,7 @@ class FakeStream:
                     token_ids=(token,),
                     logprobs=_logprobs(token, sampling.logprobs),
                     finish_reason=ending if is_last else None,
+                    prompt_logprobs=None if i else prompt_logprobs,
                 )
 
 
@@ -328,6 +346,21 @@ def _reversed_then_end(submitted: Submitted) -> Iterator[int]:
         return
     while prompt:
         yield from reversed(prompt)
+
+
+def _prompt_logprobs(submitted: Submitted) -> PromptLogprobs | None:
+    count, token_ids = submitted.sampling.prompt_logprobs, submitted.prompt_token_ids[1:]
+    if count is None or not token_ids:
+        return None
+    likeliest = [pair for token in token_ids for pair in _logprobs(token, count)[0].top]
+    return PromptLogprobs(
+        token_ids=token_ids,
+        logprobs=[-0.5] * len(token_ids),
+        ranks=[1] * len(token_ids),
+        num_top=count,
+        top_ids=[token_id for token_id, _ in likeliest],
+        top_logprobs=[logprob for _, logprob in likeliest],
+    )
 
 
 def _texts(tokens: Sequence[int], stop: Sequence[str]) -> tuple[list[str], bool]:

@@ -6,15 +6,19 @@ from typing import Any, Final
 from fastapi import Request, Response
 
 from tandem_engine.api.engine_client import EngineClient, TextCodec
-from tandem_engine.api.output import Output
+from tandem_engine.api.output import Output, PromptLogprobs
 from tandem_engine.api.request import SamplingParams
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.openai.call import generate
-from tandem_serve.http.openai.logprobs import chat_logprobs
+from tandem_serve.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from tandem_serve.http.openai.prompts import check_length, encode_messages, prompt_limit
 from tandem_serve.http.openai.protocol import ChatRequest
 from tandem_serve.http.openai.response import CollectedChoice
-from tandem_serve.http.openai.sampling import sampling_params
+from tandem_serve.http.openai.sampling import (
+    check_prompt_logprobs,
+    check_prompt_only,
+    sampling_params,
+)
 
 ID_PREFIX: Final = "chatcmpl"
 
@@ -33,10 +37,11 @@ class ChatAdapter:
         """Check the fields that depend on each other.
 
         Raises:
-            ApiError: top_logprobs does not go with another field.
+            ApiError: top_logprobs does not go with another field, or max_tokens is 0 without need.
         """
         self._body = body
         self._num_logprobs = _num_logprobs(body)
+        self._max_tokens = _max_tokens(body)
 
     async def encode(self, engine: EngineClient, max_inline_length: int) -> list[list[int]]:
         """Return the token ids of the conversation."""
@@ -49,6 +54,7 @@ class ChatAdapter:
             limit=prompt_limit(engine.limits),
         )
         check_length(len(token_ids), engine.limits, "messages")
+        check_prompt_logprobs([token_ids], 1, self._body.prompt_logprobs)
         return [token_ids]
 
     def sampling(self, prompts: Sequence[list[int]], engine: EngineClient) -> SamplingParams:
@@ -57,14 +63,32 @@ class ChatAdapter:
         return sampling_params(
             self._body,
             engine,
-            max_tokens=self._body.max_completion_tokens or self._body.max_tokens,
+            max_tokens=self._max_tokens,
             default_max_tokens=engine.limits.max_seq_len - len(token_ids),
             logprobs=self._num_logprobs,
+            prompt_logprobs=self._body.prompt_logprobs,
         )
 
     async def formatter(self, codec: TextCodec, _max_inline_length: int) -> "ChatFormatter":
         """Return a formatter of messages."""
-        return ChatFormatter(codec, has_logprobs=self._num_logprobs is not None)
+        return ChatFormatter(
+            codec,
+            has_logprobs=self._num_logprobs is not None,
+            num_prompt_logprobs=self._body.prompt_logprobs,
+        )
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    is_newer = body.max_completion_tokens is not None
+    name, value = (
+        ("max_completion_tokens", body.max_completion_tokens)
+        if is_newer
+        else ("max_tokens", body.max_tokens)
+    )
+    check_prompt_only(
+        value, param=name, shows={"prompt_logprobs": body.prompt_logprobs is not None}
+    )
+    return value
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:
@@ -91,9 +115,12 @@ class ChatFormatter:
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(self, codec: TextCodec, *, has_logprobs: bool) -> None:
+    def __init__(
+        self, codec: TextCodec, *, has_logprobs: bool, num_prompt_logprobs: int | None
+    ) -> None:
         self._codec = codec
         self._has_logprobs = has_logprobs
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._begun: set[int] = set()
 
     def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
@@ -121,3 +148,10 @@ class ChatFormatter:
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
         }
+
+    def answer_members(self, logprobs: PromptLogprobs | None) -> dict[str, Any]:
+        """Log-probabilities of the conversation, where vLLM has them."""
+        num_top = self._num_prompt_logprobs
+        if num_top is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self._codec, logprobs, num_top)}

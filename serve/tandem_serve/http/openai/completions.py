@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
@@ -8,7 +7,7 @@ from typing import Any, Final, TypeGuard
 from fastapi import Request, Response
 
 from tandem_engine.api.engine_client import EngineClient, EngineLimits, TextCodec
-from tandem_engine.api.output import Output, TokenLogprob
+from tandem_engine.api.output import Output, PromptLogprobs, TokenLogprob
 from tandem_engine.api.request import SamplingParams
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.offload import TEXT_POOL
@@ -19,9 +18,12 @@ from tandem_serve.http.openai.protocol import CompletionRequest
 from tandem_serve.http.openai.response import CollectedChoice
 from tandem_serve.http.openai.sampling import (
     DEFAULT_COMPLETION_TOKENS,
+    check_prompt_logprobs,
+    check_prompt_only,
     check_token_ids,
     sampling_params,
 )
+from tandem_serve.http.openai.shown_prompt import NO_PROMPT, ShownPrompt, ShownPrompts
 
 ID_PREFIX: Final = "cmpl"
 
@@ -54,11 +56,19 @@ class CompletionAdapter:
         """Check the fields that depend on each other.
 
         Raises:
-            ApiError: echo does not go with logprobs, or prompt is an empty list.
+            ApiError: max_tokens is 0 without need, or prompt is an empty list.
         """
-        _check_echo(body)
+        check_prompt_only(
+            body.max_tokens,
+            param="max_tokens",
+            shows={
+                "prompt_logprobs": body.prompt_logprobs is not None,
+                "echo": bool(body.echo),
+            },
+        )
         self._body = body
         self._prompts = _split(body.prompt)
+        self._first_tokens: list[int] = []
 
     @property
     def num_prompts(self) -> int:
@@ -67,6 +77,12 @@ class CompletionAdapter:
 
     async def encode(self, engine: EngineClient, max_inline_length: int) -> list[list[int]]:
         """Return the token ids of each prompt."""
+        prompts = await self._encode(engine, max_inline_length)
+        check_prompt_logprobs(prompts, self._body.n or 1, self._num_prompt_logprobs)
+        self._first_tokens = [token_ids[0] for token_ids in prompts]
+        return prompts
+
+    async def _encode(self, engine: EngineClient, max_inline_length: int) -> list[list[int]]:
         match self._prompts:
             case _Texts(each=texts):
                 prompts = await encode_texts(
@@ -92,27 +108,28 @@ class CompletionAdapter:
             max_tokens=self._body.max_tokens,
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             logprobs=self._body.logprobs,
+            prompt_logprobs=self._num_prompt_logprobs,
         )
+
+    @property
+    def _num_prompt_logprobs(self) -> int | None:
+        """Likeliest tokens at each position of a prompt, for either form; None: for none."""
+        body = self._body
+        asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+        return max((count for count in asked if count is not None), default=None)
 
     async def formatter(self, codec: TextCodec, max_inline_length: int) -> "CompletionFormatter":
         """Return a formatter of texts, which echoes the prompts if the body says so."""
-        is_echoed = bool(self._body.echo)
-        return CompletionFormatter(
-            codec,
-            has_logprobs=self._body.logprobs is not None,
-            echoes=await _echoes(self._prompts, codec, max_inline_length) if is_echoed else (),
-            choices_per_prompt=self._body.n or 1,
+        body = self._body
+        prompts = ShownPrompts(
+            codec=codec,
+            first_tokens=self._first_tokens,
+            echoes=await _echoes(self._prompts, codec, max_inline_length) if body.echo else (),
+            num_echoed=body.logprobs,
+            num_top=body.prompt_logprobs,
+            choices_per_prompt=body.n or 1,
         )
-
-
-def _check_echo(body: CompletionRequest) -> None:
-    if body.echo and body.logprobs is not None:
-        raise ApiError(
-            "echo together with logprobs is not supported: Tandem computes no log-probabilities "
-            "of prompts; leave out one of them.",
-            param="echo",
-            code="unsupported_parameter",
-        )
+        return CompletionFormatter(codec, prompts, has_logprobs=body.logprobs is not None)
 
 
 def _split(prompt: str | list[str] | list[int] | list[list[int]]) -> _Texts | _TokenIds:
@@ -161,48 +178,56 @@ class CompletionFormatter:
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def __init__(
-        self,
-        codec: TextCodec,
-        *,
-        has_logprobs: bool,
-        echoes: Sequence[str],
-        choices_per_prompt: int,
-    ) -> None:
+    def __init__(self, codec: TextCodec, prompts: ShownPrompts, *, has_logprobs: bool) -> None:
         self._codec = codec
+        self._prompts = prompts
         self._has_logprobs = has_logprobs
-        self._echoes = echoes
-        self._choices_per_prompt = choices_per_prompt
-        self._begun: set[int] = set()
-        self._offsets: defaultdict[int, TextOffsets] = defaultdict(TextOffsets)
+        # Of the choices that have begun.
+        self._offsets: dict[int, TextOffsets] = {}
 
     def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
-        """A choice of a chunk; the first of each choice has the echo."""
+        """A choice of a chunk; the first of each choice has its prompt."""
+        prompt = self._begin(index, output.prompt_logprobs)
+        has_logprobs = bool(output.logprobs) or prompt.logprobs is not None
         return {
             "index": index,
-            "text": self._echo(index) + output.text,
-            "logprobs": self._logprobs(index, output.logprobs) if output.logprobs else None,
+            "text": prompt.text + output.text,
+            "logprobs": self._logprobs(index, output.logprobs, prompt) if has_logprobs else None,
             "finish_reason": output.finish_reason,
+            **prompt.members,
         }
 
     def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""
+        prompt = self._begin(index, choice.prompt_logprobs)
         return {
             "index": index,
-            "text": self._echo(index) + "".join(choice.texts),
-            "logprobs": self._logprobs(index, choice.logprobs),
+            "text": prompt.text + "".join(choice.texts),
+            "logprobs": self._logprobs(index, choice.logprobs, prompt),
             "finish_reason": choice.finish_reason,
+            **prompt.members,
         }
 
-    def _echo(self, index: int) -> str:
-        if not self._echoes or index in self._begun:
-            return ""
-        self._begun.add(index)
-        return self._echoes[index // self._choices_per_prompt]
+    def answer_members(self, _prompt_logprobs: PromptLogprobs | None) -> dict[str, Any]:
+        """Nothing: each prompt has choices of its own."""
+        return {}
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _begin(self, index: int, logprobs: PromptLogprobs | None) -> ShownPrompt:
+        """The prompt of a choice, once."""
+        if index in self._offsets:
+            return NO_PROMPT
+        prompt = self._prompts.of_choice(index, logprobs)
+        self._offsets[index] = TextOffsets(len(prompt.text))
+        return prompt
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[TokenLogprob], prompt: ShownPrompt
+    ) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
         offsets = self._offsets[index]
         starts = [offsets.advance(self._codec.token_bytes(token.token_id)) for token in tokens]
-        return completion_logprobs(self._codec, tokens, starts)
+        form = completion_logprobs(self._codec, tokens, starts)
+        if prompt.logprobs is None:
+            return form
+        return {name: [*values, *form[name]] for name, values in prompt.logprobs.items()}

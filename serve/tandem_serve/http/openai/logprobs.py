@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tandem_engine.api.engine_client import TextCodec
-from tandem_engine.api.output import TokenLogprob
+from tandem_engine.api.output import PromptLogprobs, TokenLogprob
 
 LOWEST_LOGPROB: Final = -9999.0
 """OpenAI's value for 'never'; JSON has none for minus infinity."""
@@ -52,6 +52,70 @@ def completion_token(codec: TextCodec, token_id: int) -> str:
     return codec.token_text(token_id)
 
 
+def prompt_logprobs(codec: TextCodec, prompt: PromptLogprobs | None, num_top: int) -> list[Any]:
+    """vLLM's form: for each token of the prompt its own and the likeliest; none for the first.
+
+    Args:
+        codec: The tokenizer.
+        prompt: The log-probabilities of all tokens but the first; None: there are no others.
+        num_top: Likeliest tokens to show at each position.
+    """
+    if prompt is None:
+        return [None]
+    return [None, *(_by_id(codec, prompt, at, num_top) for at in range(len(prompt)))]
+
+
+def _by_id(codec: TextCodec, prompt: PromptLogprobs, at: int, num_top: int) -> dict[str, Any]:
+    own = (prompt.token_ids[at], prompt.logprobs[at], prompt.ranks[at])
+    # The rank of one of the likeliest is its place among them.
+    likeliest = [(*pair, rank) for rank, pair in enumerate(prompt.top(at)[:num_top], 1)]
+    return {
+        str(token_id): {
+            "logprob": _finite(logprob),
+            "rank": rank,
+            "decoded_token": codec.token_text(token_id),
+        }
+        for token_id, logprob, rank in (own, *likeliest)
+    }
+
+
+def echo_logprobs(
+    codec: TextCodec,
+    first: int,
+    prompt: PromptLogprobs | None,
+    *,
+    num_top: int,
+    text: str,
+) -> dict[str, list[Any]]:
+    """The form of /v1/completions for the tokens of a prompt; of the first there are none.
+
+    Args:
+        codec: The tokenizer.
+        first: The prompt's first token.
+        prompt: The log-probabilities of the others; None: there are no others.
+        num_top: Likeliest tokens to show at each position.
+        text: The prompt as the answer has it.
+    """
+    tokens = [] if prompt is None else _tokens_of(prompt, num_top)
+    offsets = EchoOffsets(codec, text).of([first, *(token.token_id for token in tokens)])
+    form = completion_logprobs(codec, tokens, offsets)
+    return {
+        "tokens": [completion_token(codec, first), *form["tokens"]],
+        "token_logprobs": [None, *form["token_logprobs"]],
+        "top_logprobs": [None, *form["top_logprobs"]],
+        "text_offset": form["text_offset"],
+    }
+
+
+def _tokens_of(prompt: PromptLogprobs, num_top: int) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(token_id, logprob, prompt.top(at)[:num_top])
+        for at, (token_id, logprob) in enumerate(
+            zip(prompt.token_ids, prompt.logprobs, strict=True)
+        )
+    ]
+
+
 def _top_by_text(codec: TextCodec, token: TokenLogprob) -> dict[str, float]:
     by_text = {completion_token(codec, token_id): _finite(value) for token_id, value in token.top}
     # OpenAI always includes the token itself, even if it was not among the likeliest.
@@ -73,8 +137,8 @@ class TextOffsets:
     A character may be spread over several tokens; those that continue it start where it does.
     """
 
-    def __init__(self) -> None:
-        self._num_begun = 0
+    def __init__(self, num_before: int = 0) -> None:
+        self._num_begun = num_before
 
     def advance(self, data: bytes) -> int:
         """The offset of the next token, which stands for the bytes `data`."""
@@ -82,6 +146,34 @@ class TextOffsets:
         offset = max(0, self._num_begun - is_continued)
         self._num_begun += sum(not _is_continuation(byte) for byte in data)
         return offset
+
+
+class EchoOffsets:
+    """Offsets of a prompt's tokens in its text.
+
+    A special token that the text does not show starts where the next one does.
+    """
+
+    def __init__(self, codec: TextCodec, text: str) -> None:
+        self._codec = codec
+        self._text = text.encode()
+        self._are_special: dict[int, bool] = {}
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """An offset for each token."""
+        offsets, starts, at = TextOffsets(), list[int](), 0
+        for token_id in token_ids:
+            data = self._codec.token_bytes(token_id)
+            if self._is_special(token_id) and not self._text.startswith(data, at):
+                data = b""
+            at += len(data)
+            starts.append(offsets.advance(data))
+        return starts
+
+    def _is_special(self, token_id: int) -> bool:
+        if token_id not in self._are_special:
+            self._are_special[token_id] = not self._codec.decode([token_id])
+        return self._are_special[token_id]
 
 
 def _is_continuation(byte: int) -> bool:

@@ -93,7 +93,21 @@ def _check_stop_lengths(stop: str | list[str]) -> str | list[str]:
 
 
 Number = Annotated[float, expects("a number")]
+
+
+def _refuse_whole_vocabulary(value: Any) -> Any:
+    if value == -1:
+        what = (
+            f"0 to {MAX_TOP_LOGPROBS}: the whole vocabulary at each position, which -1 asks for, "
+            "would be gigabytes"
+        )
+        raise PydanticCustomError("wrong_shape", "{what}", {"what": what})
+    return value
+
+
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+PromptTopLogprobs = Annotated[TopLogprobs, BeforeValidator(_refuse_whole_vocabulary)]
+MaxTokens = Annotated[int, Field(ge=0)]
 Stop = Annotated[
     str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)],
     expects(f"a string or a list of at most {MAX_STOP_STRINGS} strings"),
@@ -170,7 +184,7 @@ class GenerationRequest(RequestModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: MaxTokens | None = None
     min_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -191,6 +205,7 @@ class GenerationRequest(RequestModel):
     early_stopping: EarlyStopping | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    prompt_logprobs: PromptTopLogprobs | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -205,7 +220,7 @@ class ChatRequest(GenerationRequest):
     unsupported = UNSUPPORTED_IN_CHAT
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None

@@ -4,17 +4,21 @@ Chat and completions differ in the form of their choices only.
 """
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from fastapi import Response
 from pydantic_core import to_json
 
-from tandem_engine.api.output import FinishReason, Output, TokenLogprob
+from tandem_engine.api.output import FinishReason, Output, PromptLogprobs, TokenLogprob
+from tandem_serve.http.offload import TEXT_POOL
 from tandem_serve.http.openai.generation import Generation
 from tandem_serve.http.openai.streaming import DONE, Envelope
+
+_MAX_INLINE_LOGPROBS: Final = 256
+"""Log-probabilities of a prompt that are written on the event loop: a millisecond."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,11 +28,13 @@ class CollectedChoice:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, output: Output) -> None:
         """Append the output of a step."""
         self.texts.append(output.text)
         self.logprobs += output.logprobs
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.finish_reason = output.finish_reason or self.finish_reason
 
 
@@ -48,6 +54,13 @@ class ChoiceFormatter(Protocol):
 
     def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""
+
+    def answer_members(self, prompt_logprobs: PromptLogprobs | None) -> dict[str, Any]:
+        """Members beside the choices, in a whole answer or in the first chunk of a stream.
+
+        Args:
+            prompt_logprobs: Of the first prompt; None: they are not asked for, or it has one token.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +82,9 @@ class GenerationResponse:
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt, output in outputs:
                 if _shows(output):
-                    yield envelope.chunk(
-                        self.formatter.chunk_choice(self._index(prompt, output), output)
+                    index = self._index(prompt, output)
+                    yield await TEXT_POOL.run(
+                        _is_long(output.prompt_logprobs), self._chunk, envelope, index, output
                     )
         if includes_usage:
             yield envelope.usage(self.generation.usage())
@@ -82,13 +96,25 @@ class GenerationResponse:
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt, output in outputs:
                 choices[self._index(prompt, output)].add(output)
+        is_long = any(_is_long(choice.prompt_logprobs) for choice in choices.values())
+        document = await TEXT_POOL.run(is_long, self._document, choices)
+        return Response(document, media_type="application/json")
+
+    def _chunk(self, envelope: Envelope, index: int, output: Output) -> bytes:
+        choice = self.formatter.chunk_choice(index, output)
+        if not envelope.is_begun:
+            return envelope.chunk(choice, self.formatter.answer_members(output.prompt_logprobs))
+        return envelope.chunk(choice)
+
+    def _document(self, choices: Mapping[int, CollectedChoice]) -> bytes:
         document = self._head(self.formatter.object_name) | {
             "choices": [
                 self.formatter.full_choice(index, choices[index]) for index in sorted(choices)
             ],
             "usage": self.generation.usage(),
+            **self.formatter.answer_members(choices[0].prompt_logprobs),
         }
-        return Response(to_json(document), media_type="application/json")
+        return to_json(document)
 
     def _index(self, prompt: int, output: Output) -> int:
         return prompt * self.choices_per_prompt + output.index
@@ -105,4 +131,11 @@ class GenerationResponse:
 
 def _shows(output: Output) -> bool:
     """True when an event is worth its bytes; half a character or stop string is not."""
-    return bool(output.text or output.finish_reason or output.logprobs)
+    return bool(output.text or output.finish_reason or output.logprobs or output.prompt_logprobs)
+
+
+def _is_long(prompt_logprobs: PromptLogprobs | None) -> bool:
+    """True where writing an answer takes so long that streams would notice."""
+    if prompt_logprobs is None:
+        return False
+    return len(prompt_logprobs) * (1 + prompt_logprobs.num_top) > _MAX_INLINE_LOGPROBS

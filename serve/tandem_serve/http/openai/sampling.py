@@ -1,5 +1,6 @@
 """Turns the fields of a request into the engine's sampling parameters."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tandem_engine.api.engine_client import EngineClient
@@ -9,6 +10,8 @@ from tandem_serve.http.errors import ApiError
 from tandem_serve.http.openai.protocol import GenerationRequest
 from tandem_serve.http.openai.validation import as_json
 
+MAX_PROMPT_LOGPROBS: Final = 2**18
+"""Log-probabilities of prompts in an answer: each takes hundreds of bytes while it is written."""
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's default of /v1/completions."""
 
@@ -40,6 +43,7 @@ def sampling_params(
     max_tokens: int | None,
     default_max_tokens: int,
     logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """The parameters of one prompt.
 
@@ -51,6 +55,7 @@ def sampling_params(
         max_tokens: Output tokens at most, as the body says; None: it does not.
         default_max_tokens: The same, where neither the body nor the checkpoint says it.
         logprobs: Likeliest tokens at each position; None: no log-probabilities.
+        prompt_logprobs: The same of the prompt.
 
     Raises:
         ApiError: a token id is outside of the vocabulary, or a bias out of its range.
@@ -67,6 +72,7 @@ def sampling_params(
         given["max_tokens"] = max_tokens
     return SamplingParams(
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         stop=_stop_strings(body.stop),
         stop_token_ids=tuple(stop_token_ids),
@@ -80,6 +86,47 @@ def _defaults(defaults: SamplingDefaults, *, use_beam_search: bool) -> dict[str,
     if not use_beam_search:
         return named
     return {name: value for name, value in named.items() if name not in _OF_DRAWING}
+
+
+def check_prompt_only(max_tokens: int | None, *, param: str, shows: Mapping[str, bool]) -> None:
+    """Refuse to generate nothing where nothing of the prompt is asked for either.
+
+    Args:
+        max_tokens: Output tokens at most; None: it is not said.
+        param: Its name in the body.
+        shows: Fields that can ask for the prompt, and if they do.
+
+    Raises:
+        ApiError: there would be no answer.
+    """
+    if max_tokens == 0 and not any(shows.values()):
+        raise ApiError(
+            f"{param} is 0; it must be at least 1, unless {' or '.join(shows)} asks for the "
+            "prompt.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def check_prompt_logprobs(
+    prompts: Sequence[list[int]], num_choices: int, num_top: int | None
+) -> None:
+    """Refuse log-probabilities of prompts that would be a huge answer.
+
+    Raises:
+        ApiError: there would be too many.
+    """
+    if num_top is None:
+        return
+    count = sum(map(len, prompts)) * num_choices * (1 + num_top)
+    if count > MAX_PROMPT_LOGPROBS:
+        raise ApiError(
+            f"The answer would have {count} log-probabilities of prompts; it may have "
+            f"{MAX_PROMPT_LOGPROBS}. Send fewer prompts, shorter ones, or a lower n, logprobs or "
+            "prompt_logprobs.",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:

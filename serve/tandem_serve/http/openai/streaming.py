@@ -36,10 +36,16 @@ class Envelope:
     def __init__(self, head: dict[str, Any], *, includes_usage: bool) -> None:
         self._prefix = b"data: " + to_json(head).removesuffix(b"}") + b',"choices":['
         self._suffix = b'],"usage":null}\n\n' if includes_usage else b"]}\n\n"
+        self.is_begun = False
+        """True once there was a chunk."""
 
-    def chunk(self, choice: dict[str, Any]) -> bytes:
-        """A chunk with one choice."""
-        return self._prefix + to_json(choice) + self._suffix
+    def chunk(self, choice: dict[str, Any], members: dict[str, Any] | None = None) -> bytes:
+        """A chunk with one choice, and perhaps members beside `choices`."""
+        self.is_begun = True
+        chunk = self._prefix + to_json(choice) + self._suffix
+        if not members:
+            return chunk
+        return chunk.removesuffix(b"}\n\n") + b"," + to_json(members)[1:] + b"\n\n"
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that has the usage."""

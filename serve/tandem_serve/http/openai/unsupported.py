@@ -93,9 +93,6 @@ _IN_BOTH: Final[dict[str, Unsupported]] = {
     "truncate_prompt_tokens": Unsupported(
         "Tandem cuts no prompts", "leave it out and shorten the prompt"
     ),
-    "prompt_logprobs": Unsupported(
-        "Tandem computes no log-probabilities of prompts", "leave it out"
-    ),
     "return_tokens_as_token_ids": _NO_TOKEN_IDS,
     "return_token_ids": _NO_TOKEN_IDS,
     "kv_transfer_params": Unsupported(_NO_KV_TRANSFER, "leave it out"),

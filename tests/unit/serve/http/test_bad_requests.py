@@ -84,7 +84,8 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
             {"max_completion_tokens": 0},
             "max_completion_tokens",
             "invalid_value",
-            "max_completion_tokens is 0; it must be at least 1.",
+            "max_completion_tokens is 0; it must be at least 1, unless prompt_logprobs asks for "
+            "the prompt.",
             id="out of range under OpenAI's name",
         ),
         pytest.param(
@@ -205,12 +206,38 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
         ),
         pytest.param(
             COMPLETIONS,
-            {"echo": True, "logprobs": 1},
-            "echo",
-            "unsupported_parameter",
-            "echo together with logprobs is not supported: Tandem computes no log-probabilities "
-            "of prompts; leave out one of them.",
-            id="log-probabilities of a prompt",
+            {"max_tokens": 0},
+            "max_tokens",
+            "invalid_value",
+            "max_tokens is 0; it must be at least 1, unless prompt_logprobs or echo asks for the "
+            "prompt.",
+            id="nothing of prompt or answer",
+        ),
+        pytest.param(
+            COMPLETIONS,
+            {"prompt_logprobs": -1},
+            "prompt_logprobs",
+            "invalid_type",
+            "prompt_logprobs is an integer (-1); it must be 0 to 20: the whole vocabulary at each "
+            "position, which -1 asks for, would be gigabytes.",
+            id="log-probabilities of the whole vocabulary",
+        ),
+        pytest.param(
+            CHAT,
+            {"prompt_logprobs": 21},
+            "prompt_logprobs",
+            "invalid_value",
+            "prompt_logprobs is 21; it must be at most 20.",
+            id="too many log-probabilities of a prompt",
+        ),
+        pytest.param(
+            COMPLETIONS,
+            {"prompt": [[97] * 100] * 6, "n": 32, "echo": True, "logprobs": 20},
+            "prompt_logprobs",
+            "invalid_value",
+            "The answer would have 403200 log-probabilities of prompts; it may have 262144. Send "
+            "fewer prompts, shorter ones, or a lower n, logprobs or prompt_logprobs.",
+            id="too many of them in one answer",
         ),
         pytest.param(
             CHAT,
