@@ -119,10 +119,11 @@ class _Body:
         """Send a piece, after the head if it is the first."""
         async with self._writing:
             if not self.has_begun:
+                # Before it is sent: who is ended in the middle of that has begun, too.
+                self.has_begun = True
                 await self._send(
                     {"type": "http.response.start", "status": 200, "headers": self._headers}
                 )
-                self.has_begun = True
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self.num_pieces += 1
 
