@@ -6,7 +6,6 @@ whole text.
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +40,11 @@ class TextFormat:
             raise ValueError(problem)
         return value
 
-    def problem_with(self, value: str, *, label: str = "") -> str | None:
-        """Return the sentence about a text of another format; `label` goes before it."""
+    def problem_with(self, value: str) -> str | None:
+        """Return the sentence about a text of another format."""
         if self.longest is not None and len(value) > self.longest:
-            return f"{label}'{value[:32]}…' has {len(value)} characters; use up to {self.longest}"
-        return None if self.allows(value) else f"{label}{self.sentence(value)}"
+            return f"'{value[:32]}…' has {len(value)} characters; use up to {self.longest}"
+        return None if self.allows(value) else self.sentence(value)
 
     def allows(self, value: str) -> bool:
         """Return True when `value` has the format, whatever its length."""
@@ -58,30 +57,6 @@ class TextFormat:
     def sentence(self, value: str) -> str:
         """Return the sentence about `value`."""
         return f"'{value}' {self.problem.replace('%s', value)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A text that an otherwise open object must have, such as the name of a pod's volume."""
-
-    key: str
-    format: TextFormat
-    description: str
-
-    def __call__(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return `part`.
-
-        Raises:
-            ValueError: the entry is missing, or has another format.
-        """
-        value = part.get(self.key)
-        if value is None or value == "":
-            raise ValueError(f"{self.key} is missing; it has no default")
-        if problem := self.format.problem_with(str(value), label=f"{self.key} "):
-            raise ValueError(problem)
-        if not isinstance(value, str):
-            raise ValueError(f"{self.key} {value} is not text; put it in quotes")  # noqa: TRY004
-        return part
 
 
 @dataclass(frozen=True, slots=True)

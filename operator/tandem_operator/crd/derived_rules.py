@@ -7,7 +7,6 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel
 
 from tandem_engine.api.constraints import (
-    Entry,
     MappingFormat,
     MultipleOf,
     NotEqual,
@@ -29,20 +28,19 @@ def derived_rules(model: type[BaseModel], at: str) -> Iterator[Rule]:
         yield from (check_rule(model, check, at) for check in model.CHECKS)
 
 
-def format_rule(form: TextFormat, at: str, *, field: str = "", label: str = "") -> Rule:
+def format_rule(form: TextFormat, at: str, *, field: str = "") -> Rule:
     """Return the rule of a text's format.
 
     Args:
         form: The format.
         at: Path of the text's node, or of one above it.
         field: Path of the text from there.
-        label: Text before it in the sentence.
     """
     text = f"self{field}"
     return Rule(
         at=at,
         rule=_allows(form, text),
-        text=f"{label}'%s' {form.problem}",
+        text=f"'%s' {form.problem}",
         values=(text,) * (1 + form.problem.count("%s")),
         field=field,
     )
@@ -64,8 +62,6 @@ def _constraint_rules(constraint: object, beside: list[Any], at: str) -> Iterato
     match constraint:
         case TextFormat():
             yield format_rule(constraint, at)
-        case Entry(key, form):
-            yield format_rule(form, at, field=f".{key}", label=f"{key} ")
         case MappingFormat():
             yield from _mapping_rules(constraint, at)
         case MultipleOf(tile):

@@ -13,7 +13,7 @@ from typing import Final
 from tandem_operator.crd.cel import Rule
 from tandem_operator.crd.cluster_formats import SERVICE_NAME, SOURCE_FIELDS, SOURCES
 from tandem_operator.crd.derived_rules import derived_rules, format_rule
-from tandem_serve.api.pods import LONGEST_ENV
+from tandem_serve.api.pods import LONGEST_ENV, VOLUME_SOURCES
 from tandem_serve.api.spec import InferenceServiceSpec
 
 _CLUSTER_RULES: Final = (
@@ -23,6 +23,11 @@ _CLUSTER_RULES: Final = (
 _LENGTH_OF_ENV: Final = "self.map(e, size(e.name) + (has(e.value) ? size(e.value) : 0)).sum()"
 _MOUNTED_NOWHERE: Final = (
     "self.volumeMounts.filter(m, !has(self.volumes) || !self.volumes.exists(v, v.name == m.name))"
+)
+_SOURCES: Final = (
+    "["
+    + ", ".join(f"has(self.{name}) ? '{name}' : ''" for name in VOLUME_SOURCES)
+    + "].filter(name, name != '')"
 )
 _LIST_RULES: Final = (
     Rule(
@@ -40,6 +45,13 @@ _LIST_RULES: Final = (
         values=(f"{_MOUNTED_NOWHERE}[0].name",),
         field=".volumeMounts",
         stands_for="RuntimeSpec._mounts_fit",
+    ),
+    Rule(
+        at="spec.runtime.volumes[]",
+        rule=f"{_SOURCES}.size() == 1",
+        text="the volume '%s' has %s for a source; write one",
+        values=("self.name", f"{_SOURCES}.size() == 0 ? 'none' : {_SOURCES}.join(' and ')"),
+        stands_for="Volume._has_one_source",
     ),
 )
 

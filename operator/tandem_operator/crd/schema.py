@@ -12,7 +12,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
-from tandem_engine.api.constraints import Entry, MappingFormat, TextFormat
+from tandem_engine.api.constraints import MappingFormat, TextFormat
 from tandem_engine.api.model import field_names
 
 Schema = dict[str, Any]
@@ -102,28 +102,14 @@ def _plain_schema(annotation: Any, constraints: list[Any]) -> Schema:
 
 
 def _mapping_schema(value: Any, constraints: list[Any]) -> Schema:
-    declared = [one.func for one in constraints if isinstance(one, AfterValidator)]
     if value is Any:
-        return _open_schema([one for one in declared if isinstance(one, Entry)])
+        # An open object: Kubernetes' pods define its fields.
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     values = _type_schema(value)
+    declared = [one.func for one in constraints if isinstance(one, AfterValidator)]
     for form in (one for one in declared if isinstance(one, MappingFormat)):
         values |= _longest(form.values)
     return {"type": "object", **_limits(constraints, "Properties"), "additionalProperties": values}
-
-
-def _open_schema(entries: list[Entry]) -> Schema:
-    """Return an object with required `entries`; Kubernetes' pods define the others."""
-    known = {
-        entry.key: {
-            "description": entry.description,
-            "type": "string",
-            "minLength": 1,
-            **_longest(entry.format),
-        }
-        for entry in entries
-    }
-    schema = {"required": list(known), "properties": known} if known else {}
-    return {"type": "object", **schema, "x-kubernetes-preserve-unknown-fields": True}
 
 
 def _range(constraints: list[Any], high: Schema) -> Schema:

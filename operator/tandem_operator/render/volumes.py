@@ -106,9 +106,9 @@ def _check_folders(service: InferenceService, settings: OperatorSettings) -> Non
             "settings.allowHostPath set"
         )
     for volume in service.spec.runtime.volumes:
-        if "hostPath" in volume:
+        if volume.host_path is not None:
             raise HostPathNotAllowed(
-                f"spec.runtime.volumes: '{volume['name']}' is a folder of the node (hostPath), and "
+                f"spec.runtime.volumes: '{volume.name}' is a folder of the node (hostPath), and "
                 "the operator's settings do not allow those; take another kind of volume, or have "
                 "settings.allowHostPath set"
             )
@@ -175,7 +175,11 @@ def _from_settings(settings: OperatorSettings) -> _Part:
 
 def _from_manifest(service: InferenceService) -> _Part:
     runtime = service.spec.runtime
-    return _Part(origin="spec.runtime", volumes=runtime.volumes, mounts=runtime.volume_mounts)
+    return _Part(
+        origin="spec.runtime",
+        volumes=[volume.document() for volume in runtime.volumes],
+        mounts=[mount.document() for mount in runtime.volume_mounts],
+    )
 
 
 def _join(parts: list[_Part]) -> Storage:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tandem_engine.api.checks import Check, Value, Written
-from tandem_engine.api.constraints import Entry, MappingFormat, TextFormat
-from tandem_engine.api.model import Model
+from tandem_engine.api.constraints import MappingFormat, TextFormat
+from tandem_engine.api.model import Model, field_names
 
 SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 """Names with points in them, up to 253 characters: those of most objects of Kubernetes."""
@@ -98,6 +98,14 @@ _MOUNT_PATH: Final = TextFormat(
     "without ':', '.', '..' and a '/' at its end, such as /data",
     longest=_LONGEST_PATH,
 )
+_SUB_PATH: Final = TextFormat(
+    matches=(r"[^/\x00-\x1f][^\x00-\x1f]*",),
+    excludes=(r"(?s)(.*/)?\.\.(/.*)?",),
+    exceptions=("",),
+    problem="is not a path within a volume; write one without a '/' before it and without '..', "
+    "such as models/a",
+    longest=_LONGEST_PATH,
+)
 _HOST_LABEL: Final = "[a-zA-Z0-9]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"
 _PORT: Final = (
     "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -116,28 +124,127 @@ ObjectName = Annotated[str, AfterValidator(_OBJECT_NAME)]
 SecretName = Annotated[str, AfterValidator(_SECRET_NAME)]
 """Name of a Secret in the service's namespace."""
 
-Volume = Annotated[
-    dict[str, Any],
-    AfterValidator(
-        Entry("name", _OBJECT_NAME, "Name of the volume, by which volumeMounts ask for it.")
-    ),
-]
-"""A volume, as in a pod."""
-
-VolumeMount = Annotated[
-    dict[str, Any],
-    AfterValidator(Entry("name", _OBJECT_NAME, "Name of one of the volumes.")),
-    AfterValidator(
-        Entry("mountPath", _MOUNT_PATH, "Absolute path at which the containers see it.")
-    ),
-]
-"""Mount point of a volume, as in a container."""
+VolumeSource = dict[str, Any]
+"""The fields of a kind of volume; Kubernetes checks them when it makes a pod."""
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1:
             raise ValueError(f"{field}: '{name}' is given {times} times; keep one")
+
+
+class ClaimSource(Model):
+    """A PersistentVolumeClaim as a volume."""
+
+    claim_name: SecretName
+    """Claim, in the service's namespace."""
+
+    read_only: bool | None = None
+    """True: no pod may write to it."""
+
+
+class Volume(Model):
+    """A volume, as in a pod; of the kinds that Kubernetes has not replaced by `csi`."""
+
+    name: ObjectName
+    """Name of the volume, by which volumeMounts ask for it."""
+
+    config_map: VolumeSource | None = None
+    """A ConfigMap."""
+
+    csi: VolumeSource | None = None
+    """A volume of a CSI driver, for this pod alone."""
+
+    downward_api: Annotated[VolumeSource | None, Field(alias="downwardAPI")] = None
+    """Fields of the pod, as files."""
+
+    empty_dir: VolumeSource | None = None
+    """A folder that lives as long as the pod."""
+
+    ephemeral: VolumeSource | None = None
+    """A claim that lives as long as the pod."""
+
+    fc: VolumeSource | None = None
+    """A disk on Fibre Channel."""
+
+    host_path: VolumeSource | None = None
+    """A file or folder of the node; it has to be allowed."""
+
+    image: VolumeSource | None = None
+    """The files of an image."""
+
+    iscsi: VolumeSource | None = None
+    """A disk on iSCSI."""
+
+    nfs: VolumeSource | None = None
+    """A share of an NFS server."""
+
+    persistent_volume_claim: ClaimSource | None = None
+    """A PersistentVolumeClaim."""
+
+    projected: VolumeSource | None = None
+    """Several sources in one folder."""
+
+    secret: VolumeSource | None = None
+    """A Secret."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        sources = [
+            name
+            for name, attribute in field_names(type(self)).items()
+            if name != "name" and getattr(self, attribute) is not None
+        ]
+        if len(sources) != 1:
+            found = " and ".join(sources) if sources else "none"
+            raise ValueError(f"the volume '{self.name}' has {found} for a source; write one")
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """The volume as a pod has it, without what the manifest does not write."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+VOLUME_SOURCES: Final = tuple(sorted(field_names(Volume).keys() - {"name"}))
+"""Names of the kinds of volumes."""
+
+
+class VolumeMount(Model):
+    """Mount point of a volume, as in a container."""
+
+    name: ObjectName
+    """Name of one of the volumes."""
+
+    mount_path: Annotated[str, AfterValidator(_MOUNT_PATH)]
+    """Absolute path at which the containers see it."""
+
+    sub_path: Annotated[str, AfterValidator(_SUB_PATH)] | None = None
+    """Path within the volume; absent: all of it."""
+
+    sub_path_expr: Annotated[str, AfterValidator(_SUB_PATH)] | None = None
+    """The same with variables of the environment, $(NAME)."""
+
+    read_only: bool | None = None
+    """True: the containers may not write there."""
+
+    recursive_read_only: Literal["Disabled", "IfPossible", "Enabled"] | None = None
+    """Read-only also for what is mounted below it; absent means Disabled."""
+
+    mount_propagation: Literal["None", "HostToContainer"] | None = None
+    """Mounts that come later on the node are seen with HostToContainer; absent means None."""
+
+    CHECKS: ClassVar[tuple[Check, ...]] = (
+        Check(
+            field="subPathExpr",
+            refused=Written("subPath") & Written("subPathExpr"),
+            problem="subPathExpr '{subPathExpr}' stands beside subPath '{subPath}'; write one",
+        ),
+    )
+
+    def document(self) -> dict[str, Any]:
+        """The mount as a container has it, without what the manifest does not write."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class EnvVar(Model):
@@ -280,13 +387,13 @@ class RuntimeSpec(Model):
 
     @model_validator(mode="after")
     def _mounts_fit(self) -> Self:
-        volumes = [one["name"] for one in self.volumes]
+        volumes = [volume.name for volume in self.volumes]
         _check_unique("volumes", volumes)
-        _check_unique("volumeMounts", (one["mountPath"] for one in self.volume_mounts))
+        _check_unique("volumeMounts", (mount.mount_path for mount in self.volume_mounts))
         for mount in self.volume_mounts:
-            if mount["name"] not in volumes:
+            if mount.name not in volumes:
                 raise ValueError(
-                    f"volumeMounts names the volume '{mount['name']}', which is none of volumes; "
+                    f"volumeMounts names the volume '{mount.name}', which is none of volumes; "
                     "add it there, or name one that is"
                 )
         return self

@@ -95,6 +95,64 @@ def _storage() -> tuple[Bad, ...]:
             "is missing",
         ),
         Bad(
+            "a volume of two sources",
+            {f"{RUNTIME}.volumes": [{"name": "a", "emptyDir": {}, "nfs": {"server": "b"}}]},
+            f"{RUNTIME}.volumes[0]",
+            "the volume 'a' has emptyDir and nfs for a source; write one",
+        ),
+        Bad(
+            "a volume without a source",
+            {f"{RUNTIME}.volumes": [{"name": "a"}]},
+            f"{RUNTIME}.volumes[0]",
+            "the volume 'a' has none for a source; write one",
+        ),
+        Bad(
+            "a claim that cannot be",
+            {
+                f"{RUNTIME}.volumes": [
+                    {"name": "a", "persistentVolumeClaim": {"claimName": "A b"}},
+                ]
+            },
+            f"{RUNTIME}.volumes[0].persistentVolumeClaim.claimName",
+            "'A b' is not the name of an object",
+        ),
+        *(
+            Bad(
+                f"a part of a volume at {path}",
+                {
+                    f"{RUNTIME}.volumes": _volumes("a"),
+                    f"{RUNTIME}.volumeMounts": [
+                        {"name": "a", "mountPath": "/x", "subPath": path},
+                    ],
+                },
+                f"{RUNTIME}.volumeMounts[0].subPath",
+                f"'{path}' is not a path within a volume",
+            )
+            for path in ("../x", "/abs", "a/../b", "..")
+        ),
+        Bad(
+            "a part of a volume whose name leads out of it",
+            {
+                f"{RUNTIME}.volumes": _volumes("a"),
+                f"{RUNTIME}.volumeMounts": [
+                    {"name": "a", "mountPath": "/x", "subPathExpr": "$(POD)/.."},
+                ],
+            },
+            f"{RUNTIME}.volumeMounts[0].subPathExpr",
+            "'$(POD)/..' is not a path within a volume",
+        ),
+        Bad(
+            "two parts of one volume",
+            {
+                f"{RUNTIME}.volumes": _volumes("a"),
+                f"{RUNTIME}.volumeMounts": [
+                    {"name": "a", "mountPath": "/x", "subPath": "b", "subPathExpr": "$(POD)"},
+                ],
+            },
+            f"{RUNTIME}.volumeMounts[0].subPathExpr",
+            "subPathExpr '$(POD)' stands beside subPath 'b'; write one",
+        ),
+        Bad(
             "a mount without a path",
             {f"{RUNTIME}.volumes": _volumes("a"), f"{RUNTIME}.volumeMounts": [{"name": "a"}]},
             f"{RUNTIME}.volumeMounts[0].mountPath",
@@ -134,7 +192,7 @@ def _storage() -> tuple[Bad, ...]:
                     f"{RUNTIME}.volumeMounts": [{"name": "a", "mountPath": path}],
                 },
                 f"{RUNTIME}.volumeMounts[0].mountPath",
-                f"mountPath '{path}' is not a mount path; write an absolute path below /",
+                f"'{path}' is not a mount path; write an absolute path below /",
             )
             for path in ("/", "//", "data", "./data", "/a:b", "/a/../b", "/.", "/a//b", "/a/")
         ),
@@ -145,8 +203,7 @@ def _storage() -> tuple[Bad, ...]:
                 f"{RUNTIME}.volumeMounts": [{"name": "a", "mountPath": ""}],
             },
             f"{RUNTIME}.volumeMounts[0].mountPath",
-            "at least 1 chars long",
-            "mountPath is missing",
+            "'' is not a mount path; write an absolute path below /",
         ),
         Bad(
             "a mount of a volume that is not there",

@@ -188,11 +188,15 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
         f"{RUNTIME}.volumes": [
             {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
             {"name": "two", "hostPath": {"path": "/two"}},
+            {"name": "claim", "persistentVolumeClaim": {"claimName": "a.b", "readOnly": True}},
+            {"name": "labels", "downwardAPI": {"items": []}},
         ],
         f"{RUNTIME}.volumeMounts": [
             {"name": "scratch", "mountPath": "/scratch", "readOnly": True},
             {"name": "scratch", "mountPath": "/again"},
             {"name": "two", "mountPath": "/a/..b/.c d"},
+            {"name": "claim", "mountPath": "/c", "subPath": "a/..b", "mountPropagation": "None"},
+            {"name": "labels", "mountPath": "/d", "subPathExpr": "$(A)/x"},
         ],
         f"{RUNTIME}.nodeSelector": {
             "kubernetes.io/arch": "arm64",

@@ -248,7 +248,7 @@ def test_what_kubernetes_would_drop_is_dropped_from_volumes() -> None:
         pytest.param(
             {
                 "model": {"source": "file:///models/tiny"},
-                "runtime": {"volumes": [{"name": "site"}]},
+                "runtime": {"volumes": [{"name": "site", "emptyDir": {}}]},
             },
             "two volumes are called 'site', one of the operator's settings, one of spec.runtime",
             id="name",

@@ -50,7 +50,7 @@ def test_kubernetes_own_names_are_understood() -> None:
     )
 
     assert runtime.env == [EnvVar(name="OMP_PROC_BIND", value="true"), EnvVar(name="EMPTY")]
-    assert runtime.volumes[0]["hostPath"] == {"path": "/usr/local/Ascend"}
+    assert runtime.volumes[0].host_path == {"path": "/usr/local/Ascend"}
     assert runtime.tolerations == [Toleration(key="npu", operator="Exists", effect="NoSchedule")]
 
 
