@@ -42,7 +42,7 @@ class Named(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a Python module says; its syntax tree is not kept, which is large."""
+    """The words of a Python module; its syntax tree is not kept, which is large."""
 
     path: str
     names: frozenset[str]

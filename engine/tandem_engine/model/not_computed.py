@@ -1,4 +1,4 @@
-"""What config.json may ask for and this engine does not compute; it is refused by name."""
+"""Fields of config.json that this engine does not compute; they are refused by name."""
 
 import json
 from collections.abc import Mapping

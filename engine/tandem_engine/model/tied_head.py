@@ -14,7 +14,7 @@ EMBEDDING: Final = "model.embed_tokens"
 
 
 class TiedHead(NamedTuple):
-    """What the files of a checkpoint say of its embedding and its head."""
+    """The embedding and the head that the files of a checkpoint hold."""
 
     is_tied: bool
     """False: the files hold two different ones."""

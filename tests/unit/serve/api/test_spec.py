@@ -199,7 +199,7 @@ def _without_nulls(document: Any) -> Any:
         ),
         (
             {"runtime": {"volumeMounts": [{"name": "a", "mountPath": "/"}]}},
-            "spec.runtime.volumeMounts.0: mountPath '/' is not a mount path; write an "
+            "spec.runtime.volumeMounts.0.mountPath: '/' is not a mount path; write an "
             "absolute path below /, without ':', '.', '..' and a '/' at its end, such as /data",
         ),
         (
