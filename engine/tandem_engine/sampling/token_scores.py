@@ -45,6 +45,10 @@ class TokenScorer:
         else:
             self._by_device(self._on_device, logits, own, scores, width)
         scores[:, 1] = _ranks(logits, own)
+        # Evaluators ask if it is the likeliest by comparing the two.
+        is_own = scores[:, NUM_OWN : NUM_OWN + width] == token_ids.unsqueeze(1)
+        rows, at = (is_own & ~scores[:, :1].isnan()).nonzero(as_tuple=True)
+        scores[rows, 0] = scores[rows, NUM_OWN + width + at]
         return scores
 
     def _in_torch(self, logits: Tensor, own: Tensor, scores: Tensor, width: int) -> None:

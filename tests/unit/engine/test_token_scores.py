@@ -39,6 +39,17 @@ def test_scores_follow_from_log_softmax(variant: str | None, num_top: int) -> No
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_a_token_among_the_likeliest_has_the_same_bits_there(variant: str | None) -> None:
+    logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(5)) * 4
+    token_ids = logits.topk(3).indices[:, 2]
+
+    scores = scorer_of(variant).score(logits, token_ids, 3)
+
+    assert scores[:, 0].tolist() == scores[:, -1].tolist()
+    assert scores[:, 1].tolist() == [3] * 64
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_are_sorted_by_token_and_share_a_rank(variant: str | None) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[:, 9] = 1.0
