@@ -116,6 +116,7 @@ AREAS: Final = (
         paths=(
             "integration/hostile",
             "integration/test_haproxy.py",
+            "integration/test_logs.py",
             "integration/test_silent_streams.py",
         ),
         code=("serve/tandem_serve/http", "serve/tandem_serve/pod"),

@@ -1,6 +1,7 @@
 """Every failure in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
 
 import logging
+import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -234,7 +235,7 @@ def engine_starting() -> ApiError:
 def unexpected() -> ApiError:
     """A bug: its traceback is in the log, not in the response."""
     return ApiError(
-        "The server failed unexpectedly; its log has the cause. This is a bug, please report it.",
+        "The server failed unexpectedly; its log says where. This is a bug, please report it.",
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         kind=SERVER_ERROR,
         code="internal_error",
@@ -267,13 +268,26 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_exception(error: Exception) -> ApiError:
-    """Turn any exception into an API error; an unexpected one is logged with its traceback."""
+    """Turn any exception into an API error; an unexpected one is logged with its frames."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError):
         return from_engine(error)
-    logger.error("A request failed unexpectedly; this is a bug.", exc_info=error)
+    logger.error("A request failed unexpectedly; this is a bug.\n%s", _trace(error))
     return unexpected()
+
+
+def _trace(error: BaseException) -> str:
+    """The frames in which an error and its causes were raised.
+
+    Their messages are left out: those of a tokenizer or a parser quote what they were given, and
+    no prompt belongs into a log. The system's own words say what is wrong with the system.
+    """
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    message = f": {error}" if isinstance(error, OSError) else ""
+    trace = f"{frames}{type(error).__module__}.{type(error).__qualname__}{message}"
+    return trace if before is None else f"{_trace(before)}\nand then:\n{trace}"
 
 
 def from_http(error: HTTPException, request: Request) -> ApiError:
