@@ -126,6 +126,7 @@ class FakeEngine:
         failure: Exception | None = None,
         max_requests: int | None = None,
         max_n: int = 128,
+        num_cached_tokens: int = 0,
         sampling_defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - frozen
     ) -> None:
         """Make an engine.
@@ -137,6 +138,7 @@ class FakeEngine:
             failure: the exception raised then.
             max_requests: requests that it takes before it stops.
             max_n: sequences of a request at most.
+            num_cached_tokens: tokens of each prompt that its cache has.
             sampling_defaults: parameters where a request is silent.
         """
         self.sampling_defaults = sampling_defaults
@@ -146,6 +148,7 @@ class FakeEngine:
         self._failure = failure
         self._max_requests = max_requests
         self._max_n = max_n
+        self.num_cached_tokens = num_cached_tokens
         self._stopped_because: str | None = None
         self.codec = FakeCodec()
         self.submitted: list[Submitted] = []
@@ -294,6 +297,7 @@ class FakeStream:
         self._has_ended = False
         self.timelines: Sequence[RequestTimeline] = ()
         """Nothing is computed, so there are no moments; a test may set some."""
+        self.num_cached_tokens = engine.num_cached_tokens
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Give out the answer, token by token."""

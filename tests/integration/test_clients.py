@@ -1,10 +1,11 @@
 """What checkpoints say about answers, and what clients send, over real HTTP to a real engine."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
+from openai.types import CompletionUsage
 
 from tandem_engine.text.codec import load_codec
 from tests.integration.served import MODEL, Served, served, tiny_with
@@ -145,22 +146,61 @@ def test_the_prefixes_of_one_key_are_not_another_s(tmp_path: Path) -> None:
     settings = {"api_keys_folder": keys}
     model = tiny_with(tmp_path / "model")
     with served(model, settings=settings, num_kv_blocks=256) as server:
-        hits = [0.0]
+        cached = []
         for key, salt in calls:
-            headers = {"authorization": f"Bearer {key}"}
             answer = httpx.post(
                 f"{server.url}/v1/completions",
                 json=body | {"cache_salt": salt},
-                headers=headers,
+                headers={"authorization": f"Bearer {key}"},
                 timeout=HANG_S,
             )
-            assert answer.status_code == 200
-            metrics = httpx.get(f"{server.url}/metrics", headers=headers, timeout=HANG_S).text
-            hits.append(sample(metrics, "tandem_prefix_cache_hit_tokens_total"))
+            cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-    new = [after - before for before, after in pairwise(hits)]
-    assert new[:4] == [0, 0, 0, 0]
-    assert new[4] == new[5] > 0
+    assert cached[:4] == [0, 0, 0, 0]
+    assert cached[4] == cached[5] > 0
+
+
+def test_the_usage_has_the_tokens_that_the_prefix_cache_had(tmp_path: Path) -> None:
+    text = "Once upon a time, " * 10
+    prompts = [load_codec(TINY).encode(text)[:80], load_codec(TINY).encode(f"Then {text}")[:60]]
+    messages: list[Any] = [{"role": "user", "content": text}]
+    with served(tiny_with(tmp_path / "model"), num_kv_blocks=256) as server:
+        client = server.openai()
+        first = client.completions.create(model=MODEL, prompt=prompts, max_tokens=1)
+        again = client.completions.create(model=MODEL, prompt=prompts, max_tokens=1, n=2)
+        beams = client.completions.create(
+            model=MODEL,
+            prompt=prompts[0],
+            max_tokens=1,
+            extra_body={"use_beam_search": True, "best_of": 2},
+        )
+        best = client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=1, best_of=2)
+        usages = [chat_usage(client, messages) for _ in range(2)]
+        metrics = httpx.get(f"{server.url}/metrics", timeout=HANG_S).text
+
+    # The last token of a prompt is always computed; blocks have 16 tokens.
+    counts = [cached_of(one.usage) for one in (first, again, beams, best)]
+    assert counts == [0, 79 + 48, 79, 79]
+    assert usages[0] == 0
+    assert usages[1] > 0
+    assert sum([*counts, *usages]) == sample(metrics, "tandem_prefix_cache_hit_tokens_total")
+
+
+def chat_usage(client: openai.OpenAI, messages: list[Any]) -> int:
+    """Tokens that the cache had of a streamed chat, as each chunk of it says."""
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=4, stream=True, stream_options=options
+    )
+    [cached] = {cached_of(chunk.usage) for chunk in stream}
+    return cached
+
+
+def cached_of(usage: CompletionUsage | None) -> int:
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens is not None
+    return usage.prompt_tokens_details.cached_tokens
 
 
 def sample(text: str, name: str) -> float:

@@ -99,6 +99,10 @@ class OutputStream(Protocol):
     def timelines(self) -> Sequence[RequestTimeline]:
         """The moments of each choice of a traced request; empty: it is not traced."""
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that the prefix cache had at its first step; 0 before it."""
+
     def __aiter__(self) -> AsyncIterator[Output]:
         """Iterate over the outputs.
 

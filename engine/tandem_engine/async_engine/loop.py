@@ -296,6 +296,7 @@ class EngineLoop:
         for sequence_id, num_cached in record.hits.items():
             choice = self._choices.get(sequence_id)
             if choice is not None and choice.timeline.scheduled is None:
+                choice.stream.num_cached_tokens = num_cached
                 self._schedule_all(choice.request, record.started, num_cached)
         if self._notes_chunks:
             self._note_chunks(record)

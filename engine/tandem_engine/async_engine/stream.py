@@ -22,6 +22,9 @@ class RequestStream:
         self._changed = asyncio.Event()
         self.timelines: Sequence[Timeline] = ()
         """The moments of each choice of a traced request; empty: it is not traced."""
+        self.num_cached_tokens = 0
+        """Tokens of the prompt that the prefix cache had. The engine's thread sets it before it
+        delivers the first output."""
 
     def trace(self, timelines: Sequence[Timeline]) -> None:
         """Have the moments of the request's choices noted; before the engine has the request."""
@@ -94,6 +97,11 @@ class BestOfStream:
     def timelines(self) -> Sequence[Timeline]:
         """The moments of each choice of a traced request; empty: it is not traced."""
         return self._stream.timelines
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that the prefix cache had."""
+        return self._stream.num_cached_tokens
 
     def abort(self) -> None:
         """Give everything back that the request holds."""

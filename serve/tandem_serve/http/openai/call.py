@@ -77,6 +77,7 @@ class _Call:
     choices_per_prompt: int
     is_stream: bool
     includes_usage: bool
+    has_continuous_usage: bool
 
 
 async def generate(
@@ -134,6 +135,7 @@ async def _call(
             choices_per_prompt=body.n or 1,
             is_stream=bool(body.stream),
             includes_usage=body.includes_usage,
+            has_continuous_usage=body.has_continuous_usage,
         )
 
 
@@ -215,7 +217,9 @@ async def _respond(
     )
     if call.is_stream:
         return EventStream(
-            answer.events(includes_usage=call.includes_usage),
+            answer.events(
+                includes_usage=call.includes_usage, has_continuous_usage=call.has_continuous_usage
+            ),
             held.pop_all(),
             head_after_s=http.settings.head_after_s,
             comment_after_s=http.settings.comment_after_s,

@@ -6,7 +6,7 @@ from typing import Any, Final
 from fastapi import Request, Response
 
 from tandem_engine.api.engine_client import EngineClient, TextCodec
-from tandem_engine.api.output import Output, PromptLogprobs
+from tandem_engine.api.output import FinishReason, Output, PromptLogprobs
 from tandem_engine.api.request import SamplingParams
 from tandem_serve.http.errors import ApiError
 from tandem_serve.http.openai.call import generate
@@ -123,21 +123,26 @@ class ChatFormatter:
         self._num_prompt_logprobs = num_prompt_logprobs
         self._begun: set[int] = set()
 
-    def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
-        """A choice of a chunk; the first chunk of each choice has the role."""
-        delta: dict[str, Any] = {}
+    def head_fields(self) -> dict[str, Any]:
+        """The tier that served the answer; there is one."""
+        return {"service_tier": "default"}
+
+    def chunk_choices(self, index: int, output: Output) -> list[dict[str, Any]]:
+        """Choices of chunks, as OpenAI cuts them.
+
+        The first of each choice has the role and no text, the last the reason and no more.
+        """
+        choices: list[dict[str, Any]] = []
         if index not in self._begun:
             self._begun.add(index)
-            delta = {"role": "assistant", "content": output.text}
-        elif output.text:
-            delta = {"content": output.text}
-        has_logprobs = self._has_logprobs and bool(output.logprobs)
-        return {
-            "index": index,
-            "delta": delta,
-            "logprobs": chat_logprobs(self._codec, output.logprobs) if has_logprobs else None,
-            "finish_reason": output.finish_reason,
-        }
+            choices.append(_delta(index, {"role": "assistant", "content": "", "refusal": None}))
+        if output.text or output.logprobs:
+            has_logprobs = self._has_logprobs and bool(output.logprobs)
+            logprobs = chat_logprobs(self._codec, output.logprobs) if has_logprobs else None
+            choices.append(_delta(index, {"content": output.text}, logprobs=logprobs))
+        if output.finish_reason is not None:
+            choices.append(_delta(index, {}, finish_reason=output.finish_reason))
+        return choices
 
     def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""
@@ -155,3 +160,13 @@ class ChatFormatter:
         if num_top is None:
             return {}
         return {"prompt_logprobs": prompt_logprobs(self._codec, logprobs, num_top)}
+
+
+def _delta(
+    index: int,
+    delta: dict[str, Any],
+    *,
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: FinishReason | None = None,
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

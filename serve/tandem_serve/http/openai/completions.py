@@ -185,17 +185,25 @@ class CompletionFormatter:
         # Of the choices that have begun.
         self._offsets: dict[int, TextOffsets] = {}
 
-    def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
-        """A choice of a chunk; the first of each choice has its prompt."""
+    def head_fields(self) -> dict[str, Any]:
+        """No further fields."""
+        return {}
+
+    def chunk_choices(self, index: int, output: Output) -> list[dict[str, Any]]:
+        """The choice of one chunk; the first of each choice has its prompt."""
         prompt = self._begin(index, output.prompt_logprobs)
         has_logprobs = bool(output.logprobs) or prompt.logprobs is not None
-        return {
-            "index": index,
-            "text": prompt.text + output.text,
-            "logprobs": self._logprobs(index, output.logprobs, prompt) if has_logprobs else None,
-            "finish_reason": output.finish_reason,
-            **prompt.members,
-        }
+        return [
+            {
+                "index": index,
+                "text": prompt.text + output.text,
+                "logprobs": self._logprobs(index, output.logprobs, prompt)
+                if has_logprobs
+                else None,
+                "finish_reason": output.finish_reason,
+                **prompt.members,
+            }
+        ]
 
     def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""

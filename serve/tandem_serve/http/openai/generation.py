@@ -13,12 +13,20 @@ from tandem_serve.http.admission.deadline import Deadline
 from tandem_serve.http.tracing import RequestTrace
 
 
+class PromptTokensDetails(TypedDict):
+    """OpenAI's parts of the tokens of prompts."""
+
+    cached_tokens: int
+    """Those that the prefix cache had."""
+
+
 class Usage(TypedDict):
     """OpenAI's count of tokens."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +115,9 @@ class Generation:
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_completion_tokens,
             total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(stream.num_cached_tokens for stream in self._streams)
+            ),
         )
 
 

@@ -173,6 +173,8 @@ class StreamOptions(RequestModel):
 
     include_usage: bool | None = None
     """Send one more chunk, without choices, that has the usage."""
+    continuous_usage_stats: bool | None = None
+    """With include_usage: let each chunk have the usage so far, as in vLLM."""
     include_obfuscation: bool | None = None
     """OpenAI pads chunks with noise; Tandem never does."""
 
@@ -211,6 +213,12 @@ class GenerationRequest(RequestModel):
     def includes_usage(self) -> bool:
         """True when the stream is to end with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """True when each chunk is to have the usage so far."""
+        options = self.stream_options
+        return self.includes_usage and options is not None and bool(options.continuous_usage_stats)
 
 
 class ChatRequest(GenerationRequest):

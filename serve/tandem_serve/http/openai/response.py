@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from tandem_engine.api.output import FinishReason, Output, PromptLogprobs, TokenLogprob
 from tandem_serve.http.offload import TEXT_POOL
-from tandem_serve.http.openai.generation import Generation
+from tandem_serve.http.openai.generation import Generation, Usage
 from tandem_serve.http.openai.streaming import DONE, Envelope
 
 _MAX_INLINE_LOGPROBS: Final = 256
@@ -49,8 +49,11 @@ class ChoiceFormatter(Protocol):
     def chunk_object_name(self) -> str:
         """The `object` of a chunk."""
 
-    def chunk_choice(self, index: int, output: Output) -> dict[str, Any]:
-        """A choice of a chunk: what one output adds."""
+    def head_fields(self) -> dict[str, Any]:
+        """Fields of each chunk and of the whole answer, beside those that both endpoints have."""
+
+    def chunk_choices(self, index: int, output: Output) -> list[dict[str, Any]]:
+        """What one output adds: a choice of each of the chunks that it makes."""
 
     def full_choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         """A choice of a whole answer."""
@@ -74,8 +77,15 @@ class GenerationResponse:
     created_s: int
     model: str
 
-    async def events(self, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events, one for each output with something to show."""
+    async def events(
+        self, *, includes_usage: bool, has_continuous_usage: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events, for each output with something to show.
+
+        Args:
+            includes_usage: One more chunk has the usage.
+            has_continuous_usage: The others have the usage so far.
+        """
         envelope = Envelope(
             self._head(self.formatter.chunk_object_name), includes_usage=includes_usage
         )
@@ -83,8 +93,14 @@ class GenerationResponse:
             async for prompt, output in outputs:
                 if _shows(output):
                     index = self._index(prompt, output)
+                    usage = self.generation.usage() if has_continuous_usage else None
                     yield await TEXT_POOL.run(
-                        _is_long(output.prompt_logprobs), self._chunk, envelope, index, output
+                        _is_long(output.prompt_logprobs),
+                        self._chunks,
+                        envelope,
+                        index,
+                        output,
+                        usage,
                     )
         if includes_usage:
             yield envelope.usage(self.generation.usage())
@@ -100,11 +116,12 @@ class GenerationResponse:
         document = await TEXT_POOL.run(is_long, self._document, choices)
         return Response(document, media_type="application/json")
 
-    def _chunk(self, envelope: Envelope, index: int, output: Output) -> bytes:
-        choice = self.formatter.chunk_choice(index, output)
-        if not envelope.is_begun:
-            return envelope.chunk(choice, self.formatter.answer_members(output.prompt_logprobs))
-        return envelope.chunk(choice)
+    def _chunks(self, envelope: Envelope, index: int, output: Output, usage: Usage | None) -> bytes:
+        is_first = not envelope.is_begun
+        members = self.formatter.answer_members(output.prompt_logprobs) if is_first else {}
+        first, *others = self.formatter.chunk_choices(index, output)
+        chunks = [envelope.chunk(choice, usage) for choice in others]
+        return b"".join([envelope.chunk(first, usage, members), *chunks])
 
     def _document(self, choices: Mapping[int, CollectedChoice]) -> bytes:
         document = self._head(self.formatter.object_name) | {
@@ -126,6 +143,7 @@ class GenerationResponse:
             "created": self.created_s,
             "model": self.model,
             "system_fingerprint": None,
+            **self.formatter.head_fields(),
         }
 
 

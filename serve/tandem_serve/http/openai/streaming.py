@@ -39,10 +39,22 @@ class Envelope:
         self.is_begun = False
         """True once there was a chunk."""
 
-    def chunk(self, choice: dict[str, Any], members: dict[str, Any] | None = None) -> bytes:
-        """A chunk with one choice, and perhaps members beside `choices`."""
+    def chunk(
+        self,
+        choice: dict[str, Any],
+        usage: Usage | None = None,
+        members: dict[str, Any] | None = None,
+    ) -> bytes:
+        """A chunk with one choice.
+
+        Args:
+            choice: The choice.
+            usage: The usage so far, if the chunk is to have it.
+            members: Members beside `choices`.
+        """
         self.is_begun = True
-        chunk = self._prefix + to_json(choice) + self._suffix
+        end = self._suffix if usage is None else b'],"usage":' + to_json(usage) + b"}\n\n"
+        chunk = self._prefix + to_json(choice) + end
         if not members:
             return chunk
         return chunk.removesuffix(b"}\n\n") + b"," + to_json(members)[1:] + b"\n\n"

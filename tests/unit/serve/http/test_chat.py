@@ -9,6 +9,7 @@ from tandem_serve.testing import BEGIN, END, FakeEngine, client_of, fake_app
 HELLO = {"role": "user", "content": "hi"}
 # <begin>user:hi;assistant: in reverse.
 ANSWER = ":tnatsissa;ih:resu"
+BEGINNING = {"role": "assistant", "content": "", "refusal": None}
 NUM_PROMPT_TOKENS = 19
 
 
@@ -36,6 +37,7 @@ async def test_a_whole_answer() -> None:
         "created": 1_800_000_000,
         "model": "tiny",
         "system_fingerprint": None,
+        "service_tier": "default",
         "choices": [
             {
                 "index": 0,
@@ -48,6 +50,7 @@ async def test_a_whole_answer() -> None:
             "prompt_tokens": NUM_PROMPT_TOKENS,
             "completion_tokens": 19,
             "total_tokens": 38,
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
 
@@ -66,16 +69,17 @@ async def test_a_stream_says_the_same_in_pieces() -> None:
         "created": 1_800_000_000,
         "model": "tiny",
         "system_fingerprint": None,
+        "service_tier": "default",
         "choices": [
             {
                 "index": 0,
-                "delta": {"role": "assistant", "content": ":"},
+                "delta": BEGINNING,
                 "logprobs": None,
                 "finish_reason": None,
             }
         ],
     }
-    assert chunks[1]["choices"][0]["delta"] == {"content": "t"}
+    assert chunks[2]["choices"][0]["delta"] == {"content": "t"}
     assert chunks[-1]["choices"][0] == {
         "index": 0,
         "delta": {},
@@ -90,13 +94,14 @@ async def test_include_usage_adds_a_last_chunk_and_null_to_the_others() -> None:
     )
 
     *chunks, last = events(response)
-    assert len(chunks) == 6
+    assert len(chunks) == 2 + 6 + 2
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"] == {
         "prompt_tokens": NUM_PROMPT_TOKENS,
         "completion_tokens": 6,
         "total_tokens": 25,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -105,10 +110,10 @@ async def test_each_choice_begins_with_its_role() -> None:
 
     choices = [chunk["choices"][0] for chunk in events(response)]
     assert [(c["index"], c["delta"].get("role")) for c in choices] == [
-        (0, "assistant"),
-        (1, "assistant"),
-        (0, None),
-        (1, None),
+        *[(0, "assistant"), (0, None)],
+        *[(1, "assistant"), (1, None)],
+        *[(0, None)] * 2,
+        *[(1, None)] * 2,
     ]
 
 
@@ -120,7 +125,8 @@ async def test_no_event_without_text_but_its_token_counts() -> None:
 
     chunks = events(response)
     assert [c["choices"][0]["delta"] for c in chunks[:-1]] == [
-        {"role": "assistant", "content": ":"},
+        BEGINNING,
+        {"content": ":"},
         {},
     ]
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
@@ -158,7 +164,8 @@ async def test_logprobs_have_tokens_bytes_and_the_likeliest() -> None:
 async def test_streamed_logprobs_come_with_their_tokens() -> None:
     response = await chat(FakeEngine(), stream=True, logprobs=True, max_tokens=2)
 
-    logprobs = [c["choices"][0]["logprobs"]["content"] for c in events(response)]
+    choices = [c["choices"][0] for c in events(response)]
+    logprobs = [c["logprobs"]["content"] for c in choices if c["logprobs"]]
     assert [[entry["token"] for entry in content] for content in logprobs] == [[":"], ["t"]]
     assert logprobs[0][0]["top_logprobs"] == []
 
@@ -267,6 +274,4 @@ async def test_an_answer_may_end_with_its_first_token() -> None:
 
     response = await chat(engine, stream=True, logit_bias={str(END): 100}, stop=":")
 
-    assert [c["choices"][0]["delta"] for c in events(response)] == [
-        {"role": "assistant", "content": ""}
-    ]
+    assert [c["choices"][0]["delta"] for c in events(response)] == [BEGINNING, {}]
