@@ -396,6 +396,10 @@ class EngineConfig(Model):
     """Sampling parameters that hold where a request is silent. auto: those of the checkpoint's
     generation_config.json; none: the engine's own."""
 
+    split_special_tokens: bool = True
+    """Encode special tokens that messages spell as text, as transformers' split_special_tokens
+    does with a whole text."""
+
     npu_mem_size: NpuMemSize = -1
     """KV cache memory in GiB; -1: what is left after weights and the largest step."""
 

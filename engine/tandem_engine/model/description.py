@@ -32,7 +32,7 @@ def describe(config: EngineConfig, report: Callable[[str], None]) -> Description
     folder = Path(config.model_path)
     if folder.is_dir():
         check_readable(folder)
-    codec = load_codec(folder)
+    codec = load_codec(folder, split_special_tokens=config.split_special_tokens)
     model = read_decoder_config(folder)
     if model.disagreement:
         report(model.disagreement)

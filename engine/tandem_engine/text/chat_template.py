@@ -6,6 +6,7 @@ Offers templates what transformers does: `raise_exception`, `strftime_now`, `toj
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
@@ -15,6 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from tandem_engine.api.errors import CheckpointError, InvalidParameter
+from tandem_engine.text.caller_text import MARK, QUOTE
 from tandem_engine.text.template_limits import (
     BoundedEnvironment,
     RenderLimits,
@@ -23,6 +25,8 @@ from tandem_engine.text.template_limits import (
 
 _LONGEST_REASON: Final = 400
 _LIMITS: Final = RenderLimits()
+_NOT_ASCII: Final = re.compile(f"[^\\x00-\\x7e{MARK}{QUOTE}]")
+"""What json.dumps escapes in the end; the marks of callers' texts have to stay."""
 _OWN_VARIABLES: Final = frozenset({"messages", "add_generation_prompt"})
 
 
@@ -46,7 +50,10 @@ class ChatTemplate:
         limits: RenderLimits = _LIMITS,
     ) -> None:
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self.constants = _constants(environment.parse(source))
+            """Texts in its expressions: some are written, for others it looks in messages."""
+            self._template = environment.from_string(source)
         except Exception as error:  # a template is code: whatever it makes of the compiler
             raise CheckpointError(f"The chat template cannot be read: {_words(error)}.") from error
         self._special_tokens = dict(special_tokens)
@@ -113,6 +120,11 @@ def _environment() -> BoundedEnvironment:
     return environment
 
 
+def _constants(tree: nodes.Template) -> frozenset[str]:
+    values = (constant.value for constant in tree.find_all(nodes.Const))
+    return frozenset(value for value in values if isinstance(value, str))
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
@@ -130,13 +142,14 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes <, > and & for HTML; a prompt must keep them.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return _NOT_ASCII.sub(_escape, text) if ensure_ascii else text
+
+
+def _escape(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
 
 
 def _words(error: Exception) -> str:

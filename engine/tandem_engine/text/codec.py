@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
 from tandem_engine.api.errors import CheckpointError, InvalidParameter
+from tandem_engine.text.caller_text import CallerText, unmarked
 from tandem_engine.text.chat_template import ChatTemplate
 from tandem_engine.text.detokenizer import PromptContext
+from tandem_engine.text.special_tokens import SplittingEncoder, special_spellings
 from tandem_engine.text.vocabulary import Vocabulary, decoder_kind
 
 SETTINGS_FILE: Final = "tokenizer_config.json"
@@ -23,7 +25,14 @@ _SPECIAL_TOKENS: Final = tuple(
 
 
 class CheckpointCodec:
-    """Implements `tandem_engine.api.engine_client.TextCodec`."""
+    """Implements `tandem_engine.api.engine_client.TextCodec`.
+
+    Args:
+        tokenizer: The tokenizer.
+        template: The chat template, if there is one.
+        end_token_id: The tokenizer's own end token.
+        split_special_tokens: Encode special tokens that messages spell as text.
+    """
 
     def __init__(
         self,
@@ -31,10 +40,16 @@ class CheckpointCodec:
         template: ChatTemplate | None,
         *,
         end_token_id: int | None = None,
+        split_special_tokens: bool = True,
     ) -> None:
         self.end_token_id = end_token_id
         self._tokenizer = tokenizer
         self._template = template
+        self._marks, self._splitter = None, None
+        if template is not None and split_special_tokens:
+            spellings = special_spellings(tokenizer)
+            self._marks = CallerText(spellings, template.constants)
+            self._splitter = SplittingEncoder(tokenizer, spellings)
         kind = decoder_kind(tokenizer)
         self._vocabulary = None if kind is None else Vocabulary(tokenizer, kind)
 
@@ -90,6 +105,8 @@ class CheckpointCodec:
     ) -> list[int]:
         """Token ids of a conversation; the template writes the special tokens itself.
 
+        What messages and variables spell is text, unless split_special_tokens is off.
+
         Raises:
             InvalidParameter: there is no template, or it refuses the messages.
         """
@@ -98,10 +115,15 @@ class CheckpointCodec:
                 "The model has no chat template; use /v1/completions with a plain prompt.",
                 parameter="messages",
             )
-        text = self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, extra=template_kwargs
-        )
-        return self.encode(text, add_special_tokens=False)
+        render = partial(self._template.render, add_generation_prompt=add_generation_prompt)
+        if self._marks is None or self._splitter is None:
+            return self.encode(render(messages, extra=template_kwargs), add_special_tokens=False)
+        variables = self._marks.mark_values(template_kwargs or {})
+        try:
+            text = render(self._marks.mark_messages(messages), extra=variables)
+        except InvalidParameter as error:  # it may quote a message
+            raise InvalidParameter(unmarked(str(error)), parameter=error.parameter) from error
+        return self._splitter.encode(text)
 
     def context(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> PromptContext:
         """Context for decoding the outputs that continue a prompt."""
@@ -110,8 +132,12 @@ class CheckpointCodec:
         )
 
 
-def load_codec(folder: Path) -> CheckpointCodec:
+def load_codec(folder: Path, *, split_special_tokens: bool = True) -> CheckpointCodec:
     """Read tokenizer.json, tokenizer_config.json and a chat template from a checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        split_special_tokens: Encode special tokens that messages spell as text.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -136,6 +162,7 @@ def load_codec(folder: Path) -> CheckpointCodec:
         tokenizer,
         _read_template(folder, settings),
         end_token_id=tokenizer.token_to_id(end_token) if end_token else None,
+        split_special_tokens=split_special_tokens,
     )
 
 

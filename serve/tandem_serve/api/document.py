@@ -59,6 +59,10 @@ def _is_auto(value: str) -> bool:
     return value == "auto"
 
 
+def _is_true(value: bool) -> bool:
+    return value
+
+
 def _is_absent(value: object) -> bool:
     return value is None
 
@@ -96,6 +100,9 @@ class EngineArgs(Model):
 
     generation_config: Annotated[GenerationConfig, Field(exclude_if=_is_auto)] = "auto"
     """Sampling parameters where a request is silent; absent: generation_config.json's."""
+
+    split_special_tokens: Annotated[bool, Field(exclude_if=_is_true)] = True
+    """Encode special tokens that messages spell as text; absent: true."""
 
     npu_mem_size: int
     """KV cache memory in GiB; -1: what is left."""
@@ -165,6 +172,7 @@ class AppArgs(Model):
                 max_input_token_len=model.max_input_token_len,
                 eos_token_ids=None if model.eos_token_ids is None else tuple(model.eos_token_ids),
                 generation_config=model.generation_config,
+                split_special_tokens=model.split_special_tokens,
                 npu_mem_size=engine.npu_mem_size,
                 cpu_mem_size=engine.cpu_mem_size,
                 memory_bytes=resources.memory_bytes,

@@ -118,6 +118,10 @@ class ModelSpec(Source):
     """Sampling parameters that hold where a request is silent. auto: those of the checkpoint's
     generation_config.json; none: the defaults of the HTTP interface."""
 
+    split_special_tokens: bool = True
+    """Encode special tokens that messages spell as text, so that only the chat template writes
+    special tokens; false: they become the tokens."""
+
     max_seq_len: MaxSeqLen | None = None
     """Tokens of prompt and output of one request together; absent means the model's own limit, or
     as many as the replica's memory holds."""

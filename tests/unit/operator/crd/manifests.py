@@ -292,6 +292,9 @@ BAD: Final = (
         "is not the origin of a web page",
         "without a path",
     ),
+    wrong_value(
+        "spec.model.splitSpecialTokens", "no", "must be of type boolean", "expected true or false"
+    ),
     wrong_value("spec.model.quantization", "W8A8", '"w8a8"', "did you mean 'w8a8'?"),
     wrong_value("spec.engine.device", "npu", 'supported values: "cpu"', "allowed: cpu"),
     wrong_value("spec.engine.kvCacheDtype", "fp8", '"int8"', "allowed: auto, int8"),

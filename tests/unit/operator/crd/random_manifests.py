@@ -72,6 +72,7 @@ def _specs() -> st.SearchStrategy[dict[str, Any]]:
             "quantization": _of("auto", "none", "w8a8"),
             "eosTokenIds": st.lists(_of(0, 151645, 2**24 - 1, 2**24, -1), max_size=2),
             "generationConfig": _of("auto", "none", "vllm"),
+            "splitSpecialTokens": st.booleans(),
             "maxSeqLen": _of(16, 17, 100, 8192),
             "maxInputTokenLen": _of(15, 16, 100, 9000),
         },

@@ -88,6 +88,7 @@ specs = st.fixed_dictionaries(
                 "name": st.sampled_from(["a", "b"]),
                 "eosTokenIds": st.lists(st.integers(0, 9), min_size=1, max_size=2),
                 "generationConfig": st.sampled_from(["auto", "none"]),
+                "splitSpecialTokens": st.booleans(),
                 "maxSeqLen": st.integers(1025, 2048),
                 "maxInputTokenLen": st.integers(1, 1024),
             },
