@@ -83,9 +83,10 @@ class FakeCodec:
         messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """`<begin>role:content;…` and, before an answer, `assistant:`.
+        """`<begin>role:content;…` and, before an answer, `assistant:`; or without the last `;`.
 
         Raises:
             InvalidParameter: template_kwargs has `refuse`, whose value is the sentence.
@@ -93,6 +94,7 @@ class FakeCodec:
         if template_kwargs and "refuse" in template_kwargs:
             raise InvalidParameter(str(template_kwargs["refuse"]), parameter="messages")
         text = "".join(f"{message['role']}:{message['content']};" for message in messages)
+        text = text.removesuffix(";") if continue_final_message else text
         return self.encode(text + "assistant:" * add_generation_prompt)
 
 

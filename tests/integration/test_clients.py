@@ -128,6 +128,29 @@ def test_special_tokens_that_a_message_spells_are_text(tmp_path: Path) -> None:
     assert whole == codec.encode(text)
 
 
+def test_an_answer_goes_on_with_a_message_and_ends_at_a_special_token(tmp_path: Path) -> None:
+    begun = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER[0]}]
+    greedy = {"model": MODEL, "temperature": 0, "max_tokens": 24}
+    chat = greedy | {"messages": begun, "continue_final_message": True}
+    prompt = greedy | {"prompt": f"<|user|>{QUESTION}<|end|><|assistant|>", "ignore_eos": True}
+    with served(tiny_with(tmp_path / "model")) as server:
+        rest = server.post("/v1/chat/completions", chat).json()["choices"][0]
+        both = server.post("/v1/chat/completions", chat | {"add_generation_prompt": True})
+        on = server.post("/v1/completions", prompt).json()["choices"][0]
+        stopped = [
+            server.post("/v1/completions", prompt | {"stop": ["<|end|>"], **more}).json()
+            for more in ({}, {"skip_special_tokens": False})
+        ]
+
+    assert (rest["message"]["content"], rest["finish_reason"]) == (ANSWER[1:], "stop")
+    assert both.status_code == 400
+    assert on["finish_reason"] == "length"
+    for answer in stopped:
+        [choice] = answer["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (ANSWER, "stop")
+        assert answer["usage"]["completion_tokens"] == len(ANSWER) + 1
+
+
 def test_a_page_of_an_allowed_origin_streams_a_chat(tmp_path: Path) -> None:
     page = {"origin": "http://localhost:3000"}
     keys = tmp_path / "keys"

@@ -55,12 +55,14 @@ class TextCodec(Protocol):
         messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation under the checkpoint's chat template.
 
         Raises:
-            InvalidParameter: there is no template, or it refuses the messages (its words are kept).
+            InvalidParameter: there is no template, it refuses the messages (its words are kept), or
+                does not write the last message, which the answer is to continue.
         """
 
 

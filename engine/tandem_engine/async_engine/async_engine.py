@@ -190,11 +190,16 @@ class AsyncEngine:
             prompt_token_ids=prompt,
             sampling=sampling,
             max_new_tokens=self._max_new_tokens(len(prompt), sampling),
-            stop_token_ids=own_ends.union(sampling.stop_token_ids),
+            stop_token_ids=own_ends.union(sampling.stop_token_ids, self._special_stops(sampling)),
             seeds=tuple(derive_seed(seed, index) for index in indices),
             sequence_ids=tuple(f"{name}-{index}" for index in indices),
             arrived=time.perf_counter(),
         )
+
+    def _special_stops(self, sampling: SamplingParams) -> frozenset[int]:
+        """Stop strings that are special tokens, which the text may not show."""
+        ids = self._codec.special_tokens_of(sampling.stop)
+        return frozenset(one for one in ids if one < self._limits.vocab_size)
 
     def _check_blocks(self, request: Request) -> None:
         """Refuse beams that could never run together."""

@@ -27,6 +27,8 @@ _LONGEST_REASON: Final = 400
 _LIMITS: Final = RenderLimits()
 _NOT_ASCII: Final = re.compile(f"[^\\x00-\\x7e{MARK}{QUOTE}]")
 """What json.dumps escapes in the end; the marks of callers' texts have to stay."""
+_END: Final = "\U00012472 "
+"""Stands behind the message that an answer is to continue."""
 _OWN_VARIABLES: Final = frozenset({"messages", "add_generation_prompt"})
 
 
@@ -64,6 +66,7 @@ class ChatTemplate:
         messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool,
+        continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as one prompt text.
@@ -71,11 +74,13 @@ class ChatTemplate:
         Args:
             messages: The conversation.
             add_generation_prompt: True to open the assistant's turn.
+            continue_final_message: True to end with the content of the last message, so that an
+                answer goes on with it.
             extra: More variables of the template, by which others are replaced.
 
         Raises:
             InvalidParameter: the template refuses the messages (its words are kept), fails over
-                them, or takes more than is allowed.
+                them, takes more than is allowed, or does not write the message to continue.
         """
         taken = sorted(_OWN_VARIABLES.intersection(extra or ()))
         if taken:
@@ -85,14 +90,16 @@ class ChatTemplate:
                 parameter="chat_template_kwargs",
             )
         variables = {"tools": None, "documents": None, **self._special_tokens, **(extra or {})}
-        variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        shown = _with_end(messages) if continue_final_message else list(messages)
+        variables |= {"messages": shown, "add_generation_prompt": add_generation_prompt}
         try:
-            return render_bounded(self._template, variables, self._limits)
+            text = render_bounded(self._template, variables, self._limits)
         except Exception as error:  # a template is code: it may raise anything
             raise InvalidParameter(
                 f"The model's chat template refuses the messages: {_words(error)}.",
                 parameter="messages",
             ) from error
+        return _up_to_end(text, messages[-1]["content"]) if continue_final_message else text
 
 
 class _Generation(Extension):
@@ -118,6 +125,24 @@ def _environment() -> BoundedEnvironment:
     environment.globals["strftime_now"] = _strftime_now
     environment.filters["tojson"] = _to_json
     return environment
+
+
+def _with_end(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    *others, last = messages
+    return [*others, last | {"content": last["content"] + _END}]
+
+
+def _up_to_end(text: str, content: str) -> str:
+    """What was written up to the end of the last message, as transformers cuts it."""
+    at = text.rfind(_END.strip())
+    if at < 0 or content.strip() not in text:
+        raise InvalidParameter(
+            "continue_final_message is true, but the model's chat template does not write the last "
+            "message as it is; leave it out.",
+            parameter="continue_final_message",
+        )
+    # A template that trims its messages has trimmed the space of the mark.
+    return text[:at] if text.startswith(_END, at) else text[:at].rstrip()
 
 
 def _constants(tree: nodes.Template) -> frozenset[str]:

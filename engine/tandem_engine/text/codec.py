@@ -70,8 +70,16 @@ class CheckpointCodec:
 
     def special_token_ids(self) -> frozenset[int]:
         """Return the tokens that are no text."""
+        return frozenset(self._special_tokens.values())
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(number for number, token in added.items() if token.special)
+        return {token.content: number for number, token in added.items() if token.special}
+
+    def special_tokens_of(self, texts: Sequence[str]) -> frozenset[int]:
+        """Ids of the special tokens among `texts`."""
+        return frozenset(self._special_tokens[one] for one in texts if one in self._special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`."""
@@ -101,6 +109,7 @@ class CheckpointCodec:
         messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation; the template writes the special tokens itself.
@@ -115,7 +124,11 @@ class CheckpointCodec:
                 "The model has no chat template; use /v1/completions with a plain prompt.",
                 parameter="messages",
             )
-        render = partial(self._template.render, add_generation_prompt=add_generation_prompt)
+        render = partial(
+            self._template.render,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         if self._marks is None or self._splitter is None:
             return self.encode(render(messages, extra=template_kwargs), add_special_tokens=False)
         variables = self._marks.mark_values(template_kwargs or {})

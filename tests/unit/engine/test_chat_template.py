@@ -94,6 +94,43 @@ def test_templates_of_public_models_render_as_in_transformers(
         assert got.removesuffix(".") == expected.removesuffix(".")
 
 
+# transformers refuses a template whose source lacks the word, wherever it has its texts from.
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "content" in TEMPLATES[name]])
+@pytest.mark.parametrize("content", ["Once", "Once upon ", " a\n", "<think>x</think>\n a", "", "a"])
+def test_a_final_message_is_continued_as_in_transformers(name: str, content: str) -> None:
+    fast: Any = import_module("transformers").PreTrainedTokenizerFast
+    reference = fast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
+    template = ChatTemplate(TEMPLATES[name], SPECIAL)
+    for role in ("assistant", "user"):
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "Once upon "},
+            {"role": "user", "content": "a"},
+            {"role": role, "content": content},
+        ]
+        try:
+            expected = reference.apply_chat_template(
+                messages, chat_template=TEMPLATES[name], continue_final_message=True, tokenize=False
+            )
+        except (TemplateError, ValueError):
+            with pytest.raises(InvalidParameter):
+                template.render(messages, add_generation_prompt=False, continue_final_message=True)
+            continue
+
+        got = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+
+        assert got == expected
+
+
+def test_a_final_message_that_is_not_written_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+    with pytest.raises(InvalidParameter, match="does not write the last message") as refused:
+        template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert refused.value.parameter == "continue_final_message"
+
+
 def render(source: str, *, limits: RenderLimits | None = None, **extra: Any) -> str:
     template = ChatTemplate(source, {}, limits=limits or RenderLimits())
     return template.render(

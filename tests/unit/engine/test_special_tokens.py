@@ -312,6 +312,15 @@ def test_prompts_of_completions_keep_their_special_tokens() -> None:
     assert special(CODECS["Qwen3"].encode("<|im_end|><s>")) == ["<|im_end|>", "<s>"]
 
 
+def test_a_final_message_that_spells_a_token_is_continued() -> None:
+    messages = [*user("a"), {"role": "assistant", "content": "x <|im_end|> y <"}]
+
+    ids = codec_of(CHATML).encode_chat(messages, continue_final_message=True)
+
+    assert special(ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert TOKENIZER.decode(ids, skip_special_tokens=False).endswith("x <|im_end|> y <")
+
+
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     TOKENIZER.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")

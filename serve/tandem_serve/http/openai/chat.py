@@ -49,6 +49,7 @@ class ChatAdapter:
             engine.codec,
             self._body.messages,
             add_generation_prompt=self._body.add_generation_prompt,
+            continue_final_message=self._body.continue_final_message,
             template_kwargs=self._body.chat_template_kwargs,
             max_inline_length=max_inline_length,
             limit=prompt_limit(engine.limits),

@@ -69,6 +69,7 @@ async def encode_messages(
     messages: Sequence[dict[str, Any]],
     *,
     add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
     template_kwargs: dict[str, Any] | None,
     max_inline_length: int,
     limit: PromptLimit,
@@ -76,10 +77,12 @@ async def encode_messages(
     """Token ids of a conversation.
 
     Raises:
-        ApiError: a message is not understood, or they are longer than what could fit into `limit`.
+        ApiError: a message is not understood, they are longer than what could fit into `limit`, or
+            the answer is to begin a turn and to continue one.
         InvalidParameter: the chat template refuses the messages, or there is none.
     """
     num_of_kwargs = _characters_of(template_kwargs)
+    begins_turn = _begins_turn(add_generation_prompt, continue_final_message)
 
     def encode() -> list[int]:
         plain = template_messages(messages)
@@ -89,11 +92,26 @@ async def encode_messages(
         _check_pieces("\n".join(texts), codec, limit, "messages")
         return codec.encode_chat(
             plain,
-            add_generation_prompt=add_generation_prompt is not False,
+            add_generation_prompt=begins_turn,
+            continue_final_message=bool(continue_final_message),
             template_kwargs=template_kwargs,
         )
 
     return await TEXT_POOL.run(_cost(messages) + num_of_kwargs > max_inline_length, encode)
+
+
+def _begins_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
+    """Whether the template opens the assistant's turn; it does unless one goes on."""
+    if not continue_final_message:
+        return add_generation_prompt is not False
+    if add_generation_prompt:
+        raise ApiError(
+            "continue_final_message and add_generation_prompt are both true, but an answer either "
+            "goes on with the last message or begins a turn; leave one of them out.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    return False
 
 
 def _cost(messages: Sequence[dict[str, Any]]) -> int:

@@ -89,6 +89,7 @@ async def _token_ids(
             engine.codec,
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
             max_inline_length=max_inline_length,
             limit=limit,

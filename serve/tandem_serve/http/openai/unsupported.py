@@ -121,9 +121,6 @@ UNSUPPORTED_IN_CHAT: Final[dict[str, Unsupported]] = _IN_BOTH | {
     "documents": Unsupported(
         "Tandem gives a chat template what chat_template_kwargs has", "put them there"
     ),
-    "continue_final_message": Unsupported(
-        "Tandem begins a new turn", "leave it out, or use /v1/completions", (False,)
-    ),
     "echo": Unsupported("Tandem answers with the new turn alone", "leave it out", (False,)),
     "add_special_tokens": Unsupported(
         "the chat template puts the special tokens", "leave it out", (False,)

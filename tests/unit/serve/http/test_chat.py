@@ -259,6 +259,38 @@ async def test_the_template_gets_the_fields_of_the_request() -> None:
     assert refused.json()["error"]["param"] == "messages"
 
 
+HISTORY = [HELLO, {"role": "assistant", "content": "Once"}]
+
+
+async def test_an_answer_goes_on_with_the_final_message() -> None:
+    engine = FakeEngine()
+
+    for fields in ({}, {"add_generation_prompt": False}, {"add_generation_prompt": None}):
+        response = await chat(engine, messages=HISTORY, continue_final_message=True, **fields)
+        assert response.status_code == 200
+
+    prompts = [submitted.prompt_token_ids for submitted in engine.submitted]
+    assert prompts == [(BEGIN, *b"user:hi;assistant:Once")] * 3
+
+
+async def test_an_answer_cannot_go_on_and_begin_a_turn() -> None:
+    engine = FakeEngine()
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+
+    refused = await chat(engine, messages=HISTORY, **both)
+    async with client_of(fake_app(engine)) as client:
+        tokens = await client.post("/tokenize", json={"messages": HISTORY, **both})
+        one = await client.post(
+            "/tokenize", json={"messages": HISTORY, "continue_final_message": True}
+        )
+
+    for response in (refused, tokens):
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "continue_final_message"
+        assert "both true" in response.json()["error"]["message"]
+    assert one.json()["tokens"] == [BEGIN, *b"user:hi;assistant:Once"]
+
+
 async def test_a_long_conversation_is_tokenized_in_a_thread() -> None:
     engine = FakeEngine()
     async with client_of(fake_app(engine, max_inline_length=1)) as client:
