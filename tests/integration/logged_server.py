@@ -60,7 +60,7 @@ def main(keys: Path) -> None:
 def _break(engine: AsyncEngine) -> None:
     """Let the engine fail where requests ask for it, and the tokenizer quote what it got."""
     inner: Any = engine._loop._engine
-    compute, add, encode = inner._runner._compute_step, inner.add, engine.codec.encode
+    compute, add, encode = inner._runner._compute_step, inner.add, engine.codec.encode_chat
     faulty: set[str] = set()
 
     def failing_compute(handle: Any) -> None:
@@ -75,13 +75,13 @@ def _break(engine: AsyncEngine) -> None:
             faulty.update(request.sequences)
         add(request)
 
-    def failing_encode(text: str, **options: Any) -> list[int]:
-        if FAULTY_TEXT in text:
-            raise ValueError(f"cannot tokenize {text!r}")
-        return encode(text, **options)
+    def failing_encode(messages: Any, **options: Any) -> list[int]:
+        if FAULTY_TEXT in str(messages):
+            raise ValueError(f"cannot tokenize {messages!r}")
+        return encode(messages, **options)
 
     inner._runner._compute_step, inner.add = failing_compute, failing_add
-    engine.codec.encode = failing_encode  # type: ignore[method-assign]
+    engine.codec.encode_chat = failing_encode  # type: ignore[method-assign]
 
 
 def _end_with_input(server: uvicorn.Server) -> None:

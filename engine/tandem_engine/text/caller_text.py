@@ -86,7 +86,7 @@ def unmarked(text: str) -> str:
 def _kept(
     firsts: Collection[str], spellings: Collection[str], constants: Collection[str]
 ) -> set[str]:
-    """What a template may look for and that is no beginning of a special token: `</think>`."""
+    """Texts that a template may look for, and that begin no special token: `</think>`."""
     tails = {text[at:] for text in constants for at, char in enumerate(text) if char in firsts}
     return {
         tail

@@ -26,7 +26,7 @@ from tandem_engine.text.template_limits import (
 _LONGEST_REASON: Final = 400
 _LIMITS: Final = RenderLimits()
 _NOT_ASCII: Final = re.compile(f"[^\\x00-\\x7e{MARK}{QUOTE}]")
-"""What json.dumps escapes in the end; the marks of callers' texts have to stay."""
+"""Characters that json.dumps escapes; the marks of callers' texts have to stay."""
 _END: Final = "\U00012472 "
 """Stands behind the message that an answer is to continue."""
 _OWN_VARIABLES: Final = frozenset({"messages", "add_generation_prompt"})
@@ -133,7 +133,7 @@ def _with_end(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _up_to_end(text: str, content: str) -> str:
-    """What was written up to the end of the last message, as transformers cuts it."""
+    """The text up to the end of the last message, as transformers cuts it."""
     at = text.rfind(_END.strip())
     if at < 0 or content.strip() not in text:
         raise InvalidParameter(

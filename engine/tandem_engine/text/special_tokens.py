@@ -140,7 +140,7 @@ def _alias(token: AddedToken, aliases: dict[str, str]) -> AddedToken:
 
 
 def _unknown_ids(tokenizer: Tokenizer) -> set[int]:
-    """The token of characters that a model does not know: texts hold it, whoever wrote them."""
+    """The token of characters that a model does not know: any text may hold it."""
     unknown: set[int] = set()
     with suppress(Exception):  # a model without such a token may raise
         unknown = {token.id for token in tokenizer.model.tokenize(_UNASSIGNED)}

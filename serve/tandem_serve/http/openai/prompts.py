@@ -101,7 +101,7 @@ async def encode_messages(
 
 
 def _begins_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
-    """Whether the template opens the assistant's turn; it does unless one goes on."""
+    """True if the template opens the assistant's turn; it does unless one goes on."""
     if not continue_final_message:
         return add_generation_prompt is not False
     if add_generation_prompt:
