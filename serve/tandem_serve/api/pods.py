@@ -191,14 +191,10 @@ class Volume(Model):
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        sources = [
-            name
-            for name, attribute in field_names(type(self)).items()
-            if name != "name" and getattr(self, attribute) is not None
-        ]
-        if len(sources) != 1:
-            found = " and ".join(sources) if sources else "none"
-            raise ValueError(f"the volume '{self.name}' has {found} for a source; write one")
+        kinds = field_names(type(self)).items()
+        sources = [getattr(self, field) for name, field in kinds if name != "name"]
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError(ONE_SOURCE % self.name)
         return self
 
     def document(self) -> dict[str, Any]:
@@ -208,6 +204,11 @@ class Volume(Model):
 
 VOLUME_SOURCES: Final = tuple(sorted(field_names(Volume).keys() - {"name"}))
 """Names of the kinds of volumes."""
+
+ONE_SOURCE: Final = (
+    f"the volume '%s' is not of one source; write one of {', '.join(VOLUME_SOURCES)}"
+)
+"""Message for a volume of another number, with its name."""
 
 
 class VolumeMount(Model):

@@ -98,13 +98,13 @@ def _storage() -> tuple[Bad, ...]:
             "a volume of two sources",
             {f"{RUNTIME}.volumes": [{"name": "a", "emptyDir": {}, "nfs": {"server": "b"}}]},
             f"{RUNTIME}.volumes[0]",
-            "the volume 'a' has emptyDir and nfs for a source; write one",
+            "the volume 'a' is not of one source; write one of configMap, csi, ",
         ),
         Bad(
             "a volume without a source",
             {f"{RUNTIME}.volumes": [{"name": "a"}]},
             f"{RUNTIME}.volumes[0]",
-            "the volume 'a' has none for a source; write one",
+            "the volume 'a' is not of one source; write one of configMap, csi, ",
         ),
         Bad(
             "a claim that cannot be",
