@@ -44,6 +44,7 @@ class _Recorder:
     steps: list[Recorded] = field(default_factory=list)
     vocab_size: int = _VOCAB
     num_stages: int = 1
+    heeds_num_top: bool = False
     _removed: Sequence[str] = ()
     _generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 

@@ -4,7 +4,7 @@ The truth is each request alone in an engine without a prefix cache; test_tokens
 with transformers. All is float32.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import cycle
@@ -145,6 +145,15 @@ def crowd() -> tuple[Request, ...]:
             zip([*own, *alike, *edges, alike[0]], cycle(SAMPLINGS), strict=False)
         )
     )
+
+
+def without_logprobs(requests: Iterable[Request]) -> list[Request]:
+    """The same, greedy or drawn from the 20 likeliest tokens: ranks hand over few logits."""
+
+    def plain(sampling: SamplingParams) -> SamplingParams:
+        return replace(sampling, logprobs=None, logit_bias={}, top_k=20)
+
+    return [replace(each, sampling=plain(each.sampling)) for each in requests]
 
 
 def loaded_draft(draft: Decoder) -> LoadedDraft:
@@ -331,10 +340,9 @@ def choices_of(seed: int) -> list[Request]:
     ]
 
 
-@cache
-def choices_said() -> Outcome:
-    """Answers of separate requests that have the seeds of those choices."""
-    separate = [
+def choices_alone() -> list[Request]:
+    """Separate requests that have the seeds of those choices."""
+    return [
         replace(
             one,
             request_id=name,
@@ -345,7 +353,18 @@ def choices_said() -> Outcome:
         for one in choices_of(41)
         for name, seed in zip(one.sequences, one.seeds, strict=True)
     ]
-    return alone(separate)
+
+
+@cache
+def choices_said() -> Outcome:
+    """Answers of those."""
+    return alone(choices_alone())
+
+
+@cache
+def said_without_logprobs() -> Outcome:
+    """Answers of the crowd and of the choices that ask for no log-probability, each alone."""
+    return alone(without_logprobs([*crowd(), *choices_alone()]))
 
 
 @cache

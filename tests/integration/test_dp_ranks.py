@@ -2,11 +2,12 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pytest
 
+from tandem_engine.api.request import Request
 from tandem_engine.parallel.plan import ParallelShape
 from tandem_engine.runner.batch import FlatBatch
 from tandem_engine.runner.dp_batches import DPPart
@@ -19,12 +20,15 @@ from tests.integration.bench import (
     SCARCE,
     SCHEDULES,
     Bench,
+    Outcome,
     choices_of,
     choices_said,
     crowd,
     mixed,
+    said_without_logprobs,
     truth,
     with_async_scheduling,
+    without_logprobs,
 )
 from tests.integration.test_ranks import assert_same, ranks_of, step_until_lost
 
@@ -90,19 +94,22 @@ def test_two_dp_ranks_give_the_tokens_of_one(
 def test_preempted_sequences_and_choices_say_the_same_on_two_dp_ranks(
     scarce_pair: GroupExecutor, swaps: int
 ) -> None:
-    bench = Bench(
-        mixed(48, max_preempt_count=swaps),
-        num_blocks=SCARCE // DP + 6,
-        num_host_blocks=HOST_BLOCKS,
-        executor=scarce_pair,
-        dp=DP,
-    )
+    def answer(requests: Sequence[Request]) -> Outcome:
+        bench = Bench(
+            mixed(48, max_preempt_count=swaps),
+            num_blocks=SCARCE // DP + 6,
+            num_host_blocks=HOST_BLOCKS,
+            executor=scarce_pair,
+            dp=DP,
+        )
+        return bench.run(requests)
 
-    outcome = bench.run([*crowd(), *choices_of(41)])
+    outcome = answer([*crowd(), *choices_of(41)])
 
     assert_same(outcome, truth(), choices_said())
     assert outcome.stats.num_preemptions > 0
     assert (outcome.stats.num_swaps > 0) == bool(swaps)
+    assert_same(answer(without_logprobs(crowd())), said_without_logprobs())
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from tests.integration.bench import (
     standard,
     with_async_scheduling,
     without_cache,
+    without_logprobs,
 )
 from tests.integration.forced_cuts import forced_cuts, no_cuts
 from tests.integration.test_ranks import ranks_of
@@ -121,6 +122,7 @@ class Combination:
 # Cases that have one group of ranks stand together.
 COMBINATIONS: dict[str, Combination] = {
     "tp 2": Combination(),
+    "top logits": Combination(requests=lambda: without_logprobs(crowd())),
     "SplitFuse": Combination(schedule=without_cache(mixed(96))),
     "Standard": Combination(schedule=without_cache(standard("continuous"))),
     "prefix cache": Combination(shows=lambda found: found.stats.num_hit_tokens > 0),

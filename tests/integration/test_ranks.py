@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.device.registry import open_device
 from tandem_engine.parallel.plan import ParallelShape
+from tandem_engine.runner.batch import FlatBatch
+from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.runner.group_executor import GroupExecutor, RankLost
 from tandem_engine.runner.rank_group import RankGroup
 from tandem_engine.runner.rank_launcher import RankStartError
@@ -30,9 +33,11 @@ from tests.integration.bench import (
     choices_said,
     crowd,
     mixed,
+    said_without_logprobs,
     standard,
     truth,
     with_async_scheduling,
+    without_logprobs,
 )
 from tests.tiny import TINY
 from tests.unit.engine.native import native_kernels
@@ -93,6 +98,32 @@ def test_two_ranks_of_tp_give_the_tokens_of_one(
     assert outcome.stats.num_hit_tokens > 0
 
 
+def top_logits_of(executor: GroupExecutor, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Logits of each share that the next steps are sampled from → number of such steps."""
+    counts: Counter[int] = Counter()
+    begin = executor.begin
+
+    def counted(batch: FlatBatch) -> PendingLogits:
+        counts[batch.num_top] += bool(batch.yielding)
+        return begin(batch)
+
+    monkeypatch.setattr(executor, "begin", counted)
+    return counts
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_top_logits_of_two_ranks_give_the_tokens_of_one(
+    pair: GroupExecutor, monkeypatch: pytest.MonkeyPatch, *, is_async: bool
+) -> None:
+    counts = top_logits_of(pair, monkeypatch)
+    schedule = with_async_scheduling(mixed(48)) if is_async else mixed(48)
+    requests = without_logprobs([*crowd(), *choices_of(41)])
+
+    assert_same(Bench(schedule, executor=pair).run(requests, apart=2), said_without_logprobs())
+
+    assert {1, 20} <= counts.keys()
+
+
 @pytest.mark.parametrize("swaps", [0, 8], ids=["recompute", "swap"])
 def test_preempted_sequences_and_choices_say_the_same_on_two_ranks(
     pair: GroupExecutor, swaps: int
@@ -121,7 +152,9 @@ def test_preempted_sequences_and_choices_say_the_same_on_two_ranks(
     ],
     ids=["pp4", "tp2-sp", "tp2-pp2-sp"],
 )
-def test_stages_and_shared_rows_give_the_tokens_of_one_rank(shape: ParallelShape) -> None:
+def test_stages_and_shared_rows_give_the_tokens_of_one_rank(
+    shape: ParallelShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Prompts have steps of their own where sp is to share their rows.
     schedule = standard("continuous") if shape.sp else mixed(48)
     with ranks_of(shape) as (_, executor):
@@ -134,8 +167,13 @@ def test_stages_and_shared_rows_give_the_tokens_of_one_rank(shape: ParallelShape
 
         outcome = bench.run([*crowd(), *choices_of(41)])
 
+        counts = top_logits_of(executor, monkeypatch)
+        of_top_logits = Bench(schedule, executor=executor).run(without_logprobs(crowd()), apart=2)
+
     assert_same(outcome, truth(), choices_said())
     assert outcome.stats.num_swaps > 0
+    assert_same(of_top_logits, said_without_logprobs())
+    assert counts[20] > 0
 
 
 def step_until_lost(bench: Bench) -> str:

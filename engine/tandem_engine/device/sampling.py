@@ -37,6 +37,24 @@ class RowSamplingParams:
     """Added to each."""
 
 
+def greedy_params(*, num_logprobs: int | None) -> RowSamplingParams:
+    """Return the parameters of a row whose likeliest tokens are asked for, and nothing else."""
+    none = np.empty(0, dtype=np.int64)
+    return RowSamplingParams(
+        temperature=0.0,
+        margin=0.0,
+        top_k=0,
+        top_p=1.0,
+        seed=0,
+        repetition_penalty=1.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        num_logprobs=num_logprobs,
+        biased=none,
+        biases=none.astype(np.float32),
+    )
+
+
 class RowState(NamedTuple):
     """The part of a row's sampling that changes with each step."""
 

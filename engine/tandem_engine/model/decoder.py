@@ -22,6 +22,7 @@ from tandem_engine.model.kernel_stages import KernelStages, KernelStep, LayerCac
 from tandem_engine.model.stages import (
     NoPeers,
     Scoring,
+    ShareReducer,
     StageInputs,
     Stages,
     check_has_no_decodes,
@@ -172,7 +173,9 @@ class Decoder:
             logits_rows=logits_rows,
             num_rows=len(token_ids),
         )
-        return _present(drive(self._all_stages(lambda: self._by_kernels(step), step), NoPeers()))
+        return _present(
+            drive(self._all_stages(lambda: self._by_kernels(step), self._inputs(step)), NoPeers())
+        )
 
     def reserve(self, num_tokens: int) -> None:
         """Have room for steps that are under way at once and have so many tokens together.
@@ -194,6 +197,7 @@ class Decoder:
         hidden: Tensor | None = None,
         sequence_parallel: bool = False,
         scoring: Scoring | None = None,
+        reducer: ShareReducer | None = None,
     ) -> Stages:
         """Compute one step of this rank's part of the model, to be driven: see `stages.drive`.
 
@@ -207,6 +211,7 @@ class Decoder:
             hidden: Result of the pipeline stage before, on this rank of tp; None for the first.
             sequence_parallel: True if the ranks of tp share the rows between layers' matrices.
             scoring: As for `forward`.
+            reducer: Makes less of the logits that are sampled from; None: all are given.
 
         Raises:
             AssertionError: `sequence_parallel`, but a row decodes.
@@ -224,37 +229,38 @@ class Decoder:
             num_rows=num_rows,
         )
         forward_pass = self._forward_pass
+        inputs = self._inputs(step, hidden, rows, scoring, reducer)
         if forward_pass is None:
-            return self._all_stages(lambda: self._by_kernels(step), step, hidden, rows, scoring)
+            return self._all_stages(lambda: self._by_kernels(step), inputs)
         return self._all_stages(
             lambda: forward_pass.stages(
                 token_ids, kv_cache.blocks, metadata, logits_rows, num_rows=num_rows
             ),
-            step,
-            hidden,
-            rows,
-            scoring,
+            inputs,
         )
 
     def _by_kernels(self, step: KernelStep) -> StepStages:
         return KernelStages(self.packed_model, self._kernels, step)
 
-    def _all_stages(
+    def _inputs(
         self,
-        begin: Callable[[], StepStages],
         step: KernelStep,
         hidden: Tensor | None = None,
         rows: slice | None = None,
         scoring: Scoring | None = None,
-    ) -> Stages:
-        """`begin` is called when the first stage is due: one that never is holds no memory."""
-        inputs = StageInputs(
+        reducer: ShareReducer | None = None,
+    ) -> StageInputs:
+        return StageInputs(
             num_logits=len(step.logits_rows) - (scoring.num_rows if scoring else 0),
             vocab_size=self.config.vocab_size,
             hidden=hidden,
             rows=rows,
             scoring=scoring,
+            reducer=reducer,
         )
+
+    def _all_stages(self, begin: Callable[[], StepStages], inputs: StageInputs) -> Stages:
+        """`begin` is called when the first stage is due: one that never is holds no memory."""
         stages = begin()
         try:
             return (yield from compute_stages(stages, self.plan, inputs))

@@ -18,7 +18,7 @@ A block is contiguous, so it can be moved as one piece, and within it each KV he
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelStep:
-    """What a step gives to its kernels."""
+    """Inputs of a step to its kernels."""
 
     token_ids: Tensor
     cache: tuple[LayerCache, ...]

@@ -186,6 +186,17 @@ class Scoring(Protocol):
         """Reduce the logits of some of them: float32 [rows, vocabulary], overwritten afterwards."""
 
 
+class ShareReducer(Protocol):
+    """Makes less of a rank's share of the logits: what is enough to sample from."""
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of what it makes."""
+
+    def reduce(self, logits: Tensor, first_id: int) -> Tensor:
+        """Reduce float32 [rows, tokens of the share], of which `first_id` is the first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInputs:
     """The part of a step that decides on its stages; the same on all ranks of tp."""
@@ -200,6 +211,8 @@ class StageInputs:
     """The rank's own under sequence parallelism; None: it is not used."""
     scoring: Scoring | None = None
     """None: no position is scored."""
+    reducer: ShareReducer | None = None
+    """For rows that are sampled from; None: their logits are given as they are."""
 
     @property
     def num_scored(self) -> int:
@@ -266,7 +279,10 @@ def _left(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
     if not inputs.num_logits:
         return _no_logits(step, plan, inputs)
     first = inputs.num_scored
-    return (yield from _logits(step, plan, inputs, slice(first, first + inputs.num_logits)))
+    rows = slice(first, first + inputs.num_logits)
+    if inputs.reducer is None:
+        return (yield from _logits(step, plan, inputs, rows))
+    return (yield from _reduced(step, plan, inputs, rows, inputs.reducer))
 
 
 def _scored(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
@@ -289,5 +305,20 @@ def _logits(step: StepStages, plan: RankPlan, inputs: StageInputs, rows: slice) 
     return (yield GatherColumns(logits, _LOGITS, inputs.vocab_size))
 
 
+def _reduced(
+    step: StepStages, plan: RankPlan, inputs: StageInputs, rows: slice, reducer: ShareReducer
+) -> Stages:
+    """Reduced shares of some rows, side by side, on the first rank of tp."""
+    share = step.logits(rows)
+    first_id = plan.tp_rank * share.shape[1]
+    # The last shares may end with padding.
+    reduced = reducer.reduce(share[:, : max(0, inputs.vocab_size - first_id)], first_id)
+    if plan.num_tp == 1:
+        return reduced
+    return (yield GatherColumns(reduced, _LOGITS, plan.num_tp * reducer.num_columns))
+
+
 def _no_logits(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Tensor | None:
-    return None if plan.tp_rank else step.hidden.new_empty(0, inputs.vocab_size).float()
+    reducer = inputs.reducer
+    width = inputs.vocab_size if reducer is None else plan.num_tp * reducer.num_columns
+    return None if plan.tp_rank else step.hidden.new_empty(0, width).float()

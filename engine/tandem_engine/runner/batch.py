@@ -12,6 +12,7 @@ from tandem_engine.api.step import Step
 from tandem_engine.device.attention import AttentionMetadata, build_attention_metadata
 from tandem_engine.runner.prompt_scoring import PromptScoring, ScoredColumns
 from tandem_engine.sampling.row import Row
+from tandem_engine.sampling.top_logits import ALL_LOGITS
 
 PADDING: Final = 0
 """Token in the place of one that is not known yet."""
@@ -53,6 +54,8 @@ class FlatBatch:
     """See `Step.expected_s`."""
     scoring: PromptScoring | None = None
     """Positions at which tokens of prompts are scored; None: there are none."""
+    num_top: int = ALL_LOGITS
+    """Largest logits of each rank's share that are sampled from; ALL_LOGITS: all of them."""
 
     @property
     def logits_at(self) -> Tensor:

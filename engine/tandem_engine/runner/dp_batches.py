@@ -124,6 +124,7 @@ class DPBatches:
             scoring=None
             if scoring is None
             else _own_scoring(scoring, scored[self._dp_rank], tokens),
+            num_top=batch.num_top,
         )
         return DPPart(batch=own, yields=yields, rows=rows, scored=scored)
 
@@ -147,6 +148,7 @@ class DPBatches:
             yield_at=last.batch.yield_at,
             yielding=(),
             drafts=NO_DRAFTS,
+            num_top=batch.num_top,
         )
         return DPPart(batch=own, yields=last.yields, rows=last.rows)
 
@@ -155,18 +157,18 @@ class DPBatches:
         return own
 
 
-def merge_logits(parts: Iterable[tuple[Ints, Tensor]], vocab_size: int) -> Tensor:
+def merge_logits(parts: Iterable[tuple[Ints, Tensor]], num_columns: int) -> Tensor:
     """Put the logits of the dp ranks into the order of the whole batch.
 
     Args:
         parts: Of each dp rank with yielding positions: their indices among those of all
-            (`DPPart.yields`), and their logits, float32 [positions, vocabulary].
-        vocab_size: Columns, for a step in which no position yields.
+            (`DPPart.yields`), and their logits, float32 [positions, columns].
+        num_columns: Columns, for a step in which no position yields.
     """
     every = list(parts)
     if len(every) == 1:
         return every[0][1]
-    merged = torch.empty(sum(len(at) for at, _ in every), vocab_size)
+    merged = torch.empty(sum(len(at) for at, _ in every), num_columns)
     for at, logits in every:
         merged[torch.from_numpy(at)] = logits
     return merged

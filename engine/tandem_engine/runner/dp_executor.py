@@ -16,6 +16,7 @@ from tandem_engine.runner.executor import PendingLogits
 from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import DP
 from tandem_engine.runner.stage_executor import NO_LOGITS, StageExecutor, results_of
+from tandem_engine.sampling.top_logits import num_columns
 
 _RANK_0: Final = 0
 """Its place among the first ranks of all dp ranks."""
@@ -91,17 +92,20 @@ class DPExecutor:
 
     def _merged(self, batch: FlatBatch, part: DPPart, own: PendingLogits) -> Tensor:
         """The logits of all dp ranks, and their scores, which rank 0 receives."""
+        width = num_columns(
+            batch.num_top, num_shares=self._plan.num_tp, vocab_size=self._vocab_size
+        )
         parts = [(part.yields[_RANK_0], own.result())] if part.gives(_RANK_0) else []
         if part.batch.scoring is not None:
             _put_scores(batch, part.scored[_RANK_0], part.batch.scoring.scores)
         for dp_rank, at in enumerate(part.yields):
             if dp_rank and len(at):
-                logits = torch.empty(len(at), self._vocab_size, device=part.batch.token_ids.device)
+                logits = torch.empty(len(at), width, device=part.batch.token_ids.device)
                 self._communicator.receive(logits, dp_rank, DP)
                 parts.append((at, logits))
             if dp_rank:
                 self._receive_scores(batch, part, dp_rank)
-        return merge_logits(parts, self._vocab_size)
+        return merge_logits(parts, width)
 
     def _receive_scores(self, batch: FlatBatch, part: DPPart, dp_rank: int) -> None:
         if batch.scoring is None or not len(part.scored[dp_rank]):

@@ -45,6 +45,10 @@ class Executor(Protocol):
     def vocab_size(self) -> int:
         """Token ids that the model has an embedding for."""
 
+    @property
+    def heeds_num_top(self) -> bool:
+        """True if it gives `FlatBatch.num_top` logits of each share of the vocabulary, not all."""
+
     def remove(self, sequence_ids: Sequence[str]) -> None:
         """Forget sequences: no later step has them. Unknown ids are ignored."""
 
@@ -57,8 +61,9 @@ class Executor(Protocol):
         To be called under torch.inference_mode; every token of the batch is known.
 
         Returns:
-            Logits of the yielding positions: float32 [yielding positions, vocabulary]. Once they
-            are there, `batch.scoring` has its scores.
+            Logits of the yielding positions: float32 [yielding positions, vocabulary], or, where
+            `heeds_num_top`, the largest as `TopLogits` has them. Once they are there,
+            `batch.scoring` has its scores.
         """
 
     def forward(self, batch: FlatBatch) -> Tensor:
@@ -109,8 +114,7 @@ class RankExecutor(Protocol):
         logits of this one are there.
 
         Returns:
-            On rank 0 the logits, float32 [yielding positions, vocabulary]; without a meaning on
-            others.
+            On rank 0 the logits of `Executor.begin`; without a meaning on others.
 
         Raises:
             CollectiveError: Another rank is dead, silent, or computes something else.
@@ -166,6 +170,11 @@ class LocalExecutor:
     def vocab_size(self) -> int:
         """Token ids that the model has an embedding for."""
         return self._decoder.config.vocab_size
+
+    @property
+    def heeds_num_top(self) -> bool:
+        """False: all logits are here already."""
+        return False
 
     def remove(self, sequence_ids: Sequence[str]) -> None:
         """Do nothing: a batch brings along all that is needed of its sequences."""

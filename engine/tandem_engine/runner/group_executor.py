@@ -93,6 +93,11 @@ class GroupExecutor:
         """Token ids that the model has an embedding for."""
         return self._vocab_size
 
+    @property
+    def heeds_num_top(self) -> bool:
+        """True: other ranks keep most of their shares."""
+        return True
+
     def remove(self, sequence_ids: Sequence[str]) -> None:
         """Give the sequences' table ids to others."""
         self._encoder.remove(sequence_ids)
@@ -157,7 +162,7 @@ class GroupExecutor:
             raise RankLost(str(error)) from error
 
     def micro_batch_stats(self) -> MicroBatchStats | None:
-        """What micro-batches bring and cost; None: they are off. From any thread."""
+        """Gains and costs of micro-batches; None: they are off. From any thread."""
         return None if self._micro_batches is None else self._micro_batches.stats()
 
     def _expect_end_of(self, batch: FlatBatch) -> None:

@@ -56,7 +56,7 @@ class MicroBatches:
         """Return the logits of both halves in the order of the whole batch's yielding positions.
 
         Args:
-            first: [yielding positions of the first half, vocabulary].
+            first: [yielding positions of the first half, columns of the logits].
             second: Those of the second one.
         """
         return _merged(first, self._first_at, second, self._second_at)
@@ -92,6 +92,7 @@ def _half_of(batch: FlatBatch, half: Half, yield_at: Ints) -> tuple[FlatBatch, T
         yield_at=torch.from_numpy(np.searchsorted(tokens, yield_at[places])).to(device),
         yielding=(),
         drafts=NO_DRAFTS,
+        num_top=batch.num_top,
     )
     return found, tokens_at, torch.from_numpy(places).to(device)
 

@@ -122,7 +122,7 @@ class ProfilePlan:
             yield self._measure(runner, runtime, rows)
 
     def cost(self, measured: Sequence[StepMemory]) -> StepCost:
-        """What steps cost a process that has measured those of `run`."""
+        """Costs of steps in a process that has measured those of `run`."""
         first, few, requests, later, prompts = measured
         set_up, base = max(0, few.before - first.before), few.cost
         return StepCost(
@@ -160,7 +160,7 @@ class ProfilePlan:
 
 
 def with_halves(whole: StepCost, halves: StepCost) -> StepCost:
-    """What steps cost where some are cut in two.
+    """Costs of steps where some are cut in two.
 
     Args:
         whole: The cost of steps that are not cut.

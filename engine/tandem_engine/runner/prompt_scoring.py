@@ -113,7 +113,7 @@ class ScoredColumns:
         self.parts.append(ScoredPart(row.sequence_id, token_ids, num_top))
 
     def scoring(self, device: torch.device) -> PromptScoring | None:
-        """What is scored; None: nothing."""
+        """Positions that are scored; None: nothing."""
         if not self.parts:
             return None
         return PromptScoring(

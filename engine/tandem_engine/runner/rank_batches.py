@@ -84,6 +84,7 @@ def columns_of(batch: FlatBatch) -> BatchColumns:
         token_ids=batch.token_ids.cpu().numpy(),
         yield_at=batch.yield_at.cpu().numpy(),
         scored=None if batch.scoring is None else _scored_tokens(batch.scoring),
+        num_top=batch.num_top,
     )
 
 
@@ -129,6 +130,7 @@ class RankBatches:
             yielding=_NO_ROWS,
             drafts=NO_DRAFTS,
             scoring=None if decoded.scored is None else self._scoring(decoded.scored),
+            num_top=decoded.num_top,
         )
         return self._last
 

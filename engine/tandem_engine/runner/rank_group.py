@@ -112,7 +112,7 @@ class RankGroup:
         self._loaded: list[Loaded] | None = None
         self._micro_batches: MicroBatchControl | None = None
         self.whole_costs: Sequence[StepCost] = ()
-        """What whole steps cost each rank, where `profile` has measured cut ones, too."""
+        """Costs of whole steps on each rank, where `profile` has measured cut ones, too."""
         self._watch: RankWatch | None = None
         self._reaping = threading.Lock()
         others = range(1, settings.shape.world_size)
@@ -174,7 +174,7 @@ class RankGroup:
             return [self._cost(plan, one) for one in (own, *measured)]
 
     def _cost(self, plan: ProfilePlan, measured: Sequence[StepMemory]) -> StepCost:
-        """What steps cost a rank; with micro-batches those in halves are behind the others."""
+        """Costs of steps on a rank; with micro-batches those in halves are behind the others."""
         whole = plan.cost(measured[: plan.num_steps])
         if not self._settings.micro_batch:
             return whole
@@ -232,7 +232,7 @@ class RankGroup:
             return self._executor(self._local, self._channel, decoder, control)
 
     def micro_batch_stats(self) -> MicroBatchStats | None:
-        """What micro-batches bring and cost; None: they are off. From any thread."""
+        """Gains and costs of micro-batches; None: they are off. From any thread."""
         return None if self._micro_batches is None else self._micro_batches.stats()
 
     def watch(self, lose: Callable[[RankLost], None]) -> None:

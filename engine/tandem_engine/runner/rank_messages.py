@@ -38,8 +38,8 @@ _CONTINUED: Final = 3
 
 _INT: Final = "i"
 _INT_BYTES: Final = 4
-_HEADER: Final = 8
-"""Numbers of a header: the kind, the message's number, and the lengths of its parts."""
+_HEADER: Final = 9
+"""Numbers of a header: the kind, the message's number, the lengths of its parts, the top logits."""
 _NUMBERS: Final = 1 << 31
 """Messages are numbered modulo this."""
 _MIN_TABLES: Final = 64
@@ -79,6 +79,8 @@ class BatchColumns:
     """[yielding positions]: indices of tokens."""
     scored: "ScoredTokens | None" = None
     """None: no token of a prompt is scored."""
+    num_top: int = 0
+    """Largest logits of each share of the vocabulary that are sampled from; 0: all."""
 
     @property
     def decodes_only(self) -> bool:
@@ -116,6 +118,8 @@ class DecodedBatch:
     """The tables as they are now; later messages change them."""
     scored: ScoredTokens | None = None
     """None: no token of a prompt is scored."""
+    num_top: int = 0
+    """As in `BatchColumns`."""
 
 
 class _Change(NamedTuple):
@@ -198,6 +202,7 @@ class StepEncoder:
             len(changes),
             num_blocks,
             0 if columns.scored is None else len(columns.scored.at),
+            columns.num_top,
         )
         for change in changes:
             self._tables[change.table_id] = change.table
@@ -305,7 +310,7 @@ class StepDecoder:
         raise BadMessage(f"Message {number} of rank 0 is of the unknown kind {kind}.")
 
     def _batch(self, parts: "_Parts", lengths: list[int], *, is_continued: bool) -> DecodedBatch:
-        num_rows, num_tokens, num_yielding, num_changes, num_blocks, num_scored, *_ = lengths
+        num_rows, num_tokens, num_yielding, num_changes, num_blocks, num_scored, num_top = lengths
         last = self._last
         if is_continued and last is not None:
             table_ids, query_lens, yield_at = last.table_ids, last.query_lens, last.yield_at
@@ -328,6 +333,7 @@ class StepDecoder:
             yield_at=yield_at,
             tables=self._tables,
             scored=scored,
+            num_top=num_top,
         )
         return self._last
 

@@ -24,6 +24,7 @@ from tandem_engine.runner.step_handle import NOT_FINITE, ModelStepHandle
 from tandem_engine.sampling.candidates import candidates_of
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.sampler import Sampler
+from tandem_engine.sampling.top_logits import num_top_logits
 
 
 class ModelRunner:
@@ -197,7 +198,9 @@ class ModelRunner:
         """Sample one token a row, as in most steps: no drafts, beams and choices to create."""
         batch = handle.batch
         if batch is not None:
-            handle.set_tokens(self._sampler.sample_step(logits, batch.yielding))
+            handle.set_tokens(
+                self._sampler.sample_step(logits, batch.yielding, num_top=batch.num_top)
+            )
 
     def prepare(self, step: Step) -> FlatBatch:
         """The batch of a step that has rows."""
@@ -212,6 +215,8 @@ class ModelRunner:
             )
             if batch.scoring is not None:
                 note_scored(batch.scoring.parts, self._rows.by_id)
+            if self._executor.heeds_num_top:
+                batch.num_top = num_top_logits(batch.yielding)
         batch.expected_s = step.expected_s
         self._decode_batches.remember(step, batch)
         return batch
@@ -241,7 +246,7 @@ class ModelRunner:
         """Sample rows of any kind, given the logits of their yielding positions."""
         beams, drawn = split(batch, self._rows)
         failed: dict[str, str] = {}
-        tokens = self._tokens_of(logits, drawn, batch.drafts, failed)
+        tokens = self._tokens_of(logits, drawn, batch, failed)
         candidates = _candidates_of(logits, beams, failed)
         return StepResult(tokens=tokens, candidates=candidates, failed=failed)
 
@@ -249,17 +254,21 @@ class ModelRunner:
         self,
         logits: Tensor,
         logits_rows: LogitsRows,
-        drafts: Mapping[str, Sequence[int]],
+        batch: FlatBatch,
         failed: dict[str, str],
     ) -> dict[str, Sequence[SampledToken]]:
         """Append its new tokens to each row; one that has none goes to `failed`."""
         tokens: dict[str, Sequence[SampledToken]] = {}
         if not logits_rows.rows:
             return tokens
-        sampled = iter(self._sampler.sample(logits_rows.logits_of(logits), logits_rows.positions))
+        sampled = iter(
+            self._sampler.sample(
+                logits_rows.logits_of(logits), logits_rows.positions, num_top=batch.num_top
+            )
+        )
         for row, count in zip(logits_rows.rows, logits_rows.counts, strict=True):
             of_row = list(islice(sampled, count))
-            got = accepted(of_row, drafts.get(row.sequence_id, ()) if count > 1 else ())
+            got = accepted(of_row, batch.drafts.get(row.sequence_id, ()) if count > 1 else ())
             if got:
                 row.output += [token.token_id for token in got]
                 tokens[row.sequence_id] = got

@@ -28,6 +28,7 @@ from tandem_engine.runner.recording import Recorder
 from tandem_engine.runner.stage_collectives import LOGITS, CommunicatorCollectives, hidden_group
 from tandem_engine.runner.step_trace import StepTrace
 from tandem_engine.sampling.token_scores import TokenScorer
+from tandem_engine.sampling.top_logits import ALL_LOGITS, TopLogits, num_columns
 
 Observe = Callable[[StepRows | None, Cut | RefusalReason, StepOverlap], None]
 """Takes the rows of a step (None: there is nothing to learn), how it was cut or why not, and what
@@ -83,6 +84,8 @@ class StageExecutor:
         self._is_on_host = isinstance(self._streams.current, HostStream)
         self.recorder = Recorder(decoder.plan.rank)
         self._scorer = TokenScorer(decoder.row_sampler())
+        # Of the last step that had one.
+        self._top: TopLogits | None = None
         self._prices: CutPrices | None = None
         self._num_decoded = 0
         # Tensors are kept until the next rank has read them.
@@ -186,8 +189,17 @@ class StageExecutor:
             logits_rows=batch.logits_at,
             hidden=hidden,
             scoring=batch.scoring,
+            reducer=self._reducer(batch.num_top),
             sequence_parallel=self._is_sequence_parallel(batch if like is None else like),
         )
+
+    def _reducer(self, num_top: int) -> TopLogits | None:
+        """Reducer of the rank's share to its top logits; None: all are handed over."""
+        if num_top == ALL_LOGITS:
+            return None
+        if self._top is None or self._top.num_top != num_top:
+            self._top = TopLogits(num_top, self._decoder.row_sampler())
+        return self._top
 
     def _is_sequence_parallel(self, batch: FlatBatch) -> bool:
         # A step with a decode has too few rows for sp to be of use.
@@ -199,7 +211,7 @@ class StageExecutor:
         self._streams.close()
 
     def _hidden(self, batch: FlatBatch) -> Tensor | None:
-        """What the stage before gives; None: there is none."""
+        """Hidden states of the stage before; None: there is none."""
         plan, packed_model = self._plan, self._decoder.packed_model
         if plan.is_first_stage:
             return None
@@ -223,7 +235,7 @@ class StageExecutor:
                 self._send(tensor, 0, LOGITS)
         if plan.pp_rank or plan.tp_rank:
             return NO_LOGITS
-        logits = self._empty(len(batch.yield_at))
+        logits = self._empty(batch)
         awaited = results_of(batch, logits)
         if not awaited:
             return Computed(logits)
@@ -243,13 +255,17 @@ class StageExecutor:
             self._communicator.receive(tensor, 1, LOGITS)
         return logits
 
-    def _empty(self, num_logits: int) -> Tensor:
+    def _empty(self, batch: FlatBatch) -> Tensor:
+        """Room for the logits of a step."""
         decoder = self._decoder
-        return torch.empty(num_logits, decoder.config.vocab_size, device=decoder.device)
+        width = num_columns(
+            batch.num_top, num_shares=self._plan.num_tp, vocab_size=decoder.config.vocab_size
+        )
+        return torch.empty(len(batch.yield_at), width, device=decoder.device)
 
 
 def results_of(batch: FlatBatch, logits: Tensor) -> list[Tensor]:
-    """What a step gives: logits and scores, without those that it has none of."""
+    """Results of a step: logits and scores, without those that it has none of."""
     scores = [] if batch.scoring is None else [batch.scoring.scores]
     return [*([logits] if len(batch.yield_at) else []), *scores]
 

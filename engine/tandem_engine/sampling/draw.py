@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem_engine.sampling.counter_rng import uniform
 from tandem_engine.sampling.row import Row, min_p_margin
+from tandem_engine.sampling.top_tokens import break_ties, largest
 
 _WIDTHS: Final = (256, 2048, 16384)
 """Numbers of tokens that are scanned for the top ones; after the last of them all are."""
@@ -141,7 +142,7 @@ class _Cut:
         logits = self.logits if is_all else self.logits[at]
         best, numbers = self.best[at], self.numbers[at]
         filters = self.filters.select(at)
-        values, ids = _top(logits, width)
+        values, ids = largest(logits, width)
         weights = _weights(values, best, filters).double()
         is_kept = torch.arange(width, device=logits.device) < filters.top_k
         weights = weights * is_kept
@@ -154,7 +155,7 @@ class _Cut:
         is_kept &= (before - weights) < enough
         is_kept[:, 0] = True
         if width < logits.shape[1]:
-            _break_ties(logits, values, ids, is_kept.sum(dim=-1, keepdim=True))
+            break_ties(logits, values, ids, is_kept.sum(dim=-1, keepdim=True))
         ids, order = ids.sort(dim=-1)
         found = _look_up((weights * is_kept).gather(1, order), numbers)
         tokens = ids.gather(1, found.clamp(max=width - 1))
@@ -170,34 +171,6 @@ class _Cut:
         if is_whole.all():
             return torch.zeros_like(best, dtype=torch.float64)
         return _weights(logits, best, filters).sum(dim=-1, keepdim=True, dtype=torch.float64)
-
-
-def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Of each row the `width` largest logits from the largest on, and their tokens."""
-    if width < logits.shape[1]:
-        values, ids = logits.topk(width, dim=-1)
-        return values, ids
-    values, ids = logits.sort(dim=-1, descending=True, stable=True)
-    return values, ids
-
-
-def _break_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) -> None:
-    """Put the first ones of the vocabulary where the last ones that stay are equal to others.
-
-    Args:
-        logits: [rows, vocabulary].
-        values: [rows, some], the largest of them, from the largest on.
-        ids: Their tokens; those of equals are changed.
-        num_kept: [rows, 1], how many of them stay.
-    """
-    last = values.gather(1, num_kept - 1)
-    # Where all that were scanned stay, the next one is unknown: taken for equal.
-    following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
-    for row in ((following == last) & (last > -torch.inf)).squeeze(1).nonzero().flatten().tolist():
-        end = int(num_kept[row])
-        begin = int((values[row] > last[row]).sum())
-        equals = (logits[row] == last[row]).nonzero().flatten()
-        ids[row, begin:end] = equals[: end - begin]
 
 
 def _look_up(weights: Tensor, numbers: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from tandem_engine.sampling.draw import Filters, draw, is_cut
 from tandem_engine.sampling.logprobs import logprobs_of
 from tandem_engine.sampling.row import Row
 from tandem_engine.sampling.step_tokens import NO_TOKEN, StepTokens
+from tandem_engine.sampling.top_logits import ALL_LOGITS, SharedTop
 from tandem_engine.sampling.top_tokens import argmax
 
 # What a NamedTuple calls, past a function of its own that takes as long again.
@@ -41,21 +42,31 @@ class Sampler:
         self._vocab_size = 0
         self._plan: _Plan | None = None
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
+    def sample(
+        self, logits: Tensor, rows: Sequence[Row], *, num_top: int = ALL_LOGITS
+    ) -> list[SampledToken | None]:
         """One token a row.
 
         Args:
             logits: float32 [rows, vocabulary], as the model gave them; not changed.
             rows: The sequences, in the same order.
+            num_top: The logits are the so many largest of each share of the vocabulary, as
+                `TopLogits` gives them; ALL_LOGITS: all of the vocabulary.
 
         Returns:
             A token a row; None where the logits are not finite, so that this row alone fails.
         """
-        return to_sampled_tokens(self.sample_step(logits, rows))
+        return to_sampled_tokens(self.sample_step(logits, rows, num_top=num_top))
 
-    def sample_step(self, logits: Tensor, rows: Sequence[Row]) -> StepTokens:
+    def sample_step(
+        self, logits: Tensor, rows: Sequence[Row], *, num_top: int = ALL_LOGITS
+    ) -> StepTokens:
         """The same as tensors, which the next step can be fed with."""
-        return self._plan_for(tuple(rows), logits).sample_step(logits)
+        if num_top == ALL_LOGITS:
+            return self._plan_for(tuple(rows), logits).sample_step(logits)
+        top = SharedTop.of(logits, num_top)
+        chosen = self._plan_for(tuple(rows), top.logits).sample_step(top.logits)
+        return chosen._replace(token_ids=top.tokens_at(chosen.token_ids))
 
     def _plan_for(self, rows: tuple[Row, ...], logits: Tensor) -> _Plan:
         vocab_size = logits.shape[1]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem_engine.device.sampling import RowSampler, RowSamplingParams, RowState
+from tandem_engine.device.sampling import RowSampler, RowState, greedy_params
 from tandem_engine.sampling.top_tokens import top_tokens
 
 NUM_OWN: Final = 2
@@ -66,7 +66,7 @@ class TokenScorer:
         self, sampler: RowSampler, logits: Tensor, own: Tensor, scores: Tensor, width: int
     ) -> None:
         """Take what the device knows of the likeliest token: its log-probability and its logit."""
-        step = sampler.prepare([_greedy(width)] * len(logits))
+        step = sampler.prepare([greedy_params(num_logprobs=width)] * len(logits))
         sampled = step(logits, [RowState(0)] * len(logits))
         best = logits.gather(1, sampled.token_ids.clamp(min=0).unsqueeze(1))
         total = best - sampled.logprobs.unsqueeze(1)
@@ -83,20 +83,3 @@ def _ranks(logits: Tensor, own: Tensor) -> Tensor:
     array, values = logits.numpy(), own.numpy()
     counts = [np.count_nonzero(row > value) for row, value in zip(array, values, strict=True)]
     return torch.tensor(counts, dtype=torch.float32) + 1
-
-
-def _greedy(width: int) -> RowSamplingParams:
-    none = np.empty(0, dtype=np.int64)
-    return RowSamplingParams(
-        temperature=0.0,
-        margin=0.0,
-        top_k=0,
-        top_p=1.0,
-        seed=0,
-        repetition_penalty=1.0,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        num_logprobs=width,
-        biased=none,
-        biases=none.astype(np.float32),
-    )

@@ -23,6 +23,47 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor | None]:
     return ids, None if are_finite.all() else ~are_finite
 
 
+def top_ids(logits: Tensor, count: int) -> Tensor:
+    """Return the tokens of each row's `count` largest logits; of equal ones the first.
+
+    Returns:
+        int64 [rows, count], from the largest on. NaN counts as the largest.
+    """
+    # One more than asked for: whether the last one that stays is as likely as the next.
+    values, ids = largest(logits, min(count + 1, logits.shape[1]))
+    if ids.shape[1] > count:
+        break_ties(logits, values, ids, torch.full((len(logits), 1), count, device=logits.device))
+    return ids[:, :count]
+
+
+def largest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Of each row the `width` largest logits from the largest on, and their tokens."""
+    if width < logits.shape[1]:
+        values, ids = logits.topk(width, dim=-1)
+        return values, ids
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    return values, ids
+
+
+def break_ties(logits: Tensor, values: Tensor, ids: Tensor, num_kept: Tensor) -> None:
+    """Put the first ones of the vocabulary where the last ones that stay are equal to others.
+
+    Args:
+        logits: [rows, vocabulary].
+        values: [rows, some], the largest of them, from the largest on.
+        ids: Their tokens; those of equals are changed.
+        num_kept: [rows, 1], how many of them stay.
+    """
+    last = values.gather(1, num_kept - 1)
+    # Where all that were scanned stay, the next one is unknown: taken for equal.
+    following = values.gather(1, num_kept.clamp(max=values.shape[1] - 1))
+    for row in ((following == last) & (last > -torch.inf)).squeeze(1).nonzero().flatten().tolist():
+        end = int(num_kept[row])
+        begin = int((values[row] > last[row]).sum())
+        equals = (logits[row] == last[row]).nonzero().flatten()
+        ids[row, begin:end] = equals[: end - begin]
+
+
 def top_tokens(table: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
     """Return the `counts` top tokens of each row with their values, best first.
 

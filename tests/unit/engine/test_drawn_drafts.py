@@ -33,6 +33,7 @@ class Chain:
     """An executor whose logits depend on the last token alone."""
 
     num_stages = 1
+    heeds_num_top = False
     vocab_size = VOCAB
 
     def __init__(self, logits: Tensor) -> None:

@@ -26,13 +26,14 @@ from tandem_engine.runner.executor import Computed
 from tandem_engine.runner.rank_batches import RankBatches, columns_of
 from tandem_engine.runner.rank_messages import BadMessage, StepDecoder, StepEncoder
 from tandem_engine.runner.runner import ModelRunner
+from tandem_engine.sampling.top_logits import TopLogits
 from tandem_engine.scheduler.scheduler import Scheduler
 from tests.unit.engine.scheduling import BLOCK_SIZE, drafts_of, request, standard, tokens
 from tests.unit.engine.test_scheduler_properties import schedules
 
 RUNTIME = CpuRuntime(memory_bytes=1 << 30)
 VOCAB = 24
-HEADER_BYTES = 32
+HEADER_BYTES = 36
 CPU = torch.device("cpu")
 
 
@@ -59,6 +60,7 @@ class HandingExecutor:
 
     vocab_size: int = VOCAB
     num_stages: int = 1
+    heeds_num_top: bool = True
     raises: str = ""
     spoils: bool = False
     encoder: StepEncoder = field(default_factory=StepEncoder)
@@ -98,7 +100,7 @@ class HandingExecutor:
         if self.spoils and len(logits):
             logits[0] = torch.nan
             self.spoils = False
-        return logits
+        return TopLogits(batch.num_top).reduce(logits, 0) if batch.num_top else logits
 
     def check(self, comparison: Callable[[], None]) -> None:
         """Keep what is wrong: the runner takes an exception for a step that failed."""
@@ -121,6 +123,7 @@ class HandingExecutor:
         for ours, theirs in ((got.token_ids, batch.token_ids), (got.yield_at, batch.yield_at)):
             assert ours.dtype == theirs.dtype
             assert torch.equal(ours, theirs)
+        assert got.num_top == batch.num_top
         if batch.scoring is None:
             assert got.scoring is None
         else:
