@@ -413,7 +413,7 @@ async def test_a_stop_ends_running_requests_with_words(checkpoint: Path) -> None
     ("prompt", "sampling", "error", "words"),
     [
         ((), {}, InvalidParameter, "The prompt is empty"),
-        ((65,) * 600, {}, PromptTooLong, "600 tokens; this model takes 511 at most"),
+        ((65,) * 600, {}, PromptTooLong, "a prompt may have 511; the prompt has 600 tokens"),
         ((65, 99999), {}, InvalidParameter, "prompt names the token 99999"),
         (PROMPT, {"logit_bias": {5000: 1.0}}, InvalidParameter, "logit_bias names the token 5000"),
         (PROMPT, {"n": 100}, InvalidParameter, r"n is 100; it must be in \[1, 8\]"),

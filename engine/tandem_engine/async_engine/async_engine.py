@@ -225,9 +225,10 @@ class AsyncEngine:
             )
         if len(prompt) > self._limits.max_input_token_len:
             raise PromptTooLong(
-                f"The prompt has {len(prompt)} tokens; this model takes "
-                f"{self._limits.max_input_token_len} at most. Shorten it, or serve with a larger "
-                f"maxInputTokenLen and maxSeqLen.",
+                f"This model's maximum context length is {self._limits.max_seq_len} tokens, of "
+                f"which a prompt may have {self._limits.max_input_token_len}; the prompt has "
+                f"{len(prompt)} tokens. Shorten it, or serve with a larger maxInputTokenLen and "
+                f"maxSeqLen.",
                 parameter="prompt",
             )
         self._check_ids(prompt, "prompt")

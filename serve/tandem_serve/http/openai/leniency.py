@@ -43,6 +43,7 @@ def drop_unknown(
 ) -> tuple[dict[str, Any], list[str]]:
     """The document without unknown fields, and the first of their names, as ASCII.
 
+    One that is null asks for nothing, and has no name in the answer.
     Those within `stream_options` and within messages count, too: `messages[].name`.
     """
     known, names = _split(document, model.known(), "")
@@ -76,7 +77,7 @@ def _split(
     for name, value in document.items():
         if name in known:
             kept[name] = value
-        elif len(names) < MAX_NAMED:
+        elif value is not None and len(names) < MAX_NAMED:
             # What a caller named may hold line ends, and has to fit into a header.
             names[prefix + quote(truncate(name), safe=" ")] = None
     return kept, names

@@ -114,7 +114,9 @@ def _named(name: Any, param: str) -> dict[str, str]:
 
 def _refuse_other_fields(message: dict[str, Any], param: str) -> None:
     for name, value in message.items():
-        if name in _KNOWN or name in _REASONING or (name in _FROM_ANSWERS and not value):
+        if value is None or name in _KNOWN or name in _REASONING:
+            continue
+        if name in _FROM_ANSWERS and not value:
             continue
         if name in _FROM_ANSWERS:
             raise ApiError(

@@ -26,16 +26,29 @@ class PromptLimit:
     """The longest prompt."""
 
     num_tokens: int
+    context: int
+    """Tokens of prompt and answer together, at most."""
     text: str
-    """Source of the limit, to be read after "tokens that"."""
+    """The limit in words, to be read after that of the context."""
+
+    def exceeded(self, excess: str, param: str) -> ApiError:
+        """An error with OpenAI's words, by which clients tell it from others.
+
+        Args:
+            excess: Tokens or characters of `param`, with their number.
+            param: The field that is too long.
+        """
+        return errors.prompt_too_long(
+            f"This model's maximum context length is {self.context} tokens, {self.text}; "
+            f"{param} has {excess}. Shorten it.",
+            param,
+        )
 
 
 def prompt_limit(limits: EngineLimits) -> PromptLimit:
     """The longest prompt that the engine can continue."""
-    return PromptLimit(
-        _longest_prompt(limits),
-        f"this server takes at most (prompt and answer together: {limits.max_seq_len})",
-    )
+    longest = min(limits.max_input_token_len, limits.max_seq_len - 1)
+    return PromptLimit(longest, limits.max_seq_len, f"of which a prompt may have {longest}")
 
 
 async def encode_texts(
@@ -190,17 +203,9 @@ def check_length(num_tokens: int, limits: EngineLimits, param: str) -> None:
             param=param,
             code="invalid_value",
         )
-    longest = _longest_prompt(limits)
-    if num_tokens > longest:
-        raise errors.prompt_too_long(
-            f"{param} has {num_tokens} tokens; this server takes at most {longest} "
-            f"(prompt and answer together: {limits.max_seq_len}). Shorten it.",
-            param,
-        )
-
-
-def _longest_prompt(limits: EngineLimits) -> int:
-    return min(limits.max_input_token_len, limits.max_seq_len - 1)
+    limit = prompt_limit(limits)
+    if num_tokens > limit.num_tokens:
+        raise limit.exceeded(f"{num_tokens} tokens", param)
 
 
 def _check_characters(
@@ -208,11 +213,7 @@ def _check_characters(
 ) -> None:
     """Refuse a text that cannot fit before it is tokenized, which may take seconds."""
     if num_characters > SHRINKAGE * limit.num_tokens * codec.max_token_chars:
-        raise errors.prompt_too_long(
-            f"{param} has {num_characters} characters, far more than the {limit.num_tokens} tokens "
-            f"that {limit.text}. Shorten it.",
-            param,
-        )
+        raise limit.exceeded(f"{num_characters} characters, which are far more", param)
 
 
 def _check_pieces(text: str, codec: TextCodec, limit: PromptLimit, param: str) -> None:
@@ -230,8 +231,4 @@ def _check_pieces(text: str, codec: TextCodec, limit: PromptLimit, param: str) -
         piece = codec.encode(text[start : start + size], add_special_tokens=False)
         num_tokens += max(0, len(piece) - codec.max_token_chars)
         if num_tokens > limit.num_tokens:
-            raise errors.prompt_too_long(
-                f"{param} has {len(text)} characters, which make far more than the "
-                f"{limit.num_tokens} tokens that {limit.text}. Shorten it.",
-                param,
-            )
+            raise limit.exceeded(f"{len(text)} characters, which make far more", param)

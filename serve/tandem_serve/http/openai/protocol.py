@@ -140,7 +140,7 @@ TemplateKwargs = Annotated[dict[str, Any], at_most(MAX_TEMPLATE_KWARGS, "members
 
 
 class RequestModel(BaseModel):
-    """A body that refuses unknown fields, and names the nearest known one."""
+    """A body that refuses unknown fields but null, and names the nearest known one."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -160,8 +160,8 @@ class RequestModel(BaseModel):
         if not isinstance(data, dict):
             return data
         known = cls.known()
-        for name in data:
-            if name not in known:
+        for name, value in data.items():
+            if name not in known and value is not None:
                 short = truncate(name)
                 text = unknown_field_text(short, sorted(cls.model_fields))
                 raise PydanticCustomError("unknown_field", "{text}", {"text": text, "name": short})

@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from tandem_engine.api.engine_client import EngineClient
+from tandem_engine.api.engine_client import EngineClient, EngineLimits
 from tandem_serve.http.admission.body_reader import read_body
 from tandem_serve.http.admission.slots import SlotRequest
 from tandem_serve.http.errors import ApiError
@@ -42,6 +42,10 @@ async def detokenize(request: Request) -> Response:
 
 async def _tokenize(body: TokenizeRequest, http: HttpState, engine: EngineClient) -> Response:
     token_ids = await _token_ids(body, engine, http.settings.max_inline_length)
+    limit = _text_limit(engine.limits)
+    if len(token_ids) > limit.num_tokens:
+        param = "prompt" if body.messages is None else "messages"
+        raise limit.exceeded(f"{len(token_ids)} tokens", param)
     document: dict[str, Any] = {
         "count": len(token_ids),
         "max_model_len": engine.limits.max_seq_len,
@@ -75,6 +79,12 @@ async def _detokenize(body: DetokenizeRequest, http: HttpState, engine: EngineCl
     return Response(to_json({"prompt": text}), media_type="application/json")
 
 
+def _text_limit(limits: EngineLimits) -> PromptLimit:
+    """The longest text to tokenize."""
+    longest = CONTEXTS * limits.max_seq_len
+    return PromptLimit(longest, limits.max_seq_len, f"and /tokenize takes at most {longest}")
+
+
 async def _token_ids(
     body: TokenizeRequest, engine: EngineClient, max_inline_length: int
 ) -> list[int]:
@@ -82,7 +92,7 @@ async def _token_ids(
         raise ApiError(
             "Send either prompt or messages, and not both.", param="prompt", code="invalid_value"
         )
-    limit = PromptLimit(CONTEXTS * engine.limits.max_seq_len, "/tokenize takes at most")
+    limit = _text_limit(engine.limits)
     if body.messages is not None:
         _refuse_special_tokens(body)
         return await encode_messages(

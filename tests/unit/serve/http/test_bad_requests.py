@@ -182,8 +182,8 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
             {"prompt": "x" * 100},
             "prompt",
             "context_length_exceeded",
-            "prompt has 101 tokens; this server takes at most 100 "
-            "(prompt and answer together: 128). Shorten it.",
+            "This model's maximum context length is 128 tokens, of which a prompt may have 100; "
+            "prompt has 101 tokens. Shorten it.",
             id="a prompt that is too long",
         ),
         pytest.param(
@@ -191,8 +191,8 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
             {"messages": [{"role": "user", "content": "x" * 90}]},
             "messages",
             "context_length_exceeded",
-            "messages has 107 tokens; this server takes at most 100 "
-            "(prompt and answer together: 128). Shorten it.",
+            "This model's maximum context length is 128 tokens, of which a prompt may have 100; "
+            "messages has 107 tokens. Shorten it.",
             id="a conversation that is too long",
         ),
         pytest.param(
@@ -440,4 +440,6 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     response = await post(path, body)
 
     assert response.status_code == 400
-    assert "1000 characters, far more than the 100 tokens" in the_error(response)["message"]
+    message = the_error(response)["message"]
+    assert "a prompt may have 100; " in message
+    assert "1000 characters, which are far more." in message

@@ -223,8 +223,8 @@ async def test_a_text_that_may_fit_is_tokenized_in_pieces_until_it_does_not(
 
     assert response.status_code == 400
     assert the_error(response)["message"] == (
-        "prompt has 50000 characters, which make far more than the 100 tokens that this server "
-        "takes at most (prompt and answer together: 128). Shorten it."
+        "This model's maximum context length is 128 tokens, of which a prompt may have 100; prompt "
+        "has 50000 characters, which make far more. Shorten it."
     )
     assert lengths == [400]
 
@@ -340,8 +340,14 @@ async def test_the_memory_of_a_body_is_free_while_its_answer_is_computed() -> No
         (
             "/tokenize",
             {"prompt": "a" * 2049},
-            "prompt has 2049 characters, far more than the 512 tokens that /tokenize takes at "
-            "most. Shorten it.",
+            "This model's maximum context length is 128 tokens, and /tokenize takes at most 512; "
+            "prompt has 2049 characters, which are far more. Shorten it.",
+        ),
+        (
+            "/tokenize",
+            {"prompt": "a" * 512},
+            "This model's maximum context length is 128 tokens, and /tokenize takes at most 512; "
+            "prompt has 513 tokens. Shorten it.",
         ),
     ],
 )

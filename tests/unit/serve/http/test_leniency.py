@@ -48,6 +48,23 @@ async def test_known_fields_alone_are_not_named() -> None:
     assert HEADER not in response.headers
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_unknown_fields_that_are_null_are_as_good_as_absent(*, is_strict: bool) -> None:
+    body = {
+        "model": "tiny",
+        "stream": True,
+        "stream_options": {"chunk": None},
+        "messages": [HELLO | {"id": None, "tool_calls": None}],
+        "session": None,
+    }
+
+    async with client_of(fake_app(FakeEngine(), strict=is_strict)) as client:
+        response = await client.post(CHAT, json=body)
+
+    assert response.status_code == 200, response.text
+    assert HEADER not in response.headers
+
+
 async def test_unknown_fields_below_the_top_are_named_with_their_place() -> None:
     response = await post(
         CHAT,
