@@ -1,5 +1,6 @@
 """Requests to the engine: one prompt and the sampling of its continuation."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -163,18 +164,25 @@ class SamplingParams:
             ),
             allowed="a mapping of token ids to values in [-100, 100]",
         )
-        self._require(
-            "stop",
-            ok=len(self.stop) <= MAX_STOP_STRINGS
-            and all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in self.stop)
-            and sum(map(len, self.stop)) <= MAX_STOP_CHARACTERS,
-            allowed=f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters, "
-            f"{MAX_STOP_CHARACTERS} together",
-        )
+        self._check_stop_strings()
+
+    def _check_stop_strings(self) -> None:
+        _require_at_most("stop", len(self.stop), MAX_STOP_STRINGS, "strings")
+        for i, text in enumerate(self.stop):
+            if not text:
+                raise InvalidParameter(
+                    f'stop[{i}] is ""; it must have 1 to {MAX_STOP_LENGTH} characters.',
+                    parameter="stop",
+                )
+            _require_at_most(f"stop[{i}]", len(text), MAX_STOP_LENGTH, "characters")
+        num_characters = sum(map(len, self.stop))
+        _require_at_most("stop", num_characters, MAX_STOP_CHARACTERS, "characters in all")
 
     def _check_beams(self) -> None:
         self._require(
-            "early_stopping", ok=self.early_stopping in _EARLY_STOPPING, allowed="a bool or 'never'"
+            "early_stopping",
+            ok=self.early_stopping in _EARLY_STOPPING,
+            allowed='true, false or "never"',
         )
         for name, (values, words) in _WITH_BEAMS.items():
             self._require(
@@ -184,7 +192,9 @@ class SamplingParams:
     def _check_no_beams(self) -> None:
         for name, off in (("length_penalty", 1.0), ("early_stopping", False)):
             self._require(
-                name, ok=getattr(self, name) == off, allowed=f"{off} without use_beam_search"
+                name,
+                ok=getattr(self, name) == off,
+                allowed=f"{_short(off)} without use_beam_search",
             )
 
     def _require(self, name: str, *, ok: bool, allowed: str) -> None:
@@ -204,9 +214,17 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW or self.top_p == 0
 
 
+def _require_at_most(path: str, count: int, most: int, items: str) -> None:
+    if count > most:
+        raise InvalidParameter(
+            f"{path} has {count} {items}; it must have at most {most}.",
+            parameter=path.partition("[")[0],
+        )
+
+
 def _short(value: object) -> str:
-    """A value as an error shows it: what a caller sent may be megabytes long."""
-    text = repr(value)
+    """A value as JSON, as an error shows it: what a caller sent may be megabytes long."""
+    text = json.dumps(value, ensure_ascii=False, default=dict)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 

@@ -299,7 +299,8 @@ def from_http(error: HTTPException, request: Request) -> ApiError:
         message = f"No route {truncate(path)}; available: {paths}."
         code = "unknown_url"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{path} does not support {method}; allowed: {headers.get('Allow', 'another')}."
+        allowed = headers.get("Allow", "another")
+        message = f"{truncate(path)} does not support {truncate(method)}; allowed: {allowed}."
         code = "method_not_allowed"
     else:
         message, code = str(error.detail), "http_error"

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from fastapi import Request
 
 from tandem_engine.api.model import unknown_field_text
-from tandem_serve.http.errors import ApiError
+from tandem_serve.http.errors import ApiError, truncate
 from tandem_serve.http.openai.protocol import RequestModel
 from tandem_serve.http.openai.validation import as_sentence, validate
 
@@ -29,8 +29,8 @@ def read_query(request: Request, model: type[T]) -> T:
     for name, count in Counter(name for name, _ in given).items():
         if name not in known:
             raise ApiError(
-                as_sentence(f"The query has an {unknown_field_text(name, known)}"),
-                param=name,
+                as_sentence(f"The query has an {unknown_field_text(truncate(name), known)}"),
+                param=truncate(name),
                 code="unknown_parameter",
             )
         if count > 1:

@@ -164,10 +164,13 @@ def test_the_longest_stop_strings_need_no_deep_recursion() -> None:
 @pytest.mark.parametrize(
     ("stop", "words"),
     [
-        (("x",) * (MAX_STOP_STRINGS + 1), "at most 1024 strings"),
-        (("x", ""), "1 to 1024 characters"),
-        (("x" * (MAX_STOP_LENGTH + 1),), "1 to 1024 characters"),
-        (("x" * MAX_STOP_LENGTH,) * 33, "32768 together"),
+        (("x",) * (MAX_STOP_STRINGS + 1), "1025 strings; it must have at most 1024"),
+        (("x", ""), r'stop\[1\] is ""; it must have 1 to 1024 characters'),
+        (
+            ("x" * (MAX_STOP_LENGTH + 1),),
+            r"stop\[0\] has 1025 characters; it must have at most 1024",
+        ),
+        (("x" * MAX_STOP_LENGTH,) * 33, "at most 32768"),
     ],
     ids=["too many", "an empty one", "too long", "too long together"],
 )

@@ -8,7 +8,6 @@ check: pydantic keeps hundreds of bytes for each, and a body may have a million 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,7 +23,6 @@ from pydantic_core import PydanticCustomError
 from tandem_engine.api.model import unknown_field_text
 from tandem_engine.api.request import (
     MAX_BIASED_TOKENS,
-    MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
 )
@@ -61,12 +59,20 @@ def too_many(count: int, most: int, items: str) -> PydanticCustomError:
 
 
 def expects(what: str) -> WrapValidator:
-    """A value of several shapes: one sentence for all of them when none fits."""
+    """A value of several shapes: one sentence for all of them when none fits.
+
+    It names the first item that does not fit, where the value is a list.
+    """
 
     def check(value: Any, handler: Any) -> Any:
         try:
             return handler(value)
         except ValidationError as error:
+            for wrong in error.errors(include_url=False):
+                # The names among the indices are those of the shapes that were tried.
+                if location := tuple(at for at in wrong["loc"] if isinstance(at, int)):
+                    item = {"what": what, "location": location, "value": wrong["input"]}
+                    raise PydanticCustomError("wrong_item", "{what}", item) from error
             raise PydanticCustomError("wrong_shape", "{what}", {"what": what}) from error
 
     return WrapValidator(check)
@@ -83,13 +89,6 @@ def _prompt_kind(value: Any) -> str:
             return "lists"
         case _:
             return "ids"
-
-
-def _check_stop_lengths(stop: str | list[str]) -> str | list[str]:
-    longest = max(map(len, [stop] if isinstance(stop, str) else stop), default=0)
-    if longest > MAX_STOP_LENGTH:
-        raise too_many(longest, MAX_STOP_LENGTH, "characters in a string")
-    return stop
 
 
 Number = Annotated[float, expects("a number")]
@@ -111,7 +110,6 @@ MaxTokens = Annotated[int, Field(ge=0)]
 Stop = Annotated[
     str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)],
     expects(f"a string or a list of at most {MAX_STOP_STRINGS} strings"),
-    AfterValidator(_check_stop_lengths),
 ]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompt = Annotated[

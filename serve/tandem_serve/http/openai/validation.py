@@ -79,7 +79,9 @@ def as_sentence(text: str) -> str:
 
 def field_path(location: tuple[int | str, ...]) -> str:
     """Path of a value: messages[0].role."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    path = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{truncate(part)}" for part in location
+    )
     return path.removeprefix(".")
 
 
@@ -94,6 +96,8 @@ def _from_pydantic(found: ErrorDetails) -> ApiError:
         )
     if kind == "too_many":
         return _too_many(found["ctx"], param)
+    if kind == "wrong_item":
+        return _wrong_item(found["ctx"], param)
     if kind in _BOUNDS:
         return _out_of_range(found, param)
     return _wrong_type(found, param)
@@ -122,6 +126,15 @@ def _out_of_range(found: ErrorDetails, param: str) -> ApiError:
         f"{param} is {as_json(found['input'])}; it must be {word} {found['ctx'][bound]}.",
         param=param,
         code="invalid_value",
+    )
+
+
+def _wrong_item(found: dict[str, Any], param: str) -> ApiError:
+    value, path = found["value"], param + field_path(found["location"])
+    return ApiError(
+        f"{path} is {value_kind(value)} ({as_json(value)}); {param} must be {found['what']}.",
+        param=param,
+        code="invalid_type",
     )
 
 

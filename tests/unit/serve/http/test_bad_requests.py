@@ -109,7 +109,7 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
             {"stop": [1]},
             "stop",
             "invalid_type",
-            "stop is a list ([1]); it must be a string or a list of at most 1024 strings.",
+            "stop[0] is an integer (1); stop must be a string or a list of at most 1024 strings.",
             id="stop that is no text",
         ),
         pytest.param(
@@ -173,7 +173,7 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
             {"prompt": [[65], "a"]},
             "prompt",
             "invalid_type",
-            'prompt is a list ([[65],"a"]); it must be a string, a list of strings, '
+            'prompt[1] is a string ("a"); prompt must be a string, a list of strings, '
             "a list of token ids or a list of such lists.",
             id="mixed prompts",
         ),
@@ -194,6 +194,22 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
             "This model's maximum context length is 128 tokens, of which a prompt may have 100; "
             "messages has 107 tokens. Shorten it.",
             id="a conversation that is too long",
+        ),
+        pytest.param(
+            COMPLETIONS,
+            {"stop": [".", ""]},
+            "stop",
+            "invalid_value",
+            'stop[1] is ""; it must have 1 to 1024 characters.',
+            id="an empty stop string",
+        ),
+        pytest.param(
+            COMPLETIONS,
+            {"stop_token_ids": [1, True]},
+            "stop_token_ids[1]",
+            "invalid_type",
+            "stop_token_ids[1] is a boolean (true); it must be an integer.",
+            id="a stop id that is a boolean",
         ),
         pytest.param(
             COMPLETIONS,
@@ -252,7 +268,7 @@ def the_error(response: httpx.Response) -> dict[str, Any]:
             {"messages": ["hi"]},
             "messages",
             "invalid_type",
-            'messages is a list (["hi"]); it must be a list of messages.',
+            'messages[0] is a string ("hi"); messages must be a list of messages.',
             id="messages that are none",
         ),
         pytest.param(
@@ -443,3 +459,11 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     message = the_error(response)["message"]
     assert "a prompt may have 100; " in message
     assert "1000 characters, which are far more." in message
+
+
+async def test_the_token_that_is_none_is_named() -> None:
+    async with client_of(fake_app(FakeEngine())) as client:
+        response = await client.post("/detokenize", json={"model": "tiny", "tokens": [1, True]})
+
+    error = the_error(response)
+    assert error["message"] == "tokens[1] is a boolean (true); tokens must be a list of token ids."

@@ -308,7 +308,7 @@ async def test_the_memory_of_a_body_is_free_while_its_answer_is_computed() -> No
         (
             COMPLETIONS,
             {"stop": ["s", "s" * 1025]},
-            "stop has 1025 characters in a string; it must have at most 1024.",
+            "stop[1] has 1025 characters; it must have at most 1024.",
         ),
         (
             COMPLETIONS,

@@ -144,7 +144,7 @@ async def test_every_prompt_of_a_call_has_its_priority_and_salt() -> None:
             {"early_stopping": True},
             "early_stopping",
             "invalid_value",
-            "early_stopping is True; it must be False without use_beam_search.",
+            "early_stopping is true; it must be false without use_beam_search.",
         ),
         (
             {"use_beam_search": True, "temperature": 0.7},
@@ -162,7 +162,7 @@ async def test_every_prompt_of_a_call_has_its_priority_and_salt() -> None:
             {"use_beam_search": True, "stop": "."},
             "stop",
             "invalid_value",
-            "stop is ('.',); it must be left out (stop_token_ids may be used instead) "
+            'stop is ["."]; it must be left out (stop_token_ids may be used instead) '
             "with use_beam_search.",
         ),
         (
