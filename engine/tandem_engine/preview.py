@@ -31,6 +31,7 @@ from tandem_engine.parallel.memory import (
     weight_bytes,
 )
 from tandem_engine.parallel.plan import ParallelShape, RankPlan, plan_rank, tp_degrees
+from tandem_engine.text.codec import load_codec
 
 _WIDTHS: Final = MappingProxyType({"o_proj": HEADS, "down_proj": INTERMEDIATE})
 """Last part of a linear layer's name → the size that its inputs are; else hidden_size."""
@@ -93,6 +94,17 @@ def preview_ranks(config: EngineConfig) -> list[StageMemory]:
         )
         for plan, rank, fitted in zip(plans, ranks, fits, strict=True)
     )
+
+
+def check_checkpoint(config: EngineConfig) -> None:
+    """Make sure that a replica can compute this model and has its tokenizer; no weights are read.
+
+    Raises:
+        CheckpointError: A file is missing or garbled, or the architecture is not known.
+    """
+    folder = Path(config.model_path)
+    read_decoder_config(folder)
+    load_codec(folder)
 
 
 def check_ranks(config: EngineConfig) -> None:

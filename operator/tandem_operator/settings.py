@@ -47,7 +47,7 @@ def parse_settings(text: str) -> OperatorSettings:
 def _read_yaml(text: str) -> Any:
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise SettingsError(
             [f"the settings are not YAML: {' '.join(str(error).split())}"]
         ) from None

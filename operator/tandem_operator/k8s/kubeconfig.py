@@ -140,7 +140,10 @@ def _paths() -> list[str]:
 def _errors(path: str) -> Iterator[None]:
     try:
         yield
-    except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (
+        *(yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError),
+        RecursionError,
+    ) as error:
         raise NoCluster(
             f"{path} is not a kubeconfig ({type(error).__name__}: {_problem(error)}); set "
             f"{KUBECONFIG} to one that 'kubectl get nodes' works with"

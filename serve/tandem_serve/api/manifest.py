@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-import yaml
 from pydantic import ValidationError
 
 from tandem_serve.api.problems import (
@@ -16,6 +15,7 @@ from tandem_serve.api.problems import (
 )
 from tandem_serve.api.source import Source
 from tandem_serve.api.spec import API_VERSION, KIND, InferenceService
+from tandem_serve.api.yaml_text import YamlError, read_documents
 
 _KUBERNETES_WRITES: Final = {
     "creationTimestamp",
@@ -43,60 +43,51 @@ def load_manifest(path: Path) -> InferenceService:
         ManifestError: the file cannot be read, or what it holds cannot be served.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        folder = path.resolve().parent
     except FileNotFoundError:
         raise ManifestError([f"{path}: no such file"]) from None
     except IsADirectoryError:
         raise ManifestError([f"{path}: is a folder; name the YAML file in it"]) from None
-    except UnicodeDecodeError as error:
-        raise ManifestError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
     except OSError as error:
         raise ManifestError([f"{path}: cannot be read: {error.strerror}"]) from None
-    return parse_manifest(text, folder=path.resolve().parent)
+    except ValueError:  # a NUL, or what is no UTF-8
+        raise ManifestError([f"{str(path)!r}: is not the name of a file"]) from None
+    return decode_manifest(data, folder=folder, name=str(path))
 
 
-def parse_manifest(text: str, *, folder: Path) -> InferenceService:
+def decode_manifest(data: bytes, *, folder: Path, name: str) -> InferenceService:
+    """The InferenceService of the UTF-8 text `data`, which messages call `name`.
+
+    Raises:
+        ManifestError: it is not text, or what it holds cannot be served.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ManifestError([f"{name}: is not UTF-8 text (byte {error.start})"]) from None
+    return parse_manifest(text, folder=folder, name=name)
+
+
+def parse_manifest(text: str, *, folder: Path, name: str = "") -> InferenceService:
     """The InferenceService of the YAML `text`; a relative source starts at `folder`.
+
+    What is no YAML is called by `name`, if there is one.
 
     Raises:
         ManifestError: the text is not YAML, or what it holds cannot be served.
     """
-    document = _choose_service(_read_documents(text))
+    document = _choose_service(_read_documents(text, name))
     _check_type(document)
     service = _validate(_as_written(document))
     return _resolve_source(service, folder)
 
 
-def _read_documents(text: str) -> list[Any]:
+def _read_documents(text: str, name: str) -> list[Any]:
     try:
-        documents = list(yaml.load_all(text, Loader=_StrictLoader))
-    except yaml.MarkedYAMLError as error:
-        raise ManifestError([_yaml_problem(error)]) from None
-    except yaml.YAMLError as error:
-        raise ManifestError([f"not YAML: {' '.join(str(error).split())}"]) from None
-    return [document for document in documents if document is not None]
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, as Kubernetes does."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the field '{key.value}' is given twice; keep one",
-                    problem_mark=key.start_mark,
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark or error.context_mark
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    said = " ".join(part for part in (error.context, error.problem) if part)
-    return f"{where}{said or 'not YAML'}"
+        return read_documents(text)
+    except YamlError as error:
+        raise ManifestError([f"{name}: {error}" if name else str(error)]) from None
 
 
 def _choose_service(documents: list[Any]) -> Mapping[str, Any]:

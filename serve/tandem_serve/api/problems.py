@@ -38,7 +38,8 @@ def unknown_fields(model: type[BaseModel], data: Any, path: str = "") -> Iterato
     names = field_names(model)
     for key, value in data.items():
         if key not in names:
-            yield f"{join(path, str(key))}: {_unknown_text(str(key), list(names))}"
+            name = key if isinstance(key, str) else as_yaml(key)
+            yield f"{join(path, name)}: {_unknown_text(name, list(names))}"
             continue
         field = model.model_fields[names[key]]
         part = part_of(field)

@@ -35,6 +35,8 @@ class Source(Model):
     @field_validator("source")
     @classmethod
     def _is_source(cls, value: str) -> str:
+        if "\0" in unquote(value):
+            raise ValueError("has a NUL character, which no path has; leave it out")
         if value.startswith((f"{_FILE_URL}/", "pvc://", "./", "../")) or value in {".", ".."}:
             return value
         raise ValueError(_wrong_source(value))

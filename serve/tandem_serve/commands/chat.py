@@ -3,14 +3,13 @@
 from collections.abc import Generator
 from contextlib import closing, suppress
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import typer
 from openai import APIConnectionError, APIError, AuthenticationError, DefaultHttpxClient, OpenAI
 
 from tandem_serve.commands.common import EXIT_INTERRUPTED, err, out, print_error, report_errors
+from tandem_serve.commands.service_client import check_key, host_of, service_url
 from tandem_serve.errors import ServeError
-from tandem_serve.local.services import choose
 
 _HELP: Final = """\
 /help   this text
@@ -36,7 +35,7 @@ def chat(
 ) -> None:
     """Send `message` and exit, or converse."""
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    with report_errors(), _client(url or choose(None).url, api_key) as client:
+    with report_errors(), _client(service_url(None, url), api_key) as client:
         given = {key: value for key, value in options.items() if value is not None}
         conversation = Conversation(client, _model(client), given)
         conversation.begin(system)
@@ -98,7 +97,8 @@ class Conversation:
 
 
 def _client(url: str, api_key: str | None) -> OpenAI:
-    host = urlsplit(url).hostname
+    host = host_of(url)
+    check_key(api_key)
     return OpenAI(
         base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1",
         api_key=api_key or _NO_KEY,

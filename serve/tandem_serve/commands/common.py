@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from tandem_serve.api.manifest import ManifestError, load_manifest, parse_manifest
+from tandem_serve.api.manifest import ManifestError, decode_manifest, load_manifest
 from tandem_serve.api.spec import InferenceService
 from tandem_serve.errors import ServeError
 
@@ -32,7 +32,7 @@ def read_manifest(file: Path) -> InferenceService:
         ManifestError: it cannot be used.
     """
     if str(file) == "-":
-        return parse_manifest(sys.stdin.read(), folder=Path.cwd())
+        return decode_manifest(sys.stdin.buffer.read(), folder=Path.cwd(), name="standard input")
     return load_manifest(file)
 
 

@@ -23,6 +23,19 @@ _GIB: Final = 2**30
 _MIB: Final = 2**20
 
 
+def check_checkpoint(service: InferenceService) -> None:
+    """Refuse a checkpoint that no replica would load, before one is started for it.
+
+    Raises:
+        ManifestError: its architecture is not known, or a file is missing or garbled.
+    """
+    _check(
+        service,
+        lambda preview: preview.check_checkpoint,
+        otherwise="the checkpoint was not checked",
+    )
+
+
 def check_ranks(service: InferenceService) -> None:
     """Refuse ranks that the model, where it is on this machine, cannot be cut into.
 

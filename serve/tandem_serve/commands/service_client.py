@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -20,14 +19,18 @@ class ServiceClient:
         url: URL of the service.
         api_key: Key of the requests; None: no key.
         transport: Transport of the requests; a test passes its own.
+
+    Raises:
+        ServeError: the URL or the key cannot be one.
     """
 
     def __init__(
         self, url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
     ) -> None:
+        host = host_of(url)
         self.url = url.rstrip("/").removesuffix("/v1")
         self._has_key = api_key is not None
-        host = urlsplit(url).hostname
+        check_key(api_key)
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             trust_env=host not in {"127.0.0.1", "localhost", "::1"},
@@ -58,7 +61,7 @@ class ServiceClient:
             answer = self._http.request(
                 method, f"{self.url}{path}", params=dict(params), timeout=timeout_s
             )
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except httpx.TransportError as error:
             raise ServeError(
                 f"No server answers at {self.url} ({error}); tandem status lists the services "
                 "here, tandem serve -f FILE starts one, --url names one elsewhere."
@@ -98,6 +101,38 @@ def service_url(name: str | None, url: str | None) -> str:
     if name is not None:
         raise ServeError(f"{name} is a service here, --url names one elsewhere; give only one.")
     return url
+
+
+def host_of(url: str) -> str:
+    """Host of a service's URL.
+
+    Raises:
+        ServeError: it is no URL of a service.
+    """
+    try:
+        parsed = httpx.URL(url)
+        host = parsed.host
+        host.encode("idna")  # as the socket will
+    except (httpx.InvalidURL, ValueError):
+        host = ""
+    if not host or parsed.scheme not in {"http", "https"}:
+        raise ServeError(
+            f"--url {url!r} is not the URL of a service; write one such as http://127.0.0.1:8000."
+        )
+    return host
+
+
+def check_key(api_key: str | None) -> None:
+    """Refuse what no header can hold.
+
+    Raises:
+        ServeError: the key has a character that is not visible ASCII.
+    """
+    if api_key and not all("!" <= char <= "~" for char in api_key):
+        raise ServeError(
+            "The API key has a character that is not visible ASCII (! to ~); pass the key alone, "
+            "with --api-key or in TANDEM_API_KEY."
+        )
 
 
 def _sentence(answer: httpx.Response) -> str:

@@ -20,13 +20,13 @@ def whole_file(path: Path, option: str) -> Iterator[BinaryIO]:
     Raises:
         ServeError: it cannot be written; the text says why.
     """
-    if path.is_dir() or (path.exists() and not path.is_file()):
-        kind = "is a folder" if path.is_dir() else "is no regular file"
-        raise ServeError(f"{option} {path} {kind}; name a file to write.")
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            kind = "is a folder" if path.is_dir() else "is no regular file"
+            raise ServeError(f"{option} {path} {kind}; name a file to write.")
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         file = draft.open("xb")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unwritable(path, option, error) from None
     try:
         with file:
@@ -39,8 +39,9 @@ def whole_file(path: Path, option: str) -> Iterator[BinaryIO]:
             draft.unlink()
 
 
-def _unwritable(path: Path, option: str, error: OSError) -> ServeError:
+def _unwritable(path: Path, option: str, error: OSError | ValueError) -> ServeError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     return ServeError(
-        f"{option} {path} cannot be written: {error.strerror or error}; name a file in a folder "
-        "that is there and yours."
+        f"{option} {path} cannot be written: {reason}; name a file in a folder that is there and "
+        "yours."
     )

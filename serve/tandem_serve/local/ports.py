@@ -94,7 +94,7 @@ def is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except (OSError, TypeError, UnicodeError):  # the last two: no name of a host
             return False
     return True
 

@@ -6,10 +6,15 @@ A record is written by `tandem serve`, and removed by the service's supervisor a
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
+from tandem_serve.errors import ServeError
 from tandem_serve.local.ports import Ports
 from tandem_serve.processes import is_alive, kill_all, read_process, session_members
 
@@ -55,15 +60,23 @@ class Record:
         return f"http://127.0.0.1:{Ports(self.base_port).dashboard}"
 
 
+_RECORD: Final = TypeAdapter(Record)
+
+
 def records_dir() -> Path:
-    """Folder of the records; made, if need be, for this user alone."""
+    """Folder of the records; made, if need be, for this user alone.
+
+    Raises:
+        ServeError: it cannot be made.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK):
         folder = Path(runtime) / "tandem"
     else:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
         folder = Path(cache) / "tandem" / "services"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _writable(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
@@ -114,24 +127,42 @@ def clear_dead(record: Record) -> None:
         kill_all(session_members(record.pid))
     if Path(record.run_dir).name.startswith(RUN_DIR_PREFIX):
         shutil.rmtree(record.run_dir, ignore_errors=True)
-    record_path(record.name).unlink(missing_ok=True)
+    with suppress(OSError):
+        record_path(record.name).unlink()
 
 
 def _write_draft(record: Record) -> Path:
-    draft = records_dir() / f".{record.name}.{os.getpid()}"
-    draft.unlink(missing_ok=True)
-    opened = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(opened, "w", encoding="utf-8") as file:
-        json.dump(asdict(record), file)
+    folder = records_dir()
+    draft = folder / f".{record.name}.{os.getpid()}"
+    with _writable(folder):
+        draft.unlink(missing_ok=True)
+        opened = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(opened, "w", encoding="utf-8") as file:
+            json.dump(asdict(record), file)
     return draft
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ServeError(
+            f"The folder of this user's services, {folder}, cannot be written: {error.strerror}; "
+            "name a folder of yours in XDG_RUNTIME_DIR or XDG_CACHE_HOME."
+        ) from None
 
 
 def _read(path: Path) -> Record | None:
     """The record at `path`; None, and no file any more, when it is not one of ours."""
     try:
-        return Record(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+        record = _RECORD.validate_json(path.read_bytes(), strict=True)
+    except OSError:  # gone meanwhile, or no file
         return None
-    except (ValueError, TypeError):
-        path.unlink(missing_ok=True)
+    except ValueError:
+        record = None
+    if record is None or record.name != path.stem:
+        with suppress(OSError):
+            path.unlink()
         return None
+    return record

@@ -148,5 +148,9 @@ def stop(record: Record) -> None:
 def _surge(service: InferenceService) -> int:
     """Percent of replicas that may start before the old ones stop: all, if memory allows."""
     requested = 2 * service.replicas * service.spec.resources.memory_bytes
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 100 if requested <= _SURGE_SHARE * machine else 0
+    return 100 if requested <= _SURGE_SHARE * machine_memory() else 0
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

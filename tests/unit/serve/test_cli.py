@@ -18,6 +18,8 @@ from tandem_serve.cli import app
 from tandem_serve.testing import FakeEngine
 from tests.unit.serve.local_services import RECORD, serving, silent_url
 
+TINY = Path(__file__).parents[3] / "examples" / "tandem-tiny"
+
 MANIFEST = """\
 apiVersion: serving.tandem.dev/v1alpha1
 kind: InferenceService
@@ -68,8 +70,7 @@ def keyed_service(tmp_path: Path) -> Iterator[str]:
 
 
 def make_checkpoint(folder: Path) -> None:
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text("{}")
+    (folder / "model").symlink_to(TINY)
 
 
 def test_help_needs_neither_ray_nor_torch_nor_the_network() -> None:
