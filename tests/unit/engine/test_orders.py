@@ -159,6 +159,20 @@ def test_orders_by_size_alone_do_not_age(policy: int) -> None:
         assert "passed" not in bench.step().step.sequence_ids
 
 
+def test_a_claim_on_blocks_does_not_make_the_order_by_priority_age() -> None:
+    """With maxFirstTokenWaitTime some give up blocks, and better priorities get them."""
+    settings = {"max_first_token_wait_time": 0, "prefill_policy_type": 2, "max_batch_size": 3}
+    bench = Bench(mix(16, schedule=settings), num_blocks=6)
+    bench.add(request("passed", 40, 1, priority=5))
+    num_preempted = 0
+    for at in range(60):
+        bench.add(request(f"s{at}", 30, 12, priority=1, arrived=bench.now))
+        step = bench.step().step
+        num_preempted += len(step.preempted)
+        assert "passed" not in step.sequence_ids
+    assert num_preempted
+
+
 attributes = st.fixed_dictionaries(
     {
         "num_preempted": st.integers(0, 3),
