@@ -37,6 +37,10 @@ Two ranks with a thread each beside one with two, on the model M, and the memory
 Two pipeline stages, with and without pipelining, beside one rank:
 
     python -m benchmarks.parallel pipeline --model S
+
+Faults of a rank, twenty of each shape beside four busy processes, and as long without one:
+
+    python -m benchmarks.parallel faults --out benchmarks/results/faults.json
 """
 
 app = make_app(description="Measure the parts of a replica of several ranks.", epilog=_EPILOG)
@@ -180,6 +184,39 @@ def pipeline(
                 tokens=tokens,
                 decodes=decodes,
                 rounds=rounds,
+            ),
+            out=out,
+        )
+
+
+@app.command()
+def faults(
+    *,
+    model: Annotated[Path, typer.Option(help="Folder of the model.")] = Path(
+        "examples/tandem-tiny"
+    ),
+    shape: Annotated[
+        list[str] | None, typer.Option(help="tp2, tp2-pp2, dp2-pp2 or tp2-dp2-pp2. [all four]")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Faults of each shape.")] = 20,
+    busy: Annotated[int, typer.Option(min=0, help="Busy processes beside it.")] = 4,
+    silence: Annotated[float, typer.Option(min=0.5, help="Longest silence of a rank, s.")] = 2.0,
+    out: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
+) -> None:
+    """Stop ranks, let them hang: which one is blamed, after how long, and is any without reason."""
+    from benchmarks.parallel.faults import SHAPES, Settings, run_all
+
+    unknown = [name for name in shape or () if name not in SHAPES]
+    if unknown:
+        raise typer.BadParameter(f"'{unknown[0]}' is none of {', '.join(SHAPES)}")
+    with report_errors():
+        run_all(
+            Settings(
+                model=model,
+                shapes=tuple(shape or SHAPES),
+                runs=runs,
+                busy=busy,
+                silence_s=silence,
             ),
             out=out,
         )

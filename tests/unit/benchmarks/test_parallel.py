@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parallel import faults
 from benchmarks.parallel.handover import CASES, Settings, run_all
 from benchmarks.parallel.handover_steps import record
 
 pytestmark = pytest.mark.slow
 
+TINY = Path(__file__).parents[3] / "examples" / "tandem-tiny"
 NUM_ROWS = 4
 NUM_STEPS = 10
 CONTEXT = 256
@@ -47,3 +49,15 @@ def test_handing_over_is_measured_and_written(tmp_path: Path) -> None:
     assert figures["pickle_bytes"] > figures["num_bytes"]
     assert 0 < figures["work"] == sum(figures[part] for part in ("encode", "publish", "decode"))
     assert figures["through"] > 0
+
+
+def test_each_fault_is_blamed_on_its_rank_and_written(tmp_path: Path) -> None:
+    out = tmp_path / "faults.json"
+    faults.run_all(
+        faults.Settings(model=TINY, shapes=("tp2",), runs=2, busy=0, silence_s=2.0), out=out
+    )
+
+    (figures,) = json.loads(out.read_text())["faults"]
+    assert figures["num_right"] == figures["runs"] == len(figures["found_s"]) == 2
+    assert min(figures["found_s"]) > 0
+    assert figures["num_false"] == 0
