@@ -39,17 +39,17 @@ BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 2}
         (
             {"length_penalty": float("nan")},
             "length_penalty",
-            "length_penalty is nan; it must be in [-10.0, 10.0].",
+            "length_penalty is NaN; it must be in [-10.0, 10.0].",
         ),
         (
             BEAMS | {"early_stopping": "soon"},
             "early_stopping",
-            "early_stopping is 'soon'; it must be a bool or 'never'.",
+            'early_stopping is "soon"; it must be true, false or "never".',
         ),
         (
             {"early_stopping": "never"},
             "early_stopping",
-            "early_stopping is 'never'; it must be False without use_beam_search.",
+            'early_stopping is "never"; it must be false without use_beam_search.',
         ),
         (
             {"length_penalty": 0.9},
