@@ -1,6 +1,5 @@
 """The checkpoint's tokenizer: tokenizer.json by the `tokenizers` library, and its chat template."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,15 +12,19 @@ from tandem_engine.text.caller_text import CallerText, unmarked
 from tandem_engine.text.chat_template import ChatTemplate
 from tandem_engine.text.detokenizer import PromptContext
 from tandem_engine.text.special_tokens import SplittingEncoder, special_spellings
+from tandem_engine.text.tokenizer_files import (
+    SETTINGS_FILE,
+    load_tokenizer,
+    named_tokens,
+    read_json,
+    read_settings,
+    read_text,
+)
 from tandem_engine.text.vocabulary import Vocabulary, decoder_kind
 
-SETTINGS_FILE: Final = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
-"""Of tokenizers saved before transformers 4.34, whose settings lack added_tokens_decoder: it goes
-before tokenizer_config.json there, as in transformers."""
-_SPECIAL_TOKENS: Final = tuple(
-    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
+_TEMPLATE_FILE: Final = "chat_template.jinja"
+_PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
+"""Of models with a processor, as transformers 4 saved it; read where no other file has one."""
 
 
 class CheckpointCodec:
@@ -146,7 +149,7 @@ class CheckpointCodec:
 
 
 def load_codec(folder: Path, *, split_special_tokens: bool = True) -> CheckpointCodec:
-    """Read tokenizer.json, tokenizer_config.json and a chat template from a checkpoint.
+    """Read the tokenizer and the chat template of a checkpoint.
 
     Args:
         folder: The checkpoint.
@@ -155,22 +158,9 @@ def load_codec(folder: Path, *, split_special_tokens: bool = True) -> Checkpoint
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing; a checkpoint needs a fast tokenizer.")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library raises plain Exception; its panics are none
-        raise CheckpointError(f"{path} is not a tokenizer: {error}.") from error
-    # Settings for training batches, which would cut or fill prompts without a word.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    settings = _read_settings(folder / SETTINGS_FILE)
-    if "added_tokens_decoder" not in settings:
-        settings |= _read_settings(folder / SPECIAL_TOKENS_FILE)
-    end_token = _special_tokens(settings).get("eos_token")
+    settings = read_settings(folder)
+    tokenizer = load_tokenizer(folder, settings)
+    end_token = named_tokens(settings).get("eos_token")
     return CheckpointCodec(
         tokenizer,
         _read_template(folder, settings),
@@ -179,50 +169,26 @@ def load_codec(folder: Path, *, split_special_tokens: bool = True) -> Checkpoint
     )
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} holds no JSON object.")
-    return settings
-
-
 def _read_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
-    path = folder / "chat_template.jinja"
-    is_apart = path.is_file()
-    source = _read_text(path) if is_apart else settings.get("chat_template")
+    path, source = _template_source(folder, settings)
     if isinstance(source, list):  # several named templates, as in some older checkpoints
         named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
         source = named[0].get("template") if named else None
     if not source:
         return None
     if not isinstance(source, str):
-        raise CheckpointError(
-            f"{folder / SETTINGS_FILE}: chat_template is neither a text nor a list of templates."
-        )
+        raise CheckpointError(f"{path}: chat_template is neither a text nor a list of templates.")
     try:
-        return ChatTemplate(source, _special_tokens(settings))
+        return ChatTemplate(source, named_tokens(settings))
     except CheckpointError as error:
-        raise CheckpointError(f"{path if is_apart else folder / SETTINGS_FILE}: {error}") from error
+        raise CheckpointError(f"{path}: {error}") from error
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not UTF-8: {error}.") from error
-
-
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like; each stands as a text or as an object with its content."""
-    tokens = {}
-    for name in _SPECIAL_TOKENS:
-        value = settings.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):  # to a template, one that is not there is undefined
-            tokens[name] = content
-    return tokens
+def _template_source(folder: Path, settings: dict[str, Any]) -> tuple[Path, Any]:
+    path = folder / _TEMPLATE_FILE
+    if path.is_file():
+        return path, read_text(path)
+    if settings.get("chat_template"):
+        return folder / SETTINGS_FILE, settings["chat_template"]
+    path = folder / _PROCESSOR_TEMPLATE_FILE
+    return path, read_json(path).get("chat_template")

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from tandem_engine.api.errors import ConfigError
 from tandem_engine.documents import GENERATION_CONFIG_FILE, Fields, read_config, read_object
-from tandem_engine.text.codec import SETTINGS_FILE, CheckpointCodec
+from tandem_engine.text.codec import CheckpointCodec
+from tandem_engine.text.tokenizer_files import SETTINGS_FILE
 
 SETTING: Final = "spec.model.eosTokenIds"
 
