@@ -7,9 +7,7 @@ there is a false alarm.
 
 import json
 import multiprocessing
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -23,6 +21,7 @@ from benchmarks.parallel.faulty_replica import FAULTS, Case, Ended
 from benchmarks.serving.errors import BenchmarkError
 from benchmarks.serving.machine import git_commit, machine_facts
 from tandem_engine.parallel.plan import ParallelShape
+from tools.steadiness.disturbance import busy_processes
 
 SHAPES: Final = {
     "tp2": ParallelShape(tp=2),
@@ -30,8 +29,6 @@ SHAPES: Final = {
     "dp2-pp2": ParallelShape(dp=2, pp=2),
     "tp2-dp2-pp2": ParallelShape(tp=2, dp=2, pp=2),
 }
-_BUSY_S: Final = 3600.0
-"""No load is left behind, whatever ends this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,27 +122,6 @@ def _run(case: Case) -> Ended:
     finally:
         process.join()
     return ended
-
-
-@contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """Take CPUs away."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_be_busy, daemon=True) for _ in range(count)]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def _be_busy() -> None:
-    end = time.monotonic() + _BUSY_S
-    while time.monotonic() < end:
-        pass
 
 
 def _table(figures: Sequence[Figures], settings: Settings) -> Table:
