@@ -71,6 +71,7 @@ class _HangingTask(RankTask):
     gate: Connection
 
     def run(self, connection: Connection) -> None:
+        logging.disable(logging.CRITICAL)
         stages = Decoder.stages
 
         def watched(*args: Any, **values: Any) -> Any:
@@ -106,13 +107,14 @@ class _Launcher(ProcessLauncher):
             os.kill(self.ranks[rank].pid, signal.SIGSTOP)
             return
         self.gates[rank].send("hang")
-        if self.gates[rank].poll(_GIVE_UP_S):
-            self.gates[rank].recv()
+        if not self.gates[rank].poll(_GIVE_UP_S):
+            raise RuntimeError(f"rank {rank} began no step within {_GIVE_UP_S:.0f} s of load")
+        self.gates[rank].recv()
 
 
 def main(case: Case, sender: Connection) -> None:
     """Run a case, and send its end."""
-    # The end of a replica is what is measured, and its tracebacks would hide the figures.
+    # The end of a replica is what is measured, and tracebacks of it would hide the figures.
     logging.disable(logging.CRITICAL)
     build.RANK_TIMEOUT_S = case.silence_s
     launcher = _Launcher()
