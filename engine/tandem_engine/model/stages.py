@@ -299,10 +299,7 @@ def _scored(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Stages:
 
 def _logits(step: StepStages, plan: RankPlan, inputs: StageInputs, rows: slice) -> Stages:
     """Logits of some rows, on the first rank of tp."""
-    logits = step.logits(rows)
-    if plan.num_tp == 1:
-        return logits
-    return (yield GatherColumns(logits, _LOGITS, inputs.vocab_size))
+    return (yield from _gathered(step.logits(rows), plan, inputs.vocab_size))
 
 
 def _reduced(
@@ -313,9 +310,14 @@ def _reduced(
     first_id = plan.tp_rank * share.shape[1]
     # The last shares may end with padding.
     reduced = reducer.reduce(share[:, : max(0, inputs.vocab_size - first_id)], first_id)
+    return (yield from _gathered(reduced, plan, plan.num_tp * reducer.num_columns))
+
+
+def _gathered(share: Tensor, plan: RankPlan, num_columns: int) -> Stages:
+    """The shares of all ranks of tp side by side, on the first of them."""
     if plan.num_tp == 1:
-        return reduced
-    return (yield GatherColumns(reduced, _LOGITS, plan.num_tp * reducer.num_columns))
+        return share
+    return (yield GatherColumns(share, _LOGITS, num_columns))
 
 
 def _no_logits(step: StepStages, plan: RankPlan, inputs: StageInputs) -> Tensor | None:
