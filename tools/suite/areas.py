@@ -201,13 +201,14 @@ AREAS: Final = (
     ),
 )
 
+# Three processes on two cores: while tests of one wait, those of the others compute.
 STAGES: Final = (
-    Stage(name="unit", paths=("unit",), marks="not slow", processes=2),
+    Stage(name="unit", paths=("unit",), marks="not slow", processes=3),
     Stage(
         name="integration",
         paths=("integration",),
         marks="not slow and not cluster",
-        processes=2,
+        processes=3,
     ),
     Stage(name="local Ray", paths=("e2e",), marks="not slow and not cluster"),
     # The operator's tests leave the cluster as it was (tests/cluster_fixture.py), so they go first.

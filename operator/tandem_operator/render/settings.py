@@ -287,7 +287,7 @@ class OperatorSettings(Model):
     default_npu_profile: ObjectName | None = None
     """Profile of a service that requests cards and names none."""
 
-    resync_seconds: Annotated[int, Field(ge=5, le=3600)] = 60
+    resync_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     """Seconds between two resyncs: every service is reconciled again, should an event be lost."""
 
     @field_validator("npu_profiles", mode="before")

@@ -6,7 +6,7 @@ answer on the node; a test that looks too early sees the old ones and measures n
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,18 +59,18 @@ def processes_of(cluster: Cluster, pod_uids: Collection[str]) -> list[str]:
     return cluster.run(["sh", "-c", script]).stdout.split()
 
 
-def kill_pods(service: DeployedService, cluster: Cluster, component: str) -> set[str]:
-    """Delete the pods of a component by force, wait until no process of theirs is left.
+def kill_pods(
+    service: DeployedService, cluster: Cluster, pods: Sequence[dict[str, Any]]
+) -> set[str]:
+    """Delete pods by force, wait until no process of theirs is left.
 
     Returns:
         Their uids.
     """
-    lost = service.pod_uids(component)
-    assert processes_of(cluster, lost), f"no {component} runs, so none can be killed"
-    service.kubernetes.kubectl(
-        "delete", "pod", "--force", "--grace-period=0", *names(service.pods(component))
-    )
-    wait_for(lambda: not processes_of(cluster, lost), f"the processes of {component} have ended")
+    lost = {pod["metadata"]["uid"] for pod in pods}
+    assert processes_of(cluster, lost), "none of the pods runs, so none can be killed"
+    service.kubernetes.kubectl("delete", "pod", "--force", "--grace-period=0", *names(pods))
+    wait_for(lambda: not processes_of(cluster, lost), "the processes of the pods have ended")
     return lost
 
 
@@ -85,11 +85,12 @@ def is_whole(service: DeployedService, cluster: Cluster, lost: Collection[str]) 
 
     Without Ray's word a worker that has not noticed yet that its head is gone would do.
     """
-    pods = [*service.pods("head"), *service.pods()]
+    heads, workers = service.serving_pods("head"), service.serving_pods()
+    pods = [*heads, *workers]
     return (
         not {pod["metadata"]["uid"] for pod in pods} & set(lost)
-        and len(service.pods("head")) == 1
-        and len(service.pods()) == service.found["status"]["replicas"]["desired"]
+        and len(heads) == 1
+        and len(workers) == service.found["status"]["replicas"]["desired"]
         and all(is_pod_ready(pod) for pod in pods)
         and runs_in_ray(service, cluster)
         and service.is_ready()
@@ -115,9 +116,9 @@ def runs_in_ray(service: DeployedService, cluster: Cluster) -> bool:
 
 def head_address(service: DeployedService) -> str:
     """The address of the head's pod; empty while it has none."""
-    return str(service.pods("head")[0]["status"].get("podIP", ""))
+    return str(service.serving_pods("head")[0]["status"].get("podIP", ""))
 
 
-def names(pods: list[dict[str, Any]]) -> list[str]:
+def names(pods: Sequence[dict[str, Any]]) -> list[str]:
     """The names of pods."""
     return [pod["metadata"]["name"] for pod in pods]

@@ -88,6 +88,17 @@ class DeployedService:
         selector = f"serving.tandem.dev/service={self.name},app.kubernetes.io/component={component}"
         return self.kubernetes.list("pods", selector)
 
+    def serving_pods(self, component: str = "worker") -> list[dict[str, Any]]:
+        """Return the pods of the RayCluster that serves; a replaced one has pods for a while."""
+        rayservice = self.kubernetes.get("rayservice", self.name)
+        assert rayservice is not None, f"RayService {self.name} is not there"
+        serving = rayservice["status"]["activeServiceStatus"]["rayClusterName"]
+        return [
+            pod
+            for pod in self.pods(component)
+            if pod["metadata"]["labels"]["ray.io/cluster"] == serving
+        ]
+
     def pod_uids(self, component: str = "worker") -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.pods(component)}
 

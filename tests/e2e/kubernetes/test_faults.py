@@ -78,14 +78,14 @@ def test_the_operator_is_killed_while_it_creates_changes_and_deletes(
 
 def test_a_worker_pod_is_killed(service: DeployedService, cluster: Cluster, times: Times) -> None:
     with times.measure("worker pod killed → a new one is ready, and Ray says that it runs"):
-        lost = kill_pods(service, cluster, "worker")
+        lost = kill_pods(service, cluster, service.pods())
         wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
     assert serves(service)
 
 
 def test_the_ray_head_is_killed(service: DeployedService, cluster: Cluster, times: Times) -> None:
     with times.measure("Ray head killed → a new one is ready, and says that the service runs"):
-        lost = kill_pods(service, cluster, "head")
+        lost = kill_pods(service, cluster, service.pods("head"))
         # Workers that were connected end with it; one that still waited for a head may stay.
         wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
     assert serves(service)
@@ -95,7 +95,9 @@ def test_worker_and_head_are_killed_together(
     service: DeployedService, cluster: Cluster, times: Times
 ) -> None:
     with times.measure("worker killed, and then the head while a new worker starts → whole"):
-        lost = kill_pods(service, cluster, "worker") | kill_pods(service, cluster, "head")
+        lost = kill_pods(service, cluster, service.pods()) | kill_pods(
+            service, cluster, service.pods("head")
+        )
         wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
     assert serves(service)
 

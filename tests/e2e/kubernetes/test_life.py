@@ -29,10 +29,13 @@ async def test_a_service_lives_through_every_change_and_loses_no_request(
         await becomes_ready(service, times)
         async with openai_client(service.url) as client:
             await answers_questions(client, times)
-            await changes_live(service, client, times)
             old = await is_replaced(service, client, checkpoint, times)
-            await scales(service, client, old, times)
+            await scales(service, client, 2, times)
             await loses_a_worker(service, cluster, times)
+            await scales(service, client, 1, times)
+            # While pods leave, which takes them a minute.
+            await changes_live(service, client, checkpoint, times)
+            await lets_pods_go(service, client, old, times)
             await answers_questions(client, times)
         await goes_without_a_trace(service, times)
     finally:
@@ -54,34 +57,16 @@ async def answers_questions(client: AsyncOpenAI, times: Times) -> None:
     assert accuracy(conversations, answers) >= LEAST_ACCURACY, misses(conversations, answers)
 
 
-async def changes_live(service: DeployedService, client: AsyncOpenAI, times: Times) -> None:
-    pods, heads = service.pod_uids(), service.pod_uids("head")
-    restarts = restart_counts(service)
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
-        await more_answers(answers, CONCURRENCY)
-        with times.measure("live change of splitChunkTokens under load"):
-            await in_thread(lambda: service.apply(smaller_chunks))
-            await in_thread(service.wait_ready)
-        await more_answers(answers, CONCURRENCY)
-
-    assert (service.pod_uids(), service.pod_uids("head")) == (pods, heads), "no pod is new"
-    assert restart_counts(service) == restarts, "nothing was restarted"
-
-
 async def is_replaced(
     service: DeployedService, client: AsyncOpenAI, checkpoint: Checkpoint, times: Times
 ) -> set[str]:
-    """Returns the pods that are no longer needed; they leave while the service scales."""
-
-    def another_model(document: dict[str, Any]) -> None:
-        smaller_chunks(document)
-        document["spec"]["model"]["source"] = f"file://{checkpoint.folder}"
+    """Returns the pods that are no longer needed; they leave while other things happen."""
 
     old = all_pods(service)
     async with steady_load(client, concurrency=CONCURRENCY) as answers:
         await more_answers(answers, CONCURRENCY)
         with times.measure("replace (model) under load: new pods serve"):
-            await in_thread(lambda: service.apply(another_model))
+            await in_thread(lambda: service.apply(lambda document: use_model(document, checkpoint)))
             await in_thread(service.wait_ready)
         await more_answers(answers, CONCURRENCY)
 
@@ -89,16 +74,20 @@ async def is_replaced(
     return old
 
 
-async def scales(
-    service: DeployedService, client: AsyncOpenAI, old: set[str], times: Times
-) -> None:
+async def scales(service: DeployedService, client: AsyncOpenAI, count: int, times: Times) -> None:
     async with steady_load(client, concurrency=CONCURRENCY) as answers:
         await more_answers(answers, CONCURRENCY)
-        for count in (2, 1):
-            with times.measure(f"kubectl scale to {count} under load"):
-                scale(service, count)
-                await in_thread(lambda count=count: service.wait_for_replicas(count))
-            await more_answers(answers, 2 * CONCURRENCY)
+        with times.measure(f"kubectl scale to {count} under load"):
+            scale(service, count)
+            await in_thread(lambda: service.wait_for_replicas(count))
+        await more_answers(answers, 2 * CONCURRENCY)
+
+
+async def lets_pods_go(
+    service: DeployedService, client: AsyncOpenAI, old: set[str], times: Times
+) -> None:
+    """Wait for the pods of the version that was replaced, and of the replica that was removed."""
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
         with times.measure("the pods that are not needed any more have gone"):
             await in_thread(lambda: wait_for(lambda: len(service.pods()) == 1, "one worker pod"))
             await in_thread(
@@ -108,11 +97,32 @@ async def scales(
 
 
 async def loses_a_worker(service: DeployedService, cluster: Cluster, times: Times) -> None:
-    with times.measure("worker pod killed → a new one is ready, and Ray says that it runs"):
-        lost = await asyncio.to_thread(kill_pods, service, cluster, "worker")
+    with times.measure("one of two workers killed → a new one is ready, and Ray says that it runs"):
+        (pod, _) = await asyncio.to_thread(service.serving_pods)
+        lost = await asyncio.to_thread(kill_pods, service, cluster, [pod])
         await in_thread(
             lambda: wait_for(lambda: is_whole(service, cluster, lost), "it is whole again")
         )
+
+
+async def changes_live(
+    service: DeployedService, client: AsyncOpenAI, checkpoint: Checkpoint, times: Times
+) -> None:
+    def change(document: dict[str, Any]) -> None:
+        use_model(document, checkpoint)
+        smaller_chunks(document)
+
+    before = restart_counts(service)
+    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+        await more_answers(answers, CONCURRENCY)
+        with times.measure("live change of splitChunkTokens under load"):
+            await in_thread(lambda: service.apply(change))
+            await in_thread(service.wait_ready)
+        await more_answers(answers, CONCURRENCY)
+
+    after = restart_counts(service)
+    assert after, "pods serve"
+    assert after.items() <= before.items(), "no pod is new, and nothing was restarted"
 
 
 def all_pods(service: DeployedService) -> set[str]:
@@ -143,13 +153,18 @@ def smaller_chunks(document: dict[str, Any]) -> None:
     document["spec"]["engine"]["schedule"]["splitFuse"]["splitChunkTokens"] = 64
 
 
-def restart_counts(service: DeployedService) -> list[int]:
-    pods = service.pods() + service.pods("head")
-    return [
-        container["restartCount"]
-        for pod in pods
-        for container in pod["status"]["containerStatuses"]
-    ]
+def use_model(document: dict[str, Any], checkpoint: Checkpoint) -> None:
+    document["spec"]["model"]["source"] = f"file://{checkpoint.folder}"
+
+
+def restart_counts(service: DeployedService) -> dict[str, tuple[int, ...]]:
+    """Restarts of each container of the pods that serve, by the pod's uid."""
+    return {
+        pod["metadata"]["uid"]: tuple(
+            container["restartCount"] for container in pod["status"]["containerStatuses"]
+        )
+        for pod in service.serving_pods() + service.serving_pods("head")
+    }
 
 
 async def in_thread(work: Any) -> None:

@@ -22,7 +22,7 @@ from tests.patience import HANG_S
 from tests.ports import free_port
 from tools.cluster import Cluster
 
-RESYNC_S = 5
+RESYNC_S = 1
 WRITING = frozenset({"create", "patch", "update", "delete"})
 SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')

@@ -167,7 +167,7 @@ def test_a_problem_is_one_sentence(text: str, problem: str) -> None:
 
 
 def test_every_problem_is_told_at_once() -> None:
-    assert len(problems_of("replica: {cpuOvercommit: 0}\nresyncSeconds: 1")) == 3
+    assert len(problems_of("replica: {cpuOvercommit: 0}\nresyncSeconds: 0")) == 3
 
 
 def test_a_text_that_is_no_yaml_says_where() -> None:
