@@ -63,7 +63,7 @@ async def leave_at_random(http: httpx.AsyncClient, service: Service, chance: ran
         "stream": True,
         "max_tokens": LEAVERS_TOKENS,
         "ignore_eos": True,
-        "skip_special_tokens": False,  # past its end the model repeats one: no text, no event
+        "skip_special_tokens": False,  # past its end the model repeats one: no text
         "temperature": 0,
     }
     lines = chance.randrange(40)

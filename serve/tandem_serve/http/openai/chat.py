@@ -131,13 +131,14 @@ class ChatFormatter:
     def chunk_choices(self, index: int, output: Output) -> list[dict[str, Any]]:
         """Choices of chunks, as OpenAI cuts them.
 
-        The first of each choice has the role and no text, the last the reason and no more.
+        The first of each choice has the role and no text, the last the reason and no more. Those
+        between have the text of new tokens, which may be none.
         """
         choices: list[dict[str, Any]] = []
         if index not in self._begun:
             self._begun.add(index)
             choices.append(_delta(index, {"role": "assistant", "content": "", "refusal": None}))
-        if output.text or output.logprobs:
+        if output.token_ids:
             has_logprobs = self._has_logprobs and bool(output.logprobs)
             logprobs = chat_logprobs(self._codec, output.logprobs) if has_logprobs else None
             choices.append(_delta(index, {"content": output.text}, logprobs=logprobs))

@@ -80,7 +80,9 @@ class GenerationResponse:
     async def events(
         self, *, includes_usage: bool, has_continuous_usage: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events, for each output with something to show.
+        """The answer as server-sent events, one for each output, tokens without text among them.
+
+        As in vLLM: clients take the first one for the first token, and count the gaps.
 
         Args:
             includes_usage: One more chunk has the usage.
@@ -91,17 +93,11 @@ class GenerationResponse:
         )
         async with aclosing(self.generation.outputs()) as outputs:
             async for prompt, output in outputs:
-                if _shows(output):
-                    index = self._index(prompt, output)
-                    usage = self.generation.usage() if has_continuous_usage else None
-                    yield await TEXT_POOL.run(
-                        _is_long(output.prompt_logprobs),
-                        self._chunks,
-                        envelope,
-                        index,
-                        output,
-                        usage,
-                    )
+                index = self._index(prompt, output)
+                usage = self.generation.usage() if has_continuous_usage else None
+                yield await TEXT_POOL.run(
+                    _is_long(output.prompt_logprobs), self._chunks, envelope, index, output, usage
+                )
         if includes_usage:
             yield envelope.usage(self.generation.usage())
         yield DONE
@@ -145,11 +141,6 @@ class GenerationResponse:
             "system_fingerprint": None,
             **self.formatter.head_fields(),
         }
-
-
-def _shows(output: Output) -> bool:
-    """True when an event is worth its bytes; half a character or stop string is not."""
-    return bool(output.text or output.finish_reason or output.logprobs or output.prompt_logprobs)
 
 
 def _is_long(prompt_logprobs: PromptLogprobs | None) -> bool:

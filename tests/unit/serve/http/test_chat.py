@@ -117,7 +117,7 @@ async def test_each_choice_begins_with_its_role() -> None:
     ]
 
 
-async def test_no_event_without_text_but_its_token_counts() -> None:
+async def test_tokens_without_text_have_events() -> None:
     # "tn" may begin the stop string "tna" and is held back; "tna" ends the answer.
     response = await chat(
         FakeEngine(), stream=True, stop="tna", stream_options={"include_usage": True}
@@ -127,6 +127,9 @@ async def test_no_event_without_text_but_its_token_counts() -> None:
     assert [c["choices"][0]["delta"] for c in chunks[:-1]] == [
         BEGINNING,
         {"content": ":"},
+        {"content": ""},
+        {"content": ""},
+        {"content": ""},
         {},
     ]
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
@@ -306,4 +309,8 @@ async def test_an_answer_may_end_with_its_first_token() -> None:
 
     response = await chat(engine, stream=True, logit_bias={str(END): 100}, stop=":")
 
-    assert [c["choices"][0]["delta"] for c in events(response)] == [BEGINNING, {}]
+    assert [c["choices"][0]["delta"] for c in events(response)] == [
+        BEGINNING,
+        {"content": ""},
+        {},
+    ]
