@@ -42,9 +42,13 @@ _SETTLE_S: Final = 15.0
 """Seconds in which each service has its first step, which parses its spec and writes its status."""
 
 _FIGURES: Final = {
-    "ttft_s": 0.6, "ttft_samples": 100, "tpot_s": 0.05, "tpot_samples": 100, "queue_age_s": 0,
-    "capacity": 10, "kv_usage": 0.5, "zero_load_ttft_s": 0.3, "zero_load_tpot_s": 0.04,
+    "ttft_s": 0.6, "ttft_samples": 100, "tpot_s": 0.05, "tpot_samples": 100,
     "tpot_pace_ratio": 0.95, "token_budget": 512, "token_budget_used_ratio": 0.7,
+}  # fmt: skip
+_OF_REPLICAS: Final = {
+    "exposures": 4, "refused_rate": 0, "queue_age_s": 0, "ongoing_requests": 8, "least_running": 1,
+    "steps": 3000, "kv_usage": 0.5, "capacity": 10, "concurrency": 20, "zero_load_ttft_s": 0.3,
+    "zero_load_tpot_s": 0.04,
 }  # fmt: skip
 _SERVICE: Final = re.compile(r'inference_service="([^"]*)"')
 
@@ -239,11 +243,11 @@ class _Servers:
         found = _SERVICE.search(str((await request.post())["query"]))
         service, now = found[1] if found else "", time.time()
         load = 20 if self._world.pods_elsewhere else 7
-        figures = {**_FIGURES, "arrival_rate": load * self._replicas, "evaluated_at": now}
+        figures = {**_FIGURES, "evaluated_at": now}
         vector = [_sample({"signal": name}, now, value) for name, value in figures.items()]
         parts = {
-            "received": self._received, "scraped_at": now, "exposed_at": now,
-            "started_at": self._began,
+            **_OF_REPLICAS, "arrival_rate": load, "received": self._received, "scraped_at": now,
+            "exposed_at": now, "started_at": self._began,
         }  # fmt: skip
         vector += [
             _sample({"signal": f"pod_{name}", "pod": f"{service}-{number}"}, now, value)

@@ -56,6 +56,12 @@ TARGETS_FEASIBLE: Final = "TargetsFeasible"
 NO_ESTIMATE: Final = "NoEstimate"
 """The replicas cannot predict the latencies of an idle one yet."""
 ENOUGH_CAPACITY: Final = "EnoughCapacity"
+PARTIAL_METRICS: Final = "PartialMetrics"
+"""Some replicas cannot be judged; the others decide."""
+REPLICAS_OVERDUE: Final = "ReplicasOverdue"
+"""Replicas do not answer, for longer than a start takes."""
+REPLICAS_STALLED: Final = "ReplicasStalled"
+"""Replicas compute no step though they have work."""
 
 # Events
 SCALED_UP: Final = "ScaledUp"

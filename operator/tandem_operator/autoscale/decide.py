@@ -50,6 +50,15 @@ class _Case:
     def down_window_s(self) -> float:
         return max(self.policy.down_window_s, self.history.cold_start_s)
 
+    @property
+    def replaced(self) -> int:
+        """Lost replicas in whose place others are asked for: one, of many a tenth.
+
+        Where more are lost the cause is not theirs, and others would be lost, too.
+        """
+        most = max(1, math.floor(self.current * self.policy.max_shrink))
+        return min(self.observation.lost, most)
+
     def hold(self, reason: DecisionReason, recommended: int | None = None) -> _Verdict:
         return _Verdict(self.current, reason, self.current if recommended is None else recommended)
 
@@ -96,7 +105,9 @@ def _by_trust(case: _Case, problem: SignalProblem | None) -> _Verdict | None:
     if observation.is_at_zero:
         return _at_zero(case)
     if observation.ready == 0:
-        return case.hold(DecisionReason.REPLICAS_STARTING)
+        is_lost = observation.pending == 0
+        reason = DecisionReason.REPLICAS_LOST if is_lost else DecisionReason.REPLICAS_STARTING
+        return case.hold(reason)
     if problem is not None:
         return case.hold(_REASON_OF[problem])
     has_answers = any(
@@ -123,8 +134,10 @@ def _by_load(case: _Case, load: Load) -> _Verdict:
     is_infeasible = bool(case.observation.infeasible_targets) or _has_no_capacity(case)
     if is_infeasible and not is_idle:
         return case.hold(DecisionReason.SLO_INFEASIBLE)
-    if load.needed is not None and load.needed > case.current:
-        return _grow(case, load.needed, DecisionReason.PREDICTED_OVERLOAD, confirmed=load.confirmed)
+    needed = None if load.needed is None else load.needed + case.replaced
+    if needed is not None and needed > case.current:
+        confirmed = load.confirmed and load.confirmed + case.replaced
+        return _grow(case, needed, DecisionReason.PREDICTED_OVERLOAD, confirmed=confirmed)
     if load.is_missed:
         return _after_a_miss(case, load)
     return _shrink(case, load)
@@ -140,6 +153,8 @@ def _after_a_miss(case: _Case, load: Load) -> _Verdict:
     observation, history, now = case.observation, case.history, case.now
     if observation.pending:
         return case.hold(DecisionReason.REPLICAS_STARTING)
+    if observation.lost > case.replaced:
+        return case.hold(DecisionReason.REPLICAS_LOST)
     settle_s = case.policy.settle_s
     recovers = history.is_draining(now, observation.queue_age_s or 0.0, settle_s)
     if recovers and history.since_growth_s(now) < case.down_window_s + history.cold_start_s:
@@ -189,7 +204,9 @@ def _step_up(case: _Case) -> int:
 def _shrink(case: _Case, load: Load) -> _Verdict:
     """Remove replicas that have been superfluous for all of the window."""
     policy, history, current = case.policy, case.history, case.current
-    fewest = current if load.fewest is None else max(load.fewest, policy.min_replicas)
+    fewest = current
+    if load.fewest is not None:
+        fewest = max(load.fewest + case.replaced, policy.min_replicas)
     if fewest >= current:
         return case.hold(_reason_to_stay(case, load))
     window_s = case.down_window_s
@@ -239,6 +256,8 @@ def _inputs(
     found: dict[str, float | None] = {
         "ready": observation.ready,
         "pending": observation.pending,
+        "lost": observation.lost,
+        "unseen": observation.unseen,
         "current": observation.desired,
         "room": observation.room,
         "arrival_rate": observation.arrival_rate,

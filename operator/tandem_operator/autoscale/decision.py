@@ -17,6 +17,8 @@ class DecisionReason(StrEnum):
     METRICS_UNREACHABLE = "MetricsUnreachable"
     TOO_FEW_SAMPLES = "TooFewSamples"
     REPLICAS_STARTING = "ReplicasStarting"
+    REPLICAS_LOST = "ReplicasLost"
+    """Replicas carry nothing, too many to be replaced: the cause is none of theirs."""
     STABILIZING = "Stabilizing"
     """Another number is recommended, but not for all of the window yet."""
     AT_MAXIMUM = "AtMaximum"

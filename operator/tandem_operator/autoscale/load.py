@@ -84,7 +84,7 @@ def load_of(
         queue_age_ratio=min(queue_age_s / ttft.target_s, MAX_RATIO) if ttft else None,
         needed_by_rate=_needed_by_rate(observation, policy, queue_age_s),
         needed_by_ongoing=_needed_by_ongoing(observation, policy, ongoing_before),
-        fewest=_fewest(observation, policy, queue_age_s),
+        fewest=_fewest_of_all(observation, policy, queue_age_s),
     )
 
 
@@ -133,6 +133,14 @@ def _by_ongoing(observation: Observation, policy: ScalingPolicy, headroom: float
     # More than the replicas can hold is a queue: it says nothing more about the load.
     held = min(sure, most * observation.ready)
     return _ceil(held * headroom**2 / most + (sure - held) / (capacity * policy.drain_s))
+
+
+def _fewest_of_all(
+    observation: Observation, policy: ScalingPolicy, queue_age_s: float
+) -> int | None:
+    """Return the fewest replicas with the most load that there may be."""
+    fewest = _fewest(observation.at_most(), policy, queue_age_s)
+    return None if fewest is None else max(fewest, observation.unseen)
 
 
 def _fewest(observation: Observation, policy: ScalingPolicy, queue_age_s: float) -> int | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -36,6 +36,15 @@ class LatencySignal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """The load of one replica; None: unknown."""
+
+    arrival_rate: float | None = None
+    ongoing_requests: float | None = None
+    kv_usage: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """One service as its metrics and pods show it.
 
@@ -48,6 +57,20 @@ class Observation:
     starting: int = 0
     """Replicas that have a pod and do not answer yet."""
 
+    overdue: int = 0
+    """Of the replicas that do not answer, those that were waited for long enough: they count as no
+    capacity."""
+
+    stalled: int = 0
+    """Of `ready`, those that compute no step though they have work: they count as no capacity."""
+
+    unseen: int = 0
+    """Of `ready`, those whose own figures are missing, or cannot be trusted. The others' are what
+    there is at least."""
+
+    busiest: ReplicaLoad = ReplicaLoad()
+    """The most that a replica has of each; an unseen one may have as much."""
+
     desired: int
     """Replicas in force, asked for by the last decision or by hand."""
 
@@ -58,7 +81,8 @@ class Observation:
     """None: the SLO has no such target."""
 
     queue_age_s: float | None = None
-    """Age of the oldest request that has had no step yet; 0: there is none."""
+    """Age of the oldest request that has had no step yet, of the replica in the middle; 0: there is
+    none. One replica that hangs does not move it."""
 
     arrival_rate: float | None = None
     """Requests a second, counted when they arrive: completions hide saturation."""
@@ -91,8 +115,13 @@ class Observation:
 
     @property
     def pending(self) -> int:
-        """Replicas asked for that do not answer yet."""
-        return max(self.starting, self.desired - self.ready, 0)
+        """Replicas asked for that do not answer yet, and are waited for."""
+        return max(max(self.starting, self.desired - self.ready) - self.overdue, 0)
+
+    @property
+    def lost(self) -> int:
+        """Replicas that carry nothing, and are not expected to."""
+        return min(self.overdue, max(self.desired - self.ready, 0)) + self.stalled
 
     @property
     def is_at_zero(self) -> bool:
@@ -112,6 +141,22 @@ class Observation:
             if signal and zero_load_s is not None and zero_load_s > signal.target_s
         )
 
+    def at_most(self) -> "Observation":
+        """Return it with the most load that there may be: each unseen replica is the busiest."""
+        if not self.unseen or not self.ready:
+            return self
+        rate, ongoing = self.busiest.arrival_rate, self.busiest.ongoing_requests
+        unseen, kv_usage = self.unseen, self.kv_usage
+        if kv_usage is not None:
+            more = (self.busiest.kv_usage or 0.0) - kv_usage
+            kv_usage += max(more, 0.0) * unseen / self.ready
+        return replace(
+            self,
+            arrival_rate=_plus(self.arrival_rate, unseen, rate),
+            ongoing_requests=_plus(self.ongoing_requests, unseen, ongoing),
+            kv_usage=kv_usage,
+        )
+
     def signals(self) -> Iterator[LatencySignal]:
         """Yield the latencies that have a target."""
         yield from (signal for signal in (self.ttft, self.tpot) if signal is not None)
@@ -122,7 +167,7 @@ class Observation:
             return self.problem
         if self.arrival_rate is None or self.queue_age_s is None or not any(self.signals()):
             return SignalProblem.MISSING
-        if not all(map(_is_amount, self._amounts())):
+        if not all(map(is_amount, self._amounts())):
             return SignalProblem.NOT_A_NUMBER
         # An age far below zero is a clock that differs.
         if any(abs(signal.age_s) > max_age_s for signal in self.signals()):
@@ -141,7 +186,12 @@ class Observation:
             yield signal.value_s if signal.num_samples else None
 
 
-def _is_amount(value: float | None) -> bool:
+def _plus(value: float | None, number: int, each: float | None) -> float | None:
+    return None if value is None else value + number * (each or 0.0)
+
+
+def is_amount(value: float | None) -> bool:
+    """Return False for NaN, infinite and negative numbers."""
     return value is None or (math.isfinite(value) and value >= 0)
 
 

@@ -80,8 +80,13 @@ def _range_text(low: float, high: float) -> str:
 
 
 def stuck_sample(pod: str, sample: PodSample, max_age_s: float) -> Doubt | None:
-    """Return the reason for not trusting a sample that was old when it was scraped."""
+    """Return the reason for not trusting a sample that was old when it was scraped.
+
+    Where the moment of its making moves on, only the replica's clock is behind.
+    """
     if sample.exposed_at is None or sample.scraped_at - sample.exposed_at <= max_age_s:
+        return None
+    if sample.exposures:
         return None
     age_s = sample.scraped_at - sample.exposed_at
     return Doubt(

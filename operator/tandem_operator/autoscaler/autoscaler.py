@@ -36,7 +36,12 @@ from tandem_operator.autoscaler.measure import (
 )
 from tandem_operator.autoscaler.memory import Memory
 from tandem_operator.autoscaler.node_room import NodeReader
-from tandem_operator.autoscaler.policies import max_age_s, max_gap_s, scaling_policy
+from tandem_operator.autoscaler.policies import (
+    max_age_s,
+    max_gap_s,
+    scaling_policy,
+    start_credit_s,
+)
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
 from tandem_operator.autoscaler.publish import Publisher
 from tandem_operator.autoscaler.refusals import Refusals
@@ -96,6 +101,16 @@ class _View:
     def is_at_zero(self) -> bool:
         """True where no replica answers, and none should."""
         return self.current == 0 and all(one.ready_at is None for one in self.pods)
+
+    @property
+    def overdue(self) -> list[str]:
+        """The replicas that have not answered for longer than a start takes."""
+        credit_s = start_credit_s(self.service, self.memory.history.cold_start_s)
+        names = [one.name for one in self.pods if one.is_overdue(self.now, credit_s)]
+        short_since = self.memory.short_since
+        if short_since is not None and self.now - short_since > credit_s:
+            names += ["that has no pod"] * (self.current - len(self.pods))
+        return names
 
     @property
     def replicas(self) -> list[Replica]:
@@ -195,6 +210,7 @@ class Autoscaler:
             memory=memory,
             now=time.time(),
         )
+        memory.count_pods(len(pods), view.current, view.now)
         ready = sum(one.ready_at is not None for one in pods)
         self._metrics.set_replicas(key, desired=view.in_force, ready=ready)
         if not view.is_at_zero:
@@ -234,7 +250,7 @@ class Autoscaler:
         await self._publisher.write(view.found, numbers, view.memory)
 
     async def _autoscale(self, view: _View) -> None:
-        measured = await self._observe(view)
+        measured = (await self._observe(view)).with_overdue(view.overdue)
         told = await self._decide(view, measured)
         history = _record(view, told)
         await self._write(view, told, history)
@@ -267,9 +283,15 @@ class Autoscaler:
             return unmeasured(doubt, replicas, view.current)
         targets = Targets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
         age_s = max_age_s(self._settings.autoscaling)
-        measured = measure(signals, targets, replicas, view.current, max_age_s=age_s)
-        doubt_of_one = await self._cross_check.check(signals, view.pods, view.memory)
-        return measured.doubted(doubt_of_one) if doubt_of_one else measured
+        disagreeing = await self._cross_check.check(signals, view.pods, view.memory)
+        return measure(
+            signals,
+            targets,
+            replicas,
+            view.current,
+            max_age_s=age_s,
+            disagreeing=disagreeing,
+        )
 
     async def _decide(self, view: _View, measured: Measured) -> Told:
         """Decide; once more within the budget, and once more within the room on the nodes."""
@@ -285,7 +307,13 @@ class Autoscaler:
             decision = self._decided(view, observation, granted)
             is_short = decision.reason is DecisionReason.CAPACITY_UNAVAILABLE
             note = room.message if is_short else note
-        return Told(decision=decision, observation=observation, note=note, engine=measured.engine)
+        return Told(
+            decision=decision,
+            observation=observation,
+            note=note,
+            remarks=measured.remarks,
+            engine=measured.engine,
+        )
 
     def _decided(
         self, view: _View, observation: Observation, granted: int | None = None

@@ -1,7 +1,7 @@
 """Reads one replica's own metrics each period, and compares Prometheus with them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tandem_operator.autoscaler.agreement import Doubt, compare, next_pod
 from tandem_operator.autoscaler.exposition import Reading, read_exposition
@@ -25,25 +25,40 @@ class CrossCheck:
 
     async def check(
         self, signals: Signals, pods: Sequence[ReplicaPod], memory: Memory
-    ) -> Doubt | None:
-        """Return the reason for not trusting `signals`, which were asked for before; None: none."""
+    ) -> Mapping[str, Doubt]:
+        """Return the replicas that differ from `signals`, which were asked for before, by pod.
+
+        They are those whose own last reading did. Where at least half of the readings did,
+        Prometheus itself is in doubt: then it is all replicas.
+        """
+        await self._check_next(signals, pods, memory)
+        doubts = {uid: doubt for uid, doubt in memory.doubts.items() if doubt is not None}
+        if 2 * len(doubts) < len(memory.doubts):
+            return {pod.name: doubts[pod.uid] for pod in pods if pod.uid in doubts}
+        first = next(iter(doubts.values()), None)
+        return {} if first is None else dict.fromkeys([pod.name for pod in pods], first)
+
+    async def _check_next(
+        self, signals: Signals, pods: Sequence[ReplicaPod], memory: Memory
+    ) -> None:
         if memory.left_out:
             memory.left_out -= 1
-            return None
+            return
         by_name = {pod.name: pod for pod in pods if pod.ip and pod.ready_at is not None}
         name = next_pod([pod for pod in by_name if pod in signals.pods], memory.last_read)
         if name is None:
-            return None
+            return
         memory.last_read = name
         pod = by_name[name]
         before, after = memory.readings.get(pod.uid), await self._read(pod)
         memory.note_reading(pod, after)
         if after is None:
+            memory.doubts.pop(pod.uid, None)
             self._count("unreadable")
-            return None
+            return
         doubt = compare(name, signals.pods[name], before, after)
+        memory.doubts[pod.uid] = doubt
         self._count(doubt.problem.value.lower() if doubt else "agrees")
-        return doubt
 
     async def _read(self, pod: ReplicaPod) -> Reading | None:
         read_at = time.time()

@@ -11,6 +11,7 @@ from tandem_operator.autoscale.history import MAX_DECISIONS, Change, History
 from tandem_operator.autoscale.mode import StatusScaling
 from tandem_operator.autoscale.observation import Observation
 from tandem_operator.autoscaler.messages import message_of
+from tandem_operator.autoscaler.remarks import NO_REMARKS, Remarks
 from tandem_operator.clock import seconds_between, to_unix_s
 from tandem_operator.status.conditions import (
     Condition,
@@ -58,12 +59,14 @@ class Told:
     decision: Decision
     observation: Observation
     note: str = ""
+    remarks: Remarks = NO_REMARKS
     engine: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def message(self) -> str:
-        """The reason as a sentence."""
-        return message_of(self.decision, self.note)
+        """The reason as a sentence, with what it leaves out."""
+        text = message_of(self.decision, self.note)
+        return f"{text}; {self.remarks.text}" if self.remarks.text else text
 
     @property
     def is_metrics_problem(self) -> bool:
@@ -173,6 +176,8 @@ def _active(told: Told) -> Condition:
     if told.observation.problem is not None:
         # No replica answers, so there is nothing to measure.
         return Condition(kind, ConditionStatus.UNKNOWN, reason, told.message)
+    if told.observation.unseen:
+        return Condition(kind, ConditionStatus.TRUE, reasons.PARTIAL_METRICS, told.remarks.text)
     text = "the metrics can be trusted"
     if told.observation.is_at_zero:
         text = "without a replica there is nothing to measure; requests are counted"
@@ -223,6 +228,10 @@ def _capacity(told: Told) -> Condition:
     if told.decision.reason is DecisionReason.CAPACITY_UNAVAILABLE:
         reason = str(told.decision.reason)
         return Condition(kind, ConditionStatus.FALSE, reason, told.message)
+    if told.observation.overdue:
+        return Condition(kind, ConditionStatus.FALSE, reasons.REPLICAS_OVERDUE, told.remarks.lost)
+    if told.observation.stalled:
+        return Condition(kind, ConditionStatus.FALSE, reasons.REPLICAS_STALLED, told.remarks.lost)
     text = "no replica is held back for want of room on the nodes"
     return Condition(kind, ConditionStatus.TRUE, reasons.ENOUGH_CAPACITY, text)
 

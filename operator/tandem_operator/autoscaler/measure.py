@@ -10,15 +10,26 @@ from tandem_operator.autoscale.observation import (
     Observation,
     SignalProblem,
     finite,
+    is_amount,
 )
-from tandem_operator.autoscaler.agreement import Doubt, stuck_sample
-from tandem_operator.autoscaler.signals import Signals
+from tandem_operator.autoscaler.aggregate import aggregate, find_doubts, is_stalled
+from tandem_operator.autoscaler.agreement import Doubt
+from tandem_operator.autoscaler.remarks import NO_REMARKS, Remarks
+from tandem_operator.autoscaler.signals import PodSample, Signals
 
 FRESH_S: Final = 60.0
 """Seconds for which a replica that has begun to answer may be unknown to Prometheus."""
 
 _ENGINE: Final = ("tpot_pace_ratio", "token_budget", "token_budget_used_ratio")
 _MAX_SAMPLES: Final = 1e12
+_LAGS: Final = 4.0
+"""Multiple of the usual age of a queue from which on a replica's is told."""
+
+_NO_REPLICA: Final = (
+    "Prometheus has no replica of the service; it must scrape port 9464 of the replicas' pods and "
+    "give their series the labels namespace and inference_service (with honorLabels or its own "
+    "relabelings they may be called exported_…)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +58,17 @@ class Measured:
     note: str = ""
     """A sentence about the reason for not trusting it."""
 
+    remarks: Remarks = NO_REMARKS
     engine: Mapping[str, float | None] = field(default_factory=dict)
     """State of the replicas' own means to keep the targets, which come first."""
 
-    def doubted(self, doubt: Doubt) -> "Measured":
-        """Return it as not to be trusted, unless it is not already."""
-        if self.observation.problem is not None:
-            return self
-        observation = replace(self.observation, problem=doubt.problem)
-        return replace(self, observation=observation, note=doubt.message)
+    def with_overdue(self, names: Sequence[str]) -> "Measured":
+        """Return it with the replicas that are waited for no longer."""
+        return replace(
+            self,
+            observation=replace(self.observation, overdue=len(names)),
+            remarks=replace(self.remarks, overdue=tuple(names)),
+        )
 
 
 def unmeasured(doubt: Doubt, replicas: Sequence[Replica], desired: int) -> Measured:
@@ -96,37 +109,49 @@ def measure(
     desired: int,
     *,
     max_age_s: float,
+    disagreeing: Mapping[str, Doubt] | None = None,
 ) -> Measured:
-    """Return the observation that signals and pods give together."""
-    ready = [one for one in replicas if one.is_ready and not _is_unmeasured(one, signals)]
-    doubt = _doubt(signals, targets, [one.pod for one in ready], max_age_s)
-    if doubt is not None and doubt.problem is SignalProblem.MISSING:
-        missing = unmeasured(doubt, replicas, desired)
-        starting = len(replicas) - len(ready)
-        return replace(
-            missing,
-            observation=replace(missing.observation, ready=len(ready), starting=starting),
-        )
-    age_s = _age_s(signals)
+    """Return the observation that signals and pods give together.
+
+    While at least half of the replicas that answer can be trusted, they decide; the others are
+    unseen. `disagreeing` has those whose own metrics differ from Prometheus, by pod.
+    """
+    ready = [one.pod for one in replicas if one.is_ready and not _is_unmeasured(one, signals)]
+    doubts = find_doubts(ready, signals, disagreeing or {}, max_age_s=max_age_s)
     observation = Observation(
-        ready=len(ready),
-        starting=len(replicas) - len(ready),
-        desired=desired,
-        ttft=_latency(signals, "ttft", targets.ttft_s, age_s),
-        tpot=_latency(signals, "tpot", targets.tpot_s, age_s),
-        queue_age_s=signals.get("queue_age_s"),
-        arrival_rate=signals.get("arrival_rate"),
-        capacity_per_replica=signals.get("capacity"),
-        ongoing_requests=signals.get("ongoing_requests"),
-        concurrency_per_replica=signals.get("concurrency"),
-        zero_load_ttft_s=signals.get("zero_load_ttft_s"),
-        zero_load_tpot_s=signals.get("zero_load_tpot_s"),
-        kv_usage=signals.get("kv_usage"),
-        problem=doubt.problem if doubt else None,
+        ready=len(ready), starting=len(replicas) - len(ready), desired=desired, unseen=len(doubts)
     )
+    if (doubt := _doubt(signals, targets, ready, doubts)) is not None:
+        return Measured(
+            observation=replace(observation, unseen=0, problem=doubt.problem), note=doubt.message
+        )
+    seen = {pod: signals.pods[pod] for pod in ready if pod not in doubts}
+    stalled = [pod for pod, sample in seen.items() if is_stalled(sample, max_age_s)]
+    working = [sample for pod, sample in seen.items() if pod not in stalled]
+    found = aggregate([*seen.values()], working or [*seen.values()])
+    lagging = [pod for pod, one in seen.items() if _lags(one, found.queue_age_s, targets)]
+    age_s = signals.evaluated_at - max((one.scraped_at for one in seen.values()), default=math.nan)
     return Measured(
-        observation=observation,
-        note=doubt.message if doubt else "",
+        observation=replace(
+            observation,
+            stalled=len(stalled),
+            ttft=_latency(signals, "ttft", targets.ttft_s, age_s),
+            tpot=_latency(signals, "tpot", targets.tpot_s, age_s),
+            queue_age_s=found.queue_age_s,
+            arrival_rate=found.arrival_rate + _rate_elsewhere(signals, ready),
+            capacity_per_replica=found.capacity,
+            ongoing_requests=found.ongoing_requests,
+            concurrency_per_replica=found.concurrency,
+            zero_load_ttft_s=found.zero_load_ttft_s,
+            zero_load_tpot_s=found.zero_load_tpot_s,
+            kv_usage=found.kv_usage,
+            busiest=found.busiest,
+        ),
+        remarks=Remarks(
+            unseen=tuple(doubt.message for doubt in doubts.values()),
+            stalled=tuple(stalled),
+            lagging=tuple(pod for pod in lagging if pod not in stalled),
+        ),
         engine={name: finite(signals.get(name)) for name in _ENGINE},
     )
 
@@ -135,48 +160,43 @@ def _is_unmeasured(replica: Replica, signals: Signals) -> bool:
     """Return True for a replica that is too young to have been scraped twice."""
     if not replica.is_fresh:
         return False
-    return replica.pod not in signals.pods or signals.get("arrival_rate") is None
+    sample = signals.pods.get(replica.pod)
+    return sample is None or sample.arrival_rate is None
 
 
 def _doubt(
-    signals: Signals, targets: Targets, ready: Sequence[str], max_age_s: float
+    signals: Signals, targets: Targets, ready: Sequence[str], doubts: Mapping[str, Doubt]
 ) -> Doubt | None:
-    if missing := _missing(signals, targets, ready):
-        return Doubt(SignalProblem.MISSING, missing)
-    for pod in ready:
-        sample = signals.pods[pod]
-        if doubt := stuck_sample(pod, sample, max_age_s):
-            return doubt
-        if (age_s := signals.evaluated_at - sample.scraped_at) > max_age_s:
-            text = f"replica {pod} was last scraped {age_s:.0f} s ago, more than {max_age_s:.0f}"
-            return Doubt(SignalProblem.STALE, text)
+    """Return the reason for trusting none of the figures; None: enough can be trusted."""
+    if not signals.pods:
+        return Doubt(SignalProblem.MISSING, _NO_REPLICA)
+    if 2 * len(doubts) > len(ready):
+        first = next(iter(doubts.values()))
+        text = f"{len(doubts)} of {len(ready)} replicas cannot be judged; {first.message}"
+        return Doubt(first.problem, text if len(ready) > 1 else first.message)
+    needed = ["ttft_s", "ttft_samples"] if targets.ttft_s is not None else []
+    needed += ["tpot_s", "tpot_samples"] if targets.tpot_s is not None else []
+    for name in needed:
+        if signals.get(name) is None:
+            text = f"Prometheus gives no {name} of the service: the window needs two scrapes"
+            return Doubt(SignalProblem.MISSING, f"{text} at least")
     samples = (signals.get("ttft_samples"), signals.get("tpot_samples"))
     if any(one is not None and not 0 <= one < _MAX_SAMPLES for one in samples):
         return Doubt(SignalProblem.NOT_A_NUMBER, "the number of requests in the window is none")
     return None
 
 
-def _missing(signals: Signals, targets: Targets, ready: Sequence[str]) -> str | None:
-    """Return the sentence about the first series that is missing; None: none is."""
-    if not signals.pods:
-        return (
-            "Prometheus has no replica of the service; it must scrape port 9464 of the replicas' "
-            "pods and give their series the labels namespace and inference_service (with "
-            "honorLabels or its own relabelings they may be called exported_…)"
-        )
-    unknown = [pod for pod in ready if pod not in signals.pods]
-    if unknown:
-        text = f"Prometheus has {len(ready) - len(unknown)} of {len(ready)} replicas that answer"
-        return f"{text}; it lacks {unknown[0]}"
-    needed = ["queue_age_s", "arrival_rate"]
-    needed += ["ttft_s", "ttft_samples"] if targets.ttft_s is not None else []
-    needed += ["tpot_s", "tpot_samples"] if targets.tpot_s is not None else []
-    absent = [name for name in needed if signals.get(name) is None]
-    if absent:
-        return (
-            f"Prometheus gives no {absent[0]} of the service: the window needs two scrapes at least"
-        )
-    return None
+def _rate_elsewhere(signals: Signals, ready: Sequence[str]) -> float:
+    """Return the requests a second that came to replicas which start or end: demand, too."""
+    rates = (one.arrival_rate or 0.0 for pod, one in signals.pods.items() if pod not in ready)
+    return signals.ended_rate + sum(rate for rate in rates if is_amount(rate))
+
+
+def _lags(sample: PodSample, usual_s: float | None, targets: Targets) -> bool:
+    """Return True for a queue that is older than the target, while most are far younger."""
+    if targets.ttft_s is None or sample.queue_age_s is None:
+        return False
+    return sample.queue_age_s > max(targets.ttft_s, _LAGS * (usual_s or 0.0))
 
 
 def _latency(
@@ -187,9 +207,3 @@ def _latency(
         return None
     num_samples = round(samples) if samples is not None and 0 <= samples < _MAX_SAMPLES else 0
     return LatencySignal(value, target_s, num_samples, age_s)
-
-
-def _age_s(signals: Signals) -> float:
-    """Return the seconds since the newest scrape."""
-    newest = max((one.scraped_at for one in signals.pods.values()), default=math.nan)
-    return signals.evaluated_at - newest

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from tandem_operator.autoscale.history import History
+from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.document import Document, kept_history
 from tandem_operator.autoscaler.exposition import Reading
 from tandem_operator.autoscaler.replicas import ReplicaPod
@@ -35,6 +36,12 @@ class Memory:
 
     last_read: str | None = None
     """The replica that was read last."""
+
+    doubts: dict[str, Doubt | None] = field(default_factory=dict)
+    """The result of each replica's last reading, by uid of its pod; None: it agrees."""
+
+    short_since: float | None = None
+    """The moment from which on there have been fewer pods than replicas; None: there are enough."""
 
     unreadable: int = 0
     """Readings that failed, one after the other."""
@@ -67,6 +74,11 @@ class Memory:
         self.unreadable = 0
         self.readings[pod.uid] = reading
 
+    def count_pods(self, pods: int, replicas: int, now: float) -> None:
+        """Keep the moment from which on pods are missing."""
+        is_short = pods < replicas
+        self.short_since = (self.short_since or now) if is_short else None
+
     def measure_cold_starts(self, pods: Iterable[ReplicaPod]) -> None:
         """Add the cold starts of replicas that have begun to answer."""
         there = {pod.uid: pod for pod in pods}
@@ -75,5 +87,6 @@ class Memory:
                 self.measured.add(uid)
                 self.history = self.history.with_cold_start(pod.cold_start_s)
         self.measured &= set(there)
-        for uid in set(self.readings) - set(there):
-            del self.readings[uid]
+        for known in (self.readings, self.doubts):
+            for uid in set(known) - set(there):
+                del known[uid]

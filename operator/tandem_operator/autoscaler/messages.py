@@ -70,6 +70,10 @@ def _starting(inputs: Inputs) -> str:
     return f"{_number(inputs, 'pending')} replicas are starting"
 
 
+def _lost(inputs: Inputs) -> str:
+    return f"{_number(inputs, 'lost')} replicas carry nothing, too many for others in their place"
+
+
 def _number(inputs: Inputs, name: str) -> str:
     value = inputs.get(name)
     return "an unknown number of" if value is None else f"{value:.3g}"
@@ -86,6 +90,7 @@ _TEXTS: Final[Mapping[DecisionReason, Callable[[Inputs], str]]] = {
     _R.METRICS_UNREACHABLE: _constant("Prometheus cannot be asked"),
     _R.TOO_FEW_SAMPLES: _constant("too few requests were answered to judge the latencies"),
     _R.REPLICAS_STARTING: _starting,
+    _R.REPLICAS_LOST: _lost,
     _R.STABILIZING: _constant("another number has not been recommended for all of the window"),
     _R.AT_MAXIMUM: _constant("more replicas are needed than maxReplicas allows"),
     _R.AT_MINIMUM: _constant("fewer replicas would do, and minReplicas keeps them"),

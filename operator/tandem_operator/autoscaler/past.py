@@ -104,13 +104,13 @@ def moments(
 def _observation(
     signals: Signals, numbers: Numbers | None, targets: Targets, max_age_s: float
 ) -> Observation:
-    scraped = sorted(signals.pods)
-    replicas = [Replica(pod, is_ready=True, is_fresh=True) for pod in scraped]
-    numbers = numbers or Numbers(len(scraped), len(scraped))
+    numbers = numbers or Numbers(len(signals.pods), len(signals.pods))
+    # Pods stay in Prometheus' answers for some minutes after their end.
+    newest = sorted(signals.pods, key=lambda pod: signals.pods[pod].scraped_at, reverse=True)
+    scraped = newest[: numbers.ready] if numbers.ready else newest
+    replicas = [Replica(pod, is_ready=True, is_fresh=True) for pod in sorted(scraped)]
     measured = measure(signals, targets, replicas, numbers.desired, max_age_s=max_age_s)
     observation = measured.observation
-    # Pods stay in Prometheus' answers for some minutes after their end.
-    ready = min(observation.ready, numbers.ready) if numbers.ready else observation.ready
-    starting = max(observation.desired - ready, 0)
+    starting = max(observation.desired - observation.ready, 0)
     # Requests to a service without replicas are not part of the past.
-    return replace(observation, ready=ready, starting=starting, refused=0)
+    return replace(observation, starting=starting, refused=0)

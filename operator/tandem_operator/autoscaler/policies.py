@@ -13,8 +13,14 @@ from tandem_operator.autoscale.schedule import (
 from tandem_operator.clock import UnknownTimeZone, utc_offset_s
 from tandem_operator.render.settings import AutoscalingSettings
 from tandem_serve.api.scaling import ScalingSpec
+from tandem_serve.api.spec import InferenceService
 
 _log: Final = logging.getLogger(__name__)
+
+_CREDIT: Final = 2.0
+"""Measured cold starts for which a replica is waited for."""
+
+_LEAST_CREDIT_S: Final = 60.0
 
 
 def scaling_policy(
@@ -40,6 +46,16 @@ def scaling_policy(
         settle_s=settings.window_seconds,
         max_age_s=max_age_s(settings),
     )
+
+
+def start_credit_s(service: InferenceService, cold_start_s: float) -> float:
+    """Return the seconds for which a replica that does not answer counts as capacity.
+
+    `cold_start_s` is the measured one; 0: none was.
+    """
+    if not cold_start_s:
+        return float(service.spec.progress_deadline_seconds)
+    return max(_LEAST_CREDIT_S, _CREDIT * cold_start_s)
 
 
 def max_age_s(settings: AutoscalingSettings) -> float:

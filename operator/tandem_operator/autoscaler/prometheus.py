@@ -21,7 +21,7 @@ from tandem_operator.autoscaler.signals import (
 from tandem_operator.render.settings import PrometheusSettings
 
 MAX_ANSWER_BYTES: Final = 4 * 2**20
-"""Four series a replica take 0.5 KiB of it."""
+"""Sixteen series a replica take 2 KiB of it."""
 
 _MAX_ERROR_BYTES: Final = 2**16
 _OK: Final = 200

@@ -22,10 +22,16 @@ class ReplicaPod:
     """The moment since which it answers; None: it does not."""
 
     has_node: bool
+    silent_since: float | None = None
+    """The moment of its creation, or of its last answer; None: it answers."""
 
     def is_fresh(self, now: float, fresh_s: float) -> bool:
         """Return True when it answers since less than `fresh_s` seconds."""
         return self.ready_at is not None and now - self.ready_at < fresh_s
+
+    def is_overdue(self, now: float, credit_s: float) -> bool:
+        """Return True when it has not answered for longer than `credit_s` seconds."""
+        return self.silent_since is not None and now - self.silent_since > credit_s
 
     @property
     def cold_start_s(self) -> float | None:
@@ -73,4 +79,5 @@ def _replica_pod(pod: Mapping[str, Any]) -> ReplicaPod:
         created_at=to_unix_s(metadata["creationTimestamp"]),
         ready_at=to_unix_s(since) if is_ready else None,
         has_node=bool(pod["spec"].get("nodeName")),
+        silent_since=None if is_ready else to_unix_s(since),
     )

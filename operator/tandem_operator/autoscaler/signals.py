@@ -7,7 +7,7 @@ series gives an empty answer, never another service's figures.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import msgspec
@@ -20,6 +20,16 @@ _MAX_TEXT: Final = 120
 RECEIVED: Final = "tandem_request_received_total"
 EXPOSED_AT: Final = "tandem_exposition_timestamp_seconds"
 STARTED_AT: Final = "process_start_time_seconds"
+
+_REFUSED: Final = "tandem_http_requests_refused_total"
+_GAUGES: Final = {
+    "queue_age_s": "tandem_queue_age_seconds",
+    "kv_usage": "tandem_kv_cache_usage_ratio",
+    "capacity": "tandem_predicted_capacity_requests_per_second",
+    "concurrency": "tandem_predicted_capacity_concurrency",
+    "zero_load_ttft_s": "tandem_predicted_zero_load_ttft_seconds",
+    "zero_load_tpot_s": "tandem_predicted_zero_load_tpot_seconds",
+}
 
 
 class InvalidAnswer(Exception):
@@ -48,7 +58,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSample:
-    """One replica as Prometheus has it. Moments are Unix time."""
+    """One replica as Prometheus has it; None: it has no such figure. Moments are Unix time."""
 
     received: float
     """Requests that it has taken."""
@@ -57,8 +67,43 @@ class PodSample:
     exposed_at: float | None = None
     """The moment at which the replica made what was scraped."""
 
+    exposures: float | None = None
+    """Changes of `exposed_at` within the window: 0 of a replica that shows an old text."""
+
     started_at: float | None = None
     """The start of its process."""
+
+    arrival_rate: float | None = None
+    """Requests a second that it has taken, over the window."""
+
+    refused_rate: float | None = None
+    """Slots a second that were asked for and not given, over the window."""
+
+    queue_age_s: float | None = None
+    ongoing_requests: float | None = None
+    """Sequences in process, waiting or swapped."""
+
+    least_running: float | None = None
+    """Fewest sequences in process at any scrape of the window."""
+
+    steps: float | None = None
+    """Steps that it has computed within the window."""
+
+    kv_usage: float | None = None
+    capacity: float | None = None
+    concurrency: float | None = None
+    zero_load_ttft_s: float | None = None
+    zero_load_tpot_s: float | None = None
+
+    def figures(self) -> Iterator[float | None]:
+        """Yield what a decision is made from: amounts, all of them."""
+        yield from (self.received, self.arrival_rate, self.refused_rate, self.queue_age_s)
+        yield from (self.ongoing_requests, self.least_running, self.steps, self.kv_usage)
+        yield from (self.capacity, self.concurrency)
+        yield from (self.zero_load_ttft_s, self.zero_load_tpot_s)
+
+
+_FIELDS: Final = frozenset(one.name for one in fields(PodSample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +113,9 @@ class Signals:
     values: Mapping[str, float] = field(default_factory=dict)
     pods: Mapping[str, PodSample] = field(default_factory=dict)
     """The replicas that were scraped, by pod."""
+
+    ended_rate: float = 0.0
+    """Requests a second, over the window, of replicas that are not scraped any more."""
 
     evaluated_at: float = math.nan
     """The moment of the query by Prometheus' clock."""
@@ -87,7 +135,13 @@ def signals_query(scope: Scope) -> str:
 
 def service_expressions(scope: Scope) -> dict[str, str]:
     """Return the expression of each figure of a service by the figure's name, for other readers."""
-    return dict(_of_service(scope))
+    age = f"max by ({_POD}) ({scope.series('tandem_queue_age_seconds')})"
+    return {
+        **dict(_of_service(scope)),
+        # The median: one replica that hangs has a queue whose age grows for ever.
+        "queue_age_s": f"quantile(0.5, {age})",
+        "arrival_rate": _summed("rate", RECEIVED, scope),
+    }
 
 
 def _of_service(scope: Scope) -> Iterator[tuple[str, str]]:
@@ -95,18 +149,6 @@ def _of_service(scope: Scope) -> Iterator[tuple[str, str]]:
     yield from _latency(
         "tpot", "tandem_time_per_output_token_seconds", scope, scope.tpot_percentile
     )
-    yield "queue_age_s", f"max({scope.series('tandem_queue_age_seconds')})"
-    yield "arrival_rate", _summed("rate", RECEIVED, scope)
-    yield "ongoing_requests", _ongoing(scope)
-    for name, series in (
-        ("capacity", "tandem_predicted_capacity_requests_per_second"),
-        ("concurrency", "tandem_predicted_capacity_concurrency"),
-        ("kv_usage", "tandem_kv_cache_usage_ratio"),
-    ):
-        yield name, f"avg(max by ({_POD}) ({scope.series(series)}))"
-    for target in ("ttft", "tpot"):
-        series = scope.series(f"tandem_predicted_zero_load_{target}_seconds")
-        yield f"zero_load_{target}_s", f"max({series})"
     yield "tpot_pace_ratio", f"min({scope.series('tandem_tpot_pace_ratio')})"
     yield "token_budget", _mean("tandem_step_token_budget", scope)
     yield "token_budget_used_ratio", _mean("tandem_step_token_budget_used_ratio", scope)
@@ -114,11 +156,35 @@ def _of_service(scope: Scope) -> Iterator[tuple[str, str]]:
 
 
 def _of_pods(scope: Scope) -> Iterator[tuple[str, str]]:
-    received = scope.series(RECEIVED)
-    yield "pod_received", f"max by ({_POD}) ({received})"
-    yield "pod_scraped_at", f"max by ({_POD}) (timestamp({received}))"
-    yield "pod_exposed_at", f"max by ({_POD}) ({scope.series(EXPOSED_AT)})"
-    yield "pod_started_at", f"max by ({_POD}) ({scope.series(STARTED_AT)})"
+    """Yield the figures of each replica, by the fields of PodSample."""
+    received, running = scope.series(RECEIVED), scope.series("tandem_num_requests_running")
+    window, exposed_at = f"[{scope.window_s}s]", scope.series(EXPOSED_AT)
+    refused, steps = scope.series(_REFUSED), scope.series("tandem_step_duration_seconds_count")
+    for name, expression in (
+        ("received", received),
+        ("scraped_at", f"timestamp({received})"),
+        ("exposed_at", exposed_at),
+        ("exposures", f"changes({exposed_at}{window})"),
+        ("started_at", scope.series(STARTED_AT)),
+        ("arrival_rate", f"rate({received}{window})"),
+        ("refused_rate", f"rate({refused}{window})"),
+        ("least_running", f"min_over_time({running}{window})"),
+        ("steps", f"increase({steps}{window})"),
+        *((name, scope.series(series)) for name, series in _GAUGES.items()),
+    ):
+        yield f"pod_{name}", _by_pod(expression)
+    yield (
+        "pod_ongoing_requests",
+        " + ".join(
+            _by_pod(scope.series(f"tandem_num_requests_{state}"))
+            for state in ("running", "waiting", "swapped")
+        ),
+    )
+
+
+def _by_pod(expression: str) -> str:
+    # One replica may be scraped by two jobs.
+    return f"max by ({_POD}) ({expression})"
 
 
 def _latency(
@@ -136,14 +202,6 @@ def _latency(
 def _summed(function: str, series: str, scope: Scope) -> str:
     inner = f"{function}({scope.series(series)}[{scope.window_s}s])"
     return f"sum(max by ({_POD}) ({inner}))"
-
-
-def _ongoing(scope: Scope) -> str:
-    """Return the expression of the requests in process or waiting, of all replicas together."""
-    return " + ".join(
-        f"sum(max by ({_POD}) ({scope.series(f'tandem_num_requests_{state}')}))"
-        for state in ("running", "waiting", "swapped")
-    )
 
 
 def _mean(histogram: str, scope: Scope) -> str:
@@ -231,19 +289,19 @@ def signals_of(samples: Sequence[Sample]) -> Signals:
             # Prometheus answers a name once; of more than one, none can be trusted.
             values[name] = math.nan if name in values else value
     pods = {pod: sample for pod, parts in by_pod.items() if (sample := _pod_sample(parts))}
-    return Signals(values=values, pods=pods, evaluated_at=values.pop("evaluated_at", math.nan))
+    ended = (parts.get("arrival_rate", 0.0) for pod, parts in by_pod.items() if pod not in pods)
+    return Signals(
+        values=values,
+        pods=pods,
+        ended_rate=sum(rate for rate in ended if math.isfinite(rate) and rate > 0),
+        evaluated_at=values.pop("evaluated_at", math.nan),
+    )
 
 
 def _pod_sample(parts: Mapping[str, float]) -> PodSample | None:
-    received, scraped_at = parts.get("received"), parts.get("scraped_at")
-    if received is None or scraped_at is None:
+    if "received" not in parts or "scraped_at" not in parts:
         return None
-    return PodSample(
-        received=received,
-        scraped_at=scraped_at,
-        exposed_at=parts.get("exposed_at"),
-        started_at=parts.get("started_at"),
-    )
+    return PodSample(**{name: value for name, value in parts.items() if name in _FIELDS})
 
 
 def _number(text: str) -> float:

@@ -4,6 +4,7 @@ Requests arrive at random; a replica computes one prompt at a time. The seed mak
 """
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -50,6 +51,9 @@ class Run:
     law: Law = decide
     disturb: Disturbance = lambda _, observation: observation
     seed: int = 1
+    num_never: int = 0
+    """Of the replicas that are started, the first so many never answer."""
+
     now: float = 0.0
     moments: list[Moment] = field(default_factory=list)
     ttfts: deque[tuple[float, float]] = field(default_factory=deque)
@@ -62,6 +66,7 @@ class Run:
         self._random = random.Random(self.seed)
         self._free_at = [0.0] * self.replicas
         self._starting: list[float] = []
+        self._never: list[float] = []
         self._queue: deque[float] = deque()
         self._arrivals: deque[float] = deque()
 
@@ -128,7 +133,10 @@ class Run:
         self.history = self.history.append(self.now, observation, decision)
         self.moments.append(Moment(self.now, observation, decision))
         for _ in range(decision.desired - self.desired):
-            heapq.heappush(self._starting, self.now + self.cold_start_s)
+            is_lost = len(self._never) < self.num_never
+            if is_lost:
+                self._never.append(self.now)
+            heapq.heappush(self._starting, math.inf if is_lost else self.now + self.cold_start_s)
             self.history = self.history.with_cold_start(self.cold_start_s)
         for _ in range(self.desired - decision.desired):
             # The least busy one ends, after what it is computing; those that start go first.
@@ -146,6 +154,7 @@ class Run:
         return Observation(
             ready=len(self._free_at),
             starting=len(self._starting),
+            overdue=sum(self.now - at_s > 2 * self.cold_start_s for at_s in self._never),
             desired=self.desired,
             ttft=LatencySignal(p90, TTFT_S, len(values), 5.0),
             tpot=LatencySignal(0.04 + 0.02 * used, TPOT_S, len(values), 5.0),

@@ -113,6 +113,25 @@ def test_replicas_that_start_are_not_asked_for_again(cold_start_s: float) -> Non
     assert capacity_for(30.0) <= max(run.numbers()) <= twice
 
 
+@pytest.mark.parametrize("num_never", [1, 2])
+def test_replicas_that_never_answer_are_replaced_as_far_as_one_is_lost(num_never: int) -> None:
+    """They took the credit of the load's own replicas for ever, and a missed target waited."""
+    run = Run(step(12.0, 30.0), POLICY, 2, num_never=num_never).until(3 * 3600)
+    working = run.moments[-1].observation.ready
+
+    assert max(run.numbers()) <= capacity_for(30.0) + num_never
+    assert working >= capacity_for(30.0) - (num_never - 1)
+    assert not turns(run)
+
+
+def test_where_no_replica_answers_any_more_the_number_ends() -> None:
+    run = Run(step(12.0, 60.0), replace(POLICY, max_replicas=64), 2, num_never=64).until(3 * 3600)
+
+    assert max(run.numbers()) <= 2 * math.ceil(2 * 60.0 / CAPACITY)
+    assert len(set(run.numbers(1800.0))) == 1
+    assert run.moments[-1].decision.reason in {Reason.REPLICAS_LOST, Reason.STABILIZING}
+
+
 def test_without_a_known_capacity_it_still_does_not_cascade() -> None:
     def hide(_: float, observation: Observation) -> Observation:
         return replace(observation, capacity_per_replica=None)

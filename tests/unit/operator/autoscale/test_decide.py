@@ -77,6 +77,31 @@ def first(observation: Observation, **policy: Any) -> tuple[int, Reason]:
             id="one is on its way",
         ),
         pytest.param(
+            observed(4, ready=3, starting=1, overdue=1, arrival_rate=30.0),
+            (5, Reason.PREDICTED_OVERLOAD),
+            id="one that never came is no capacity",
+        ),
+        pytest.param(
+            observed(2, ready=2, starting=1, overdue=1),
+            (2, Reason.WITHIN_TARGETS),
+            id="one that is removed is missed by none",
+        ),
+        pytest.param(
+            observed(3, ready=2, starting=1, overdue=1, ttft=ttft(1.6), arrival_rate=4.0),
+            (4, Reason.TTFT_ABOVE_TARGET),
+            id="a missed target does not wait for one that never came",
+        ),
+        pytest.param(
+            observed(4, ready=2, starting=2, overdue=2, ttft=ttft(1.6), arrival_rate=4.0),
+            (4, Reason.REPLICAS_LOST),
+            id="nor is it met by more of them",
+        ),
+        pytest.param(
+            observed(2, ready=0, starting=2, overdue=2, ttft=ttft(NAN, 0)),
+            (2, Reason.REPLICAS_LOST),
+            id="none comes",
+        ),
+        pytest.param(
             observed(3, ready=1, arrival_rate=30.0),
             (4, Reason.PREDICTED_OVERLOAD),
             id="those on their way are not enough",

@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from aiohttp import web
+
+from tandem_operator.autoscaler.signals import PodSample
 
 NOW_S = 1_763_733_600.0
 """2025-11-21T14:00:00Z."""
@@ -22,10 +25,31 @@ HEALTHY: dict[str, float] = {
     "kv_usage": 0.5,
     "zero_load_ttft_s": 0.3,
     "zero_load_tpot_s": 0.04,
+    "steps": 3000.0,
+    "least_running": 1.0,
+    "refused_rate": 0.0,
     "tpot_pace_ratio": 0.95,
     "token_budget": 512.0,
     "token_budget_used_ratio": 0.7,
 }
+"""Figures of a service; those of its replicas are shared out, or are the same for each."""
+
+SUMS = ("arrival_rate", "ongoing_requests", "refused_rate")
+OF_REPLICAS = frozenset(one.name for one in fields(PodSample))
+
+
+def shared_out(values: Mapping[str, float], replicas: int) -> dict[str, float]:
+    """Return what each of so many replicas has of a service's figures."""
+    return {
+        name: value / replicas if name in SUMS else value
+        for name, value in values.items()
+        if name in OF_REPLICAS
+    }
+
+
+def of_service(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures that Prometheus has of the service as a whole."""
+    return {name: value for name, value in values.items() if name not in OF_REPLICAS}
 
 
 def text_of(value: float) -> str:
@@ -40,12 +64,13 @@ def answer(
     evaluated_at: float = NOW_S,
 ) -> dict[str, Any]:
     """Return the answer to a query for the signals of a service."""
+    whole = {**of_service(values), "evaluated_at": evaluated_at}
     vector = [{"metric": {"signal": name}, "value": [evaluated_at, text_of(value)]}
-              for name, value in {**values, "evaluated_at": evaluated_at}.items()]  # fmt: skip
+              for name, value in whole.items()]  # fmt: skip
     vector += [
         {"metric": {"signal": f"pod_{name}", "pod": pod}, "value": [evaluated_at, text_of(value)]}
         for pod, parts in pods.items()
-        for name, value in parts.items()
+        for name, value in {**shared_out(values, len(pods)), **parts}.items()
     ]
     return {"status": "success", "data": {"resultType": "vector", "result": vector}}
 

@@ -1,12 +1,13 @@
 """Steps of the autoscaler against a fake API server, a fake Prometheus and a fake replica."""
 
 import copy
+import time
 
 import pytest
 
 from tandem_operator.k8s.errors import NotLeading
 from tandem_operator.k8s.kinds import INFERENCE_SERVICE
-from tests.unit.operator.autoscaler.fake_api import service
+from tests.unit.operator.autoscaler.fake_api import pod, service
 from tests.unit.operator.autoscaler.world import KEY, World, ready_node, with_status
 
 OVERLOAD = {"arrival_rate": 40.0, "ttft_s": 3.0}
@@ -162,6 +163,80 @@ async def test_a_replica_that_cannot_be_read_proves_nothing(world: World) -> Non
     await world.operator().step(KEY)
 
     assert world.scaling["desiredReplicas"] == 5
+
+
+async def test_a_stalled_replica_is_named_in_decision_and_condition(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=4))
+    world.load({"arrival_rate": 16.0}, pods=4)
+    world.has_odd("replica-2", steps=0.0, queue_age_s=700.0)
+
+    await world.operator().step(KEY)
+
+    text = "replica replica-2 computes no step though requests wait there"
+    assert world.scaling["desiredReplicas"] == 4
+    assert text in world.last["message"]
+    assert world.last["inputs"]["lost"] == 1
+    assert world.api.condition("CapacityAvailable") == ("False", "ReplicasStalled")
+
+
+async def test_a_replica_that_never_answers_is_no_credit_and_named(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=3, coldStartSeconds=40))
+    world.load({"arrival_rate": 24.0, "ttft_s": 3.0})
+    now = time.time()
+    ready = [pod(f"replica-{number}", now) for number in range(2)]
+    world.api.has_pods(*ready, pod("young", now, ready=False, created_at=now - 50))
+    operator = world.operator()
+    await operator.step(KEY)
+    assert world.scaling["desiredReplicas"] == 3
+    assert world.api.condition("CapacityAvailable") == ("True", "EnoughCapacity")
+
+    world.api.has_pods(*ready, pod("broken", now, ready=False, created_at=now - 200))
+    world.api.deliver()
+    await operator.step(KEY)
+
+    assert world.scaling["desiredReplicas"] == 4
+    assert world.api.condition("CapacityAvailable") == ("False", "ReplicasOverdue")
+    text = "replica broken has not answered for longer than a start takes"
+    assert text in world.last["message"]
+
+
+async def test_a_replica_that_gets_no_pod_is_no_credit_either(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=3, coldStartSeconds=40))
+    world.load({"arrival_rate": 24.0, "ttft_s": 3.0})
+    operator = world.operator()
+    await operator.step(KEY)
+    assert world.scaling["desiredReplicas"] == 3
+
+    world.api.deliver()
+    operator._memories[KEY].short_since = time.time() - 100
+    await operator.step(KEY)
+
+    assert world.scaling["desiredReplicas"] == 4
+    assert "replica that has no pod has not answered" in world.last["message"]
+
+
+async def test_a_blind_replica_is_named_and_the_others_decide(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=4))
+    world.load({"arrival_rate": 60.0, "ttft_s": 3.0}, pods=4)
+    world.has_odd("replica-2", queue_age_s=float("nan"))
+
+    await world.operator().step(KEY)
+
+    assert world.scaling["desiredReplicas"] == 6, "45 requests/s are seen"
+    assert world.api.condition("ScalingActive") == ("True", "PartialMetrics")
+    assert "one replica is left out: a figure of replica replica-2" in world.last["message"]
+
+
+async def test_one_replica_that_differs_leaves_the_others_in_trust(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=4))
+    world.load({"arrival_rate": 28.0}, pods=4)
+    operator = world.operator()
+    for received in (200.0, 201.0, 202.0, 7.0):
+        world.shows(received)
+        await operator.step(KEY)
+
+    assert world.last["reason"] != "MetricsDisagree"
+    assert "Prometheus has 100 requests of replica replica-3" in world.last["message"]
 
 
 async def test_no_replica_is_asked_for_that_no_node_can_hold(world: World) -> None:

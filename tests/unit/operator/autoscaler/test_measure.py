@@ -1,36 +1,55 @@
 """Signals and pods → the observation, and the first reason for not trusting it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_operator.autoscale.decide import decide
-from tandem_operator.autoscale.decision import DecisionReason
+from tandem_operator.autoscale.decision import Decision, DecisionReason
 from tandem_operator.autoscale.history import History
+from tandem_operator.autoscale.load import load_of
 from tandem_operator.autoscale.observation import SignalProblem
 from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.measure import Measured, Replica, Targets, measure
 from tandem_operator.autoscaler.signals import PodSample, Signals
-from tests.unit.operator.autoscaler.fake_prometheus import HEALTHY, NOW_S
+from tests.unit.operator.autoscaler.fake_prometheus import (
+    HEALTHY,
+    NOW_S,
+    OF_REPLICAS,
+    of_service,
+    shared_out,
+)
 
 TARGETS = Targets(ttft_s=1.5, tpot_s=0.08)
 READY = [Replica("a", is_ready=True, is_fresh=False), Replica("b", is_ready=True, is_fresh=False)]
 MAX_AGE_S = 60.0
 
 
-def sample(at_s: float = NOW_S - 5, exposed_at: float | None = None) -> PodSample:
-    return PodSample(received=100, scraped_at=at_s, exposed_at=exposed_at or at_s, started_at=1.0)
+def sample(at_s: float = NOW_S - 5, exposed_at: float | None = None, **own: float) -> PodSample:
+    return PodSample(
+        received=100, scraped_at=at_s, exposed_at=exposed_at or at_s, started_at=1.0, **own
+    )
 
 
 def signals(
-    pods: Mapping[str, PodSample] | None = None, without: str = "", **values: float
+    pods: Mapping[str, PodSample] | None = None, without: str = "", **values: Any
 ) -> Signals:
+    """Return the figures of a service over the healthy ones; its replicas have their part."""
     figures = {name: one for name, one in (HEALTHY | values).items() if name != without}
     known = {"a": sample(), "b": sample()} if pods is None else pods
-    return Signals(values=figures, pods=known, evaluated_at=NOW_S)
+    parts = shared_out(figures, max(len(known), 1))
+    shared = {pod: replace(one, **(parts | own_figures(one))) for pod, one in known.items()}
+    return Signals(values=of_service(figures), pods=shared, evaluated_at=NOW_S)
+
+
+def own_figures(one: PodSample) -> dict[str, float]:
+    return {field.name: value for field in fields(one) if (value := getattr(one, field.name))}
 
 
 def measured(found: Signals, replicas: list[Replica] = READY) -> Measured:
@@ -70,11 +89,166 @@ def test_a_service_that_prometheus_does_not_know_is_missing() -> None:
     assert found.observation.ready == 2
 
 
-def test_a_replica_that_is_not_scraped_is_missing() -> None:
-    found = measured(signals(pods={"a": sample()}))
+def of_many(number: int, **values: Any) -> tuple[Signals, list[Replica]]:
+    """Return the figures of so many replicas, each with its part, and the replicas."""
+    names = [f"r{index:03}" for index in range(number)]
+    found = signals({name: sample() for name in names}, "", **values)
+    return found, [Replica(name, is_ready=True, is_fresh=False) for name in names]
 
-    assert found.observation.problem is SignalProblem.MISSING
-    assert found.note == "Prometheus has 1 of 2 replicas that answer; it lacks b"
+
+def with_pod(found: Signals, pod: str, **values: Any) -> Signals:
+    """Return the figures with others of one replica."""
+    return replace(found, pods={**found.pods, pod: replace(found.pods[pod], **values)})
+
+
+def without_pod(found: Signals, pod: str) -> Signals:
+    return replace(found, pods={name: one for name, one in found.pods.items() if name != pod})
+
+
+def decided(found: Measured, history: History | None = None) -> Decision:
+    policy = ScalingPolicy(max_replicas=300)
+    return decide(found.observation, policy, history or History(), NOW_S)
+
+
+def test_while_most_replicas_are_unseen_nothing_is_decided() -> None:
+    found = measured(signals(pods={"a": sample(NOW_S - 90), "b": sample(NOW_S - 90)}))
+    lonely = measured(without_pod(without_pod(of_many(3)[0], "r001"), "r002"), of_many(3)[1])
+
+    assert found.observation.problem is SignalProblem.STALE
+    assert found.note == (
+        "2 of 2 replicas cannot be judged; replica a was last scraped 90 s ago, more than 60"
+    )
+    assert lonely.observation.problem is SignalProblem.MISSING
+
+
+BLIND: dict[str, Callable[[Signals, str], Signals]] = {
+    "not scraped": without_pod,
+    "scraped long ago": lambda found, pod: with_pod(found, pod, scraped_at=NOW_S - 90),
+    "shows an old text": lambda found, pod: with_pod(
+        found, pod, exposed_at=NOW_S - 300, exposures=0.0
+    ),
+    "not a number": lambda found, pod: with_pod(found, pod, ongoing_requests=math.nan),
+    "no rate yet": lambda found, pod: with_pod(found, pod, arrival_rate=None),
+}
+
+
+@pytest.mark.parametrize("fault", BLIND)
+def test_one_blind_replica_of_a_hundred_blinds_the_service_no_more(fault: str) -> None:
+    """Ninety-nine say that they drown, and the one that is not seen counts as idle."""
+    found, replicas = of_many(100, arrival_rate=2000.0, ttft_s=3.0)
+    blind = measured(BLIND[fault](found, "r042"), replicas)
+
+    assert blind.observation.problem is None
+    assert blind.observation.unseen == 1
+    assert blind.observation.arrival_rate == pytest.approx(1980.0)
+    assert decided(blind).reason is DecisionReason.PREDICTED_OVERLOAD
+    assert decided(blind).desired > 100
+    assert "r042" in blind.remarks.text
+
+
+def test_a_clock_that_is_behind_blinds_no_replica() -> None:
+    """The moments that it shows are old, and move on."""
+    found, replicas = of_many(3)
+    behind = with_pod(found, "r001", exposed_at=NOW_S - 66, exposures=4.0)
+
+    assert measured(behind, replicas).observation.unseen == 0
+
+
+def test_unseen_replicas_count_as_the_busiest_before_one_is_removed() -> None:
+    """Two of five are seen idle, two are busy: what the fifth has may be as much."""
+    found, replicas = of_many(5, arrival_rate=0.0, ongoing_requests=0.0)
+    found = with_pod(found, "r000", arrival_rate=9.0, kv_usage=0.8)
+    blind = measured(without_pod(found, "r004"), replicas).observation
+    most = blind.at_most()
+
+    assert blind.arrival_rate == 9.0
+    assert most.arrival_rate == 18.0
+    assert blind.kv_usage == pytest.approx((0.8 + 3 * 0.5) / 4)
+    assert most.kv_usage == pytest.approx((0.8 + 3 * 0.5 + 0.8) / 5, abs=0.05)
+
+
+def test_of_an_idle_service_the_unseen_replicas_stay() -> None:
+    found, replicas = of_many(4, arrival_rate=0.0, ttft_samples=0.0, tpot_samples=0.0)
+    found = replace(found, values={**found.values, "ttft_s": math.nan, "tpot_s": math.nan})
+    blind = measured(without_pod(found, "r000"), replicas)
+
+    assert load_of(blind.observation, ScalingPolicy(min_replicas=0, max_replicas=9)).fewest == 1
+
+
+def test_one_hanging_request_is_named_and_not_fed() -> None:
+    """The age of this one queue grows for ever, those of the others are 0."""
+    found, replicas = of_many(4, arrival_rate=28.0)
+    sick = measured(with_pod(found, "r002", queue_age_s=5000.0), replicas)
+
+    assert sick.observation.queue_age_s == 0.0
+    assert decided(sick).reason is DecisionReason.WITHIN_TARGETS
+    assert sick.remarks.text == ("the queue of replica r002 is old, that of most replicas is not")
+
+
+@pytest.mark.parametrize(
+    "work", [{"queue_age_s": 90.0, "least_running": 0.0}, {"queue_age_s": 0.0}]
+)
+def test_a_replica_that_computes_no_step_though_it_has_work_is_stalled(
+    work: dict[str, float],
+) -> None:
+    found, replicas = of_many(4)
+    stalled = measured(
+        with_pod(found, "r002", steps=0.0, ongoing_requests=300.0, kv_usage=1.0, **work), replicas
+    )
+
+    assert stalled.observation.stalled == 1
+    assert stalled.observation.ongoing_requests == 12.0
+    assert stalled.remarks.lost == "replica r002 computes no step though requests wait there"
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        {"queue_age_s": 0.0, "least_running": 0.0},
+        {"queue_age_s": 3.0, "least_running": 0.0},
+        {"queue_age_s": 90.0, "steps": 1.0},
+    ],
+)
+def test_one_that_is_idle_or_slow_is_not(work: dict[str, float]) -> None:
+    found, replicas = of_many(4)
+    values = {"steps": 0.0, **work}
+
+    assert measured(with_pod(found, "r002", **values), replicas).observation.stalled == 0
+
+
+def test_a_stalled_replica_is_replaced_where_the_others_cannot_carry_the_load() -> None:
+    """Four replicas of 10 requests/s for 30 with headroom: 3.75 must work."""
+    found, replicas = of_many(4, arrival_rate=30.0, ttft_s=2.0)
+    full = measured(found, replicas)
+    stalled = measured(with_pod(found, "r002", steps=0.0, queue_age_s=500.0), replicas)
+    light = of_many(4, arrival_rate=16.0)[0]
+    enough = measured(with_pod(light, "r002", steps=0.0, queue_age_s=500.0), replicas)
+
+    assert decided(full).inputs["needed"] == 4
+    assert decided(stalled).desired == 5
+    assert decided(enough).desired == 4
+
+
+def test_one_of_twenty_replicas_whose_estimate_is_off_changes_nothing() -> None:
+    found, replicas = of_many(20, arrival_rate=300.0)
+    odd = measured(with_pod(found, "r003", zero_load_ttft_s=1.6), replicas)
+
+    assert odd.observation.infeasible_targets == ()
+    assert decided(odd).reason is DecisionReason.PREDICTED_OVERLOAD
+
+
+def test_replicas_that_differ_are_left_out_until_half_of_them_do() -> None:
+    found, replicas = of_many(4)
+    doubt = Doubt(SignalProblem.DISAGREEING, "Prometheus has 9 requests of replica r000")
+
+    def problem_with(*pods: str) -> SignalProblem | None:
+        differing = dict.fromkeys(pods, doubt)
+        return measure(
+            found, TARGETS, replicas, 4, max_age_s=MAX_AGE_S, disagreeing=differing
+        ).observation.problem
+
+    assert problem_with("r000") is None
+    assert problem_with("r000", "r001", "r002") is SignalProblem.DISAGREEING
 
 
 def test_a_replica_that_has_just_begun_counts_as_starting() -> None:
@@ -96,13 +270,21 @@ def test_a_new_service_waits_for_two_scrapes_and_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["queue_age_s", "arrival_rate", "ttft_s", "ttft_samples", "tpot_s", "tpot_samples"]
+    ("name", "of_whom"),
+    [
+        ("queue_age_s", "replica a"),
+        ("arrival_rate", "replica a"),
+        ("ttft_s", "the service"),
+        ("ttft_samples", "the service"),
+        ("tpot_s", "the service"),
+        ("tpot_samples", "the service"),
+    ],
 )
-def test_a_needed_figure_that_is_absent_is_missing_and_not_zero(name: str) -> None:
+def test_a_needed_figure_that_is_absent_is_missing_and_not_zero(name: str, of_whom: str) -> None:
     found = measured(signals(without=name))
 
     assert found.observation.problem is SignalProblem.MISSING
-    assert f"gives no {name}" in found.note
+    assert f"gives no {name} of {of_whom}" in found.note
 
 
 @pytest.mark.parametrize(
@@ -126,26 +308,13 @@ def test_predictions_may_be_absent(name: str) -> None:
     ],
 )
 def test_what_is_no_amount_is_not_a_number(name: str, value: float) -> None:
-    found = Signals(values=HEALTHY | {name: value}, pods=signals().pods, evaluated_at=NOW_S)
+    figures: dict[str, Any] = {name: value}
 
-    assert problem(found) is SignalProblem.NOT_A_NUMBER
+    assert problem(signals(**figures)) is SignalProblem.NOT_A_NUMBER
 
 
 def test_no_samples_make_a_latency_without_a_value() -> None:
     assert problem(signals(ttft_s=math.nan, ttft_samples=0.0)) is None
-
-
-def test_old_scrapes_are_stale() -> None:
-    found = measured(signals(pods={"a": sample(), "b": sample(NOW_S - 90)}))
-
-    assert found.observation.problem is SignalProblem.STALE
-    assert found.note == "replica b was last scraped 90 s ago, more than 60"
-
-
-def test_a_stuck_replica_is_stale() -> None:
-    stuck = sample(NOW_S - 5, exposed_at=NOW_S - 300)
-
-    assert problem(signals(pods={"a": sample(), "b": stuck})) is SignalProblem.STALE
 
 
 def test_the_series_of_a_replica_that_is_gone_are_no_reason() -> None:
@@ -154,7 +323,8 @@ def test_the_series_of_a_replica_that_is_gone_are_no_reason() -> None:
     assert problem(signals(pods=gone)) is None
 
 
-FIGURES = st.dictionaries(st.sampled_from(sorted(HEALTHY)), st.floats(), max_size=13)
+FIGURES = st.dictionaries(st.sampled_from(sorted(of_service(HEALTHY))), st.floats(), max_size=13)
+OWN = {name: st.none() | st.floats() for name in sorted(OF_REPLICAS - {"received", "scraped_at"})}
 TIMES = st.floats() | st.floats(NOW_S - 100, NOW_S)
 PODS = st.dictionaries(
     st.sampled_from(["a", "b", "c"]),
@@ -162,8 +332,7 @@ PODS = st.dictionaries(
         PodSample,
         received=st.floats(),
         scraped_at=TIMES,
-        exposed_at=st.none() | TIMES,
-        started_at=st.none() | TIMES,
+        **{**OWN, "exposed_at": st.none() | TIMES, "started_at": st.none() | TIMES},
     ),
 )
 

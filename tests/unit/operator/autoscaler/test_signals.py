@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tandem_operator.autoscaler.signals import (
     InvalidAnswer,
+    PodSample,
     Scope,
     Signals,
     read_answer,
@@ -22,6 +24,7 @@ from tests.unit.operator.autoscaler.fake_prometheus import (
     NOW_S,
     answer,
     empty_answer,
+    of_service,
     scraped,
 )
 
@@ -36,8 +39,10 @@ def test_one_query_asks_for_everything_and_tells_it_apart_by_a_label() -> None:
     query = signals_query(SCOPE)
 
     names = re.findall(r'"signal", "([a-z_]+)"', query)
-    assert {*HEALTHY, "evaluated_at"} <= {*names}
-    assert {"pod_received", "pod_scraped_at", "pod_exposed_at", "pod_started_at"} <= {*names}
+    assert {*of_service(HEALTHY), "evaluated_at"} <= {*names}
+    assert {f"pod_{one.name}" for one in fields(PodSample)} == {
+        name for name in names if name.startswith("pod_")
+    }
     assert len(names) == len({*names}) == query.count(" or ") + 1
 
 
@@ -87,8 +92,10 @@ def test_a_name_ends_no_selector(name: str) -> None:
 def test_an_answer_has_figures_and_replicas() -> None:
     signals = read(answer(HEALTHY, scraped(["a", "b"])))
 
-    assert signals.values == HEALTHY
+    assert signals.values == of_service(HEALTHY)
     assert [*signals.pods] == ["a", "b"]
+    assert signals.pods["b"].arrival_rate == HEALTHY["arrival_rate"] / 2
+    assert signals.pods["b"].queue_age_s == HEALTHY["queue_age_s"]
     assert signals.pods["a"].received == 100
     assert signals.pods["a"].scraped_at == NOW_S - 5
     assert signals.evaluated_at == NOW_S
@@ -118,10 +125,10 @@ def test_numbers_are_read_as_prometheus_writes_them(text: str, expected: float) 
 
 
 def test_a_figure_that_comes_twice_is_no_number() -> None:
-    one = {"metric": {"signal": "arrival_rate"}, "value": [1, "3"]}
+    one = {"metric": {"signal": "ttft_s"}, "value": [1, "3"]}
     found = read({"status": "success", "data": {"resultType": "vector", "result": [one, one]}})
 
-    value = found.get("arrival_rate")
+    value = found.get("ttft_s")
     assert value is not None
     assert math.isnan(value)
 
@@ -130,6 +137,12 @@ def test_a_replica_without_its_counter_is_none() -> None:
     pods = {"a": {"scraped_at": 1.0}, "b": {"received": 1.0}}
 
     assert not read(answer({}, pods)).pods
+
+
+def test_requests_of_a_replica_that_is_gone_stay_demand_for_the_window() -> None:
+    pods = {**scraped(["a"]), "gone": {"arrival_rate": 2.5}, "odd": {"arrival_rate": math.nan}}
+
+    assert read(answer({}, pods)).ended_rate == 2.5
 
 
 @pytest.mark.parametrize(

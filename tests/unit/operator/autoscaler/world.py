@@ -99,6 +99,15 @@ class World:
         self.prometheus.body = fake_prometheus.answer(HEALTHY | (values or {}), scraped, now)
         self.shows(200.0)
 
+    def has_odd(self, name: str, **parts: float) -> None:
+        """Have other figures of one replica, in Prometheus."""
+        vector = self.prometheus.body["data"]["result"]
+        for one in vector:
+            labels = one["metric"]
+            part = labels["signal"].removeprefix("pod_")
+            if labels.get("pod") == name and part in parts:
+                one["value"] = [one["value"][0], str(parts[part])]
+
     def refuses(self, requests: int | None) -> None:
         """Have a head alone, whose proxy has refused so many requests; None: it does not say."""
         head = pod("head", time.time())

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tests.unit.operator.autoscaler.fake_prometheus import HEALTHY, text_of
+from tests.unit.operator.autoscaler.fake_prometheus import HEALTHY, of_service, shared_out, text_of
 from tests.unit.operator.commands.api_server import ApiServer, error_of, of_namespace, run, service
 
 pytestmark = pytest.mark.usefixtures("kubeconfig")
@@ -64,11 +64,13 @@ def matrix(form: dict[str, str]) -> Iterator[dict[str, Any]]:
         yield line(lambda _: 1.0, signal="desired")
         yield line(lambda _: 1.0, signal="ready")
         return
-    for name, value in HEALTHY.items():
+    for name, value in of_service(HEALTHY).items():
+        yield line(lambda _, value=value: value, signal=name)
+    for name, value in shared_out(HEALTHY, 1).items():
         if name == "arrival_rate":
-            yield line(lambda at: 7.0 if at < half else 28.0, signal=name)
+            yield line(lambda at: 7.0 if at < half else 28.0, signal=f"pod_{name}", pod="tiny-a")
         else:
-            yield line(lambda _, value=value: value, signal=name)
+            yield line(lambda _, value=value: value, signal=f"pod_{name}", pod="tiny-a")
     yield line(lambda at: at, signal="evaluated_at")
     for name in ("scraped_at", "exposed_at"):
         yield line(lambda at: at - 5, signal=f"pod_{name}", pod="tiny-a")

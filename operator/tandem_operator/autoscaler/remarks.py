@@ -1,0 +1,60 @@
+"""Single replicas and sources of figures that a decision leaves out, by name; pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remarks:
+    """What is told beside a decision, though the decision does not follow it."""
+
+    unseen: tuple[str, ...] = ()
+    """A sentence for each replica whose figures are left out."""
+
+    stalled: tuple[str, ...] = ()
+    """Pods of replicas that compute no step though they have work."""
+
+    lagging: tuple[str, ...] = ()
+    """Pods of replicas whose queue is old while most have a young one."""
+
+    overdue: tuple[str, ...] = ()
+    """Replicas that have not answered for longer than a start takes."""
+
+    @property
+    def lost(self) -> str:
+        """The replicas that carry nothing, as a sentence; empty: there are none."""
+        return "; ".join(self._lost())
+
+    @property
+    def text(self) -> str:
+        """All remarks as a sentence without its full stop; empty: there are none."""
+        return "; ".join((*self._lost(), *self._left_out()))
+
+    def _lost(self) -> Iterator[str]:
+        if self.overdue:
+            text = _counted(self.overdue, "has", "have")
+            yield f"{text} not answered for longer than a start takes"
+        if self.stalled:
+            text = _counted(self.stalled, "computes", "compute")
+            yield f"{text} no step though requests wait there"
+
+    def _left_out(self) -> Iterator[str]:
+        if self.lagging:
+            yield f"the queue of {_names(self.lagging)} is old, that of most replicas is not"
+        if self.unseen:
+            more = f", and {len(self.unseen) - 1} more are unseen" if len(self.unseen) > 1 else ""
+            yield f"one replica is left out: {self.unseen[0]}{more}"
+
+
+NO_REMARKS: Final = Remarks()
+
+
+def _counted(pods: Sequence[str], singular: str, plural: str) -> str:
+    return f"{_names(pods)} {singular if len(pods) == 1 else plural}"
+
+
+def _names(pods: Sequence[str]) -> str:
+    """Return the first names, and how many there are beside."""
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    return f"replica {pods[0]}{more}"
