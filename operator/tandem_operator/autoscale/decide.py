@@ -110,14 +110,22 @@ def _by_trust(case: _Case, problem: SignalProblem | None) -> _Verdict | None:
         return case.hold(reason)
     if problem is not None:
         return case.hold(_REASON_OF[problem])
-    has_answers = any(
-        signal.num_samples >= case.policy.min_samples for signal in observation.signals()
-    )
-    if observation.arrival_rate == 0 and (observation.queue_age_s or has_answers):
-        # Requests wait, or are answered, of which none is counted: the demand is not zero, its
-        # series is missing.
+    if observation.arrival_rate == 0 and _has_arrivals(case):
+        # The demand is not zero, its series is missing.
         return case.hold(DecisionReason.METRICS_DISAGREE)
     return None
+
+
+def _has_arrivals(case: _Case) -> bool:
+    """Return True when requests wait that came within the window, or had their first token in it.
+
+    Answers that end say nothing where TTFT is known: they may have run for long.
+    """
+    observation = case.observation
+    if 0 < (observation.queue_age_s or 0.0) < case.policy.settle_s:
+        return True
+    answered = observation.ttft or observation.tpot
+    return answered is not None and answered.num_samples >= case.policy.min_samples
 
 
 def _at_zero(case: _Case) -> _Verdict:
@@ -130,10 +138,6 @@ def _at_zero(case: _Case) -> _Verdict:
 
 
 def _by_load(case: _Case, load: Load) -> _Verdict:
-    is_idle = case.observation.arrival_rate == 0
-    is_infeasible = bool(case.observation.infeasible_targets) or _has_no_capacity(case)
-    if is_infeasible and not is_idle:
-        return case.hold(DecisionReason.SLO_INFEASIBLE)
     needed = None if load.needed is None else load.needed + case.replaced
     if needed is not None and needed > case.current:
         confirmed = load.confirmed and load.confirmed + case.replaced
@@ -141,11 +145,6 @@ def _by_load(case: _Case, load: Load) -> _Verdict:
     if load.is_missed:
         return _after_a_miss(case, load)
     return _shrink(case, load)
-
-
-def _has_no_capacity(case: _Case) -> bool:
-    """Return True when the replicas' model finds no rate at all that keeps the targets."""
-    return case.observation.capacity_per_replica == 0
 
 
 def _after_a_miss(case: _Case, load: Load) -> _Verdict:
@@ -241,8 +240,10 @@ def _is_rising(case: _Case, window_s: float) -> bool:
 
 def _reason_to_stay(case: _Case, load: Load) -> DecisionReason:
     """Return the reason for keeping a number that is neither too low nor too high."""
-    if case.observation.arrival_rate == 0:
+    if case.observation.demand == 0:
         return DecisionReason.NO_TRAFFIC
+    if not case.observation.is_feasible:
+        return DecisionReason.SLO_INFEASIBLE
     if load.fewest is not None and load.fewest < case.current:
         return DecisionReason.AT_MINIMUM
     if any(one.num_samples < case.policy.min_samples for one in case.observation.signals()):
@@ -261,6 +262,7 @@ def _inputs(
         "current": observation.desired,
         "room": observation.room,
         "arrival_rate": observation.arrival_rate,
+        "refused_rate": observation.refused_rate,
         "capacity_per_replica": observation.capacity_per_replica,
         "ongoing_requests": observation.ongoing_requests,
         "concurrency_per_replica": observation.concurrency_per_replica,
@@ -272,6 +274,7 @@ def _inputs(
         "ttft_ratio": load.ttft_ratio if load else None,
         "tpot_ratio": load.tpot_ratio if load else None,
         "queue_age_ratio": load.queue_age_ratio if load else None,
+        "refused_ratio": load.refused_ratio if load else None,
         "needed": load.needed if load else None,
         "needed_by_rate": load.needed_by_rate if load else None,
         "needed_by_ongoing": load.needed_by_ongoing if load else None,

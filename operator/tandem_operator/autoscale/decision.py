@@ -31,6 +31,8 @@ class DecisionReason(StrEnum):
     TTFT_ABOVE_TARGET = "TTFTAboveTarget"
     TPOT_ABOVE_TARGET = "TPOTAboveTarget"
     QUEUE_AGE_ABOVE_TARGET = "QueueAgeAboveTarget"
+    REQUESTS_REFUSED = "RequestsRefused"
+    """Replicas refuse requests, since all of their slots are taken."""
     PREDICTED_OVERLOAD = "PredictedOverload"
     REQUEST_AT_ZERO = "RequestAtZero"
     """A request was refused because there is no replica."""
@@ -51,6 +53,7 @@ _SCALES = frozenset(
         DecisionReason.TTFT_ABOVE_TARGET,
         DecisionReason.TPOT_ABOVE_TARGET,
         DecisionReason.QUEUE_AGE_ABOVE_TARGET,
+        DecisionReason.REQUESTS_REFUSED,
         DecisionReason.PREDICTED_OVERLOAD,
         DecisionReason.REQUEST_AT_ZERO,
         DecisionReason.UNDERUSED,

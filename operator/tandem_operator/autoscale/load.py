@@ -13,6 +13,9 @@ MAX_RATIO: Final = 2.0
 latencies grow without bound."""
 
 _ROUNDING: Final = 1e-9
+_REFUSED_SHARE: Final = 0.01
+"""Share of the demand that may be refused for want of slots."""
+
 _MAX_NUMBER: Final = 1e6
 """More replicas than there can be: a capacity near zero would ask for infinitely many."""
 
@@ -22,8 +25,14 @@ class Load:
     """The load of one service, compared with its targets and with its replicas' capacity."""
 
     ttft_ratio: float | None
+    """None: too few requests, no target, or one that no number of replicas keeps."""
+
     tpot_ratio: float | None
     queue_age_ratio: float | None
+    refused_ratio: float | None
+    """1 and the share of the demand that is refused for want of slots; None: none is, or so few
+    that it may be chance."""
+
     needed_by_rate: int | None
     """Fewest replicas whose capacity is enough for the requests that arrive and for the queue;
     None: their capacity is unknown."""
@@ -60,6 +69,7 @@ class Load:
             (self.ttft_ratio or 0.0, DecisionReason.TTFT_ABOVE_TARGET),
             (self.tpot_ratio or 0.0, DecisionReason.TPOT_ABOVE_TARGET),
             (self.queue_age_ratio or 0.0, DecisionReason.QUEUE_AGE_ABOVE_TARGET),
+            (self.refused_ratio or 0.0, DecisionReason.REQUESTS_REFUSED),
         )
         return max(ratios, key=lambda pair: pair[0])
 
@@ -78,14 +88,35 @@ def load_of(
     """
     ttft = observation.ttft
     queue_age_s = observation.queue_age_s or 0.0
+    # The capacity is that within both targets.
+    is_feasible = observation.is_feasible
     return Load(
-        ttft_ratio=_ratio(ttft, policy),
-        tpot_ratio=_ratio(observation.tpot, policy),
+        ttft_ratio=_ratio(ttft, policy) if _is_in_reach("ttft", observation) else None,
+        tpot_ratio=_ratio(observation.tpot, policy) if _is_in_reach("tpot", observation) else None,
         queue_age_ratio=min(queue_age_s / ttft.target_s, MAX_RATIO) if ttft else None,
-        needed_by_rate=_needed_by_rate(observation, policy, queue_age_s),
-        needed_by_ongoing=_needed_by_ongoing(observation, policy, ongoing_before),
+        refused_ratio=_refused_ratio(observation, policy),
+        needed_by_rate=_needed_by_rate(observation, policy, queue_age_s) if is_feasible else None,
+        needed_by_ongoing=_needed_by_ongoing(observation, policy, ongoing_before)
+        if is_feasible
+        else None,
         fewest=_fewest_of_all(observation, policy, queue_age_s),
     )
+
+
+def _is_in_reach(name: str, observation: Observation) -> bool:
+    """Return False for a target that no number of replicas keeps.
+
+    Without any capacity it is one of them, and where no estimate tells which, it may be either.
+    """
+    missed = observation.infeasible_targets
+    return name not in missed if missed else observation.is_feasible
+
+
+def _refused_ratio(observation: Observation, policy: ScalingPolicy) -> float | None:
+    refused = (observation.refused_rate or 0.0) * policy.settle_s
+    demand = (observation.arrival_rate or 0.0) * policy.settle_s + refused
+    sure = refused - math.sqrt(refused)
+    return 1.0 + refused / demand if refused and sure > _REFUSED_SHARE * demand else None
 
 
 def _ratio(signal: LatencySignal | None, policy: ScalingPolicy) -> float | None:
@@ -97,7 +128,7 @@ def _ratio(signal: LatencySignal | None, policy: ScalingPolicy) -> float | None:
 def _needed_by_rate(
     observation: Observation, policy: ScalingPolicy, queue_age_s: float
 ) -> int | None:
-    rate, capacity = observation.arrival_rate or 0.0, observation.capacity_per_replica
+    rate, capacity = observation.demand, observation.capacity_per_replica
     if not capacity:
         return None
     # By Little's law the queue has the requests that arrived since its oldest one. One replica
@@ -139,15 +170,14 @@ def _fewest_of_all(
     observation: Observation, policy: ScalingPolicy, queue_age_s: float
 ) -> int | None:
     """Return the fewest replicas with the most load that there may be."""
-    fewest = _fewest(observation.at_most(), policy, queue_age_s)
+    most = observation.at_most()
+    fewest = _fewest(most, policy, queue_age_s) if most.demand else _fewest_running(most, policy)
     return None if fewest is None else max(fewest, observation.unseen)
 
 
 def _fewest(observation: Observation, policy: ScalingPolicy, queue_age_s: float) -> int | None:
-    rate, capacity = observation.arrival_rate or 0.0, observation.capacity_per_replica
-    if rate == 0:
-        return 0
-    if not capacity or observation.kv_usage is None:
+    rate, capacity = observation.demand, observation.capacity_per_replica
+    if not capacity or observation.kv_usage is None or not observation.is_feasible:
         return None
     ready = observation.ready
     by_signals = (
@@ -164,10 +194,27 @@ def _fewest(observation: Observation, policy: ScalingPolicy, queue_age_s: float)
     return max(
         _ceil(rate * margin / capacity),
         _by_ongoing(observation, policy, margin) or 0,
-        math.floor(observation.kv_usage * ready / policy.max_kv_usage) + 1,
+        _by_kv_usage(observation, policy),
         by_queue,
         *by_signals,
     )
+
+
+def _fewest_running(observation: Observation, policy: ScalingPolicy) -> int | None:
+    """Return the fewest replicas that hold the running answers, while no request arrives."""
+    known = (observation.ongoing_requests, observation.kv_usage)
+    if known == (None, None):
+        return None
+    if not any(known):
+        return 0
+    margin = policy.headroom * policy.hysteresis
+    return max(1, _by_ongoing(observation, policy, margin) or 0, _by_kv_usage(observation, policy))
+
+
+def _by_kv_usage(observation: Observation, policy: ScalingPolicy) -> int:
+    """Return the fewest replicas whose KV cache holds what is in use."""
+    usage = observation.kv_usage or 0.0
+    return math.floor(usage * observation.ready / policy.max_kv_usage) + 1
 
 
 def _fewest_by_latency(

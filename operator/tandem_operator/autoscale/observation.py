@@ -87,6 +87,9 @@ class Observation:
     arrival_rate: float | None = None
     """Requests a second, counted when they arrive: completions hide saturation."""
 
+    refused_rate: float | None = None
+    """Requests a second that replicas refused for want of slots; None: unknown."""
+
     capacity_per_replica: float | None = None
     """Requests a second at which one replica's model says that it keeps its targets."""
 
@@ -124,6 +127,15 @@ class Observation:
         return min(self.overdue, max(self.desired - self.ready, 0)) + self.stalled
 
     @property
+    def demand(self) -> float:
+        """Requests a second that were taken or refused.
+
+        Clients come again with what was refused, so it counts up to as much as is taken.
+        """
+        taken = self.arrival_rate or 0.0
+        return taken + min(self.refused_rate or 0.0, taken)
+
+    @property
     def is_at_zero(self) -> bool:
         """True for a service of which no replica answers, and none should."""
         return self.ready == 0 and self.desired == 0
@@ -140,6 +152,11 @@ class Observation:
             for name, signal, zero_load_s in pairs
             if signal and zero_load_s is not None and zero_load_s > signal.target_s
         )
+
+    @property
+    def is_feasible(self) -> bool:
+        """False where a request misses a target even on an idle replica."""
+        return not self.infeasible_targets and self.capacity_per_replica != 0
 
     def at_most(self) -> "Observation":
         """Return it with the most load that there may be: each unseen replica is the busiest."""
@@ -176,6 +193,7 @@ class Observation:
 
     def _amounts(self) -> Iterator[float | None]:
         yield from (self.queue_age_s, self.arrival_rate, self.capacity_per_replica)
+        yield self.refused_rate
         yield from (self.ongoing_requests, self.concurrency_per_replica)
         yield from (self.zero_load_ttft_s, self.zero_load_tpot_s)
         # A share above 1 is no share.

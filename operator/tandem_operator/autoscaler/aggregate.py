@@ -6,7 +6,7 @@ sum or a mean, and a replica that cannot be trusted is left out by name.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem_operator.autoscale.observation import ReplicaLoad, SignalProblem, is_amount
 from tandem_operator.autoscaler.agreement import Doubt, stuck_sample
@@ -49,6 +49,18 @@ def aggregate(seen: Sequence[PodSample], working: Sequence[PodSample]) -> Aggreg
             kv_usage=max(kv_usages, default=None),
         ),
     )
+
+
+def within_slots(found: Aggregate, slots: int | None) -> Aggregate:
+    """Return it with the concurrency that the replicas' slots allow; None: they are not known.
+
+    About the square of the rate is ongoing, so the capacity falls with the root of the concurrency.
+    """
+    capacity, concurrency = found.capacity, found.concurrency
+    if slots is None or capacity is None or concurrency is None or concurrency <= slots:
+        return found
+    less = math.sqrt(slots / concurrency)
+    return replace(found, capacity=capacity * less, concurrency=float(slots))
 
 
 def find_doubts(

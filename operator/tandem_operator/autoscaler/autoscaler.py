@@ -63,6 +63,7 @@ from tandem_operator.render.npu import npu_profile
 from tandem_operator.render.pods import worker_template
 from tandem_operator.render.settings import OperatorSettings
 from tandem_serve.api.manifest import ManifestError
+from tandem_serve.api.slots import max_in_flight
 from tandem_serve.api.spec import InferenceService
 
 _log: Final = logging.getLogger(__name__)
@@ -290,6 +291,7 @@ class Autoscaler:
             replicas,
             view.current,
             max_age_s=age_s,
+            slots=max_in_flight(view.service.spec.server.max_link_num),
             disagreeing=disagreeing,
         )
 

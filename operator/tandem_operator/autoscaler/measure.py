@@ -12,7 +12,12 @@ from tandem_operator.autoscale.observation import (
     finite,
     is_amount,
 )
-from tandem_operator.autoscaler.aggregate import aggregate, find_doubts, is_stalled
+from tandem_operator.autoscaler.aggregate import (
+    aggregate,
+    find_doubts,
+    is_stalled,
+    within_slots,
+)
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.remarks import NO_REMARKS, Remarks
 from tandem_operator.autoscaler.signals import PodSample, Signals
@@ -109,12 +114,14 @@ def measure(
     desired: int,
     *,
     max_age_s: float,
+    slots: int | None = None,
     disagreeing: Mapping[str, Doubt] | None = None,
 ) -> Measured:
     """Return the observation that signals and pods give together.
 
     While at least half of the replicas that answer can be trusted, they decide; the others are
-    unseen. `disagreeing` has those whose own metrics differ from Prometheus, by pod.
+    unseen. `slots` are the sequences that a replica takes; `disagreeing` has the replicas whose own
+    metrics differ from Prometheus, by pod.
     """
     ready = [one.pod for one in replicas if one.is_ready and not _is_unmeasured(one, signals)]
     doubts = find_doubts(ready, signals, disagreeing or {}, max_age_s=max_age_s)
@@ -128,7 +135,7 @@ def measure(
     seen = {pod: signals.pods[pod] for pod in ready if pod not in doubts}
     stalled = [pod for pod, sample in seen.items() if is_stalled(sample, max_age_s)]
     working = [sample for pod, sample in seen.items() if pod not in stalled]
-    found = aggregate([*seen.values()], working or [*seen.values()])
+    found = within_slots(aggregate([*seen.values()], working or [*seen.values()]), slots)
     lagging = [pod for pod, one in seen.items() if _lags(one, found.queue_age_s, targets)]
     age_s = signals.evaluated_at - max((one.scraped_at for one in seen.values()), default=math.nan)
     return Measured(
@@ -139,6 +146,7 @@ def measure(
             tpot=_latency(signals, "tpot", targets.tpot_s, age_s),
             queue_age_s=found.queue_age_s,
             arrival_rate=found.arrival_rate + _rate_elsewhere(signals, ready),
+            refused_rate=found.refused_rate,
             capacity_per_replica=found.capacity,
             ongoing_requests=found.ongoing_requests,
             concurrency_per_replica=found.concurrency,

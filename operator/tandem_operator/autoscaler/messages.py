@@ -66,6 +66,19 @@ def _refused(inputs: Inputs) -> str:
     return f"{_number(inputs, 'refused')} requests were refused, since there is no replica"
 
 
+def _turned_away(inputs: Inputs) -> str:
+    return (
+        f"{_number(inputs, 'refused_rate')} requests/s are refused with 429, as the replicas' "
+        f"slots are taken, and {_number(inputs, 'arrival_rate')} are taken"
+    )
+
+
+def _no_traffic(inputs: Inputs) -> str:
+    if inputs.get("ongoing_requests"):
+        return f"no request arrives, and {_number(inputs, 'ongoing_requests')} are in process"
+    return "no request arrives"
+
+
 def _starting(inputs: Inputs) -> str:
     return f"{_number(inputs, 'pending')} replicas are starting"
 
@@ -80,7 +93,8 @@ def _number(inputs: Inputs, name: str) -> str:
 
 
 _TEXTS: Final[Mapping[DecisionReason, Callable[[Inputs], str]]] = {
-    _R.NO_TRAFFIC: _constant("no request arrives"),
+    _R.NO_TRAFFIC: _no_traffic,
+    _R.REQUESTS_REFUSED: _turned_away,
     _R.REQUEST_AT_ZERO: _refused,
     _R.WITHIN_TARGETS: _constant("the targets are kept"),
     _R.METRICS_MISSING: _constant("the metrics lack what a decision needs"),

@@ -1,7 +1,6 @@
 """The rule of admission; pure, so that it can be tested as a table.
 
-MindIE's maxLinkNum = N means: N requests are processed at once, 2N more may wait, and request
-number 3N + 1 is refused. Which of them run is the engine's choice; this rule bounds their sum.
+Which of the requests that hold a slot run is the engine's choice; this rule bounds their sum.
 A request weighs as much as the sequences that it makes: every choice, and every beam, of every
 prompt costs the engine and the event loop as much as a request of its own.
 """
@@ -10,8 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-SLOTS_PER_LINK: Final = 3
-"""One slot in process and two in the queue."""
+from tandem_serve.api.slots import max_in_flight
 
 MIN_RETRY_AFTER_S: Final = 1
 MAX_RETRY_AFTER_S: Final = 60
@@ -36,11 +34,6 @@ class Refused:
 
 
 Admission = Admitted | Refused
-
-
-def max_in_flight(max_link_num: int) -> int:
-    """Sequences that may be in process and waiting together."""
-    return SLOTS_PER_LINK * max_link_num
 
 
 def admit(

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from tandem_serve.api.slots import max_in_flight
 from tandem_serve.http import errors
-from tandem_serve.http.admission.policy import Admitted, Refused, admit, max_in_flight
+from tandem_serve.http.admission.policy import Admitted, Refused, admit
 
 NUM_REMEMBERED: Final = 64
 """Number of freed slots over which the rate is taken."""

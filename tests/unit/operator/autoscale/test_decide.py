@@ -1,6 +1,8 @@
 """Decisions about the number of replicas: more, fewer, hold, each with its reason."""
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
@@ -357,6 +359,95 @@ def test_an_infeasible_target_adds_nothing() -> None:
     assert first(slow) == (2, Reason.SLO_INFEASIBLE)
     assert slow.infeasible_targets == ("ttft",)
     assert first(observed(2, capacity_per_replica=0.0)) == (2, Reason.SLO_INFEASIBLE)
+
+
+@pytest.mark.parametrize(
+    ("values", "result"),
+    [
+        ({"queue_age_s": 20.0}, (4, Reason.QUEUE_AGE_ABOVE_TARGET)),
+        ({"tpot": tpot(0.09)}, (3, Reason.TPOT_ABOVE_TARGET)),
+        ({"refused_rate": 20.0}, (3, Reason.REQUESTS_REFUSED)),
+        ({}, (2, Reason.SLO_INFEASIBLE)),
+    ],
+)
+def test_an_infeasible_ttft_leaves_what_more_replicas_help_against(
+    values: dict[str, Any], result: tuple[int, Reason]
+) -> None:
+    """One per cent above the target for an idle replica froze the fleet whatever its queue."""
+    slow: dict[str, Any] = {"ttft": ttft(2.0), "zero_load_ttft_s": 1.515}
+    unknown = observed(2, **slow, **{"arrival_rate": 40.0, "capacity_per_replica": 0.0, **values})
+
+    assert first(unknown) == result
+
+
+def test_without_any_capacity_a_queue_counts_and_no_latency() -> None:
+    without = {"capacity_per_replica": 0.0, "ttft": ttft(3.0), "tpot": tpot(0.2)}
+
+    assert first(observed(2, **without)) == (2, Reason.SLO_INFEASIBLE)
+    assert first(observed(2, **without, queue_age_s=2.0))[1] is Reason.QUEUE_AGE_ABOVE_TARGET
+
+
+def test_an_infeasible_target_removes_nothing_either() -> None:
+    slow = observed(4, ttft=ttft(2.0), zero_load_ttft_s=1.6, arrival_rate=1.0, kv_usage=0.1)
+
+    assert Loop().run(slow, seconds=900).reason is Reason.SLO_INFEASIBLE
+
+
+def test_refused_requests_are_demand() -> None:
+    """Slots keep the promises of those that are admitted; the others come to nothing for ever."""
+    kept: dict[str, Any] = {"arrival_rate": 7.0, "ttft": ttft(0.5), "kv_usage": 0.2}
+
+    assert first(observed(2, **kept)) == (2, Reason.STABILIZING)
+    assert first(observed(2, **kept, refused_rate=7.0)) == (3, Reason.REQUESTS_REFUSED)
+    assert first(observed(2, **kept, refused_rate=700.0)) == (3, Reason.REQUESTS_REFUSED)
+    many = observed(2, arrival_rate=14.0, refused_rate=9.0)
+    assert first(many) == (3, Reason.PREDICTED_OVERLOAD)
+    assert decide(many, POLICY, History(), 0.0).inputs["needed"] == 3
+
+
+@pytest.mark.parametrize("refused_rate", [0.0, 1 / 60, 0.13, None])
+def test_a_request_that_is_refused_by_chance_adds_nothing(refused_rate: float | None) -> None:
+    assert first(observed(2, refused_rate=refused_rate)) == (2, Reason.WITHIN_TARGETS)
+
+
+def running(replicas: int, ongoing: float, **values: Any) -> Observation:
+    """Return a service in which answers run and nothing arrives."""
+    usual = {"ongoing_requests": ongoing, "concurrency_per_replica": CONCURRENCY, "kv_usage": 0.4}
+    return idle(replicas, **{**usual, **values})
+
+
+@pytest.mark.parametrize("replicas", range(1, 9))
+@pytest.mark.parametrize("ongoing", [1.0, 12.0, 50.0, 140.0])
+def test_running_answers_keep_their_replicas_and_a_constant_moment_never_turns(
+    replicas: int, ongoing: float
+) -> None:
+    """Fifty answers of twenty minutes: 4 → 3 → 4 every six minutes, and without a minimum 0."""
+    loop = Loop(replace(POLICY, min_replicas=0))
+    numbers = [replicas, *(one.desired for one in loop.steps(running(replicas, ongoing), 7200))]
+    steps = {after > before for before, after in pairwise(numbers) if after != before}
+
+    assert len(steps) <= 1
+    assert numbers[-1] >= 1
+    assert numbers[-1] * CONCURRENCY >= ongoing - math.sqrt(ongoing) or numbers[-1] == 8
+
+
+def test_the_last_replica_stays_while_anything_runs() -> None:
+    loop = Loop(replace(POLICY, min_replicas=0))
+
+    assert loop.run(running(1, 1.0, kv_usage=0.01), seconds=1800).desired == 1
+    assert loop.run(idle(1, ongoing_requests=0.0), seconds=600).desired == 0
+
+
+def test_what_is_not_known_to_be_idle_stays() -> None:
+    loop = Loop(replace(POLICY, min_replicas=0))
+
+    assert loop.run(idle(2, kv_usage=None), seconds=1800).desired == 2
+
+
+def test_answers_that_end_are_no_sign_of_requests_without_a_count() -> None:
+    ending = running(2, 40.0, tpot=tpot(0.05, 30))
+
+    assert first(ending)[1] is not Reason.METRICS_DISAGREE
 
 
 def test_the_inputs_are_numbers_that_json_can_hold() -> None:

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from tandem_operator.autoscale.decide import decide
 from tandem_operator.autoscale.decision import DecisionReason
 from tandem_operator.autoscale.history import History
-from tandem_operator.autoscale.observation import LatencySignal, Observation, SignalProblem
+from tandem_operator.autoscale.observation import (
+    LatencySignal,
+    Observation,
+    ReplicaLoad,
+    SignalProblem,
+)
 from tandem_operator.autoscale.policy import ScalingPolicy
 from tests.unit.operator.autoscale.measurements import PERIOD_S
 
@@ -59,10 +64,17 @@ def observations(
         ready=draw(st.integers(0, 12)),
         starting=draw(st.integers(0, 6)),
         desired=draw(st.integers(0, 14)),
+        overdue=draw(st.integers(0, 3)),
+        stalled=draw(st.integers(0, 3)),
+        unseen=draw(st.integers(0, 3)),
+        busiest=ReplicaLoad(
+            arrival_rate=draw(st.none() | GOOD), kv_usage=draw(st.none() | st.floats(0, 1))
+        ),
         ttft=draw(signals(numbers)),
         tpot=draw(st.none() | signals(numbers)),
         queue_age_s=draw(maybe),
         arrival_rate=draw(maybe),
+        refused_rate=draw(st.none() | numbers),
         capacity_per_replica=draw(st.none() | numbers),
         ongoing_requests=draw(st.none() | numbers),
         concurrency_per_replica=draw(st.none() | numbers),

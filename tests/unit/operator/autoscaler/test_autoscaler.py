@@ -215,6 +215,16 @@ async def test_a_replica_that_gets_no_pod_is_no_credit_either(world: World) -> N
     assert "replica that has no pod has not answered" in world.last["message"]
 
 
+async def test_refused_requests_add_replicas(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=2))
+    world.load({"refused_rate": 6.0})
+
+    await world.operator().step(KEY)
+
+    assert world.scaling["desiredReplicas"] == 3
+    assert world.last["inputs"]["refusedRate"] == 6
+
+
 async def test_a_blind_replica_is_named_and_the_others_decide(world: World) -> None:
     world.api.put(with_status(service(), desiredReplicas=4))
     world.load({"arrival_rate": 60.0, "ttft_s": 3.0}, pods=4)

@@ -168,11 +168,13 @@ def test_unseen_replicas_count_as_the_busiest_before_one_is_removed() -> None:
 
 
 def test_of_an_idle_service_the_unseen_replicas_stay() -> None:
-    found, replicas = of_many(4, arrival_rate=0.0, ttft_samples=0.0, tpot_samples=0.0)
-    found = replace(found, values={**found.values, "ttft_s": math.nan, "tpot_s": math.nan})
-    blind = measured(without_pod(found, "r000"), replicas)
+    idle = {"arrival_rate": 0.0, "ongoing_requests": 0.0, "kv_usage": 0.0}
+    found, replicas = of_many(4, **idle)
+    policy = ScalingPolicy(min_replicas=0, max_replicas=9)
 
-    assert load_of(blind.observation, ScalingPolicy(min_replicas=0, max_replicas=9)).fewest == 1
+    assert load_of(measured(found, replicas).observation, policy).fewest == 0
+    blind = measured(without_pod(found, "r000"), replicas)
+    assert load_of(blind.observation, policy).fewest == 1
 
 
 def test_one_hanging_request_is_named_and_not_fed() -> None:
@@ -235,6 +237,18 @@ def test_one_of_twenty_replicas_whose_estimate_is_off_changes_nothing() -> None:
 
     assert odd.observation.infeasible_targets == ()
     assert decided(odd).reason is DecisionReason.PREDICTED_OVERLOAD
+
+
+def test_the_capacity_is_that_of_the_slots() -> None:
+    """Else a replica that refuses for want of slots would be removed as soon as none is refused."""
+    found, replicas = of_many(3)
+    few, many = (
+        measure(found, TARGETS, replicas, 3, max_age_s=MAX_AGE_S, slots=slots).observation
+        for slots in (5, 3000)
+    )
+
+    assert (few.concurrency_per_replica, few.capacity_per_replica) == (5.0, 5.0)
+    assert (many.concurrency_per_replica, many.capacity_per_replica) == (20.0, 10.0)
 
 
 def test_replicas_that_differ_are_left_out_until_half_of_them_do() -> None:

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_serve.api.slots import max_in_flight
 from tandem_serve.http.admission.policy import (
     Admitted,
     Refused,
     admit,
     estimate_retry_after,
-    max_in_flight,
 )
 
 
