@@ -31,6 +31,10 @@ Rivals with the parameters that are best for each load, five seeds each:
     python -m benchmarks.autoscaling run --curve benchmarks/results/npu-curve.json \\
         --replicas 10 --tune --seeds 5 --jobs 2 --out benchmarks/results/fronts
 
+What faults cost on the trace:
+
+    python -m benchmarks.autoscaling faults --curve benchmarks/results/npu-curve.json
+
 The error of flows against the real scheduler:
 
     python -m benchmarks.autoscaling accuracy
@@ -137,6 +141,75 @@ def run(
                 room=room,
                 hours=hours,
             ),
+            out=out,
+        )
+
+
+@app.command()
+def faults(
+    *,
+    load: Annotated[list[str] | None, typer.Option(help="As of run; default: trace.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="sick, blind, never, refused, reset, restart, nan, clock; several may be; "
+            "default: all."
+        ),
+    ] = None,
+    replicas: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Replicas that the busiest moments need, about; several may be."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds; from --seed on.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    model: Annotated[str, typer.Option(help="As of run.")] = "auto",
+    cold_start: Annotated[float, typer.Option(min=0, help="Seconds of a start, mean.")] = 60.0,
+    room: Annotated[
+        float, typer.Option(min=1, help="Highest number of replicas, as a multiple of --replicas.")
+    ] = 2.0,
+    hours: Annotated[float | None, typer.Option(min=0.01, help="Only so much of a load.")] = None,
+    curve: Annotated[
+        Path | None, typer.Option(help="File of `curve`; default: measure one.")
+    ] = None,
+    trace: _Trace = DEFAULT_TRACE,
+    machine: _Machine = "npu",
+    target: _Target = "1500/80",
+    requests: _Requests = 400,
+    seed: _Seed = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json.")] = None,
+) -> None:
+    """Run the operator's loop with and without faults: attainment, replica-hours, what it tells."""
+    with report_errors():
+        from benchmarks.autoscaling.faults import FAULTS
+        from benchmarks.autoscaling.session import ReplicaSettings, RunSettings, run_faults
+        from benchmarks.autoscaling.summary import OWN
+        from benchmarks.scheduling.policies import parse_targets
+
+        run_faults(
+            RunSettings(
+                replicas=ReplicaSettings(
+                    trace=trace,
+                    machine=machine,
+                    targets=parse_targets(target),
+                    requests=requests,
+                    seed=seed,
+                    curve=curve,
+                ),
+                loads=tuple(load or ("trace",)),
+                controllers=(OWN,),
+                tune=False,
+                sizes=tuple(replicas or (4,)),
+                num_seeds=seeds,
+                num_processes=jobs,
+                model=model,
+                cold_start_s=cold_start,
+                period_s=15.0,
+                window_s=60.0,
+                failures_s=(),
+                room=room,
+                hours=hours,
+            ),
+            tuple(fault or FAULTS),
             out=out,
         )
 

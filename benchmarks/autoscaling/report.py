@@ -119,8 +119,18 @@ def run_document(run: FleetRun, *, first_seed: int) -> dict[str, Any]:
     figures["attainment"] = result.attainment
     if task.seed == first_seed and "=" not in task.controller:
         figures["periods"] = [asdict(each) for each in periods]
-        figures["moments"] = [asdict(each) for each in moments]
+        figures["moments"] = [_without_replicas(asdict(each)) for each in moments]
     return {**document, **figures}
+
+
+def _without_replicas(moment: dict[str, Any]) -> dict[str, Any]:
+    """Return a moment without each single replica: a day of a thousand would be too much."""
+    moment["observation"] = {
+        name: value
+        for name, value in moment["observation"].items()
+        if name not in {"replicas", "starts"}
+    }
+    return moment
 
 
 def _fields(each: Any) -> dict[str, Any]:

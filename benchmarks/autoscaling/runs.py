@@ -9,6 +9,7 @@ from random import Random
 from typing import Final
 
 from benchmarks.autoscaling.controllers import ControllerSettings, make_controller
+from benchmarks.autoscaling.faults import FAULTS, NONE, MeasuringController, with_fault
 from benchmarks.autoscaling.loads import make_load, tick_s
 from benchmarks.autoscaling.replicas import SchedulerReplicas, make_flows
 from benchmarks.scheduling.policies import with_slo
@@ -16,13 +17,16 @@ from benchmarks.scheduling.predicted import shape_of
 from benchmarks.serving.settings import LatencyTargets
 from tandem_engine.scheduler.latency.capacity import ReplicaLimits
 from tandem_engine.simulate.account import FleetResult
-from tandem_engine.simulate.fleet import Fleet, FleetSettings, MakeReplicas
+from tandem_engine.simulate.fleet import Controller, Fleet, FleetSettings, MakeReplicas
 from tandem_engine.simulate.load_profile import LoadProfile
 from tandem_engine.simulate.machines import Noise
 from tandem_engine.simulate.observation import Target
 from tandem_engine.simulate.performance_curve import PerformanceCurve
 from tandem_engine.simulate.predictions import FlowPredictor
 from tandem_engine.simulate.workload import Arrival, Shape
+from tandem_operator.autoscale.policy import ScalingPolicy
+from tandem_operator.autoscaler.document import Told
+from tandem_operator.autoscaler.measure import Targets
 
 _MOST_SCHEDULERS: Final = 8
 _MOST_SCHEDULERS_S: Final = 3600.0
@@ -61,6 +65,9 @@ class Task:
     """Replicas that the busiest moments of the load need, about."""
     controller: str
     seed: int
+    fault: str | None = None
+    """A fault, under which the operator's own code measures and decides; None: the controller sees
+    the fleet itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,8 @@ class FleetRun:
     """Seconds that the simulation took."""
     ttft_target_s: float
     result: FleetResult
+    told: Sequence[Told] = ()
+    """Under a fault the decisions, with what is told about each."""
 
 
 def run_tasks(
@@ -115,18 +124,20 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
         capacity=lambda shape: curve.capacity / curve.work(shape),
         load=load,
     )
+    fleet_settings = FleetSettings(
+        ttft=ttft,
+        tpot=tpot,
+        max_replicas=most,
+        initial_replicas=_initial(task.controller, load, curve, most),
+        period_s=options.period_s,
+        window_s=options.window_s,
+        failures_s=options.failures_s,
+    )
+    controller = _controller(task, settings)
     fleet = Fleet(
-        FleetSettings(
-            ttft=ttft,
-            tpot=tpot,
-            max_replicas=most,
-            initial_replicas=_initial(task.controller, load, curve, most),
-            period_s=options.period_s,
-            window_s=options.window_s,
-            failures_s=options.failures_s,
-        ),
+        with_fault(fleet_settings, task.fault or NONE),
         make,
-        make_controller(task.controller, settings),
+        controller,
         cold_start_s=lambda: options.cold_start_s * starts.lognormvariate(0.0, _SPREAD),
         predict=predict,
     )
@@ -143,6 +154,23 @@ def run_task(options: FleetOptions, task: Task) -> FleetRun:
         wall_s=time.perf_counter() - begun,
         ttft_target_s=ttft.target_s,
         result=result,
+        told=controller.told if isinstance(controller, MeasuringController) else (),
+    )
+
+
+def _controller(task: Task, settings: ControllerSettings) -> Controller:
+    if task.fault is None:
+        return make_controller(task.controller, settings)
+    return MeasuringController(
+        ScalingPolicy(
+            min_replicas=settings.min_replicas,
+            max_replicas=settings.max_replicas,
+            settle_s=settings.window_s,
+        ),
+        Targets(ttft_s=settings.ttft.target_s, tpot_s=settings.tpot.target_s),
+        FAULTS[task.fault],
+        cold_start_s=settings.cold_start_s,
+        window_s=settings.window_s,
     )
 
 

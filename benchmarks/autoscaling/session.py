@@ -1,12 +1,14 @@
 """One benchmark from its settings to its files: make the loads, run, show, write."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.autoscaling.accuracy import Comparison, compare
 from benchmarks.autoscaling.controllers import check_name, controller_names, tuned_names
+from benchmarks.autoscaling.fault_report import fault_rows, fault_table
+from benchmarks.autoscaling.faults import NONE, check_fault
 from benchmarks.autoscaling.loads import check_load
 from benchmarks.autoscaling.plot import save_runs
 from benchmarks.autoscaling.replicas import load_curve, measure_curve, save_curve
@@ -108,18 +110,7 @@ def run_controllers(options: RunSettings, *, out: Path | None) -> None:
     runs: list[FleetRun] = []
     with status_line() as note:
         curve = _curve(options.replicas, trace, machine, note)
-        fleet = FleetOptions(
-            trace=trace,
-            curve=curve,
-            targets=options.replicas.targets,
-            model=options.model,
-            cold_start_s=options.cold_start_s,
-            period_s=options.period_s,
-            window_s=options.window_s,
-            failures_s=options.failures_s,
-            room=options.room,
-            hours=options.hours,
-        )
+        fleet = _fleet_options(options, trace, curve)
         for run in run_tasks(fleet, tasks, num_processes=options.num_processes):
             runs.append(run)
             task = run.task
@@ -139,6 +130,56 @@ def run_controllers(options: RunSettings, *, out: Path | None) -> None:
         }
         title = title_of(facts, "autoscaling")
         write_result(out, document, lambda file: save_runs(runs, rows, file, title=title))
+
+
+def run_faults(options: RunSettings, faults: Sequence[str], *, out: Path | None) -> None:
+    """Run the operator's loop on each load at each size with each seed, under each fault.
+
+    Raises:
+        BenchmarkError: a file cannot be read, or the settings make no sense.
+    """
+    for name in faults:
+        check_fault(name)
+    tasks = [
+        replace(task, fault=fault)
+        for task in options.tasks()
+        for fault in dict.fromkeys((NONE, *faults))
+    ]
+    facts = begin(out)
+    trace, machine = _trace_and_machine(options.replicas)
+    with status_line() as note:
+        curve = _curve(options.replicas, trace, machine, note)
+        fleet = _fleet_options(options, trace, curve)
+        runs: list[FleetRun] = []
+        for run in run_tasks(fleet, tasks, num_processes=options.num_processes):
+            runs.append(run)
+            note(f"{run.task.load}, {run.task.size} replicas, {run.task.fault}: {run.wall_s:.1f} s")
+    rows = fault_rows(runs)
+    result_console().print(fault_table(rows), "")
+    if out is not None:
+        document = {
+            **facts,
+            "settings": asdict(options),
+            "faults": [row.document() for row in rows],
+        }
+        write_result(out, document)
+
+
+def _fleet_options(
+    options: RunSettings, trace: Sequence[Arrival], curve: PerformanceCurve
+) -> FleetOptions:
+    return FleetOptions(
+        trace=trace,
+        curve=curve,
+        targets=options.replicas.targets,
+        model=options.model,
+        cold_start_s=options.cold_start_s,
+        period_s=options.period_s,
+        window_s=options.window_s,
+        failures_s=options.failures_s,
+        room=options.room,
+        hours=options.hours,
+    )
 
 
 def run_curve(settings: ReplicaSettings, *, out: Path) -> None:

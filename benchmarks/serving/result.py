@@ -56,15 +56,18 @@ def title_of(facts: dict[str, Any], what: str) -> str:
     return f"{what}: {machine['cpu_model']}, {machine['num_cores']} cores, {facts['begun'][:10]}"
 
 
-def write_result(folder: Path, document: dict[str, Any], draw: Callable[[Path], None]) -> None:
-    """Write result.json, and let `draw` write result.png.
+def write_result(
+    folder: Path, document: dict[str, Any], draw: Callable[[Path], None] | None = None
+) -> None:
+    """Write result.json, and let `draw` write result.png; None: there is no picture.
 
     Raises:
         BenchmarkError: one cannot be written.
     """
     try:
         write_document(folder / "result.json", document)
-        draw(folder / "result.png")
+        if draw is not None:
+            draw(folder / "result.png")
     except OSError as error:
         raise BenchmarkError(f"{folder} cannot be written to: {error.strerror}.") from None
 

@@ -44,7 +44,7 @@ class FleetResult:
     num_arrived: float
     num_completed: float
     num_failed: float
-    """Lost with a replica that failed."""
+    """Lost with a replica that failed or hung, or refused."""
     num_met: float
     """Met both targets."""
     replica_hours: float

@@ -2,20 +2,25 @@
 
 A replica that is added serves after a cold start. One that is removed gets no further request, and
 ends with its last one. One that fails loses its requests, and is started again. While no replica is
-ready, requests wait at the router. There is no admission control: a queue may grow without limit.
+ready, requests wait at the router. Without `slots` a queue may grow without limit.
+
+Faults: a replica that fails or hangs, a start that never ends, requests that are refused.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
+from math import inf
 from typing import Final, Protocol
 
 from tandem_engine.simulate.account import Account, FleetResult, Moment
+from tandem_engine.simulate.hanging_replica import HangingReplica
 from tandem_engine.simulate.observation import (
     BusyMeter,
     FleetObservation,
     PredictByShapes,
+    ReplicaView,
     SignalWindow,
     Target,
     mean_kv_usage,
@@ -59,6 +64,12 @@ class FleetSettings:
     """Length of the window of its signals."""
     failures_s: Sequence[float] = ()
     """When a ready replica fails: the one that is ready for the longest time."""
+    hangs_s: Sequence[float] = ()
+    """When such a replica begins to hang: it takes requests and computes none."""
+    lost_starts: int = 0
+    """Of the replicas that are started, the first so many never become ready."""
+    slots: int | None = None
+    """Requests that a replica takes at once; more are refused. None: any number."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.initial_replicas <= self.max_replicas:
@@ -72,6 +83,7 @@ class _Kind(Enum):
     READY = 0
     FAILURE = 1
     PERIOD = 2
+    HANG = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +124,8 @@ class Fleet:
         self._draining: list[_Member] = []
         # Numbers of starts that are under way, with their replicas.
         self._starting: dict[int, int] = {}
+        self._began_s: dict[int, float] = {}
+        self._lost_starts = settings.lost_starts
         self._desired = settings.initial_replicas
         self._held: list[tuple[Arrival, float]] = []
         self._events: list[tuple[float, int, _Kind, int]] = []
@@ -132,6 +146,8 @@ class Fleet:
         self._add_ready(self._settings.initial_replicas)
         for failure_s in self._settings.failures_s:
             self._plan(failure_s, _Kind.FAILURE)
+        for hang_s in self._settings.hangs_s:
+            self._plan(hang_s, _Kind.HANG)
         self._plan(self._settings.period_s, _Kind.PERIOD)
         for arrival, count in load:
             self._run_until(arrival.due_s)
@@ -140,6 +156,7 @@ class Fleet:
             self._route(arrival, count)
         self._run_until(duration_s)
         self._is_over = True
+        self._drop_hanging(self._ready)
         self._finish()
         return self._account.result()
 
@@ -165,6 +182,8 @@ class Fleet:
                     self._become_ready(number)
                 case _Kind.FAILURE:
                     self._fail()
+                case _Kind.HANG:
+                    self._hang()
                 case _Kind.PERIOD if not self._is_over:
                     self._decide(at_s)
                     self._plan(at_s + self._settings.period_s, _Kind.PERIOD)
@@ -182,6 +201,7 @@ class Fleet:
             for completion in progress.completions:
                 self._account.note(completion)
         if self._draining:
+            self._drop_hanging(self._draining)
             self._draining = [each for each in self._draining if each.replica.num_ongoing > _NONE]
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────
@@ -190,7 +210,14 @@ class Fleet:
         replicas = [member.replica for member in self._ready]
         if not replicas:
             self._held.append((arrival, count))
-        elif count == 1.0 and len(replicas) == self._num_ready:
+            return
+        slots = self._settings.slots
+        if slots is not None:
+            replicas = [each for each in replicas if each.num_ongoing < slots]
+        if not replicas:
+            self._account.num_failed += count
+            self._window.note_refused(self._now, count)
+        elif count == 1.0 and all(each.size == 1 for each in replicas):
             self._router.pick(replicas).submit(arrival)
         else:
             for replica, part in self._router.share(replicas, count):
@@ -233,9 +260,14 @@ class Fleet:
     def _start(self, count: int) -> None:
         if self._settings.room is not None:
             count = min(count, self._settings.room - self._num_provisioned)
-        if count > 0:
-            number = self._plan(self._now + self._cold_start_s(), _Kind.READY)
-            self._starting[number] = count
+        if count <= 0:
+            return
+        lost = min(count, self._lost_starts)
+        self._lost_starts -= lost
+        for size, ready_s in ((lost, inf), (count - lost, self._now + self._cold_start_s())):
+            if size > 0:
+                number = self._plan(ready_s, _Kind.READY)
+                self._starting[number], self._began_s[number] = size, self._now
 
     def _become_ready(self, number: int) -> None:
         self._add_ready(self._starting.pop(number, 0))
@@ -268,11 +300,25 @@ class Fleet:
         self._account.num_failed += failed.replica.num_ongoing
         self._start(1)
 
+    def _hang(self) -> None:
+        if not self._ready:
+            return
+        member = self._take(self._ready[0], 1)
+        self._ready.append(_Member(HangingReplica(member.replica, self._now), member.number))
+
+    def _drop_hanging(self, members: list[_Member]) -> None:
+        """Let the requests of replicas that hang fail, since they never end."""
+        hanging = [each for each in members if isinstance(each.replica, HangingReplica)]
+        for member in hanging:
+            self._account.num_failed += member.replica.num_ongoing
+            members.remove(member)
+
     def _absorb(self) -> None:
         """Put replicas together that have come to the same state."""
         kept: list[_Member] = []
         for member in self._ready:
-            if not any(other.replica.absorb(member.replica) for other in kept):
+            hangs = isinstance(member.replica, HangingReplica)
+            if hangs or not any(other.replica.absorb(member.replica) for other in kept):
                 kept.append(member)
         self._ready = kept
 
@@ -327,4 +373,10 @@ class Fleet:
             num_waiting=sum(state.num_waiting * size for state, size in states + draining)
             + sum(count for _, count in self._held),
             busy=self._busy.read(now, counters),
+            refused_rate=window.refused_rate(now),
+            replicas=tuple(
+                ReplicaView(member.number, size, state)
+                for member, (state, size) in zip(self._ready, states, strict=True)
+            ),
+            starts=tuple((self._began_s[each], size) for each, size in self._starting.items()),
         )

@@ -36,6 +36,17 @@ class LatencySignal:
     """Age of the newest sample."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """A replica as its gauges show it."""
+
+    number: int
+    """Tells it from the others."""
+    size: int
+    """Replicas that are in this state."""
+    state: ReplicaState
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetObservation:
     """A fleet at one moment."""
@@ -68,6 +79,12 @@ class FleetObservation:
     """Requests without, those that no replica has taken included."""
     busy: float
     """Share of the last period in which a ready replica computed: its CPU's use."""
+    refused_rate: float = 0.0
+    """Requests a second that were refused for want of slots."""
+    replicas: Sequence["ReplicaView"] = ()
+    """Each ready replica, or several in the same state."""
+    starts: Sequence[tuple[float, int]] = ()
+    """When replicas that do not take requests yet were started, and how many."""
 
 
 PredictByShapes = Callable[[Mapping[Shape, float]], Predictions | None]
@@ -92,6 +109,11 @@ class SignalWindow:
         self._tpots: deque[tuple[float, float, float]] = deque()
         self._arrivals: deque[tuple[float, Shape, float]] = deque()
         self._shapes: dict[Shape, float] = {}
+        self._refused: deque[tuple[float, float]] = deque()
+
+    def note_refused(self, at_s: float, count: float) -> None:
+        """Take note of requests that were refused."""
+        self._refused.append((at_s, count))
 
     def note_arrival(self, arrival: Arrival, count: float) -> None:
         """Take note of requests."""
@@ -121,6 +143,12 @@ class SignalWindow:
         seconds = min(self._window_s, now)
         return sum(count for *_, count in self._arrivals) / seconds if seconds else 0.0
 
+    def refused_rate(self, now: float) -> float:
+        """Return the requests a second that were refused."""
+        self._forget(now)
+        seconds = min(self._window_s, now)
+        return sum(count for _, count in self._refused) / seconds if seconds else 0.0
+
     def shapes(self, now: float) -> Mapping[Shape, float]:
         """Return how many requests of each shape arrived; of the last ones where none did."""
         self._forget(now)
@@ -132,7 +160,7 @@ class SignalWindow:
 
     def _forget(self, now: float) -> None:
         begin = now - self._window_s
-        for events in (self._ttfts, self._tpots):
+        for events in (self._ttfts, self._tpots, self._refused):
             while events and events[0][0] <= begin:
                 events.popleft()
         while self._arrivals and self._arrivals[0][0] <= begin:

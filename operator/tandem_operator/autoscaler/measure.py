@@ -20,7 +20,7 @@ from tandem_operator.autoscaler.aggregate import (
 )
 from tandem_operator.autoscaler.agreement import Doubt
 from tandem_operator.autoscaler.remarks import NO_REMARKS, Remarks
-from tandem_operator.autoscaler.signals import PodSample, Signals
+from tandem_operator.autoscaler.signals import Signals
 
 FRESH_S: Final = 60.0
 """Seconds for which a replica that has begun to answer may be unknown to Prometheus."""
@@ -136,7 +136,8 @@ def measure(
     stalled = [pod for pod, sample in seen.items() if is_stalled(sample, max_age_s)]
     working = [sample for pod, sample in seen.items() if pod not in stalled]
     found = within_slots(aggregate([*seen.values()], working or [*seen.values()]), slots)
-    lagging = [pod for pod, one in seen.items() if _lags(one, found.queue_age_s, targets)]
+    old_s = max(max_age_s, _LAGS * (found.queue_age_s or 0.0))
+    lagging = [pod for pod, one in seen.items() if (one.queue_age_s or 0.0) > old_s]
     age_s = signals.evaluated_at - max((one.scraped_at for one in seen.values()), default=math.nan)
     return Measured(
         observation=replace(
@@ -198,13 +199,6 @@ def _rate_elsewhere(signals: Signals, ready: Sequence[str]) -> float:
     """Return the requests a second that came to replicas which start or end: demand, too."""
     rates = (one.arrival_rate or 0.0 for pod, one in signals.pods.items() if pod not in ready)
     return signals.ended_rate + sum(rate for rate in rates if is_amount(rate))
-
-
-def _lags(sample: PodSample, usual_s: float | None, targets: Targets) -> bool:
-    """Return True for a queue that is older than the target, while most are far younger."""
-    if targets.ttft_s is None or sample.queue_age_s is None:
-        return False
-    return sample.queue_age_s > max(targets.ttft_s, _LAGS * (usual_s or 0.0))
 
 
 def _latency(

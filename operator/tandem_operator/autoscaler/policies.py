@@ -17,7 +17,7 @@ from tandem_serve.api.spec import InferenceService
 
 _log: Final = logging.getLogger(__name__)
 
-_CREDIT: Final = 2.0
+CREDIT: Final = 2.0
 """Measured cold starts for which a replica is waited for."""
 
 _LEAST_CREDIT_S: Final = 60.0
@@ -55,7 +55,7 @@ def start_credit_s(service: InferenceService, cold_start_s: float) -> float:
     """
     if not cold_start_s:
         return float(service.spec.progress_deadline_seconds)
-    return max(_LEAST_CREDIT_S, _CREDIT * cold_start_s)
+    return max(_LEAST_CREDIT_S, CREDIT * cold_start_s)
 
 
 def max_age_s(settings: AutoscalingSettings) -> float:

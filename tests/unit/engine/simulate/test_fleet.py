@@ -165,6 +165,56 @@ def test_requests_wait_while_no_replica_is_ready(kind: str) -> None:
 
 
 @KINDS
+def test_a_replica_that_hangs_keeps_what_it_takes_and_shows_an_old_queue(kind: str) -> None:
+    controller = Follows(lambda _: 3)
+    result = run(
+        load_of(kind, 4.0, 120.0),
+        120.0,
+        controller,
+        make=make_of(kind),
+        fleet=settings(initial_replicas=3, hangs_s=(30.25,), period_s=10.0),
+    )
+    (last,) = [one for one in controller.observations[-1].replicas if one.size == 1][-1:]
+
+    assert 0.0 < result.num_failed < 20.0
+    assert result.num_completed + result.num_failed == pytest.approx(result.num_arrived)
+    assert last.state.queue_age_s > 60.0
+    assert controller.observations[-1].ready == 3
+
+
+@KINDS
+def test_a_start_that_is_lost_never_answers(kind: str) -> None:
+    controller = Follows(lambda now: 2 if now < 20.0 else 4)
+    run(
+        load_of(kind, 2.0, 120.0),
+        120.0,
+        controller,
+        make=make_of(kind),
+        fleet=settings(initial_replicas=2, lost_starts=1, period_s=10.0),
+    )
+    last = controller.observations[-1]
+
+    assert (last.ready, last.starting) == (3, 1)
+    assert last.starts == ((20.0, 1),)
+
+
+@KINDS
+def test_what_finds_no_slot_is_refused(kind: str) -> None:
+    controller = Follows(lambda _: 2)
+    result = run(
+        load_of(kind, 40.0, 60.0),
+        60.0,
+        controller,
+        make=make_of(kind),
+        fleet=settings(initial_replicas=2, slots=3, period_s=10.0),
+    )
+
+    assert result.num_failed > 0.0
+    assert result.num_completed + result.num_failed == pytest.approx(result.num_arrived)
+    assert controller.observations[-1].refused_rate > 5.0
+
+
+@KINDS
 def test_signals_are_those_of_the_window(kind: str) -> None:
     controller = Follows(lambda _: 2)
     result = run(
