@@ -12,7 +12,7 @@ import typer
 from benchmarks.serving.command_line import make_app, report_errors
 
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
-DEFAULT_LOADS: Final = ("step", "ramp", "burst", "sine", "long-prompts", "idle", "trace")
+DEFAULT_LOADS: Final = ("step", "ramp", "burst", "sine", "long-prompts", "code", "idle", "trace")
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -70,7 +70,9 @@ def run(
     *,
     load: Annotated[
         list[str] | None,
-        typer.Option(help="step, ramp, burst, sine, long-prompts, idle, trace, day; several may."),
+        typer.Option(
+            help="step, ramp, burst, sine, long-prompts, code, idle, trace, day; several may."
+        ),
     ] = None,
     controller: Annotated[
         list[str] | None,
@@ -89,7 +91,7 @@ def run(
         str,
         typer.Option(
             help="scheduler: the real one; flow: by the curve; auto: flow from 9 replicas, "
-            "or an hour on."
+            "or an hour on, where all requests are of one kind."
         ),
     ] = "auto",
     cold_start: Annotated[float, typer.Option(min=0, help="Seconds of a start, mean.")] = 60.0,

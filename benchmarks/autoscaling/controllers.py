@@ -21,7 +21,9 @@ from tandem_engine.simulate.workload import Shape
 MODULES: Final = ("benchmarks.autoscaling.autoscalers",)
 _LOOK_AHEAD_S: Final = 1.0
 _MOST_LOAD: Final = 0.9
-"""Share of a replica's capacity that the oracle uses."""
+"""Share of a replica's capacity that the oracle uses by default."""
+_MOST_NUMBERS: Final = 24
+"""Fixed numbers that `--tune` tries at most; of a large fleet not each one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +47,22 @@ class ControllerSettings:
 
 
 MakeController = Callable[[ControllerSettings], Controller]
+Grid = Callable[[int], Sequence[float]]
+"""Returns the values of a parameter that `--tune` tries, for a highest number of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
     make: MakeController
-    grid: Sequence[float]
+    grid: Grid | None
 
 
 _CONTROLLERS: Final[dict[str, _Family]] = {}
 
 
-def register(name: str, grid: Sequence[float] = ()) -> Callable[[MakeController], MakeController]:
+def register(
+    name: str, grid: Sequence[float] | Grid = ()
+) -> Callable[[MakeController], MakeController]:
     """Return a decorator that makes a controller known by `name`.
 
     Args:
@@ -65,7 +71,8 @@ def register(name: str, grid: Sequence[float] = ()) -> Callable[[MakeController]
     """
 
     def add(make: MakeController) -> MakeController:
-        _CONTROLLERS[name] = _Family(make, grid)
+        values = grid if callable(grid) else ((lambda _: grid) if grid else None)
+        _CONTROLLERS[name] = _Family(make, values)
         return make
 
     return add
@@ -78,11 +85,13 @@ def controller_names() -> list[str]:
     return list(_CONTROLLERS)
 
 
-def tuned_names(name: str) -> list[str]:
+def tuned_names(name: str, max_replicas: int) -> list[str]:
     """Return a controller's name with each value of its grid."""
     controller_names()
     family = _CONTROLLERS.get(name)
-    return [f"{name}={value:g}" for value in family.grid] if family else []
+    if family is None or family.grid is None:
+        return []
+    return [f"{name}={value:g}" for value in family.grid(max_replicas)]
 
 
 def check_name(name: str) -> float | None:
@@ -97,7 +106,7 @@ def check_name(name: str) -> float | None:
         raise WrongUsage(f"--controller is '{name}'; it must be one of {', '.join(names)}.")
     if not has_value:
         return None
-    if not _CONTROLLERS[base].grid:
+    if _CONTROLLERS[base].grid is None:
         raise WrongUsage(f"--controller is '{name}'; {base} has no parameter.")
     try:
         value = float(text)
@@ -137,10 +146,16 @@ class Oracle:
     """Knows the load that comes: as many replicas as it needs by the end of a cold start.
 
     Not a law to be used: the fewest replica-hours with which the targets can about be kept.
+
+    Args:
+        settings: With the load.
+        most_load: Share of its capacity that a replica is given; lower ones keep the targets of
+            more requests.
     """
 
-    def __init__(self, settings: ControllerSettings) -> None:
+    def __init__(self, settings: ControllerSettings, most_load: float = _MOST_LOAD) -> None:
         self._settings = settings
+        self._most_load = most_load
         self._streams = [
             (stream.rate, settings.capacity(stream.mean_shape)) for stream in settings.load.streams
         ]
@@ -153,17 +168,29 @@ class Oracle:
         while at <= until:
             most = max(most, self._replicas(at))
             at += _LOOK_AHEAD_S
-        return ceil(most / _MOST_LOAD)
+        return ceil(most / self._most_load)
 
     def _replicas(self, at: float) -> float:
         return sum(rate(at) / capacity for rate, capacity in self._streams)
 
 
-@register("fixed")
+def initial_replicas(name: str, max_replicas: int) -> int | None:
+    """Return the replicas that a controller begins with, whatever the load; None: as it needs."""
+    base, _, value = name.partition("=")
+    return ceil(float(value or max_replicas)) if base == "fixed" else None
+
+
+def _numbers(max_replicas: int) -> Sequence[float]:
+    """Return each number of replicas; of many, evenly spaced ones up to the highest."""
+    count = min(max_replicas, _MOST_NUMBERS)
+    return [ceil(max_replicas * number / count) for number in range(1, count + 1)]
+
+
+@register("fixed", _numbers)
 def _fixed(settings: ControllerSettings) -> Controller:
-    return FixedReplicas(settings.max_replicas)
+    return FixedReplicas(ceil(settings.value or settings.max_replicas))
 
 
-@register("oracle")
+@register("oracle", (0.6, 0.7, 0.8, 1.0, 1.1, 1.2, 1.4))
 def _oracle(settings: ControllerSettings) -> Controller:
-    return Oracle(settings)
+    return Oracle(settings, settings.value or _MOST_LOAD)

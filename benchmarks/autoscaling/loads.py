@@ -1,6 +1,8 @@
 """The loads by name, scaled to a fleet."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
 from types import MappingProxyType
 from typing import Final
 
@@ -11,6 +13,7 @@ from tandem_engine.simulate.load_profile import (
     bursts,
     constant,
     day,
+    markov_modulated,
     ramp,
     sine,
     step,
@@ -30,6 +33,12 @@ _BASE: Final = 0.35
 _LONG_SHARE: Final = 0.4
 """Of the fleet's capacity, by long prompts."""
 _IDLE_RATE: Final = 1.0 / 300.0
+_CALM: Final = 1.0 / 6.0
+"""Of the busy rate, between bursts of completions."""
+_CALM_S: Final = 90.0
+_BUSY_S: Final = 20.0
+"""Mean lengths: a burst is over before a replica that it asks for has started."""
+_NUM_SHAPES: Final = 500
 
 _Make = Callable[[Sequence[Arrival], float, PerformanceCurve], LoadProfile]
 
@@ -83,12 +92,41 @@ def _day(trace: Sequence[Arrival], rate: float, _: PerformanceCurve) -> LoadProf
     return LoadProfile(name="day", duration_s=_DAY_S, streams=(stream,))
 
 
+def _code(trace: Sequence[Arrival], rate: float, curve: PerformanceCurve) -> LoadProfile:  # noqa: ARG001
+    """Make bursts of two classes of prompts with short answers, as editors send them.
+
+    A Markov chain switches between calm and busy; both classes follow it. It is the same with each
+    seed, as a trace is.
+    """
+    rng = Random("code")  # noqa: S311  # load, not secrets
+    short = [Shape(rng.randint(200, 3000), rng.randint(5, 60)) for _ in range(_NUM_SHAPES)]
+    long = [Shape(rng.randint(4000, 8000), rng.randint(5, 60)) for _ in range(_NUM_SHAPES)]
+    share = markov_modulated(rng, _HOUR_S, calm_s=_CALM_S, busy_s=_BUSY_S, calm=_CALM)
+    streams = [Stream(rate=share, shapes=short), Stream(rate=share, shapes=long)]
+    works = [curve.work(stream.mean_shape) for stream in streams]
+    # The long ones are a fifth of the requests.
+    requests = rate / (0.8 * works[0] + 0.2 * works[1])
+    return LoadProfile(
+        name="code",
+        duration_s=_HOUR_S,
+        streams=[
+            replace(stream, rate=_times(part * requests, share))
+            for part, stream in zip((0.8, 0.2), streams, strict=True)
+        ],
+    )
+
+
+def _times(factor: float, rate: Callable[[float], float]) -> Callable[[float], float]:
+    return lambda now: factor * rate(now)
+
+
 LOADS: Final[Mapping[str, _Make]] = MappingProxyType({
     "step": _of_rate("step", step, _HALF_HOUR_S, _HALF_HOUR_S / 3),
     "ramp": _of_rate("ramp", ramp, _HALF_HOUR_S),
     "burst": _of_rate("burst", bursts, _HALF_HOUR_S),
     "sine": _of_rate("sine", sine, _HOUR_S),
     "long-prompts": _long_prompts,
+    "code": _code,
     "idle": _of_rate("idle", lambda _: constant(_IDLE_RATE), _HOUR_S),
     "trace": _trace,
     "day": _day,

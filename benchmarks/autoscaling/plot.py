@@ -13,6 +13,10 @@ from benchmarks.autoscaling.summary import OWN, Summary, unbeaten
 _DPI: Final = 110
 _MINUTE_S: Final = 60.0
 _PERCENT: Final = 100.0
+_BELOW: Final = 5.0
+"""Points of attainment that are shown below the lowest of the controllers."""
+_REFERENCES: Final = {"fixed": "grey", "oracle": "black"}
+"""Colors of what can be bought by a number, or by knowing what comes."""
 _SMOOTH: Final = 4
 """Periods over which attainment is averaged."""
 
@@ -25,7 +29,7 @@ def save_runs(runs: Sequence[FleetRun], rows: Sequence[Summary], file: Path, *, 
     figure.suptitle(title, fontsize=9)
     panels = figure.subplots(len(groups), 3, squeeze=False)
     families = list(dict.fromkeys(row.family for row in rows))
-    colors = {name: f"C{number}" for number, name in enumerate(families)}
+    colors = {name: f"C{number}" for number, name in enumerate(families)} | _REFERENCES
     for (replicas, attained, pareto), group in zip(panels, groups, strict=True):
         shown = _first_runs(runs, group)
         _draw_replicas(replicas, shown, group[0], colors)
@@ -103,3 +107,6 @@ def _draw_pareto(axes: Any, group: Sequence[Summary], colors: dict[str, str]) ->
     axes.set_xlabel("replica-hours; lines: other parameters", fontsize=8)
     axes.set_ylabel("met both targets (%)", fontsize=8)
     axes.margins(0.15)
+    # Few replicas keep the targets of few requests: fixed numbers would flatten the rest.
+    shown = [_PERCENT * row.attainment.mean for row in group if row.family != "fixed"]
+    axes.set_ylim(max(0.0, min(shown, default=0.0) - _BELOW), _PERCENT + 1.0)

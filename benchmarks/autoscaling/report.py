@@ -12,10 +12,10 @@ from benchmarks.autoscaling.accuracy import Comparison
 from benchmarks.autoscaling.runs import FleetRun
 from benchmarks.autoscaling.summary import (
     OWN,
-    REFERENCES,
     Spread,
     Summary,
     best_tuned,
+    hours_at,
 )
 
 _NONE = "–"
@@ -51,14 +51,15 @@ def run_table(rows: Sequence[Summary]) -> Table:
 def comparison_table(rows: Sequence[Summary]) -> Table:
     """One row for each rival on each load: its replica-hours at the attainment of Tandem.
 
-    The parameter is the best of the grid for this very load, which is not known before.
+    The parameter is the best of the grid for this very load, which is not known before. The last
+    column lies between two parameters, at Tandem's own attainment.
     """
     table = Table(title="Rivals with the parameter that is best for each load", box=None)
     table.add_column("load")
     table.add_column("replicas", justify="right")
     table.add_column("tandem, % and replica-h", justify="right")
     table.add_column("rival")
-    for name in ("attained, %", "replica-h", "replica-h over tandem's"):
+    for name in ("attained, %", "replica-h", "replica-h over tandem's", "at equal attainment"):
         table.add_column(name, justify="right")
     for _, each in groupby(rows, key=lambda row: (row.load, row.size)):
         group = list(each)
@@ -67,8 +68,9 @@ def comparison_table(rows: Sequence[Summary]) -> Table:
             continue
         for family in dict.fromkeys(row.family for row in group):
             best = best_tuned(group, family, own.attainment.mean)
-            if family in (OWN, *REFERENCES) or best is None:
+            if family == OWN or best is None:
                 continue
+            equal = hours_at(group, family, own.attainment.mean)
             table.add_row(
                 own.load,
                 str(own.size),
@@ -77,6 +79,7 @@ def comparison_table(rows: Sequence[Summary]) -> Table:
                 _percent(best.attainment),
                 _plus_minus(best.replica_hours, 2),
                 _against(best, own),
+                _NONE if equal is None else f"{equal / own.replica_hours.mean - 1.0:+.1%}",
             )
     return table
 

@@ -8,7 +8,11 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from benchmarks.autoscaling.controllers import ControllerSettings, make_controller
+from benchmarks.autoscaling.controllers import (
+    ControllerSettings,
+    initial_replicas,
+    make_controller,
+)
 from benchmarks.autoscaling.faults import FAULTS, NONE, MeasuringController, with_fault
 from benchmarks.autoscaling.loads import make_load, tick_s
 from benchmarks.autoscaling.replicas import SchedulerReplicas, make_flows
@@ -207,14 +211,19 @@ def _arrivals(shapes: Sequence[Shape]) -> list[Arrival]:
 def _is_flow(model: str, size: int, load: LoadProfile) -> bool:
     if model != "auto":
         return model == "flow"
+    if len(load.streams) > 1:
+        # Flows have mean lengths: the long prompts that come together would be none.
+        return False
     return size > _MOST_SCHEDULERS or load.duration_s > _MOST_SCHEDULERS_S
 
 
 def _initial(controller: str, load: LoadProfile, curve: PerformanceCurve, most: int) -> int:
     """Return the replicas that the load needs when it begins."""
-    if controller == "fixed":
-        return most
-    return min(most, max(1, ceil(load.rate(0.0) / (_INITIAL_LOAD * curve.capacity))))
+    own = initial_replicas(controller, most)
+    if own is not None:
+        return min(own, most)
+    work = sum(stream.rate(0.0) * curve.work(stream.mean_shape) for stream in load.streams)
+    return min(most, max(1, ceil(work / (_INITIAL_LOAD * curve.capacity))))
 
 
 def _cut(load: LoadProfile, hours: float | None) -> LoadProfile:

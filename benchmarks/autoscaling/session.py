@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from benchmarks.autoscaling.report import (
     run_table,
 )
 from benchmarks.autoscaling.runs import FleetOptions, FleetRun, Task, run_tasks, targets_of
-from benchmarks.autoscaling.summary import REFERENCES, summarize
+from benchmarks.autoscaling.summary import summarize
 from benchmarks.scheduling.machines import find_machine
 from benchmarks.scheduling.policies import with_slo
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
@@ -56,7 +57,7 @@ class RunSettings:
     controllers: Sequence[str]
     """Empty: all."""
     tune: bool
-    """Each rival also with every value of its parameter's grid."""
+    """Each controller also with every value of its parameter's grid."""
     sizes: Sequence[int]
     """Replicas that the busiest moments of a load need, about."""
     num_seeds: int
@@ -79,9 +80,6 @@ class RunSettings:
             WrongUsage: there is no such load or controller.
         """
         names = list(self.controllers or controller_names())
-        if self.tune:
-            grids = [tuned_names(name) for name in names if name not in REFERENCES]
-            names += [name for grid in grids for name in grid]
         for name in names:
             check_name(name)
         for load in self.loads:
@@ -91,9 +89,14 @@ class RunSettings:
             Task(load=load, size=size, controller=name, seed=seed)
             for size in self.sizes
             for load in self.loads
-            for name in names
+            for name in (*names, *self._tuned(names, size))
             for seed in seeds
         ]
+
+    def _tuned(self, names: Sequence[str], size: int) -> list[str]:
+        """Return the controllers with each value of their grids, for a fleet of a size."""
+        grids = [tuned_names(name, ceil(self.room * size)) for name in names if self.tune]
+        return [name for grid in grids for name in grid]
 
 
 def run_controllers(options: RunSettings, *, out: Path | None) -> None:

@@ -9,8 +9,6 @@ from typing import Final
 from benchmarks.autoscaling.runs import FleetRun
 
 OWN: Final = "tandem"
-REFERENCES: Final = ("fixed", "oracle")
-"""Controllers that are no rivals: they cannot be used."""
 FLAP_WINDOW_S: Final = 300.0
 """Time within which a change back is a flap: the stabilization window of an HPA, and of ours."""
 
@@ -87,6 +85,26 @@ def best_tuned(rows: Sequence[Summary], family: str, goal: float) -> Summary | N
     if enough:
         return min(enough, key=lambda row: row.replica_hours.mean)
     return max(own, key=lambda row: row.attainment.mean, default=None)
+
+
+def hours_at(rows: Sequence[Summary], family: str, goal: float) -> float | None:
+    """Return a family's replica-hours at an attainment, between the rows that no other one beats.
+
+    None: its rows all attain less, or all attain more.
+
+    Args:
+        rows: Of one load and size.
+        family: A controller, with all its parameters and without.
+        goal: Share of requests that meet both targets.
+    """
+    kept = unbeaten(row for row in rows if row.family == family)
+    for low, high in pairwise(kept):
+        if low.attainment.mean <= goal <= high.attainment.mean:
+            span = high.attainment.mean - low.attainment.mean
+            part = (goal - low.attainment.mean) / span if span else 0.0
+            before, after = low.replica_hours.mean, high.replica_hours.mean
+            return before + part * (after - before)
+    return None
 
 
 def unbeaten(rows: Iterable[Summary]) -> list[Summary]:

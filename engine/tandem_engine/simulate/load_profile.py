@@ -134,6 +134,29 @@ def trace_rate(
     return lambda now: counts[int(now / bin_s) % len(counts)] * scale
 
 
+def markov_modulated(
+    rng: RandomNumbers, duration_s: float, *, calm_s: float, busy_s: float, calm: float
+) -> Callable[[float], float]:
+    """Return a rate that is 1 in busy times and `calm` between them, again and again.
+
+    Both last for exponentially distributed times: with Poisson arrivals it is a Markov-modulated
+    Poisson process, the usual model of bursts.
+
+    Args:
+        rng: Decides the times.
+        duration_s: After which they are repeated.
+        calm_s: Mean length of a calm time, which comes first.
+        busy_s: Mean length of a busy one.
+        calm: Rate of a calm time.
+    """
+    rates: list[float] = []
+    while len(rates) < duration_s:
+        for rate, mean_s in ((calm, calm_s), (1.0, busy_s)):
+            rates += [rate] * max(1, round(rng.expovariate(1.0 / mean_s)))
+    del rates[int(duration_s) :]
+    return lambda now: rates[int(now) % len(rates)]
+
+
 def day(rate: Callable[[float], float]) -> Callable[[float], float]:
     """Return a rate that is lowest at midnight, a quarter of that at noon."""
     return lambda now: rate(now) * (0.625 - 0.375 * sin(2.0 * pi * now / _DAY_S + pi / 2.0))

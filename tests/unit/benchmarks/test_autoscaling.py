@@ -17,6 +17,8 @@ from benchmarks.autoscaling.controllers import (
 )
 from benchmarks.autoscaling.loads import LOADS, make_load, tick_s
 from benchmarks.autoscaling.replicas import load_curve, save_curve
+from benchmarks.autoscaling.runs import FleetOptions, Task, run_task
+from benchmarks.scheduling.policies import parse_targets
 from benchmarks.serving.errors import BenchmarkError, WrongUsage
 from tandem_engine.simulate.fleet import Controller
 from tandem_engine.simulate.load_profile import LoadProfile, Stream, step
@@ -46,6 +48,18 @@ CURVE = PerformanceCurve(
     machine=MACHINES["npu"],
 )
 TRACE = [Arrival(float(second), SHAPE) for second in range(120)]
+OPTIONS = FleetOptions(
+    trace=TRACE,
+    curve=CURVE,
+    targets=parse_targets("1500/80"),
+    model="flow",
+    cold_start_s=60.0,
+    period_s=15.0,
+    window_s=60.0,
+    failures_s=(),
+    room=2.0,
+    hours=None,
+)
 
 
 @pytest.fixture
@@ -77,7 +91,8 @@ def test_run_writes_a_table_a_document_and_a_plot(trace: Path, curve: Path, tmp_
 
     assert code == 0, text
     document = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    names = ["oracle", "tandem", "hpa=0.5", *tuned_names("tandem")]
+    grids = [*tuned_names("oracle", 20), *tuned_names("tandem", 20)]
+    names = ["oracle", "tandem", "hpa=0.5", *grids]
     runs = document["runs"]
     assert [(one["load"], one["controller"], one["seed"]) for one in runs] == [
         (load, name, seed) for load in ("ramp", "idle") for name in names for seed in (1, 2)
@@ -88,6 +103,7 @@ def test_run_writes_a_table_a_document_and_a_plot(trace: Path, curve: Path, tmp_
     summaries = [(one["load"], one["controller"]) for one in document["summaries"]]
     assert summaries == [(load, name) for load in ("ramp", "idle") for name in names]
     assert "Rivals with the parameter that is best for each load" in text
+    assert "at equal attainment" in " ".join(text.split())
     assert (out / "result.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -106,7 +122,6 @@ def test_a_small_fleet_has_the_real_scheduler(trace: Path, curve: Path) -> None:
     [
         (["--load", "flood"], "--load is 'flood'; it must be one of step, ramp, burst"),
         (["--controller", "magic"], "--controller is 'magic'; it must be one of fixed, oracle"),
-        (["--controller", "fixed=2"], "--controller is 'fixed=2'; fixed has no parameter"),
         (["--controller", "keda=0"], "its parameter must be a number above 0"),
         (["--controller", "keda=nan"], "its parameter must be a number above 0"),
         (["--model", "other"], "--model is 'other'; it must be one of auto, scheduler, flow"),
@@ -192,12 +207,48 @@ def test_the_oracle_has_replicas_ready_when_the_load_comes() -> None:
     assert seen == [4, 7, 7, 4]
 
 
+def test_an_oracle_that_gives_replicas_less_has_more() -> None:
+    stream = Stream(rate=step(36.0, 900.0), shapes=(SHAPE,))
+    load = LoadProfile(name="step", duration_s=900.0, streams=(stream,))
+    oracle = make_controller("oracle=0.45", controller_settings(load))
+
+    assert [oracle.desired(OBSERVATION, now) for now in (150.0, 240.0)] == [7, 14]
+
+
+def test_a_fixed_number_is_there_from_the_first_second() -> None:
+    fleets = [
+        run_task(
+            replace(OPTIONS, hours=0.1),
+            Task(load="step", size=6, controller=name, seed=1),
+        )
+        for name in ("fixed=3", "fixed")
+    ]
+
+    assert [one.result.replica_hours for one in fleets] == pytest.approx([0.3, 1.2])
+    assert {moment.desired for moment in fleets[0].result.moments} == {3}
+
+
+def test_each_number_is_tried_and_evenly_spaced_ones_of_many() -> None:
+    assert tuned_names("fixed", 5) == [f"fixed={number}" for number in range(1, 6)]
+    assert tuned_names("fixed", 240)[:2] == ["fixed=10", "fixed=20"]
+    assert tuned_names("fixed", 240)[-1] == "fixed=240"
+
+
+def test_two_classes_of_length_have_the_real_scheduler() -> None:
+    options = replace(OPTIONS, model="auto", hours=0.003)
+    models = {
+        load: run_task(options, Task(load=load, size=9, controller="fixed=9", seed=1)).model
+        for load in ("code", "long-prompts", "step")
+    }
+
+    assert models == {"code": "scheduler", "long-prompts": "scheduler", "step": "flow"}
+
+
 def test_the_autoscalers_are_known_by_name() -> None:
     rivals = ["hpa", "keda", "ray-serve", "llm-d", "aibrix"]
 
     assert controller_names()[:8] == ["fixed", "oracle", "tandem", *rivals]
-    assert all(tuned_names(name) for name in rivals)
-    assert tuned_names("fixed") == []
+    assert all(tuned_names(name, 20) for name in rivals)
 
 
 def test_a_controller_is_found_by_the_name_it_was_registered_with() -> None:
@@ -215,3 +266,5 @@ def test_a_controller_is_found_by_the_name_it_was_registered_with() -> None:
     assert made.desired(replace(OBSERVATION, ready=3), 0.0) == 4
     with pytest.raises(WrongUsage, match="--controller is 'none'"):
         make_controller("none", controller_settings(load))
+    with pytest.raises(WrongUsage, match="'always=2'; always has no parameter"):
+        make_controller("always=2", controller_settings(load))

@@ -13,39 +13,26 @@ from hypothesis import strategies as st
 
 from benchmarks.autoscaling.controllers import ControllerSettings, make_controller
 from benchmarks.autoscaling.replicas import make_flows
-from benchmarks.autoscaling.runs import FleetOptions, FleetRun, Task, run_task, run_tasks
+from benchmarks.autoscaling.runs import FleetRun, Task, run_task, run_tasks
 from benchmarks.autoscaling.summary import (
     FLAP_WINDOW_S,
     Spread,
     Summary,
     best_tuned,
+    hours_at,
     num_flaps,
     settling_periods,
     summarize,
     unbeaten,
 )
-from benchmarks.scheduling.policies import parse_targets
 from tandem_engine.simulate.account import FleetResult
 from tandem_engine.simulate.fleet import Fleet, FleetSettings
 from tandem_engine.simulate.load_profile import LoadProfile, Stream
 from tandem_engine.simulate.observation import Target
 from tandem_engine.simulate.replica import Predictions
 from tandem_engine.simulate.workload import Shape
-from tests.unit.benchmarks.test_autoscaling import CURVE, SHAPE, TRACE
+from tests.unit.benchmarks.test_autoscaling import CURVE, OPTIONS, SHAPE
 
-TARGETS: Final = parse_targets("1500/80")
-OPTIONS: Final = FleetOptions(
-    trace=TRACE,
-    curve=CURVE,
-    targets=TARGETS,
-    model="flow",
-    cold_start_s=60.0,
-    period_s=15.0,
-    window_s=60.0,
-    failures_s=(),
-    room=2.0,
-    hours=None,
-)
 STEP: Final = Task(load="step", size=6, controller="tandem", seed=1)
 MOST: Final = 12
 
@@ -196,6 +183,13 @@ def test_the_best_parameter_has_the_fewest_hours_at_an_attainment() -> None:
 
 def test_the_rows_that_no_other_beats_are_kept() -> None:
     assert [row.controller for row in unbeaten(ROWS)] == ["keda", "keda=2", "hpa"]
+
+
+def test_hours_at_an_attainment_lie_between_the_rows_that_are_not_beaten() -> None:
+    # keda=1 is beaten: for 6 hours it attains less than keda=2 for 5.5.
+    assert hours_at(ROWS, "keda", 0.935) == pytest.approx(5.25)
+    assert hours_at(ROWS, "keda", 0.97) == pytest.approx(5.5)
+    assert [hours_at(ROWS, "keda", goal) for goal in (0.89, 0.98)] == [None, None]
 
 
 def test_a_summary_is_over_the_seeds() -> None:

@@ -1,5 +1,6 @@
 """Loads of a fleet, and the percentiles of its signals."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from tandem_engine.simulate.load_profile import (
     bursts,
     constant,
     day,
+    markov_modulated,
     ramp,
     sine,
     step,
@@ -55,6 +57,17 @@ def test_rates_by_hand() -> None:
     assert [bursts(10.0)(now) for now in (0.0, 270.0, 329.0, 330.0, 870.0)] == [3, 9, 9, 3, 9]
     assert [sine(10.0, 40.0)(now) for now in (0.0, 20.0)] == pytest.approx([1.0, 9.0])
     assert [day(constant(8.0))(hour * 3600.0) for hour in (0, 12)] == pytest.approx([2.0, 8.0])
+
+
+def test_bursts_of_a_markov_chain_last_as_long_as_they_are_to() -> None:
+    rate = markov_modulated(Random(1), 100_000.0, calm_s=90.0, busy_s=20.0, calm=0.25)
+    rates = [rate(second) for second in range(100_000)]
+    num_bursts = sum(pair == (0.25, 1.0) for pair in pairwise(rates))
+
+    assert set(rates) == {0.25, 1.0}
+    assert rates[0] == 0.25
+    assert rates.count(1.0) / num_bursts == pytest.approx(20.0, rel=0.1)
+    assert rates.count(0.25) / num_bursts == pytest.approx(90.0, rel=0.1)
 
 
 def test_a_trace_repeats_its_bins_scaled_to_the_busiest() -> None:
