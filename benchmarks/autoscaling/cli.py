@@ -13,6 +13,8 @@ from benchmarks.serving.command_line import make_app, report_errors
 
 DEFAULT_TRACE: Final = Path("../shared/traces/AzureLLMInferenceTrace_conv.csv")
 DEFAULT_LOADS: Final = ("step", "ramp", "burst", "sine", "long-prompts", "code", "idle", "trace")
+_PERIOD_S: Final = 15.0
+_WINDOW_S: Final = 60.0
 
 _EPILOG: Final = """\
 [bold]Examples[/bold]
@@ -51,6 +53,27 @@ app = make_app(
     epilog=_EPILOG,
 )
 
+_Replicas = Annotated[
+    list[int] | None,
+    typer.Option(min=1, help="Replicas that the busiest moments need, about; several may be."),
+]
+_Seeds = Annotated[int, typer.Option(min=1, help="Seeds; from --seed on.")]
+_Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
+_Model = Annotated[
+    str,
+    typer.Option(
+        help="scheduler: the real one; flow: by the curve; auto: flow from 9 replicas, "
+        "or an hour on, where all requests are of one kind."
+    ),
+]
+_ColdStart = Annotated[float, typer.Option(min=0, help="Seconds of a start, mean.")]
+_Period = Annotated[float, typer.Option(min=1, help="Seconds between decisions.")]
+_Window = Annotated[float, typer.Option(min=1, help="Seconds of the signals' window.")]
+_Room = Annotated[
+    float, typer.Option(min=1, help="Highest number of replicas, as a multiple of --replicas.")
+]
+_Hours = Annotated[float | None, typer.Option(min=0.01, help="Only so much of a load.")]
+_Curve = Annotated[Path | None, typer.Option(help="File of `curve`; default: measure one.")]
 _Trace = Annotated[Path, typer.Option(help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens.")]
 _Machine = Annotated[str, typer.Option(help="npu, gpu or cpu: a price list of steps.")]
 _Target = Annotated[str, typer.Option(help="TTFT/TPOT in ms, such as 1500/80.")]
@@ -78,35 +101,24 @@ def run(
         list[str] | None,
         typer.Option(help="Controllers by name, or name=parameter; default: all."),
     ] = None,
-    replicas: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Replicas that the busiest moments need, about; several may be."),
-    ] = None,
+    replicas: _Replicas = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Each also with other parameters: Pareto fronts.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds; from --seed on.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="scheduler: the real one; flow: by the curve; auto: flow from 9 replicas, "
-            "or an hour on, where all requests are of one kind."
-        ),
-    ] = "auto",
-    cold_start: Annotated[float, typer.Option(min=0, help="Seconds of a start, mean.")] = 60.0,
-    period: Annotated[float, typer.Option(min=1, help="Seconds between decisions.")] = 15.0,
-    window: Annotated[float, typer.Option(min=1, help="Seconds of the signals' window.")] = 60.0,
+    seeds: _Seeds = 1,
+    jobs: _Jobs = 1,
+    model: _Model = "auto",
+    cold_start: _ColdStart = 60.0,
+    period: Annotated[float, typer.Option(min=1, help="Seconds between decisions.")] = _PERIOD_S,
+    window: Annotated[
+        float, typer.Option(min=1, help="Seconds of the signals' window.")
+    ] = _WINDOW_S,
     failure: Annotated[
         list[float] | None, typer.Option(help="Second at which a replica fails; several may be.")
     ] = None,
-    room: Annotated[
-        float, typer.Option(min=1, help="Highest number of replicas, as a multiple of --replicas.")
-    ] = 2.0,
-    hours: Annotated[float | None, typer.Option(min=0.01, help="Only so much of a load.")] = None,
-    curve: Annotated[
-        Path | None, typer.Option(help="File of `curve`; default: measure one.")
-    ] = None,
+    room: _Room = 2.0,
+    hours: _Hours = None,
+    curve: _Curve = None,
     trace: _Trace = DEFAULT_TRACE,
     machine: _Machine = "npu",
     target: _Target = "1500/80",
@@ -158,21 +170,14 @@ def faults(
             "default: all."
         ),
     ] = None,
-    replicas: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Replicas that the busiest moments need, about; several may be."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds; from --seed on.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    model: Annotated[str, typer.Option(help="As of run.")] = "auto",
-    cold_start: Annotated[float, typer.Option(min=0, help="Seconds of a start, mean.")] = 60.0,
-    room: Annotated[
-        float, typer.Option(min=1, help="Highest number of replicas, as a multiple of --replicas.")
-    ] = 2.0,
-    hours: Annotated[float | None, typer.Option(min=0.01, help="Only so much of a load.")] = None,
-    curve: Annotated[
-        Path | None, typer.Option(help="File of `curve`; default: measure one.")
-    ] = None,
+    replicas: _Replicas = None,
+    seeds: _Seeds = 1,
+    jobs: _Jobs = 1,
+    model: _Model = "auto",
+    cold_start: _ColdStart = 60.0,
+    room: _Room = 2.0,
+    hours: _Hours = None,
+    curve: _Curve = None,
     trace: _Trace = DEFAULT_TRACE,
     machine: _Machine = "npu",
     target: _Target = "1500/80",
@@ -205,8 +210,8 @@ def faults(
                 num_processes=jobs,
                 model=model,
                 cold_start_s=cold_start,
-                period_s=15.0,
-                window_s=60.0,
+                period_s=_PERIOD_S,
+                window_s=_WINDOW_S,
                 failures_s=(),
                 room=room,
                 hours=hours,
@@ -250,9 +255,7 @@ def accuracy(
     replicas: Annotated[int, typer.Option(min=2, help="Replicas.")] = 3,
     seconds: Annotated[float, typer.Option(min=60, help="Length of each load.")] = 600.0,
     only: Annotated[str, typer.Option(help="Only loads whose name contains this.")] = "",
-    curve: Annotated[
-        Path | None, typer.Option(help="File of `curve`; default: measure one.")
-    ] = None,
+    curve: _Curve = None,
     trace: _Trace = DEFAULT_TRACE,
     machine: _Machine = "npu",
     target: _Target = "1500/80",

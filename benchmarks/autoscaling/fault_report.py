@@ -100,11 +100,13 @@ def _most(runs: Sequence[FleetRun]) -> float:
 
 def _reason(runs: Sequence[FleetRun]) -> str:
     """Return what was told most often: of single replicas, else of what is not to be trusted."""
-    every = [told for run in runs for told in run.told]
-    remarks = Counter(told.remarks.text for told in every if told.remarks.text)
-    doubts = Counter(told.message for told in every if told.is_metrics_problem)
-    refused = Counter(
-        told.message for told in every if told.decision.reason is DecisionReason.REQUESTS_REFUSED
+    decisions = [told for run in runs for told in run.told]
+    remarks = Counter(each.remarks.text for each in decisions if each.remarks.text)
+    doubts = Counter(each.message for each in decisions if each.is_metrics_problem)
+    refusals = Counter(
+        each.message
+        for each in decisions
+        if each.decision.reason is DecisionReason.REQUESTS_REFUSED
     )
-    found = (remarks or doubts or refused).most_common(1)
-    return found[0][0] if found else _UNTOLD
+    most = (remarks or doubts or refusals).most_common(1)
+    return most[0][0] if most else _UNTOLD

@@ -7,7 +7,7 @@ is the fleet, or those series, never the observation.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -47,10 +47,10 @@ class Fault:
 
     meaning: str
     distort: Distort = lambda signals, _: signals
-    fleet: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the fleet."""
-
+    hangs_s: Sequence[float] = ()
+    lost_starts: int = 0
     slots: int | None = None
+    """As of FleetSettings, all three."""
 
 
 def _first(signals: Signals, now: float, **values: float | None) -> Signals:
@@ -66,7 +66,7 @@ def _blind(signals: Signals, now: float) -> Signals:
     if now < BEGIN_S or not signals.pods:
         return signals
     blind = min(signals.pods)
-    return replace(signals, pods={pod: one for pod, one in signals.pods.items() if pod != blind})
+    return replace(signals, pods={pod: each for pod, each in signals.pods.items() if pod != blind})
 
 
 def _restarted(signals: Signals, now: float) -> Signals | None:
@@ -77,8 +77,8 @@ def _restarted(signals: Signals, now: float) -> Signals | None:
     if since_s <= _AWAY_S:
         return None
     pods = {
-        pod: replace(one, arrival_rate=None, steps=None, refused_rate=None, exposures=None)
-        for pod, one in signals.pods.items()
+        pod: replace(each, arrival_rate=None, steps=None, refused_rate=None, exposures=None)
+        for pod, each in signals.pods.items()
     }
     return replace(signals, values={}, pods=pods)
 
@@ -88,8 +88,8 @@ def _reset(signals: Signals, now: float) -> Signals:
     if now < BEGIN_S or now % _EVERY_S > _AWAY_S:
         return signals
     pods = {
-        pod: replace(one, received=0.0, arrival_rate=0.75 * (one.arrival_rate or 0.0))
-        for pod, one in signals.pods.items()
+        pod: replace(each, received=0.0, arrival_rate=0.75 * (each.arrival_rate or 0.0))
+        for pod, each in signals.pods.items()
     }
     return replace(signals, pods=pods)
 
@@ -98,15 +98,12 @@ FAULTS: Final[Mapping[str, Fault]] = {
     NONE: Fault(meaning="nothing is wrong"),
     "sick": Fault(
         meaning="a replica hangs: it takes requests and computes none",
-        fleet={"hangs_s": (BEGIN_S,)},
+        hangs_s=(BEGIN_S,),
     ),
     "blind": Fault(meaning="a replica is not scraped", distort=_blind),
-    "never": Fault(
-        meaning="the first replica that is added never answers", fleet={"lost_starts": 1}
-    ),
+    "never": Fault(meaning="the first replica that is added never answers", lost_starts=1),
     "refused": Fault(
         meaning=f"a replica takes {_SLOTS} requests at once and refuses more",
-        fleet={"slots": _SLOTS},
         slots=_SLOTS,
     ),
     "reset": Fault(meaning="the counters of all replicas begin again", distort=_reset),
@@ -136,7 +133,10 @@ def check_fault(name: str) -> None:
 
 def with_fault(settings: FleetSettings, name: str) -> FleetSettings:
     """Return the settings of a fleet that has the fault."""
-    return replace(settings, **FAULTS[name].fleet)  # type: ignore[arg-type]  # its fields
+    fault = FAULTS[name]
+    return replace(
+        settings, hangs_s=fault.hangs_s, lost_starts=fault.lost_starts, slots=fault.slots
+    )
 
 
 class MeasuringController:
@@ -176,13 +176,13 @@ class MeasuringController:
     def desired(self, observation: FleetObservation, now: float) -> int:
         """Return the number of replicas at `now`, in seconds."""
         measured = self._measured(observation, now).with_overdue(self._overdue(observation, now))
-        found = measured.observation
-        decision = decide(found, self._policy, self._history, now)
-        self._history = self._history.append(now, found, decision)
+        seen = measured.observation
+        decision = decide(seen, self._policy, self._history, now)
+        self._history = self._history.append(now, seen, decision)
         self.told.append(
             Told(
                 decision=decision,
-                observation=found,
+                observation=seen,
                 note=measured.note,
                 remarks=measured.remarks,
             )
@@ -229,7 +229,7 @@ class MeasuringController:
         state, ready = view.state, max(fleet.ready, 1)
         seen = self._busy.setdefault(view.number, [])
         seen.append((now, state.busy_s, state.num_running))
-        seen[:] = [one for one in seen if now - one[0] <= self._window_s]
+        seen[:] = [moment for moment in seen if now - moment[0] <= self._window_s]
         is_whole = now - seen[0][0] >= self._window_s - _MAX_AGE_S / 4
         # Flows that come together share their seconds, so the counter may fall.
         computes = any(later[1] > earlier[1] for earlier, later in pairwise(seen))
@@ -254,7 +254,7 @@ class MeasuringController:
 
 
 def _pods(views: Sequence[ReplicaView]) -> list[str]:
-    return [f"replica-{one.number}-{index}" for one in views for index in range(one.size)]
+    return [f"replica-{view.number}-{index}" for view in views for index in range(view.size)]
 
 
 def _latency(name: str, signal: LatencySignal | None) -> dict[str, float]:

@@ -50,7 +50,7 @@ class ReplicaSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Options of `run`."""
+    """Options of `run` and `faults`."""
 
     replicas: ReplicaSettings
     loads: Sequence[str]
@@ -77,8 +77,10 @@ class RunSettings:
         """Return the runs, those of one load and size together.
 
         Raises:
-            WrongUsage: there is no such load or controller.
+            WrongUsage: there is no such model, load or controller.
         """
+        if self.model not in MODELS:
+            raise WrongUsage(f"--model is '{self.model}'; it must be one of {', '.join(MODELS)}.")
         names = list(self.controllers or controller_names())
         for name in names:
             check_name(name)
@@ -105,19 +107,7 @@ def run_controllers(options: RunSettings, *, out: Path | None) -> None:
     Raises:
         BenchmarkError: a file cannot be read, or the settings make no sense.
     """
-    if options.model not in MODELS:
-        raise WrongUsage(f"--model is '{options.model}'; it must be one of {', '.join(MODELS)}.")
-    tasks = options.tasks()
-    facts = begin(out)
-    trace, machine = _trace_and_machine(options.replicas)
-    runs: list[FleetRun] = []
-    with status_line() as note:
-        curve = _curve(options.replicas, trace, machine, note)
-        fleet = _fleet_options(options, trace, curve)
-        for run in run_tasks(fleet, tasks, num_processes=options.num_processes):
-            runs.append(run)
-            task = run.task
-            note(f"{task.load}, {task.size} replicas, {task.controller}: {run.wall_s:.1f} s")
+    facts, curve, runs = _measure(options, options.tasks(), out)
     rows = summarize(runs)
     console = result_console()
     console.print(run_table(rows), "")
@@ -148,15 +138,7 @@ def run_faults(options: RunSettings, faults: Sequence[str], *, out: Path | None)
         for task in options.tasks()
         for fault in dict.fromkeys((NONE, *faults))
     ]
-    facts = begin(out)
-    trace, machine = _trace_and_machine(options.replicas)
-    with status_line() as note:
-        curve = _curve(options.replicas, trace, machine, note)
-        fleet = _fleet_options(options, trace, curve)
-        runs: list[FleetRun] = []
-        for run in run_tasks(fleet, tasks, num_processes=options.num_processes):
-            runs.append(run)
-            note(f"{run.task.load}, {run.task.size} replicas, {run.task.fault}: {run.wall_s:.1f} s")
+    facts, _, runs = _measure(options, tasks, out)
     rows = fault_rows(runs)
     result_console().print(fault_table(rows), "")
     if out is not None:
@@ -168,21 +150,33 @@ def run_faults(options: RunSettings, faults: Sequence[str], *, out: Path | None)
         write_result(out, document)
 
 
-def _fleet_options(
-    options: RunSettings, trace: Sequence[Arrival], curve: PerformanceCurve
-) -> FleetOptions:
-    return FleetOptions(
-        trace=trace,
-        curve=curve,
-        targets=options.replicas.targets,
-        model=options.model,
-        cold_start_s=options.cold_start_s,
-        period_s=options.period_s,
-        window_s=options.window_s,
-        failures_s=options.failures_s,
-        room=options.room,
-        hours=options.hours,
-    )
+def _measure(
+    options: RunSettings, tasks: Sequence[Task], out: Path | None
+) -> tuple[dict[str, Any], PerformanceCurve, list[FleetRun]]:
+    """Return the facts of the machine, the replicas' curve, and the runs in the tasks' order."""
+    facts = begin(out)
+    trace, machine = _trace_and_machine(options.replicas)
+    runs: list[FleetRun] = []
+    with status_line() as note:
+        curve = _curve(options.replicas, trace, machine, note)
+        fleet = FleetOptions(
+            trace=trace,
+            curve=curve,
+            targets=options.replicas.targets,
+            model=options.model,
+            cold_start_s=options.cold_start_s,
+            period_s=options.period_s,
+            window_s=options.window_s,
+            failures_s=options.failures_s,
+            room=options.room,
+            hours=options.hours,
+        )
+        for run in run_tasks(fleet, tasks, num_processes=options.num_processes):
+            runs.append(run)
+            task = run.task
+            what = task.fault or task.controller
+            note(f"{task.load}, {task.size} replicas, {what}: {run.wall_s:.1f} s")
+    return facts, curve, runs
 
 
 def run_curve(settings: ReplicaSettings, *, out: Path) -> None:

@@ -81,7 +81,7 @@ class FleetObservation:
     """Share of the last period in which a ready replica computed: its CPU's use."""
     refused_rate: float = 0.0
     """Requests a second that were refused for want of slots."""
-    replicas: Sequence["ReplicaView"] = ()
+    replicas: Sequence[ReplicaView] = ()
     """Each ready replica, or several in the same state."""
     starts: Sequence[tuple[float, int]] = ()
     """When replicas that do not take requests yet were started, and how many."""
@@ -140,14 +140,12 @@ class SignalWindow:
     def arrival_rate(self, now: float) -> float:
         """Return the requests a second at arrival."""
         self._forget(now)
-        seconds = min(self._window_s, now)
-        return sum(count for *_, count in self._arrivals) / seconds if seconds else 0.0
+        return self._rate(now, (count for *_, count in self._arrivals))
 
     def refused_rate(self, now: float) -> float:
         """Return the requests a second that were refused."""
         self._forget(now)
-        seconds = min(self._window_s, now)
-        return sum(count for _, count in self._refused) / seconds if seconds else 0.0
+        return self._rate(now, (count for _, count in self._refused))
 
     def shapes(self, now: float) -> Mapping[Shape, float]:
         """Return how many requests of each shape arrived; of the last ones where none did."""
@@ -157,6 +155,10 @@ class SignalWindow:
             for _, shape, count in self._arrivals:
                 self._shapes[shape] = self._shapes.get(shape, 0.0) + count
         return self._shapes
+
+    def _rate(self, now: float, counts: Iterable[float]) -> float:
+        seconds = min(self._window_s, now)
+        return sum(counts) / seconds if seconds else 0.0
 
     def _forget(self, now: float) -> None:
         begin = now - self._window_s

@@ -31,36 +31,36 @@ class Aggregate:
 
 def aggregate(seen: Sequence[PodSample], working: Sequence[PodSample]) -> Aggregate:
     """Return the figures of the replicas `seen`, of which `working` compute steps."""
-    ongoing = _known(one.ongoing_requests for one in working)
-    kv_usages = _known(one.kv_usage for one in working)
+    ongoing = _known(sample.ongoing_requests for sample in working)
+    kv_usages = _known(sample.kv_usage for sample in working)
     return Aggregate(
-        queue_age_s=lower_median(_known(one.queue_age_s for one in working)),
-        arrival_rate=sum(_known(one.arrival_rate for one in seen)),
-        refused_rate=sum(_known(one.refused_rate for one in seen)),
+        queue_age_s=lower_median(_known(sample.queue_age_s for sample in working)),
+        arrival_rate=sum(_known(sample.arrival_rate for sample in seen)),
+        refused_rate=sum(_known(sample.refused_rate for sample in seen)),
         ongoing_requests=sum(ongoing) if ongoing else None,
         kv_usage=_mean(kv_usages),
-        capacity=_mean(_known(one.capacity for one in working)),
-        concurrency=_mean(_known(one.concurrency for one in working)),
-        zero_load_ttft_s=lower_median(_known(one.zero_load_ttft_s for one in working)),
-        zero_load_tpot_s=lower_median(_known(one.zero_load_tpot_s for one in working)),
+        capacity=_mean(_known(sample.capacity for sample in working)),
+        concurrency=_mean(_known(sample.concurrency for sample in working)),
+        zero_load_ttft_s=lower_median(_known(sample.zero_load_ttft_s for sample in working)),
+        zero_load_tpot_s=lower_median(_known(sample.zero_load_tpot_s for sample in working)),
         busiest=ReplicaLoad(
-            arrival_rate=max(_known(one.arrival_rate for one in working), default=None),
+            arrival_rate=max(_known(sample.arrival_rate for sample in working), default=None),
             ongoing_requests=max(ongoing, default=None),
             kv_usage=max(kv_usages, default=None),
         ),
     )
 
 
-def within_slots(found: Aggregate, slots: int | None) -> Aggregate:
+def within_slots(figures: Aggregate, slots: int | None) -> Aggregate:
     """Return it with the concurrency that the replicas' slots allow; None: they are not known.
 
     About the square of the rate is ongoing, so the capacity falls with the root of the concurrency.
     """
-    capacity, concurrency = found.capacity, found.concurrency
+    capacity, concurrency = figures.capacity, figures.concurrency
     if slots is None or capacity is None or concurrency is None or concurrency <= slots:
-        return found
+        return figures
     less = math.sqrt(slots / concurrency)
-    return replace(found, capacity=capacity * less, concurrency=float(slots))
+    return replace(figures, capacity=capacity * less, concurrency=float(slots))
 
 
 def find_doubts(
@@ -93,7 +93,7 @@ def _doubt(pod: str, signals: Signals, max_age_s: float) -> Doubt | None:
             text = f"Prometheus gives no {name} of replica {pod}: the window needs two scrapes"
             return Doubt(SignalProblem.MISSING, f"{text} at least")
     is_share = sample.kv_usage is None or sample.kv_usage <= 1
-    if not is_share or any(not is_amount(one) for one in sample.figures()):
+    if not is_share or any(not is_amount(figure) for figure in sample.figures()):
         text = f"a figure of replica {pod} is not a number, infinite, negative or above 1"
         return Doubt(SignalProblem.NOT_A_NUMBER, text)
     return None

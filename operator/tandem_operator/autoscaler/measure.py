@@ -123,7 +123,11 @@ def measure(
     unseen. `slots` are the sequences that a replica takes; `disagreeing` has the replicas whose own
     metrics differ from Prometheus, by pod.
     """
-    ready = [one.pod for one in replicas if one.is_ready and not _is_unmeasured(one, signals)]
+    ready = [
+        replica.pod
+        for replica in replicas
+        if replica.is_ready and not _is_unmeasured(replica, signals)
+    ]
     doubts = find_doubts(ready, signals, disagreeing or {}, max_age_s=max_age_s)
     observation = Observation(
         ready=len(ready), starting=len(replicas) - len(ready), desired=desired, unseen=len(doubts)
@@ -135,26 +139,27 @@ def measure(
     seen = {pod: signals.pods[pod] for pod in ready if pod not in doubts}
     stalled = [pod for pod, sample in seen.items() if is_stalled(sample, max_age_s)]
     working = [sample for pod, sample in seen.items() if pod not in stalled]
-    found = within_slots(aggregate([*seen.values()], working or [*seen.values()]), slots)
-    old_s = max(max_age_s, _LAGS * (found.queue_age_s or 0.0))
-    lagging = [pod for pod, one in seen.items() if (one.queue_age_s or 0.0) > old_s]
-    age_s = signals.evaluated_at - max((one.scraped_at for one in seen.values()), default=math.nan)
+    figures = within_slots(aggregate([*seen.values()], working or [*seen.values()]), slots)
+    old_s = max(max_age_s, _LAGS * (figures.queue_age_s or 0.0))
+    lagging = [pod for pod, sample in seen.items() if (sample.queue_age_s or 0.0) > old_s]
+    newest = max((sample.scraped_at for sample in seen.values()), default=math.nan)
+    age_s = signals.evaluated_at - newest
     return Measured(
         observation=replace(
             observation,
             stalled=len(stalled),
             ttft=_latency(signals, "ttft", targets.ttft_s, age_s),
             tpot=_latency(signals, "tpot", targets.tpot_s, age_s),
-            queue_age_s=found.queue_age_s,
-            arrival_rate=found.arrival_rate + _rate_elsewhere(signals, ready),
-            refused_rate=found.refused_rate,
-            capacity_per_replica=found.capacity,
-            ongoing_requests=found.ongoing_requests,
-            concurrency_per_replica=found.concurrency,
-            zero_load_ttft_s=found.zero_load_ttft_s,
-            zero_load_tpot_s=found.zero_load_tpot_s,
-            kv_usage=found.kv_usage,
-            busiest=found.busiest,
+            queue_age_s=figures.queue_age_s,
+            arrival_rate=figures.arrival_rate + _rate_elsewhere(signals, frozenset(ready)),
+            refused_rate=figures.refused_rate,
+            capacity_per_replica=figures.capacity,
+            ongoing_requests=figures.ongoing_requests,
+            concurrency_per_replica=figures.concurrency,
+            zero_load_ttft_s=figures.zero_load_ttft_s,
+            zero_load_tpot_s=figures.zero_load_tpot_s,
+            kv_usage=figures.kv_usage,
+            busiest=figures.busiest,
         ),
         remarks=Remarks(
             unseen=tuple(doubt.message for doubt in doubts.values()),
@@ -195,7 +200,7 @@ def _doubt(
     return None
 
 
-def _rate_elsewhere(signals: Signals, ready: Sequence[str]) -> float:
+def _rate_elsewhere(signals: Signals, ready: frozenset[str]) -> float:
     """Return the requests a second that came to replicas which start or end: demand, too."""
     rates = (one.arrival_rate or 0.0 for pod, one in signals.pods.items() if pod not in ready)
     return signals.ended_rate + sum(rate for rate in rates if is_amount(rate))

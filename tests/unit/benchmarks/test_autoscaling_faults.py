@@ -109,8 +109,11 @@ def test_the_command_prints_each_fault_beside_none(trace: Path, curve: Path) -> 
     options = ["faults", "--curve", str(curve), "--trace", str(trace), "--model", "flow"]
     done = CliRunner().invoke(app, [*options, "--hours", "0.1", "--fault", "sick"])
     wrong = CliRunner().invoke(app, [*options, "--fault", "none-such"])
+    unknown = CliRunner().invoke(app, [*options, "--model", "other"])
 
     assert done.exit_code == 0, done.output
     assert "sick: a replica hangs" in " ".join(done.output.split())
     assert wrong.exit_code == 2
     assert "--fault is 'none-such'; it must be one of" in wrong.output
+    assert unknown.exit_code == 2
+    assert "--model is 'other'; it must be one of auto, scheduler, flow" in unknown.output
