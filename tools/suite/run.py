@@ -1,5 +1,6 @@
 """Runs pytest for a stage or an area: its output goes to the terminal, its outcomes come back."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tools.suite.report import Part
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _TESTS: Final = CHECKOUT / "tests"
+_WRITE_NOTHING: Final = "PYTHONDONTWRITEBYTECODE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,10 @@ def _pytest(run: Run) -> Outcomes:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory(prefix="tandem-suite-") as folder:
         log = Path(folder, "log")
-        status, is_interrupted = _wait_for(subprocess.Popen(run.command(log), cwd=CHECKOUT))
+        # The processes of a stage, and later stages, read the tests that the first has compiled.
+        kept = {name: value for name, value in os.environ.items() if name != _WRITE_NOTHING}
+        process = subprocess.Popen(run.command(log), cwd=CHECKOUT, env=kept)
+        status, is_interrupted = _wait_for(process)
         lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     outcomes = Outcomes.of_log(lines, status, run.name)
     outcomes.is_interrupted = is_interrupted

@@ -1,4 +1,4 @@
-"""A run that is ended lets pytest clean up."""
+"""A run keeps compiled tests; one that is ended lets pytest clean up."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import HANG_S
+from tools.suite.run import Run, execute
 
 FOREVER = """
 import os, time
@@ -46,3 +47,14 @@ def test_a_run_that_is_ended_in_the_background_cleans_up(tmp_path: Path, disposi
         status = process.wait(HANG_S)
 
     assert (status, left.exists()) == (3, True)
+
+
+def test_tests_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "test_short.py"
+    path.write_text("def test_nothing():\n    pass\n")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+    outcomes = execute(Run(name="short", paths=(str(path),))).outcomes
+
+    assert not outcomes.failures
+    assert list(tmp_path.glob("__pycache__/test_short*.pyc"))
