@@ -49,9 +49,9 @@ def prometheus(cluster: Cluster, tandem: Kubernetes, times: Times) -> Prometheus
 def checkpoint() -> Iterator[Checkpoint]:
     """A copy of tandem-tiny that the pods' user may read; pytest's own folders are closed."""
     with TemporaryDirectory(prefix="tandem-tiny-") as folder:
+        # copyfile leaves the files' modes to the umask; __pycache__ is there if a test has run.
+        shutil.copytree(TINY, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
         Path(folder).chmod(0o755)
-        for file in TINY.iterdir():
-            shutil.copyfile(file, Path(folder, file.name))
         yield Checkpoint(Path(folder))
 
 
