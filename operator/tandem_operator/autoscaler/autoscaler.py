@@ -41,6 +41,7 @@ from tandem_operator.autoscaler.policies import (
     max_gap_s,
     scaling_policy,
     start_credit_s,
+    unknown_time_zones,
 )
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
 from tandem_operator.autoscaler.publish import Publisher
@@ -313,7 +314,9 @@ class Autoscaler:
             decision=decision,
             observation=observation,
             note=note,
-            remarks=measured.remarks,
+            remarks=replace(
+                measured.remarks, time_zones=unknown_time_zones(view.service.spec.scaling)
+            ),
             engine=measured.engine,
         )
 

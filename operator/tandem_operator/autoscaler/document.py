@@ -186,6 +186,10 @@ def _active(told: Told) -> Condition:
 
 def _limited(told: Told) -> Condition:
     kind, reason = ScalingConditionType.SCALING_LIMITED, str(told.decision.reason)
+    if told.remarks.time_zones:
+        # It lasts until the spec changes; the limits come and go, and decisions name them.
+        text = told.remarks.schedule
+        return Condition(kind, ConditionStatus.TRUE, reasons.UNKNOWN_TIME_ZONE, text)
     if told.decision.reason in _LIMITS:
         return Condition(kind, ConditionStatus.TRUE, reason, told.message)
     text = "no limit is in the way"

@@ -1,7 +1,6 @@
 """spec.scaling and the operator's settings → the policy of this moment."""
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tandem_operator.autoscale.policy import ScalingPolicy
@@ -14,8 +13,6 @@ from tandem_operator.clock import UnknownTimeZone, utc_offset_s
 from tandem_operator.render.settings import AutoscalingSettings
 from tandem_serve.api.scaling import ScalingSpec
 from tandem_serve.api.spec import InferenceService
-
-_log: Final = logging.getLogger(__name__)
 
 CREDIT: Final = 2.0
 """Measured cold starts for which a replica is waited for."""
@@ -68,6 +65,19 @@ def max_gap_s(settings: AutoscalingSettings) -> float:
     return max(90.0, 4.0 * settings.period_seconds)
 
 
+def unknown_time_zones(scaling: ScalingSpec) -> tuple[str, ...]:
+    """Return a sentence for each unknown time zone of the schedule; its minimums do not hold."""
+    return tuple(_unknown(dict.fromkeys(window.time_zone for window in scaling.schedule)))
+
+
+def _unknown(time_zones: Iterable[str]) -> Iterator[str]:
+    for name in time_zones:
+        try:
+            utc_offset_s(name, 0.0)
+        except UnknownTimeZone as error:
+            yield str(error)
+
+
 def _minimum(scaling: ScalingSpec, cold_start_s: float, now: float) -> int:
     if not scaling.schedule:
         return scaling.min_replicas
@@ -90,6 +100,5 @@ def _schedule(scaling: ScalingSpec) -> Iterator[ScheduledMinimum]:
 def _offset_s(time_zone: str, now: float) -> float | None:
     try:
         return utc_offset_s(time_zone, now)
-    except UnknownTimeZone as error:
-        _log.warning("spec.scaling.schedule: %s; it has no effect", error)
+    except UnknownTimeZone:
         return None

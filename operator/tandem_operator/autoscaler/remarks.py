@@ -21,6 +21,9 @@ class Remarks:
     overdue: tuple[str, ...] = ()
     """Replicas that have not answered for longer than a start takes."""
 
+    time_zones: tuple[str, ...] = ()
+    """A sentence for each time zone of the schedule that is not known."""
+
     @property
     def lost(self) -> str:
         """The replicas that carry nothing, as a sentence; empty: there are none."""
@@ -29,7 +32,12 @@ class Remarks:
     @property
     def text(self) -> str:
         """All remarks as a sentence without its full stop; empty: there are none."""
-        return "; ".join((*self._lost(), *self._left_out()))
+        return "; ".join((*self._lost(), *self._left_out(), *self._schedule()))
+
+    @property
+    def schedule(self) -> str:
+        """The minimums that do not hold, as a sentence; empty: all do."""
+        return "; ".join(self._schedule())
 
     def _lost(self) -> Iterator[str]:
         if self.overdue:
@@ -45,6 +53,10 @@ class Remarks:
         if self.unseen:
             more = f", and {len(self.unseen) - 1} more are unseen" if len(self.unseen) > 1 else ""
             yield f"one replica is left out: {self.unseen[0]}{more}"
+
+    def _schedule(self) -> Iterator[str]:
+        for text in self.time_zones:
+            yield f"a minimum of spec.scaling.schedule does not hold: {text}"
 
 
 NO_REMARKS: Final = Remarks()

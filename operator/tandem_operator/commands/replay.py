@@ -16,7 +16,12 @@ from tandem_operator.autoscale.policy import ScalingPolicy
 from tandem_operator.autoscale.replay import Recorded, Replayed, replay
 from tandem_operator.autoscaler.measure import Targets
 from tandem_operator.autoscaler.past import moments, numbers_query, read_matrix, read_numbers
-from tandem_operator.autoscaler.policies import max_age_s, max_gap_s, scaling_policy
+from tandem_operator.autoscaler.policies import (
+    max_age_s,
+    max_gap_s,
+    scaling_policy,
+    unknown_time_zones,
+)
 from tandem_operator.autoscaler.prometheus import PrometheusClient, PrometheusError
 from tandem_operator.autoscaler.signals import InvalidAnswer, Scope, signals_query
 from tandem_operator.commands.cluster import Cluster
@@ -121,6 +126,8 @@ def _check(service: InferenceService) -> None:
             f"service '{service.name}' has no spec.scaling.maxReplicas; add it, or give a "
             "manifest that has it with -f"
         )
+    if unknown := unknown_time_zones(spec.scaling):
+        raise ClusterError(f"spec.scaling.schedule of service '{service.name}': {unknown[0]}")
 
 
 def _cold_start_s(found: Object) -> float:

@@ -16,6 +16,7 @@ from rich.status import Status
 
 from tandem_serve.api.manifest import ManifestError, decode_manifest, load_manifest
 from tandem_serve.api.spec import InferenceService
+from tandem_serve.commands.time_zones import check_time_zones
 from tandem_serve.errors import ServeError
 
 EXIT_FAILED: Final = 1
@@ -31,6 +32,12 @@ def read_manifest(file: Path) -> InferenceService:
     Raises:
         ManifestError: it cannot be used.
     """
+    service = _read(file)
+    check_time_zones(service)
+    return service
+
+
+def _read(file: Path) -> InferenceService:
     if str(file) == "-":
         return decode_manifest(sys.stdin.buffer.read(), folder=Path.cwd(), name="standard input")
     return load_manifest(file)

@@ -14,6 +14,7 @@ from tandem_serve import cli
 TINY = Path(__file__).parents[3] / "examples" / "tandem-tiny"
 HEAD = "apiVersion: serving.tandem.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: tiny}\n"
 SPEC = f"model: {{source: 'file://{TINY}'}}"
+BERLN = "{start: 0 8 * * *, duration: 1h, minReplicas: 1, timeZone: Europe/Berln}"
 MANIFESTS: dict[str, str | bytes] = {
     "nested": "[" * 5000 + "]" * 5000,
     "nested below spec": f"{HEAD}spec: {'{a: ' * 5000}{'}' * 5000}",
@@ -26,6 +27,7 @@ MANIFESTS: dict[str, str | bytes] = {
     "no UTF-8": b"\xff\xfe\xff",
     "an unknown architecture": f"{HEAD}spec: {{model: {{source: ./mamba}}}}",
     "no tokenizer": f"{HEAD}spec: {{model: {{source: ./mute}}}}",
+    "an unknown time zone": f"{HEAD}spec: {{{SPEC}, scaling: {{schedule: [{BERLN}]}}}}",
     "much memory": f"{HEAD}spec: {{{SPEC}, resources: {{memory: 999Ti}}}}",
 }
 ONLY_WHERE_IT_RUNS = {"an unknown architecture", "no tokenizer", "much memory"}
@@ -80,6 +82,15 @@ def test_a_manifest_that_cannot_be(command: str, name: str, tmp_path: Path) -> N
     error_of([command, "-f", "isvc.yaml"])
     if command == "validate":
         error_of([command, "-f", "-"], given=data)
+
+
+def test_a_time_zone_that_is_none_has_the_nearest_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "isvc.yaml").write_text(str(MANIFESTS["an unknown time zone"]))
+
+    assert error_of(["validate", "-f", "isvc.yaml"]) == (
+        "error: spec.scaling.schedule.0.timeZone: 'Europe/Berln' is not a known time zone; "
+        "did you mean 'Europe/Berlin'?"
+    )
 
 
 @pytest.mark.parametrize(

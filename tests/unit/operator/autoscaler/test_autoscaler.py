@@ -388,6 +388,19 @@ async def test_a_schedule_raises_the_minimum(world: World) -> None:
     assert world.scaling["desiredReplicas"] == 4
 
 
+async def test_a_minimum_in_an_unknown_time_zone_is_left_out_and_told(world: World) -> None:
+    always = {"start": "* * * * *", "duration": "10h", "timeZone": "Europe/Berln"}
+    schedule = [always | {"minReplicas": 6}, always | {"minReplicas": 4, "timeZone": "UTC"}]
+    world.api.put(with_status(service(schedule=schedule), desiredReplicas=2))
+    world.load()
+
+    await world.operator().step(KEY)
+
+    assert world.scaling["desiredReplicas"] == 4
+    assert world.api.condition("ScalingLimited") == ("True", "UnknownTimeZone")
+    assert "spec.scaling.schedule does not hold: 'Europe/Berln' is not" in world.last["message"]
+
+
 async def test_a_service_that_is_gone_leaves_no_series(world: World) -> None:
     world.api.put(with_status(service(), desiredReplicas=2))
     world.load()

@@ -172,6 +172,10 @@ def test_errors_say_what_to_do(
     assert "is not the address of a Prometheus" in error_of(
         "replay", "tiny", "--prometheus", "localhost:9090"
     )
+    window = {"start": "0 8 * * *", "duration": "1h", "minReplicas": 2, "timeZone": "Mars/Base"}
+    tiny["spec"]["scaling"] = {**SCALING, "schedule": [window]}
+    server.lists[of_namespace("models")] = [tiny]
+    assert "'Mars/Base' is not a known time zone" in error_of("replay", "tiny", *at)
     del tiny["spec"]["scaling"]
     server.lists[of_namespace("models")] = [tiny]
     assert "has no spec.scaling.maxReplicas; add it" in error_of("replay", "tiny", *at)
