@@ -176,8 +176,9 @@ def _active(told: Told) -> Condition:
     if told.observation.problem is not None:
         # No replica answers, so there is nothing to measure.
         return Condition(kind, ConditionStatus.UNKNOWN, reason, told.message)
-    if told.observation.unseen:
-        return Condition(kind, ConditionStatus.TRUE, reasons.PARTIAL_METRICS, told.remarks.text)
+    if told.observation.unseen or told.remarks.warnings:
+        text = told.remarks.left_out
+        return Condition(kind, ConditionStatus.TRUE, reasons.PARTIAL_METRICS, text)
     text = "the metrics can be trusted"
     if told.observation.is_at_zero:
         text = "without a replica there is nothing to measure; requests are counted"

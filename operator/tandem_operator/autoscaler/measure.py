@@ -165,6 +165,7 @@ def measure(
             unseen=tuple(doubt.message for doubt in doubts.values()),
             stalled=tuple(stalled),
             lagging=tuple(pod for pod in lagging if pod not in stalled),
+            warnings=signals.warnings,
         ),
         engine={name: finite(signals.get(name)) for name in _ENGINE},
     )

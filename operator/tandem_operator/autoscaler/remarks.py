@@ -21,6 +21,9 @@ class Remarks:
     overdue: tuple[str, ...] = ()
     """Replicas that have not answered for longer than a start takes."""
 
+    warnings: tuple[str, ...] = ()
+    """Warnings of Prometheus about its answer."""
+
     time_zones: tuple[str, ...] = ()
     """A sentence for each time zone of the schedule that is not known."""
 
@@ -33,6 +36,11 @@ class Remarks:
     def text(self) -> str:
         """All remarks as a sentence without its full stop; empty: there are none."""
         return "; ".join((*self._lost(), *self._left_out(), *self._schedule()))
+
+    @property
+    def left_out(self) -> str:
+        """What may be missing from the figures, as a sentence; empty: nothing."""
+        return "; ".join(self._left_out())
 
     @property
     def schedule(self) -> str:
@@ -53,6 +61,9 @@ class Remarks:
         if self.unseen:
             more = f", and {len(self.unseen) - 1} more are unseen" if len(self.unseen) > 1 else ""
             yield f"one replica is left out: {self.unseen[0]}{more}"
+
+        if self.warnings:
+            yield f"Prometheus warns that its answer may be incomplete: {self.warnings[0]}"
 
     def _schedule(self) -> Iterator[str]:
         for text in self.time_zones:

@@ -7,7 +7,7 @@ series gives an empty answer, never another service's figures.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import msgspec
@@ -119,6 +119,9 @@ class Signals:
 
     evaluated_at: float = math.nan
     """The moment of the query by Prometheus' clock."""
+
+    warnings: tuple[str, ...] = ()
+    """Warnings of Prometheus: a part of the answer may be missing."""
 
     def get(self, name: str) -> float | None:
         """Return a figure of the service; None: there is none."""
@@ -233,6 +236,9 @@ class _Answer(msgspec.Struct):
     status: str
     data: _Data = msgspec.field(default_factory=_Data)
     error: str = ""
+    warnings: list[str] = []
+    is_partial: bool = msgspec.field(name="isPartial", default=False)
+    """As Thanos and VictoriaMetrics have it, of which a store may be away."""
 
 
 _ANSWER: Final = msgspec.json.Decoder(_Answer)
@@ -245,11 +251,15 @@ def read_answer(body: bytes) -> Signals:
     Raises:
         InvalidAnswer: it is no such answer.
     """
+    answer = _answer(body)
     try:
-        vector = _VECTOR.decode(result_of(body, "vector"))
+        vector = _VECTOR.decode(_result(answer, "vector"))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise not_an_answer(error) from error
-    return signals_of(vector)
+    warnings = [one[:_MAX_TEXT] for one in answer.warnings]
+    if answer.is_partial and not warnings:
+        warnings = ["the answer is partial"]
+    return replace(signals_of(vector), warnings=tuple(warnings))
 
 
 def result_of(body: bytes, result_type: str) -> msgspec.Raw:
@@ -258,10 +268,17 @@ def result_of(body: bytes, result_type: str) -> msgspec.Raw:
     Raises:
         InvalidAnswer: it is no answer with a result of this type.
     """
+    return _result(_answer(body), result_type)
+
+
+def _answer(body: bytes) -> _Answer:
     try:
-        answer = _ANSWER.decode(body)
+        return _ANSWER.decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise not_an_answer(error) from error
+
+
+def _result(answer: _Answer, result_type: str) -> msgspec.Raw:
     if answer.status != "success":
         raise InvalidAnswer(f"Prometheus refuses the query: {answer.error[:_MAX_TEXT]}")
     if answer.data.result_type != result_type:

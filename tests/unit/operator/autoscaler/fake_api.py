@@ -98,6 +98,12 @@ class FakeApi:
                 return one["status"], one["reason"]
         return "", ""
 
+    def message(self, kind: str, name: str = "tiny") -> str:
+        """Return the message of a condition."""
+        conditions = self.status(name).get("conditions", ())
+        text: str = next(one["message"] for one in conditions if one["type"] == kind)
+        return text
+
     def application(self) -> web.Application:
         """Return the server."""
         application = web.Application()

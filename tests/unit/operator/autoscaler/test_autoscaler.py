@@ -68,6 +68,19 @@ async def test_a_conflict_drops_the_decision_and_the_next_step_decides_again(wor
     assert world.last["replicas"] == 6
 
 
+async def test_a_warning_of_prometheus_is_a_condition_and_the_figures_decide(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=2))
+    world.load(OVERLOAD)
+    world.prometheus.body |= {"warnings": ["store 10.0.0.7 is unavailable"], "isPartial": True}
+
+    await world.operator().step(KEY)
+
+    assert world.scaling["desiredReplicas"] == 5
+    assert world.api.condition("ScalingActive") == ("True", "PartialMetrics")
+    text = world.api.message("ScalingActive")
+    assert "incomplete: store 10.0.0.7 is unavailable" in text
+
+
 async def test_an_operator_that_is_killed_before_the_write_steps_once(world: World) -> None:
     world.api.put(with_status(service(), desiredReplicas=2))
     world.load(OVERLOAD)

@@ -76,6 +76,18 @@ def test_a_replica_that_is_scraped_twice_counts_once() -> None:
         assert inner == "max"
 
 
+def test_warnings_about_an_answer_are_kept() -> None:
+    whole = answer(HEALTHY, {})
+    assert read(whole).warnings == ()
+
+    assert read({**whole, "warnings": ["a store is away", "b"]}).warnings == (
+        "a store is away",
+        "b",
+    )
+    assert read({**whole, "isPartial": True}).warnings == ("the answer is partial",)
+    assert len(read({**whole, "warnings": ["x" * 10_000]}).warnings[0]) < 1000
+
+
 @given(name=st.text(max_size=30))
 def test_a_name_ends_no_selector(name: str) -> None:
     scope = Scope(namespace=name, service="tiny", window_s=60)
