@@ -210,10 +210,10 @@ class Manager:
         if code == EXIT_DONE:
             _log.info("shutting down: running reconciles have %.0f s", _LAST_RECONCILES_S)
             await self.workers.drain(_LAST_RECONCILES_S)
-        await cancel({workers, renewing, stopped}, _CLOSING_S)
+        # All of it before the release: nothing decides any more when the next leader begins.
+        await cancel({stopped, *parts}, _CLOSING_S)
         if code != EXIT_LEASE_LOST:
             await elector.release()
-        await cancel(background, _CLOSING_S)
         return code
 
     def _background(self) -> Iterable[Coroutine[Any, Any, None]]:

@@ -69,6 +69,9 @@ from tandem_serve.api.spec import InferenceService
 
 _log: Final = logging.getLogger(__name__)
 
+_MAX_CONFLICTS: Final = 3
+"""Decisions that are made again at once when they lose to another write."""
+
 _OF_BUDGET: Final = frozenset({DecisionReason.BUDGET_EXHAUSTED, DecisionReason.BUDGET_RECLAIMED})
 
 
@@ -179,6 +182,10 @@ class Autoscaler:
         except Conflict as error:
             _log.info("%s: the decision is dropped, since the service has changed: %s", key, error)
             self._metrics.conflicts.inc()
+            view.memory.conflicts += 1
+            # The watch has the other write by then; two that fight have their periods.
+            return view.memory.conflicts <= _MAX_CONFLICTS
+        view.memory.conflicts = 0
         return False
 
     def forget(self, key: NamespacedName) -> None:

@@ -43,6 +43,9 @@ class Memory:
     short_since: float | None = None
     """The moment from which on there have been fewer pods than replicas; None: there are enough."""
 
+    conflicts: int = 0
+    """Decisions that lost to another write, one after the other."""
+
     unreadable: int = 0
     """Readings that failed, one after the other."""
 

@@ -50,22 +50,37 @@ async def test_more_load_adds_replicas_and_says_why(world: World) -> None:
     )
 
 
-async def test_a_conflict_drops_the_decision_and_the_next_step_decides_again(world: World) -> None:
-    found = with_status(service(), desiredReplicas=2)
-    world.api.put(found)
+async def test_a_conflict_drops_the_decision_and_another_is_due_at_once(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=2))
     world.load(OVERLOAD)
     operator = world.operator()
     # Another process has decided; the watch of this one is behind.
     world.api.put(with_status(service(), desiredReplicas=6), is_cached=False)
 
-    await operator.step(KEY)
+    assert await operator.step(KEY), "a period is long for a burst"
     assert world.scaling["desiredReplicas"] == 6
     assert world.event_reasons() == []
 
     world.api.deliver()
-    await operator.step(KEY)
+    assert not await operator.step(KEY)
     assert world.scaling["desiredReplicas"] == 6
     assert world.last["replicas"] == 6
+
+
+async def test_two_that_fight_for_a_service_have_a_period_between_tries(world: World) -> None:
+    world.api.put(with_status(service(), desiredReplicas=2))
+    world.load(OVERLOAD)
+    operator = world.operator()
+    world.api.put(with_status(service(), desiredReplicas=6), is_cached=False)
+
+    due = [await operator.step(KEY) for _ in range(6)]
+
+    assert due == [True, True, True, False, False, False]
+    world.api.deliver()
+    await operator.step(KEY)
+    world.api.put(with_status(service(), desiredReplicas=3), is_cached=False)
+    world.load({"arrival_rate": 100.0})
+    assert await operator.step(KEY), "a write that is taken ends the fight"
 
 
 async def test_a_warning_of_prometheus_is_a_condition_and_the_figures_decide(world: World) -> None:
