@@ -317,10 +317,11 @@ def test_the_head_refuses_and_counts_what_a_service_without_replicas_is_asked_fo
 ) -> None:
     with ray_s_haproxy(tmp_path, 0) as client:
         answers = [client.post(f"/v1/{path}", json={}) for path in ("completions", "x", "y")]
-        others = [client.get("/v1/models"), client.post("/"), client.get("/metrics")]
+        answers.append(client.get("/v1/models"))
+        others = [client.get("/v1/models/x"), client.post("/"), client.get("/metrics")]
         health = client.get("/-/healthz")
 
-        assert demand(tmp_path) == "3", "scanners, health checks and lists start no replica"
+        assert demand(tmp_path) == "4", "scanners and health checks start no replica"
 
     for answer in (*answers, *others):
         assert answer.status_code == 503

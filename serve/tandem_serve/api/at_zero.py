@@ -27,6 +27,9 @@ DEMAND_BACKEND: Final = "tandem_demand"
 DEMAND_PATH: Final = "/v1/"
 """Begin of the paths that ask for a replica, by POST: those that give text."""
 
+DEMAND_LIST: Final = "/v1/models"
+"""Path that asks for a replica, by GET: pages list the models before their user asks a question."""
+
 
 def no_replica(_context: object) -> tuple[int, dict[str, Any]]:
     """Return the number of replicas, which is 0, and no state of the policy."""

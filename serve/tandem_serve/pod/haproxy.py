@@ -36,7 +36,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tandem_serve.api.at_zero import DEMAND_BACKEND, DEMAND_PATH
+from tandem_serve.api.at_zero import DEMAND_BACKEND, DEMAND_LIST, DEMAND_PATH
 
 COMMAND: Final = "tandem-haproxy"
 BINARY: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -143,6 +143,7 @@ def answer_at_zero(configuration: str, *, folder: Path) -> str:
     page = folder / _AT_ZERO
     rules = (
         f"    use_backend {DEMAND_BACKEND} if METH_POST {{ path_beg {DEMAND_PATH} }}\n"
+        f"    use_backend {DEMAND_BACKEND} if METH_GET {{ path {DEMAND_LIST} }}\n"
         f"    use_backend {_OTHERS_BACKEND}\n"
     )
     backends = "".join(

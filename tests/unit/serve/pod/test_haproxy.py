@@ -168,8 +168,9 @@ def test_a_proxy_without_replicas_lets_no_request_wait(servers: str, *, is_answe
 
     assert (found != text) is is_answered
     if is_answered:
-        demand, others = (line for line in found.splitlines() if "use_backend" in line)
-        assert demand.endswith("use_backend tandem_demand if METH_POST { path_beg /v1/ }")
+        posts, lists, others = (line for line in found.splitlines() if "use_backend" in line)
+        assert posts.endswith("use_backend tandem_demand if METH_POST { path_beg /v1/ }")
+        assert lists.endswith("use_backend tandem_demand if METH_GET { path /v1/models }")
         assert others.endswith("use_backend tandem_at_zero")
         assert found.count("errorfile /pages/tandem-at-zero.http") == 2
 
