@@ -64,14 +64,24 @@ async def ask_all(
 
 
 @asynccontextmanager
-async def steady_load(client: AsyncOpenAI, *, concurrency: int) -> AsyncIterator[list[str]]:
-    """Keep questions in flight; yields the answers so far, raises what any of them raised."""
+async def steady_load(
+    client: AsyncOpenAI, *, concurrency: int, pause_s: float = 0.0
+) -> AsyncIterator[list[str]]:
+    """Keep questions in flight; yields the answers so far, raises what any of them raised.
+
+    Args:
+        client: The client.
+        concurrency: Callers.
+        pause_s: Between an answer and the next question of a caller. Those who never pause take
+            the cores that a new pod starts with.
+    """
     conversations, answers, done = held_out(200), list[str](), asyncio.Event()
 
     async def keep_asking(at: int) -> None:
         while not done.is_set():
             answers.append(await ask(client, conversations[at % len(conversations)].messages))
             at += concurrency
+            await asyncio.sleep(pause_s)
 
     async with asyncio.TaskGroup() as group:
         for at in range(concurrency):

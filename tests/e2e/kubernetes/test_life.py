@@ -16,6 +16,8 @@ from tools.cluster import Cluster
 from tools.kubernetes import Kubernetes
 
 CONCURRENCY = 16
+PAUSE_S = 0.5
+"""Some 25 questions a second, which leave cores for pods that start."""
 QUESTIONS = 100
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
@@ -63,7 +65,7 @@ async def is_replaced(
     """Returns the pods that are no longer needed; they leave while other things happen."""
 
     old = all_pods(service)
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+    async with steady_load(client, concurrency=CONCURRENCY, pause_s=PAUSE_S) as answers:
         await more_answers(answers, CONCURRENCY)
         with times.measure("replace (model) under load: new pods serve"):
             await in_thread(lambda: service.apply(lambda document: use_model(document, checkpoint)))
@@ -75,7 +77,7 @@ async def is_replaced(
 
 
 async def scales(service: DeployedService, client: AsyncOpenAI, count: int, times: Times) -> None:
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+    async with steady_load(client, concurrency=CONCURRENCY, pause_s=PAUSE_S) as answers:
         await more_answers(answers, CONCURRENCY)
         with times.measure(f"kubectl scale to {count} under load"):
             scale(service, count)
@@ -87,7 +89,7 @@ async def lets_pods_go(
     service: DeployedService, client: AsyncOpenAI, old: set[str], times: Times
 ) -> None:
     """Wait for the pods of the version that was replaced, and of the replica that was removed."""
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+    async with steady_load(client, concurrency=CONCURRENCY, pause_s=PAUSE_S) as answers:
         with times.measure("the pods that are not needed any more have gone"):
             await in_thread(lambda: wait_for(lambda: len(service.pods()) == 1, "one worker pod"))
             await in_thread(
@@ -113,7 +115,7 @@ async def changes_live(
         smaller_chunks(document)
 
     before = restart_counts(service)
-    async with steady_load(client, concurrency=CONCURRENCY) as answers:
+    async with steady_load(client, concurrency=CONCURRENCY, pause_s=PAUSE_S) as answers:
         await more_answers(answers, CONCURRENCY)
         with times.measure("live change of splitChunkTokens under load"):
             await in_thread(lambda: service.apply(change))
