@@ -30,6 +30,10 @@ Where there is nothing to hide, micro-batches on beside off:
 
     python -m benchmarks.overlap gate
 
+The hand-over on the streams of one card, with copies to the host in place of a link:
+
+    python -m benchmarks.overlap card --out benchmarks/results/card
+
 TTFT through HTTP under a trace of Azure's, with and without micro-batches:
 
     python -m benchmarks.overlap serving --trace AzureLLMInferenceTrace_conv.csv
@@ -146,3 +150,34 @@ def gate(
 
     with report_errors():
         run_gate(GateSettings(model=model, rounds=rounds, models=models), out=out)
+
+
+@app.command()
+def card(
+    *,
+    device: Annotated[str, typer.Option(help="A device of torch: cuda, cuda:1, cpu.")] = "cuda",
+    shares: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Communication in percent of computation. [25, 50, 100, 150]"),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a half.")] = 2048,
+    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of both sides.")] = 10,
+    kernel: Annotated[
+        bool, typer.Option("--kernel", help="Have communication need the cores that compute.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures as JSON.")] = None,
+) -> None:
+    """Measure what two streams of one device hide of copies to the host and back."""
+    from benchmarks.overlap.card import CardWork, run_card
+    from benchmarks.overlap.cases import SHARES
+
+    chosen = tuple(share / 100 for share in shares or ())
+    with report_errors():
+        run_card(
+            CardWork(rows=rows, num_layers=layers, clears_by_kernel=kernel),
+            device,
+            shares=chosen or SHARES,
+            rounds=rounds,
+            out=out,
+        )
