@@ -17,13 +17,12 @@ from jinja2.parser import Parser
 
 from tandem_engine.api.errors import CheckpointError, InvalidParameter
 from tandem_engine.text.caller_text import MARK, QUOTE
-from tandem_engine.text.template_limits import (
-    BoundedEnvironment,
-    RenderLimits,
-    render_bounded,
-)
+from tandem_engine.text.template_budget import BUDGET, RenderLimits
+from tandem_engine.text.template_limits import BoundedEnvironment, render_bounded
 
 _LONGEST_REASON: Final = 400
+_LONGEST_LAYOUT: Final = 256
+"""Characters of a layout of the date: some of them become dozens."""
 _LIMITS: Final = RenderLimits()
 _NOT_ASCII: Final = re.compile(f"[^\\x00-\\x7e{MARK}{QUOTE}]")
 """Characters that json.dumps escapes; the marks of callers' texts have to stay."""
@@ -124,6 +123,7 @@ def _environment() -> BoundedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.filters["tojson"] = _to_json
+    environment.bound_filters()
     return environment
 
 
@@ -150,11 +150,18 @@ def _constants(tree: nodes.Template) -> frozenset[str]:
     return frozenset(value for value in values if isinstance(value, str))
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _raise_exception(message: Any) -> NoReturn:
+    budget = BUDGET.get()
+    budget.expect(budget.text_length(message))
+    raise TemplateError(str(message))
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > _LONGEST_LAYOUT or re.search(r"\d{3}", layout):
+        raise TemplateError(
+            f"strftime_now has a layout of {len(layout)} characters; at most {_LONGEST_LAYOUT} are "
+            "possible, and no width of three digits"
+        )
     # Without a time zone, as in transformers: %Z is empty.
     return datetime.now().astimezone().replace(tzinfo=None).strftime(layout)
 
@@ -179,6 +186,6 @@ def _escape(match: re.Match[str]) -> str:
 
 def _words(error: Exception) -> str:
     """The message of an error, in one line and without its last full stop."""
-    said = " ".join(str(error).split()).removesuffix(".")
+    said = " ".join(str(error)[: 4 * _LONGEST_REASON].split()).removesuffix(".")
     words = said if isinstance(error, TemplateError) and said else f"{type(error).__name__} {said}"
     return words.strip() if len(words) <= _LONGEST_REASON else words[:_LONGEST_REASON] + "…"

@@ -1,76 +1,32 @@
-"""A sandbox for templates that ends them: bounded iterations, calls, time and lengths of texts.
+"""A sandbox for templates that ends them: bounded iterations, calls, time and memory.
 
 jinja2's own sandbox keeps a template from Python's inside and bounds `range`, but nested loops,
 macros that call themselves twice, and texts that double may take for ever and all memory. What is
-not bounded here is the result of a single filter or method of a text, such as `center`: it takes
-a template that means harm, and that is chosen by who chooses the weights.
+made here is estimated before and counted after. What is not bounded is the time of one comparison
+of lists that hold each other many times: it takes a template that means harm, and that is chosen
+by who chooses the weights.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sized
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
-from jinja2 import Template, TemplateRuntimeError, nodes
+from jinja2 import Template, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from markupsafe import EscapeFormatter, Markup
 
-_STEPS_BETWEEN_CHECKS: Final = 1024
-"""Steps between readings of the clock, which cost more than a step; a power of two."""
+from tandem_engine.text.template_budget import BUDGET, Budget, RenderLimits
+from tandem_engine.text.template_costs import (
+    bounded_filters,
+    expect_call,
+    expect_conversion,
+    expect_field,
+    expect_operator,
+)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderLimits:
-    """Limits of one rendering. Twenty thousand messages take a tenth of it."""
-
-    steps: int = 2_000_000
-    """Iterations of loops, and calls."""
-    seconds: float = 5.0
-    """Time of the processor."""
-    characters: int = 2**25
-    """Length of the whole text, and of any text or list that an operator makes."""
-    bits: int = 2**14
-    """Of a whole number that an operator makes."""
-
-
-class _Budget:
-    """The remaining budget of one rendering."""
-
-    def __init__(self, limits: RenderLimits) -> None:
-        self.limits = limits
-        self.characters = limits.characters
-        self._steps = limits.steps
-        self._until = time.thread_time() + limits.seconds
-
-    def step(self) -> None:
-        """Count an iteration or a call."""
-        self._steps -= 1
-        if self._steps & (_STEPS_BETWEEN_CHECKS - 1) == 0:
-            self._check_limits()
-
-    def _check_limits(self) -> None:
-        if self._steps <= 0:
-            raise TemplateRuntimeError(
-                f"it takes more than {self.limits.steps} iterations and calls"
-            )
-        if time.thread_time() > self._until:
-            raise TemplateRuntimeError(f"it takes more than {self.limits.seconds} s")
-
-    def check_length(self, length: int) -> None:
-        """Refuse a text that is too long."""
-        if length > self.characters:
-            raise TemplateRuntimeError(f"it makes a text of more than {self.characters} characters")
-
-    def check_bits(self, bits: float) -> None:
-        """Refuse a number that is too large."""
-        if bits > self.limits.bits:
-            raise TemplateRuntimeError(f"it makes a number of more than {self.limits.bits} bits")
-
-
-_Sum = TypeVar("_Sum", nodes.BinExpr, nodes.Concat)
-_BUDGET: ContextVar[_Budget] = ContextVar("template_budget")
+_REFUSED_METHODS: Final = frozenset({"encode", "translate", "maketrans", "to_bytes"})
+"""Methods of texts and numbers that make what nothing here counts, and that no template needs."""
 
 
 def render_bounded(template: Template, variables: Mapping[str, Any], limits: RenderLimits) -> str:
@@ -79,23 +35,21 @@ def render_bounded(template: Template, variables: Mapping[str, Any], limits: Ren
     Raises:
         TemplateRuntimeError: it takes more than is allowed.
     """
-    budget = _Budget(limits)
-    token = _BUDGET.set(budget)
+    budget = Budget(limits)
+    token = BUDGET.set(budget)
     try:
         parts, length = [], 0
         for part in template.generate(variables):
             length += len(part)
-            budget.check_length(length)
+            budget.expect(length)
             parts.append(part)
         return "".join(parts)
     finally:
-        _BUDGET.reset(token)
+        BUDGET.reset(token)
 
 
 class _Counting(CodeGenerator):
-    """Compiles loops that count their iterations, and `+` and `~` that check their result."""
-
-    _is_within_sum = False
+    """Compiles loops that count their iterations, and what makes texts and lists to count them."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 - jinja2's name
         node.body.insert(0, nodes.ExprStmt(_next_iteration()).set_lineno(node.lineno))
@@ -104,63 +58,166 @@ class _Counting(CodeGenerator):
         super().visit_For(node, frame)
 
     def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
-        self._check_sum(node, frame, super().visit_Add)
+        terms: list[nodes.Expr] = [node.right]
+        left = node.left
+        while isinstance(left, nodes.Add):
+            terms.append(left.right)
+            left = left.left
+        self._write_call("added", [left, *reversed(terms)], frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
-        self._check_sum(node, frame, super().visit_Concat)
+        self._write_call("joined", node.nodes, frame)
 
-    def _check_sum(self, node: _Sum, frame: Frame, visit: Callable[[_Sum, Frame], None]) -> None:
-        """Write a sum, which is checked as a whole: its parts are bounded, and it has few."""
-        if self._is_within_sum:
-            visit(node, frame)
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
             return
-        self._is_within_sum = True
-        self.write("environment.checked(")
-        visit(node, frame)
+        self.write("environment.counted(")
+        super().visit_Getitem(node, frame)
         self.write(")")
-        self._is_within_sum = False
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.counted(")
+        super().visit_List(node, frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.counted(")
+        super().visit_Dict(node, frame)
+        self.write(")")
+
+    def visit_EvalContextModifier(  # noqa: N802 - jinja2's name
+        self,
+        node: nodes.EvalContextModifier,
+        frame: Frame,  # noqa: ARG002
+    ) -> None:
+        """Refuse `{% autoescape %}`: it makes HTML, and a prompt is none."""
+        self.fail("autoescape is not possible in a chat template", node.lineno)
+
+    visit_ScopedEvalContextModifier = visit_EvalContextModifier  # noqa: N815
+
+    def _write_call(self, name: str, terms: Iterable[nodes.Expr], frame: Frame) -> None:
+        self.write(f"environment.{name}((")
+        for term in terms:
+            self.visit(term, frame)
+            self.write(", ")
+        self.write("))")
 
 
 def _next_iteration() -> nodes.Expr:
     return nodes.EnvironmentAttribute("next_iteration")
 
 
+class _Formatter(SandboxedFormatter):
+    """`str.format`, whose fields are estimated and counted."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        budget = BUDGET.get()
+        expect_field(budget, value, format_spec)
+        return budget.take(super().format_field(value, format_spec))
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion is None:
+            return value
+        budget = BUDGET.get()
+        expect_conversion(budget, value)
+        return budget.take(super().convert_field(value, conversion))
+
+
+class _EscapeFormatter(_Formatter, EscapeFormatter):
+    """`Markup.format`, which escapes."""
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """jinja2's sandbox, whose templates count what they do while `render_bounded` runs them."""
 
     code_generator_class: type[CodeGenerator] = _Counting
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%", "//"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=_written, **options)
+        del self.globals["lipsum"]
+
+    def bound_filters(self) -> None:
+        """Bound the filters that it has."""
+        self.filters = bounded_filters(self.filters)
 
     @property
     def next_iteration(self) -> bool:
         """Count an iteration of a loop. An attribute, since calls from templates cost much more."""
-        _BUDGET.get().step()
+        BUDGET.get().step()
         return True
 
-    def checked(self, made: Any) -> Any:
-        """A text or list that a sum has made."""
-        if isinstance(made, str | list | tuple):
-            _BUDGET.get().check_length(len(made))
-        return made
+    def counted(self, made: Any) -> Any:
+        """A text or list that a slice or a literal has made."""
+        return BUDGET.get().take(made)
+
+    def added(self, terms: tuple[Any, ...]) -> Any:
+        """The sum of terms."""
+        budget = BUDGET.get()
+        if all(type(term) is str for term in terms):
+            budget.expect(sum(map(len, terms)))
+            return budget.take("".join(terms))
+        total = terms[0]
+        for term in terms[1:]:
+            total = budget.take(total + term)
+        return total
+
+    def joined(self, parts: tuple[Any, ...]) -> str:
+        """The texts of what `~` joins."""
+        return self.concat([str(_written(part)) for part in parts])
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """The text of a block, a macro or a sum."""
+        texts = list(parts)
+        budget = BUDGET.get()
+        budget.expect(sum(map(len, texts)))
+        text: str = budget.take("".join(texts))
+        return text
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Keep methods away whose results are not counted."""
+        if attr in _REFUSED_METHODS and isinstance(obj, str | int):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """Bound `str.format` and `str.format_map`."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, takes_mapping = value.__self__, value.__name__ == "format_map"
+        is_markup = isinstance(text, Markup)
+        formatter = _EscapeFormatter(self, escape=text.escape) if is_markup else _Formatter(self)
+
+        def format_text(*args: Any, **kwargs: Any) -> str:
+            if takes_mapping:
+                (kwargs,), args = args, ()
+            made: str = type(text)(formatter.vformat(text, args, kwargs))
+            return made
+
+        return format_text
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call what a template calls."""
-        _BUDGET.get().step()
-        return super().call(context, called, *args, **kwargs)
+        budget = BUDGET.get()
+        budget.step()
+        args = expect_call(budget, called, args, kwargs)
+        made = super().call(context, called, *args, **kwargs)
+        return budget.take_items(made) if isinstance(made, list) else budget.take(made)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute what makes texts, lists and numbers longer, if it is not for ever."""
-        _check_operands(_BUDGET.get(), operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        budget = BUDGET.get()
+        expect_operator(budget, operator, left, right)
+        return budget.take(super().call_binop(context, operator, left, right))
 
 
-def _check_operands(budget: _Budget, operator: str, left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        if operator == "**":
-            budget.check_bits(left.bit_length() * max(0, right))
-        elif operator == "*":
-            budget.check_bits(left.bit_length() + right.bit_length())
-        return
-    for length, times in ((left, right), (right, left)):
-        if isinstance(length, Sized) and isinstance(times, int):
-            budget.check_length(len(length) * times)
+def _written(value: Any) -> Any:
+    """A value that is to be written, after its text was estimated."""
+    if not isinstance(value, str | int):
+        budget = BUDGET.get()
+        budget.expect(budget.text_length(value))
+        if isinstance(value, list | tuple | dict):
+            return budget.take(str(value))
+    return value

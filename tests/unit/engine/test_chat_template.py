@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from tandem_engine.api.errors import CheckpointError, InvalidParameter
 from tandem_engine.text.chat_template import ChatTemplate
 from tandem_engine.text.codec import load_codec
-from tandem_engine.text.template_limits import RenderLimits
+from tandem_engine.text.template_budget import RenderLimits
 from tests.unit.engine.templates_of_models import TEMPLATES
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
